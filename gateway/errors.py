@@ -1,0 +1,48 @@
+"""What an operator must see. What the policy must see is a `ToolResult`, never an exception.
+
+GatewayError
+├── ConfigError       a file is wrong: names file, field, problem, remedy
+├── SessionError      a session cannot be opened, found, or used as asked
+├── ReplayError       the tape does not hold what was asked of it
+└── Refused           the party asked (a front client) will not or cannot answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class GatewayError(Exception):
+    """Base of every error that mtrl raises on purpose."""
+
+
+class ConfigError(GatewayError):
+    """One mistake in one file. Its text is complete: what, where, and how to mend it."""
+
+    def __init__(self, problem: str, *, file: object = None, field: str = "", remedy: str = "") -> None:
+        self.problem, self.file, self.field, self.remedy = problem, file, field, remedy
+        where = ": ".join(str(place) for place in (file, field) if place)
+        lines = [f"{where}: {problem}" if where else problem]
+        if remedy:
+            lines.append(f"  remedy: {remedy}")
+        super().__init__("\n".join(lines))
+
+
+class ConfigErrors(ConfigError):
+    """Several mistakes found in one reading, reported together so that one edit mends them all."""
+
+    def __init__(self, errors: Iterable[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
+
+
+class SessionError(GatewayError):
+    """A session that cannot be opened, is gone, or was asked for something it does not hold."""
+
+
+class ReplayError(GatewayError):
+    """The tape has no answer: refusing is better than inventing one."""
+
+
+class Refused(GatewayError):
+    """The party behind a call declines a question that a tool asked it."""
