@@ -4,6 +4,7 @@ GatewayError
 ├── ConfigError       a file is wrong: names file, field, problem, remedy
 ├── SessionError      a session cannot be opened, found, or used as asked
 ├── ReplayError       the tape does not hold what was asked of it
+├── Unavailable       a native tool says that what it depends on is down
 └── Refused           the party asked (a front client) will not or cannot answer
 """
 
@@ -46,3 +47,7 @@ class ReplayError(GatewayError):
 
 class Refused(GatewayError):
     """The party behind a call declines a question that a tool asked it."""
+
+
+class Unavailable(GatewayError):
+    """For native tools to raise when what they depend on is down: the policy is not to blame."""

@@ -200,11 +200,14 @@ def owners(toolsets: Iterable[Toolset]) -> dict[str, Toolset]:
     for toolset in toolsets:
         for spec in toolset.specs:
             if spec.name in found:
-                other = found[spec.name][1]
-                raise ConfigError(
-                    f"two tools are named {spec.name!r}: one of {other.owner or 'unnamed'}, one of {spec.owner or 'unnamed'}",
-                    field=spec.name,
-                    remedy="give one of them a `prefix`, or leave it out with `allow`",
-                )
+                raise collision(found[spec.name][1], spec)
             found[spec.name] = (toolset, spec)
     return {name: toolset for name, (toolset, _) in found.items()}
+
+
+def collision(one: ToolSpec, other: ToolSpec) -> ConfigError:
+    return ConfigError(
+        f"two tools are named {one.name!r}: one of {one.owner or 'no owner'}, one of {other.owner or 'no owner'}",
+        field=one.name,
+        remedy="give one of them a `prefix`, or leave it out with `allow`",
+    )

@@ -12,7 +12,6 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal
 
-
 Json = Any
 """A value that `json.loads` can return."""
 
@@ -136,15 +135,15 @@ class ToolResult:
     done: bool = False
     """The tool says that the rollout is over."""
     structured: Json = None
-    metrics: Mapping[str, Any] = EMPTY
+    metrics: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     """What the tool reports about itself."""
     reason: str | None = None
     """For the operator: why an outcome is not `ok`. The policy reads `parts` instead."""
     attempts: int = 1
     elapsed_s: float = 0.0
-    timing: Mapping[str, float] = EMPTY
+    timing: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """Seconds by phase: `queue`, `connect`, `upstream`, `parse`."""
-    meta: Mapping[str, Any] = EMPTY
+    meta: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     """The upstream's own `_meta`, passed through untouched."""
 
     @property
@@ -160,7 +159,7 @@ class Feedback:
     parts: tuple[Part, ...] = ()
     score: float = 0.0
     done: bool = False
-    metadata: Mapping[str, Any] = EMPTY
+    metadata: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     outcome: Outcome = Outcome.OK
     reason: str | None = None
 
@@ -176,11 +175,11 @@ class Task:
     id: str = ""
     tools: tuple[str, ...] | None = None
     """The tools this rollout may use; None means every tool meant for the policy."""
-    create: Mapping[str, Mapping[str, Any]] = EMPTY
+    create: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
     """Per tool, the keyword arguments of its `create`."""
     feedback: str | None = None
     """The interaction by name; None means `gsm8k` where there is one and feedback is asked for."""
-    feedback_args: Mapping[str, Any] = EMPTY
+    feedback_args: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     ttl_s: float | None = None
 
 
@@ -192,10 +191,12 @@ Ask = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 class Context:
     """Who is behind a call: where its progress goes, and who can answer when a tool asks back."""
 
+    audience: Audience = "policy"
+    """A policy that names a tool meant for the loop is told that there is none."""
     progress: Progress | None = None
     ask: Ask | None = None
     """Answers `sampling/createMessage`, `elicitation/create`, `roots/list`; raises `Refused` where it can't."""
-    meta: Mapping[str, Any] = EMPTY
+    meta: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
 
 
 ALONE = Context()

@@ -1,0 +1,206 @@
+"""A tool has places, a pace and a deadline; what cannot be had within them ends in a word, never in a wait.
+
+Repeated is only what was never delivered, or what its owner declared safe to repeat.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+
+from gateway.config.models import Limits
+from gateway.cut import cutter
+from gateway.toolset import Session, Toolset, Wrapped
+from gateway.types import ALONE, Context, Hints, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+
+FIRST_PAUSE_S = 0.05
+"""Before the second attempt; it doubles with each further one."""
+
+
+class Pace:
+    """At most so many starts in any second; a start is booked ahead, so that callers leave in their order."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        count = max(1, math.floor(rate_per_s))
+        self._window_s = count / rate_per_s
+        self._starts: deque[float] = deque(maxlen=count)
+
+    async def wait(self) -> None:
+        now = anyio.current_time()
+        start = now
+        if len(self._starts) == self._starts.maxlen:
+            start = max(now, self._starts[0] + self._window_s)
+        self._starts.append(start)
+        if start > now:
+            await anyio.sleep(start - now)
+
+
+class Breaker:
+    """Stops asking a server that fails every time, and lets one call try again after a while."""
+
+    def __init__(self, failures: int = 8, pause_s: float = 5.0) -> None:
+        self._most, self._pause_s = failures, pause_s
+        self._failures = 0
+        self._open_until = -math.inf
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= self._most and anyio.current_time() < self._open_until
+
+    def admit(self) -> bool:
+        """Whether a call may go through; the one that goes when the pause is over closes the door behind it."""
+        if self._failures < self._most:
+            return True
+        now = anyio.current_time()
+        if now < self._open_until:
+            return False
+        self._open_until = now + self._pause_s
+        return True
+
+    def record(self, outcome: Outcome) -> None:
+        if not outcome.infrastructure:
+            self._failures = 0
+        elif outcome is not Outcome.CANCELLED:
+            self._failures += 1
+            if self._failures >= self._most:
+                self._open_until = anyio.current_time() + self._pause_s
+
+
+class Gate:
+    """The places and the pace of one tool."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.places = anyio.Semaphore(limits.at_once, fast_acquire=True)
+        self.pace = Pace(limits.rate_per_s) if limits.rate_per_s else None
+        self.waiting = 0
+
+
+class Limited(Wrapped):
+    """A toolset under limits. `breaker` belongs to the server behind it, where there is one."""
+
+    def __init__(self, inner: Toolset, limits: Limits, breaker: Breaker | None = None) -> None:
+        super().__init__(inner)
+        self.limits, self.breaker = limits, breaker
+        self.cut = cutter(limits.result_limit)
+        self._gates: dict[str, Gate] = {}
+        self._seen: tuple[Sequence[ToolSpec], Sequence[ToolSpec]] | None = None
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        inner = self.inner.specs
+        if not self.limits.pure:
+            return inner
+        if self._seen is None or self._seen[0] is not inner:
+            self._seen = inner, tuple(replace(spec, hints=replace(spec.hints, pure=True)) for spec in inner)
+        return self._seen[1]
+
+    def gate(self, name: str) -> Gate:
+        gate = self._gates.get(name)
+        if gate is None:
+            gate = self._gates[name] = Gate(self.limits)
+        return gate
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Session]:
+        async with self.inner.open(task) as session:
+            yield _LimitedSession(session, self)
+
+
+class _LimitedSession:
+    __slots__ = ("_owner", "_session")
+
+    def __init__(self, session: Session, owner: Limited) -> None:
+        self._session, self._owner = session, owner
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._owner.specs
+
+    async def finish(self) -> dict[str, float]:
+        return dict(await self._session.finish())
+
+    async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
+        limits, gate = self._owner.limits, self._owner.gate(call.name)
+        began = anyio.current_time()
+        started: float | None = None
+        with anyio.move_on_after(limits.timeout_s):
+            if not await self._enter(gate):
+                return refusal(f"{limits.queue_limit} calls of {call.name!r} are waiting already")
+            try:
+                started = anyio.current_time()
+                result = await self._attempts(call, context)
+                return self._owner.cut(_timed(result, queue=started - began))
+            finally:
+                gate.places.release()
+        if started is None:
+            return refusal(f"no place to run {call.name!r} came free within {limits.timeout_s:g} s")
+        return self._late(call)
+
+    async def _enter(self, gate: Gate) -> bool:
+        """Takes a place, then waits for the pace; False where too many wait already."""
+        try:
+            gate.places.acquire_nowait()
+        except anyio.WouldBlock:
+            if gate.waiting >= self._owner.limits.queue_limit:
+                return False
+            gate.waiting += 1
+            try:
+                await gate.places.acquire()
+            finally:
+                gate.waiting -= 1
+        if gate.pace is not None:
+            try:
+                await gate.pace.wait()
+            except BaseException:
+                gate.places.release()
+                raise
+        return True
+
+    def _late(self, call: ToolCall) -> ToolResult:
+        if self._owner.breaker is not None:
+            self._owner.breaker.record(Outcome.TIMEOUT)
+        limit_s = self._owner.limits.timeout_s
+        text = f"The tool {call.name!r} did not answer within {limit_s:g} seconds."
+        return ToolResult((Text(text),), Outcome.TIMEOUT, reason=f"no answer within {limit_s:g} s")
+
+    async def _attempts(self, call: ToolCall, context: Context) -> ToolResult:
+        hints: Hints | None = None
+        pause_s = FIRST_PAUSE_S
+        for attempt in range(1, self._owner.limits.retries + 2):
+            result = await self._attempt(call, context)
+            if result.outcome is Outcome.UNKNOWN:
+                hints = hints or self._hints(call.name)
+            again = result.outcome is Outcome.UNAVAILABLE or (hints is not None and hints.repeatable)
+            if not (again and result.outcome.infrastructure) or attempt > self._owner.limits.retries:
+                break
+            await anyio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
+            pause_s *= 2
+        return result if attempt == 1 else replace(result, attempts=attempt)
+
+    async def _attempt(self, call: ToolCall, context: Context) -> ToolResult:
+        breaker = self._owner.breaker
+        if breaker is None:
+            return await self._session.call(call, context)
+        if not breaker.admit():
+            return refusal("the server failed many times in a row and is given a pause")
+        result = await self._session.call(call, context)
+        breaker.record(result.outcome)
+        return result
+
+    def _hints(self, name: str) -> Hints:
+        return next((spec.hints for spec in self._owner.specs if spec.name == name), Hints())
+
+
+def refusal(reason: str) -> ToolResult:
+    """A call that was never delivered. The policy reads that it is not to blame."""
+    return ToolResult((Text("The tool is not available right now."),), Outcome.UNAVAILABLE, reason=reason)
+
+
+def _timed(result: ToolResult, queue: float) -> ToolResult:
+    return replace(result, timing={**result.timing, "queue": queue}) if queue > 0.0005 or result.timing else result

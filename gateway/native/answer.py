@@ -1,0 +1,55 @@
+"""Whatever a native tool returns or raises is one result; nothing it returns is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from gateway.errors import Unavailable
+from gateway.media import plain, to_parts
+from gateway.types import EMPTY, Outcome, Text, ToolResult
+
+
+def answer(value: Any) -> ToolResult:
+    """A result from a response, or from (response, reward) or (response, reward, metrics)."""
+    if isinstance(value, ToolResult):
+        return value
+    response, reward, metrics = _taken_apart(value)
+    if isinstance(response, ToolResult):
+        return response
+    structured = plain(response) if isinstance(response, Mapping | BaseModel) and not _speaks(response) else None
+    return ToolResult(to_parts(response), structured=structured, reward=reward, metrics=metrics)
+
+
+def _taken_apart(value: Any) -> tuple[Any, float | None, Mapping[str, Any]]:
+    """A tuple is (response, reward[, metrics]) only where a number and a dict stand at those places."""
+    match value:
+        case (response, int() | float() | None as reward) if not isinstance(reward, bool):
+            return response, _number(reward), EMPTY
+        case (response, int() | float() | None as reward, dict() | None as metrics) if not isinstance(reward, bool):
+            return response, _number(reward), metrics or EMPTY
+    return value, None, EMPTY
+
+
+def _number(reward: float | None) -> float | None:
+    return None if reward is None else float(reward)
+
+
+def _speaks(response: Any) -> bool:
+    """A response with parts of its own, rather than structure."""
+    return hasattr(response, "image") or (isinstance(response, Mapping) and "type" in response)
+
+
+def failure(name: str, error: Exception) -> ToolResult:
+    """What a tool raised, told apart: its own word, or the world behind it failing."""
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    reason = f"tool {name!r} raised {told}"
+    if isinstance(error, Unavailable):
+        return ToolResult((Text(f"The tool is not available: {error}"),), Outcome.UNAVAILABLE, reason=reason)
+    if isinstance(error, TimeoutError):
+        return ToolResult((Text("The tool waited in vain for what it needs."),), Outcome.TIMEOUT, reason=reason)
+    if isinstance(error, ConnectionError):
+        return ToolResult((Text("The tool lost its connection to what it needs."),), Outcome.UNKNOWN, reason=reason)
+    return ToolResult((Text(f"Error: {told}"),), Outcome.ERROR, reason=reason)

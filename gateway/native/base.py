@@ -1,0 +1,64 @@
+"""A class is a tool: one object for the whole gateway, one instance of it for each rollout."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict
+
+
+class OpenAIFunctionSchema(BaseModel):
+    """`parameters` may be anything that JSON Schema allows."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    strict: bool = False
+
+
+class OpenAIFunctionToolSchema(BaseModel):
+    type: Literal["function"] = "function"
+    function: OpenAIFunctionSchema
+
+
+class ToolResponse(BaseModel):
+    """What a tool answers: text, and pictures or films as paths, bytes, data URIs, arrays or PIL pictures."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    text: str | None = None
+    image: list[Any] | None = None
+    video: list[Any] | None = None
+
+
+class BaseTool:
+    """`create` once and `release` always, with every `execute` of the rollout in between."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        self.config = config
+        self.tool_schema = tool_schema or self.get_openai_tool_schema()
+        self.name = self.tool_schema.function.name
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        """The schema, for a class that brings its own; otherwise the configuration gives it."""
+        schema: OpenAIFunctionToolSchema | None = getattr(self, "tool_schema", None)
+        if schema is None:
+            raise TypeError(f"{type(self).__name__} has no tool_schema, and its configuration gives none")
+        return schema
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        return instance_id or str(uuid4()), ToolResponse()
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        raise NotImplementedError(f"{type(self).__name__} does not say what it does: define `execute`")
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 0.0
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Gives back what `create` took."""

@@ -1,0 +1,229 @@
+"""One rollout's hold on the gateway: its tools, its interaction, its rewards, and the end of all of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeGuard
+
+import anyio
+
+from gateway.errors import SessionError
+from gateway.media import admitted
+from gateway.table import Source, Table, Tool
+from gateway.toolset import Session, missing
+from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 30.0
+"""Everything that a session holds must be given back by then."""
+
+
+CANCELLED = ToolResult((Text("The call was cancelled."),), Outcome.CANCELLED, reason="cancelled by its caller")
+
+
+class FeedbackSession(Session, Protocol):
+    async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
+
+
+def hears(session: Session) -> TypeGuard[FeedbackSession]:
+    return hasattr(session, "feedback")
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A number that belongs to the rollout, and where it came from."""
+
+    source: str
+    value: float
+    kind: Literal["call", "feedback", "end"]
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One call as an observer sees it, after its end."""
+
+    session_id: str
+    call: ToolCall
+    spec: ToolSpec | None
+    result: ToolResult
+
+
+Observer = Callable[[Observed], None]
+
+
+class GatewaySession:
+    """Made by `Gateway.begin`, which gives it what it must give back: `stack`, and `leave` to say that it did."""
+
+    def __init__(self, id: str, task: Task, table: Table, observers: Sequence[Observer]) -> None:
+        self.id, self.task = id, task
+        self.rewards: list[Reward] = []
+        self.ttl_s = task.ttl_s
+        self.stack = AsyncExitStack()
+        self.inner: dict[int, Session] = {}
+        """By the identity of the source."""
+        self.heard: FeedbackSession | None = None
+        self.closed = False
+        self._tools = chosen(task, table)
+        self._observers = observers
+        self._scopes: set[anyio.CancelScope] = set()
+        self._finished: dict[str, float] | None = None
+        self._done_closing: anyio.Event | None = None
+        self._used = time.monotonic()
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """What the policy may call; fixed when the session opened, as the policy's prompt is."""
+        return [tool.spec for tool in self._tools.values() if tool.spec.audience == "policy"]
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Until it expires; every use begins the time anew."""
+        return None if self.ttl_s is None else max(0.0, self._used + self.ttl_s - time.monotonic())
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources that this session needs, in the gateway's order."""
+        return list(dict.fromkeys(tool.source for tool in self._tools.values()))
+
+    def asks_of(self, source: Source) -> Task:
+        """The task in the names that a source knows."""
+        mine = {name: tool for name, tool in self._tools.items() if tool.source is source}
+        tools = tuple(tool.inner for tool in mine.values())
+        create = {mine[name].inner: kwargs for name, kwargs in self.task.create.items() if name in mine}
+        return replace(self.task, tools=tools, create=create)
+
+    async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
+        """Never raises for what a tool did; every ending is an outcome."""
+        self._use()
+        began = time.perf_counter()
+        tool = self._tools.get(call.name)
+        if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
+            tool = None
+        result = CANCELLED
+        try:
+            result = missing(call.name, self.specs) if tool is None else await self._checked(tool, call, context)
+        finally:
+            result = replace(result, elapsed_s=time.perf_counter() - began)
+            self._note(call, tool, result)
+        return result
+
+    def _note(self, call: ToolCall, tool: Tool | None, result: ToolResult) -> None:
+        if result.reward is not None:
+            kind: Literal["call", "feedback"] = "feedback" if tool and tool.spec.audience == "loop" else "call"
+            self.rewards.append(Reward(call.name, result.reward, kind, call.id))
+        if self._observers:
+            seen = Observed(self.id, call, tool.spec if tool else None, result)
+            for observe in self._observers:
+                observe(seen)
+
+    async def calls(self, calls: Sequence[ToolCall], context: Context = ALONE) -> list[ToolResult]:
+        """All calls of one message at once; the answers keep the order of the calls."""
+        if len(calls) == 1:
+            return [await self.call(calls[0], context)]
+        results: list[ToolResult | None] = [None] * len(calls)
+
+        async def one(place: int) -> None:
+            results[place] = await self.call(calls[place], context)
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(len(calls)):
+                tasks.start_soon(one, place)
+        return [result for result in results if result is not None]
+
+    async def _checked(self, tool: Tool, call: ToolCall, context: Context) -> ToolResult:
+        mistake = tool.checker.mistake(call.arguments)
+        if mistake is not None:
+            return ToolResult((Text(mistake),), Outcome.INVALID, reason="arguments do not fit the schema")
+        inner = self.inner[id(tool.source)]
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                named = call if tool.inner == call.name else replace(call, name=tool.inner)
+                return _admitted(await inner.call(named, context))
+            except Exception as error:  # boundary: a source that raises broke its own promise, not the rollout's
+                log.exception("source of %r failed", call.name)
+                text = "The tool failed in an unforeseen way."
+                return ToolResult((Text(text),), Outcome.UNKNOWN, reason=f"{type(error).__name__}: {error}")
+            finally:
+                self._scopes.discard(scope)
+        return CANCELLED
+
+    async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
+        """One turn of the session's interaction."""
+        self._use()
+        if self.heard is None:
+            raise SessionError("this gateway has no feedback interaction; add one under `interaction:` in a YAML file")
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                heard = await self.heard.feedback(messages)
+            finally:
+                self._scopes.discard(scope)
+            if not heard.outcome.infrastructure:
+                self.rewards.append(Reward(self.task.feedback or "feedback", heard.score, "feedback"))
+            return heard
+        return Feedback(outcome=Outcome.CANCELLED, reason="session closed")
+
+    async def finish(self) -> Mapping[str, float]:
+        """The rewards that tools give at the end; asked once, however often this is called."""
+        if self._finished is None:
+            self._finished = {}
+            for source in self.sources:
+                names = {tool.inner: name for name, tool in self._tools.items() if tool.source is source}
+                for inner, value in (await self.inner[id(source)].finish()).items():
+                    name = names.get(inner, inner)
+                    self._finished[name] = value
+                    self.rewards.append(Reward(name, value, "end"))
+        return self._finished
+
+    async def close(self) -> None:
+        """Ends what runs, asks for last rewards, gives everything back; safe to call again, and from any task."""
+        if self._done_closing is not None:
+            await self._done_closing.wait()
+            return
+        self._done_closing = anyio.Event()
+        self.closed = True
+        for scope in list(self._scopes):
+            scope.cancel()
+        with anyio.move_on_after(CLOSE_S, shield=True) as scope:
+            try:
+                await self.finish()
+            except Exception:  # boundary: a reward that cannot be had must not keep anything from its release
+                log.exception("session %s: no last rewards", self.id)
+            try:
+                await self.stack.aclose()
+            except Exception:  # boundary: the same, for whatever comes after it
+                log.exception("session %s: closing failed", self.id)
+        if scope.cancelled_caught:
+            log.error("session %s: not everything was given back within %s s", self.id, CLOSE_S)
+        self._done_closing.set()
+
+    def _use(self) -> None:
+        if self.closed:
+            raise SessionError(f"session {self.id} is closed")
+        self._used = time.monotonic()
+
+
+def chosen(task: Task, table: Table) -> Mapping[str, Tool]:
+    """The tools of a session. A name that nobody offers is a mistake in the data, and is not passed over."""
+    if task.tools is None:
+        return table.tools
+    unknown = [name for name in (*task.tools, *task.create) if name not in table.tools]
+    if unknown:
+        offered = ", ".join(sorted(table.tools)) or "none"
+        raise SessionError(f"no tool named {', '.join(map(repr, unknown))}; offered are: {offered}")
+    wanted = set(task.tools)
+    return {name: tool for name, tool in table.tools.items() if name in wanted or tool.spec.audience == "loop"}
+
+
+def _admitted(result: ToolResult) -> ToolResult:
+    if all(isinstance(part, Text) for part in result.parts):
+        return result
+    parts, refused = admitted(result.parts)
+    return replace(result, parts=parts, metrics={**result.metrics, "media_refused": refused}) if refused else result

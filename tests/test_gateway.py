@@ -1,0 +1,136 @@
+"""The gateway over native tools: the shortest way through every layer."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+from gateway.config.models import Limits
+from gateway.errors import ConfigError, SessionError
+from gateway.gateway import Gateway
+from gateway.limit import Limited
+from gateway.native.function import FunctionTool, SessionContext
+from gateway.native.toolset import NativeToolset
+from gateway.table import Source
+from gateway.types import Outcome, Task, ToolCall
+
+
+async def add(a: int, b: int = 0) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+
+def remember(word: str, session: SessionContext) -> list[str]:
+    """Keeps a word for the length of the rollout."""
+    session.state.setdefault("words", []).append(word)
+    return list(session.state["words"])
+
+
+async def hang() -> None:
+    """Never answers."""
+    await anyio.sleep_forever()
+
+
+def source(*functions: object, key: str = "native", **limits: float) -> Source:
+    toolset = NativeToolset([FunctionTool(function, owner=key) for function in functions])  # type: ignore[arg-type]
+    return Source(key, Limited(toolset, Limits(**limits)))  # type: ignore[arg-type]
+
+
+def call(name: str, **arguments: object) -> ToolCall:
+    return ToolCall("c1", name, json.dumps(arguments))
+
+
+async def test_a_function_is_called_with_what_its_hints_promise() -> None:
+    async with Gateway([source(add, remember)]) as gateway, gateway.open() as session:
+        result = await session.call(call("add", a=1, b=2))
+        assert (result.text, result.outcome) == ("3", Outcome.OK)
+        assert [spec.name for spec in session.specs] == ["add", "remember"]
+
+
+async def test_state_lasts_for_one_rollout_and_is_seen_by_no_other() -> None:
+    async with Gateway([source(remember)]) as gateway, gateway.open() as one, gateway.open() as other:
+        await one.call(call("remember", word="a"))
+        assert (await one.call(call("remember", word="b"))).text == '["a", "b"]'
+        assert (await other.call(call("remember", word="c"))).text == '["c"]'
+
+
+async def test_the_policy_reads_how_to_mend_its_mistake() -> None:
+    async with Gateway([source(add)]) as gateway, gateway.open() as session:
+        wrong = await session.call(call("add", a="one"))
+        assert wrong.outcome is Outcome.INVALID
+        assert '"one" is not of type "integer"' in wrong.text and "Expected: {a: integer" in wrong.text
+        unknown = await session.call(call("ad"))
+        assert unknown.outcome is Outcome.INVALID and "Available tools: add" in unknown.text
+
+
+async def test_several_calls_run_at_once_and_answers_keep_their_order() -> None:
+    met = anyio.Event()
+    seen: list[int] = []
+
+    async def meet(place: int) -> int:
+        """Answers once all three are here."""
+        seen.append(place)
+        if len(seen) == 3:
+            met.set()
+        await met.wait()
+        return place
+
+    async with Gateway([source(meet)]) as gateway, gateway.open() as session:
+        with anyio.fail_after(5):
+            results = await session.calls([call("meet", place=place) for place in (2, 0, 1)])
+    assert [result.text for result in results] == ["2", "0", "1"]
+
+
+async def test_a_deadline_ends_a_call_that_never_answers() -> None:
+    async with Gateway([source(hang, timeout_s=0.05)]) as gateway, gateway.open() as session:
+        with anyio.fail_after(5):
+            result = await session.call(call("hang"))
+    assert result.outcome is Outcome.TIMEOUT and "0.05" in result.text
+
+
+async def test_closing_a_session_ends_what_runs_in_it() -> None:
+    async with Gateway([source(hang)]) as gateway:
+        session = await gateway.begin(Task())
+        results = []
+
+        async def one() -> None:
+            results.append(await session.call(call("hang")))
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one)
+                await anyio.wait_all_tasks_blocked()
+                await session.close()
+        assert [result.outcome for result in results] == [Outcome.CANCELLED]
+        with pytest.raises(SessionError, match="closed"):
+            await session.call(call("hang"))
+
+
+async def test_two_owners_of_one_name_are_both_named() -> None:
+    with pytest.raises(ConfigError, match=r"named 'add': one of here, one of there[\s\S]*prefix"):
+        async with Gateway([source(add, key="here"), source(add, key="there")]):
+            pass
+
+
+async def test_a_session_that_asks_for_a_tool_nobody_offers_is_refused() -> None:
+    async with Gateway([source(add)]) as gateway:
+        with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
+            async with gateway.open(Task(tools=("sub",))):
+                pass
+
+
+async def test_a_session_expires_when_nobody_uses_it() -> None:
+    async with Gateway([source(add)]) as gateway:
+        session = await gateway.begin(Task(ttl_s=0.01))
+        gone = anyio.Event()
+        session.stack.callback(gone.set)
+        with anyio.fail_after(5):
+            await gone.wait()
+        assert session.closed and not gateway.sessions
