@@ -24,7 +24,9 @@ def answer(value: Any) -> ToolResult:
 
 
 def _taken_apart(value: Any) -> tuple[Any, float | None, Mapping[str, Any]]:
-    """A tuple is (response, reward[, metrics]) only where a number and a dict stand at those places."""
+    """A tuple is (response, reward[, metrics]) only where each stands at its place: (3, 4) is a value of its own."""
+    if not isinstance(value, tuple) or not value or isinstance(value[0], int | float):
+        return value, None, EMPTY
     match value:
         case (response, int() | float() | None as reward) if not isinstance(reward, bool):
             return response, _number(reward), EMPTY

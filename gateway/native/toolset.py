@@ -92,6 +92,7 @@ class _NativeSession:
         instance_id = str(uuid4())
         self._instances[name] = instance_id
         given = dict(self._task.create.get(name, {}))
+        given = given.get("create_kwargs", given)  # rows written for verl nest them
         kwargs = accepted(tool.create, given | {"create_kwargs": given})
         try:
             with anyio.fail_after(STEP_S):
