@@ -5,17 +5,56 @@ Field descriptions are the documentation: the JSON Schema that editors read is m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 Isolation = Literal["shared", "session", "process"]
 Side = Literal["left", "middle", "right"]
+SHOWN = (bool, int, float, BaseModel, type(None))
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        # Every wait has a deadline, and infinity is none.
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _absent(cls, data: Any) -> Any:
+        """A known key with nothing behind it (`tool_schema:`) is a key left out."""
+        if not isinstance(data, dict):
+            return data
+        known = keys(cls)
+        return {key: value for key, value in data.items() if value is not None or key not in known}
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        # Any text may have come from the environment, so that none of it is shown.
+        return [(name, value) for name, value in super().__repr_args__() if isinstance(value, SHOWN)]
+
+
+def keys(model: type[BaseModel]) -> dict[str, str]:
+    """What a file may write -> the field that it sets."""
+    return {field.alias or name: name for name, field in model.model_fields.items()}
 
 
 class ResultLimit(Frozen):
@@ -31,6 +70,12 @@ class ResultLimit(Frozen):
     """The side that is cut away."""
 
 
+def _chars(value: Any) -> Any:
+    """A bare number is characters."""
+    counts = isinstance(value, int | str) and not isinstance(value, bool)
+    return {"chars": value} if counts else value
+
+
 class Limits(Frozen):
     """Patience and its ends, for every tool of one entry."""
 
@@ -44,10 +89,26 @@ class Limits(Frozen):
     """Calls of one tool that may start per second."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """Further attempts at a call which was never delivered, or which is declared safe to repeat."""
-    result_limit: ResultLimit | PositiveInt | None = None
+    result_limit: Annotated[
+        ResultLimit | None, BeforeValidator(_chars, json_schema_input_type=ResultLimit | PositiveInt | None)
+    ] = None
     """How much of a result the policy reads; a number is characters."""
     pure: bool = False
     """The same arguments always give the same answer, and no session is needed."""
+
+
+def _transport(value: Any) -> Any:
+    """Other clients write these; they mean the same."""
+    return "streamable-http" if value in ("http", "streamableHttp", "streamable_http") else value
+
+
+Transport = Annotated[
+    Literal["stdio", "sse", "streamable-http"],
+    BeforeValidator(
+        _transport,
+        json_schema_input_type=Literal["stdio", "sse", "streamable-http", "http", "streamableHttp", "streamable_http"],
+    ),
+]
 
 
 class Server(Frozen):
@@ -63,7 +124,7 @@ class Server(Frozen):
     """Its working folder; a relative one is seen from the file."""
     url: str | None = None
     """Where a running server listens."""
-    transport: Literal["stdio", "sse", "streamable-http"] | None = None
+    transport: Transport | None = None
     """How to speak; a bare `url` is tried as streamable HTTP first, then as SSE."""
     headers: dict[str, SecretStr] = {}
     """HTTP headers for every request."""
@@ -81,3 +142,26 @@ class Server(Frozen):
     """Starting, shaking hands and listing the tools must be done by then."""
     result_bytes: PositiveInt = 16 * 1024 * 1024
     """A larger answer of this server is refused."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Server:
+        if (self.command is None) == (self.url is None):
+            raise mistake("a server is started with `command` or reached at a `url`", "give exactly one of the two")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise mistake("`url` is no HTTP address", "begin it with http:// or https://")
+        ours = ("args", "env", "cwd") if self.command is None else ("headers", "auth_token")
+        if odd := [name for name in ours if getattr(self, name)]:
+            owner = "command" if self.command is None else "url"
+            raise mistake(f"`{odd[0]}` belongs to a server with `{owner}`", f"remove `{odd[0]}`, or give `{owner}`")
+        if self.transport is not None and (self.transport == "stdio") == (self.command is None):
+            raise mistake(
+                f"`{self.transport}` cannot reach this server", "stdio goes with `command`, the others with `url`"
+            )
+        if self.isolation == "process" and self.command is None:
+            raise mistake("`isolation: process` starts children, and this server is reached", "use `session`")
+        return self
+
+
+def mistake(problem: str, remedy: str) -> PydanticCustomError:
+    """A rule between fields is broken; the text quotes nothing that a file holds."""
+    return PydanticCustomError("rule", "{problem}", {"problem": problem, "remedy": remedy})

@@ -1,0 +1,130 @@
+"""What a file got wrong, in words that its owner can act on, and without the values that nobody should see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.config.entries import FunctionSchema, InteractionEntry, Mcp, ToolSchema, shown
+from gateway.config.env import Expansion, Loc, path
+from gateway.config.files import FORMS, ServersFile, ToolsFile, WrittenServer, form
+from gateway.config.models import ResultLimit, keys
+from gateway.errors import ConfigError
+
+SECRET = frozenset({"args", "auth_token", "config", "env", "headers", "url"})
+"""Fields whose values may be secrets even where they are written out."""
+INNER: dict[str, type[BaseModel]] = {
+    "function": FunctionSchema,
+    "mcp": Mcp,
+    "result_limit": ResultLimit,
+    "tool_schema": ToolSchema,
+}
+FORM_REMEDY = "give it one of `class_name`, `function`, `server`, `mcp`"
+
+
+def mistakes(error: ValidationError, raw: Any, file: Path, expansion: Expansion) -> list[ConfigError]:
+    """Every mistake of one validation; those that a missing variable already explains are left out."""
+    found = []
+    for detail in error.errors(include_url=False):
+        loc = _written(detail["loc"])
+        if not any(missing[: len(loc)] == loc for missing in expansion.mistakes):
+            problem, remedy = _words(detail, loc, raw, expansion)
+            found.append(ConfigError(problem, file=shown(file), field=path(loc), remedy=remedy))
+    return found
+
+
+def _written(loc: Loc) -> Loc:
+    """A place as the file has it: without the name of the form that stands after `tools[0]`."""
+    tagged = len(loc) > 2 and loc[0] == "tools" and loc[2] in FORMS
+    return (*loc[:2], *loc[3:]) if tagged else loc
+
+
+def _words(detail: ErrorDetails, loc: Loc, raw: Any, expansion: Expansion) -> tuple[str, str]:
+    match detail["type"]:
+        case "extra_forbidden":
+            return "unknown key", _unknown(str(loc[-1]), loc[:-1], raw)
+        case "missing":
+            return "is missing", f"add `{loc[-1]}`"
+        case "rule":
+            return str(detail["ctx"]["problem"]), str(detail["ctx"]["remedy"])
+        case "union_tag_not_found" | "union_tag_invalid":
+            return "is no tool", _formless(at(raw, loc))
+        case "string_pattern_mismatch" | "string_too_short":
+            importable = loc[-1] in ("class_name", "function", "parse") or "parse_tools" in loc
+            remedy = "write `package.module:name`" if importable else "give it a name"
+            return f"expected a name, found {_seen(loc, raw, expansion)}", remedy
+    wanted = detail["msg"].partition(", unable")[0].replace("Input should be", "expected")
+    return f"{wanted}, found {_seen(loc, raw, expansion)}", _remedy(loc, detail, expansion)
+
+
+def _remedy(loc: Loc, detail: ErrorDetails, expansion: Expansion) -> str:
+    if name := expansion.origin(loc):
+        return f"the value comes from {name}: change it there"
+    if detail["type"] == "literal_error":
+        return f"write {detail['ctx']['expected']}"
+    return f"correct `{path(loc[-1:])}`" if loc else "write a mapping with `tools:` or `mcpServers`"
+
+
+def _seen(loc: Loc, raw: Any, expansion: Expansion) -> str:
+    """What stands there, unless it may be a secret."""
+    value = at(raw, loc)
+    kind = {str: "a text", dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "a value")
+    if name := expansion.origin(loc):
+        return f"{kind} from {name}"
+    if isinstance(value, dict | list) or value is None or SECRET.intersection(loc):
+        return kind
+    return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
+
+
+def at(raw: Any, loc: Iterable[str | int]) -> Any:
+    """The value at a place, None where there is none."""
+    for step in loc:
+        try:
+            raw = raw[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
+def _formless(entry: Any) -> str:
+    if isinstance(entry, dict):
+        for key in entry:
+            if near := get_close_matches(str(key), FORMS, n=1, cutoff=0.75):
+                return f"did you mean `{near[0]}` instead of `{key}`?"
+    return FORM_REMEDY
+
+
+def _unknown(key: str, owner: Loc, raw: Any) -> str:
+    known = _known(owner, raw)
+    if near := nearest(key, known):
+        return f"did you mean `{near}`?"
+    others = [name for name, model in FORMS.items() if key in keys(model)]
+    if owner[:1] == ("tools",) and len(owner) == 2 and others:
+        return f"`{key}` goes with {' or '.join(f'`{name}`' for name in others)}; remove it here"
+    return f"remove it; known keys: {', '.join(known)}"
+
+
+def _known(owner: Loc, raw: Any) -> list[str]:
+    """The keys that the mapping at a place may have."""
+    match owner:
+        case ():
+            return [*keys(ServersFile if isinstance(raw, dict) and "mcpServers" in raw else ToolsFile)]
+        case ("mcpServers", str()):
+            return [*keys(WrittenServer)]
+        case ("interaction", int()):
+            return [*keys(InteractionEntry)]
+        case ("tools", int()):
+            return [*keys(FORMS[form(at(raw, owner)) or "class_name"])]
+    return [*keys(INNER[str(owner[-1])])]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that was probably meant."""
+    folded = {name.lower().replace("_", ""): name for name in known}
+    near = get_close_matches(word.lower().replace("_", "").replace("-", ""), folded, n=1, cutoff=0.6)
+    return folded[near[0]] if near else None
