@@ -42,7 +42,7 @@ class Toolset(Protocol):
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """What is offered now; an upstream may change it while sessions are open."""
+        """What is offered now, the same object until that changes; an upstream may do so while sessions are open."""
         ...
 
     def open(self, task: Task) -> AbstractAsyncContextManager[Session]: ...
@@ -81,21 +81,35 @@ class Renamed(Wrapped):
     def __init__(self, inner: Toolset, rename: Rename) -> None:
         super().__init__(inner)
         self.rename = rename
-
-    def _names(self) -> dict[str, ToolSpec]:
-        """Offered name -> the spec behind it."""
-        named = ((self.rename(spec), spec) for spec in self.inner.specs)
-        return {name: spec for name, spec in named if name is not None}
+        self._seen: Sequence[ToolSpec] | None = None
+        self._specs: tuple[ToolSpec, ...] = ()
+        self._inner_names: dict[str, str] = {}
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        return [replace(spec, name=name) for name, spec in self._names().items()]
+        self._look()
+        return self._specs
+
+    @property
+    def inner_names(self) -> Mapping[str, str]:
+        """Offered name -> the name behind it."""
+        self._look()
+        return self._inner_names
+
+    def _look(self) -> None:
+        """Names everything anew, but only when the listing behind has changed."""
+        inner = self.inner.specs
+        if inner is not self._seen:
+            named = [(self.rename(spec), spec) for spec in inner]
+            self._inner_names = {name: spec.name for name, spec in named if name is not None}
+            self._specs = tuple(replace(spec, name=name) for name, spec in named if name is not None)
+            self._seen = inner
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:
-        names = self._names()
-        wanted = None if task.tools is None else tuple(names[n].name for n in task.tools if n in names)
-        create = {names[n].name: kwargs for n, kwargs in task.create.items() if n in names}
+        names = self.inner_names
+        wanted = None if task.tools is None else tuple(names[name] for name in task.tools if name in names)
+        create = {names[name]: kwargs for name, kwargs in task.create.items() if name in names}
         async with self.inner.open(replace(task, tools=wanted, create=create)) as session:
             yield _RenamedSession(session, self)
 
@@ -108,17 +122,16 @@ class _RenamedSession:
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        named = ((self._owner.rename(spec), spec) for spec in self._session.specs)
-        return [replace(spec, name=name) for name, spec in named if name is not None]
+        return self._owner.specs
 
     async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
-        spec = self._owner._names().get(call.name)
-        if spec is None:
-            return missing(call.name, self._owner.specs)
-        return await self._session.call(replace(call, name=spec.name), context)
+        name = self._owner.inner_names.get(call.name)
+        if name is None:
+            return missing(call.name, self.specs)
+        return await self._session.call(replace(call, name=name), context)
 
     async def finish(self) -> Mapping[str, float]:
-        offered = {spec.name: name for name, spec in self._owner._names().items()}
+        offered = {inner: name for name, inner in self._owner.inner_names.items()}
         return {offered.get(name, name): reward for name, reward in (await self._session.finish()).items()}
 
 
