@@ -3,6 +3,7 @@
 GatewayError
 ├── ConfigError       a file is wrong: names file, field, problem, remedy
 ├── SessionError      a session cannot be opened, found, or used as asked
+│   └── TooManySessions   no room for one more; there will be when others close
 ├── ReplayError       the tape does not hold what was asked of it
 ├── Unavailable       a native tool says that what it depends on is down
 └── Refused           the party asked (a front client) will not or cannot answer
@@ -39,6 +40,10 @@ class ConfigErrors(ConfigError):
 
 class SessionError(GatewayError):
     """A session that cannot be opened, is gone, or was asked for something it does not hold."""
+
+
+class TooManySessions(SessionError):
+    """As many sessions are open as may be: come again when some have closed."""
 
 
 class ReplayError(GatewayError):

@@ -13,7 +13,7 @@ from typing import Any, Self
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from gateway.errors import GatewayError, SessionError
+from gateway.errors import GatewayError, TooManySessions
 from gateway.session import GatewaySession, Observer, hears
 from gateway.table import EMPTY_TABLE, Source, Table, stale, table
 from gateway.types import Task, ToolSpec
@@ -148,7 +148,7 @@ class Gateway:
     async def begin(self, task: Task) -> GatewaySession:
         """A session without a block around it: whoever begins it must close it, or give it a time to live."""
         if len(self.sessions) >= self._most_sessions:
-            raise SessionError(f"{self._most_sessions} sessions are open; close some, or raise the limit")
+            raise TooManySessions(f"{self._most_sessions} sessions are open; close some, or raise the limit")
         session = GatewaySession(secrets.token_urlsafe(24), task, self.table, self.observers)
         hosts = {id(host.source): host for host in self._hosts}
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeGuard
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeGuard
 
 import anyio
 
@@ -42,6 +43,39 @@ class Reward:
     value: float
     kind: Literal["call", "feedback", "end"]
     call_id: str | None = None
+
+
+class AnySession(Session, Protocol):
+    """What a rollout holds, in this process or across a border."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def rewards(self) -> Sequence[Reward]: ...
+
+    async def calls(self, calls: Sequence[ToolCall], context: Context = ALONE) -> list[ToolResult]: ...
+
+    async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
+
+    async def close(self) -> None: ...
+
+
+class AnyGateway(Protocol):
+    """What opens sessions, in this process or across a border; enter it first."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]: ...
+
+    async def begin(self, task: Task) -> AnySession: ...
+
+    def open(self, task: Task = ...) -> AbstractAsyncContextManager[AnySession]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +117,10 @@ class GatewaySession:
 
     @property
     def remaining_s(self) -> float | None:
-        """Until it expires; every use begins the time anew."""
-        return None if self.ttl_s is None else max(0.0, self._used + self.ttl_s - time.monotonic())
+        """Until it expires; every use begins the time anew, and while one lasts the time stands still."""
+        if self.ttl_s is None or self._scopes:
+            return self.ttl_s
+        return max(0.0, self._used + self.ttl_s - time.monotonic())
 
     @property
     def sources(self) -> list[Source]:
@@ -152,6 +188,7 @@ class GatewaySession:
                 return ToolResult((Text(text),), Outcome.UNKNOWN, reason=f"{type(error).__name__}: {error}")
             finally:
                 self._scopes.discard(scope)
+                self._used = time.monotonic()
         return CANCELLED
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
@@ -165,6 +202,7 @@ class GatewaySession:
                 heard = await self.heard.feedback(messages)
             finally:
                 self._scopes.discard(scope)
+                self._used = time.monotonic()
             if not heard.outcome.infrastructure:
                 self.rewards.append(Reward(self.task.feedback or "feedback", heard.score, "feedback"))
             return heard
