@@ -68,6 +68,10 @@ class WrittenServer(Server):
     auto_approve: tuple[str, ...] = Field(default=(), alias="autoApprove")
     """The same in another client's words."""
 
+    @property
+    def way(self) -> str | None:
+        return self.transport or self.type
+
     def meant(self) -> dict[str, Any]:
         """The fields of the server itself, as far as they were written."""
         given = {name: getattr(self, name) for name in Server.model_fields if name in self.model_fields_set}

@@ -32,7 +32,9 @@ def mistakes(error: ValidationError, raw: Any, file: Path, expansion: Expansion)
     found = []
     for detail in error.errors(include_url=False):
         loc = _written(detail["loc"])
-        if not any(missing[: len(loc)] == loc for missing in expansion.mistakes):
+        # A rule between fields cannot hold while one of them has no value.
+        depth = len(loc) if detail["type"] == "rule" else None
+        if not any(missing[:depth] == loc for missing in expansion.mistakes):
             problem, remedy = _words(detail, loc, raw, expansion)
             found.append(ConfigError(problem, file=shown(file), field=path(loc), remedy=remedy))
     return found
@@ -52,6 +54,8 @@ def _words(detail: ErrorDetails, loc: Loc, raw: Any, expansion: Expansion) -> tu
             return "is missing", f"add `{loc[-1]}`"
         case "rule":
             return str(detail["ctx"]["problem"]), str(detail["ctx"]["remedy"])
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"expected a mapping, found {_seen(loc, raw, expansion)}", "write `key: value` pairs there"
         case "union_tag_not_found" | "union_tag_invalid":
             return "is no tool", _formless(at(raw, loc))
         case "string_pattern_mismatch" | "string_too_short":
@@ -67,7 +71,7 @@ def _remedy(loc: Loc, detail: ErrorDetails, expansion: Expansion) -> str:
         return f"the value comes from {name}: change it there"
     if detail["type"] == "literal_error":
         return f"write {detail['ctx']['expected']}"
-    return f"correct `{path(loc[-1:])}`" if loc else "write a mapping with `tools:` or `mcpServers`"
+    return f"correct `{path(loc[-1:])}`"
 
 
 def _seen(loc: Loc, raw: Any, expansion: Expansion) -> str:

@@ -143,6 +143,11 @@ class Server(Frozen):
     result_bytes: PositiveInt = 16 * 1024 * 1024
     """A larger answer of this server is refused."""
 
+    @property
+    def way(self) -> str | None:
+        """The transport that the file asks for, in whatever words."""
+        return self.transport
+
     @model_validator(mode="after")
     def _one_way(self) -> Server:
         if (self.command is None) == (self.url is None):
@@ -153,10 +158,8 @@ class Server(Frozen):
         if odd := [name for name in ours if getattr(self, name)]:
             owner = "command" if self.command is None else "url"
             raise mistake(f"`{odd[0]}` belongs to a server with `{owner}`", f"remove `{odd[0]}`, or give `{owner}`")
-        if self.transport is not None and (self.transport == "stdio") == (self.command is None):
-            raise mistake(
-                f"`{self.transport}` cannot reach this server", "stdio goes with `command`, the others with `url`"
-            )
+        if self.way is not None and (self.way == "stdio") == (self.command is None):
+            raise mistake(f"`{self.way}` cannot reach this server", "stdio goes with `command`, the others with `url`")
         if self.isolation == "process" and self.command is None:
             raise mistake("`isolation: process` starts children, and this server is reached", "use `session`")
         return self
