@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
+from gateway.config.entries import shown
 from gateway.config.mistakes import nearest
 from gateway.errors import ConfigError
 
@@ -23,70 +21,68 @@ VERL = {
     "verl.tools.mcp_base_tool.MCPBaseTool": "gateway.upstream.hook:MCPBaseTool",
     "verl.tools.mcp_search_tool.MCPSearchTool": "gateway.upstream.hook:MCPBaseTool",
 }
-"""Classes that verl 0.7 shipped, and ours that behave like them: used where verl is not installed."""
+"""Classes that verl 0.7 shipped, and ours that behave like them: used where no verl that has them is installed."""
 
 
-def find(name: str, near: Path | None = None) -> Any:
-    """The object behind `package.module:name` or `package.module.name`.
+def find(name: str, near: Path | None = None, field: str = "") -> Any:
+    """The object behind `package.module:name` or `package.module.name`; `near` and `field` say who names it.
 
-    `near` is the file that names it: its folder, then the working folder, can be imported from while this runs.
-    They come after what is installed, so that a file of a user never stands in for a library.
+    The folder of `near`, and then the working folder, join the end of `sys.path` and stay there, because a module
+    may import its neighbours later. At the end, so that no file of a user stands in for an installed library.
     """
-    name = _ours(name)
-    module_name, _, attributes = name.partition(":") if ":" in name else _parted(name)
-    with _importable(near):
-        found: Any = _module(module_name, near)
+    _look_in([near.resolve().parent] if near else [])
+    module_name, attributes = _parted(name)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not _is_absent(module_name, error):
+            raise _raised(module_name, error, near, field) from error
+        if ours := VERL.get(name.replace(":", ".")):
+            return find(ours, near, field)
+        folders = " or ".join(dict.fromkeys(str(shown(one)) for one in (near.parent if near else Path(), Path.cwd())))
+        remedy = f"install it, or put it into {folders}"
+        raise ConfigError(f"there is no module {error.name!r}", file=near, field=field, remedy=remedy) from None
+    except Exception as error:  # boundary: a user's module may raise anything when it is imported
+        raise _raised(module_name, error, near, field) from error
     for step in attributes.split("."):
         if not hasattr(found, step):
-            public = [known for known in dir(found) if not known.startswith("_")]
-            close = nearest(step, public)
-            remedy = f"did you mean {close!r}?" if close else "correct the name after the module"
-            raise ConfigError(f"{name!r}: {module_name} has no {step!r}", file=near, remedy=remedy)
+            _lacks(found, step, near, field)
         found = getattr(found, step)
     return found
 
 
-def _parted(name: str) -> tuple[str, str, str]:
-    module, dot, attribute = name.rpartition(".")
-    return module, dot, attribute
+def _parted(name: str) -> tuple[str, str]:
+    module, _, attributes = name.partition(":") if ":" in name else name.rpartition(".")
+    return module, attributes
 
 
-def _ours(name: str) -> str:
-    ours = VERL.get(name.replace(":", "."))
-    return ours if ours and importlib.util.find_spec("verl") is None else name
-
-
-@contextmanager
-def _importable(near: Path | None) -> Iterator[None]:
-    folders = [str(folder) for folder in ([near.resolve().parent] if near else []) + [Path.cwd()]]
-    added = [folder for folder in dict.fromkeys(folders) if folder not in sys.path]
-    sys.path.extend(added)
+def _look_in(folders: list[Path]) -> None:
+    for folder in (*folders, Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
     importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        for folder in added:
-            sys.path.remove(folder)
 
 
-def _module(name: str, near: Path | None) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            folders = " and ".join(dict.fromkeys(str(folder) for folder in ((near.parent if near else Path()), Path())))
-            remedy = f"install it, or put it into one of the folders that are looked into: {folders}"
-            raise ConfigError(f"there is no module {error.name!r}", file=near, remedy=remedy) from None
-        raise _raised(name, error, near) from error
-    except Exception as error:  # boundary: a user's module may raise anything when it is imported
-        raise _raised(name, error, near) from error
+def _is_absent(module: str, error: ModuleNotFoundError) -> bool:
+    """Whether it is the module itself that is not there, and not something that it imports."""
+    return error.name is not None and f"{module}.".startswith(f"{error.name}.")
 
 
-def _raised(name: str, error: Exception, near: Path | None) -> ConfigError:
+def _lacks(found: ModuleType | type, step: str, near: Path | None, field: str) -> NoReturn:
+    place = getattr(found, "__file__", None) or "built in"
+    near_miss = nearest(step, (known for known in dir(found) if not known.startswith("_")))
+    remedy = f"did you mean {near_miss!r}?" if near_miss else "correct the name, or rename the module if it is another"
+    raise ConfigError(f"{found.__name__!r} ({place}) has no {step!r}", file=near, field=field, remedy=remedy)
+
+
+def _raised(module: str, error: Exception, near: Path | None, field: str) -> ConfigError:
+    """The last line of the user's own traceback, and where it points."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}"
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
-    else:
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its import"
-    last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    return ConfigError(f"importing {name!r} raised {last} ({place})", file=near, remedy=f"mend it at {place}")
+    remedy = f"mend it at {place}"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "verl":
+        remedy = "install verl, or import the class from here: " + ", ".join(sorted(set(VERL.values())))
+    problem = f"importing {module!r} raised {type(error).__name__}: {error} ({place})"
+    return ConfigError(problem, file=near, field=field, remedy=remedy)

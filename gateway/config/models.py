@@ -142,6 +142,10 @@ class Server(Frozen):
     """Starting, shaking hands and listing the tools must be done by then."""
     result_bytes: PositiveInt = 16 * 1024 * 1024
     """A larger answer of this server is refused."""
+    optional: bool = False
+    """Others go on without it: that it is down is worth a note, and no mistake."""
+    start: str | None = None
+    """How a person starts a server that is reached; told where it does not answer."""
 
     @property
     def way(self) -> str | None:
@@ -154,7 +158,7 @@ class Server(Frozen):
             raise mistake("a server is started with `command` or reached at a `url`", "give exactly one of the two")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise mistake("`url` is no HTTP address", "begin it with http:// or https://")
-        ours = ("args", "env", "cwd") if self.command is None else ("headers", "auth_token")
+        ours = ("args", "env", "cwd") if self.command is None else ("headers", "auth_token", "start")
         if odd := [name for name in ours if getattr(self, name)]:
             owner = "command" if self.command is None else "url"
             raise mistake(f"`{odd[0]}` belongs to a server with `{owner}`", f"remove `{odd[0]}`, or give `{owner}`")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
 from gateway.config.files import ServersFile, ToolsFile
 
@@ -18,9 +19,16 @@ SHIPPED: dict[Path, tuple[str, type[BaseModel]]] = {
 }
 
 
+class _Untitled(GenerateJsonSchema):
+    """Titles made from field names say nothing that the names do not."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
 def schema(title: str, model: type[BaseModel]) -> dict[str, Any]:
     """The JSON Schema of a file."""
-    made = model.model_json_schema()
+    made = model.model_json_schema(schema_generator=_Untitled)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": title}
 
 
