@@ -1,0 +1,107 @@
+"""An entry of a file becomes one interaction under one name; two under one name is a mistake, and both are named."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from gateway.errors import ConfigError, ConfigErrors
+from gateway.feedback.base import BaseInteraction
+
+VERL = {
+    "verl.interactions.base.BaseInteraction": "gateway.feedback.base.BaseInteraction",
+    "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gateway.feedback.gsm8k.Gsm8kInteraction",
+}
+"""Classes that verl 0.7 shipped, and the ones here that behave like them."""
+TIMEOUT_S = 60.0
+"""Deadline of one turn, where an entry names none."""
+
+METHODS = ("start_interaction", "generate_response", "finalize_interaction")
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionEntry:
+    """One interaction as a file declares it, its class already imported."""
+
+    kind: Callable[[dict[str, Any]], BaseInteraction]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    """None makes it of the class."""
+    owner: str = ""
+    """Where it is declared (`tool_configs/maths.yaml: interaction[0]`), for messages."""
+    timeout_s: float = TIMEOUT_S
+
+    @property
+    def offered_name(self) -> str:
+        return self.name or interaction_name(getattr(self.kind, "__name__", ""))
+
+
+def interaction_name(class_name: str) -> str:
+    """`Gsm8kInteraction`, or its dotted path, is `gsm8k`."""
+    last = class_name.rpartition(".")[2]
+    return (last.removesuffix("Interaction") or last).lower()
+
+
+def build(entries: Iterable[InteractionEntry]) -> dict[str, BaseInteraction]:
+    """The interactions by name; every mistake is reported at once."""
+    built: dict[str, BaseInteraction] = {}
+    owners: dict[str, str] = {}
+    mistakes: list[ConfigError] = []
+    for entry in entries:
+        name = entry.offered_name
+        try:
+            if name in built:
+                raise _taken(name, owners[name], entry.owner)
+            built[name] = _made(entry)
+            owners[name] = entry.owner
+        except ConfigError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise mistakes[0] if len(mistakes) == 1 else ConfigErrors(mistakes)
+    return built
+
+
+def load_class(path: str) -> Callable[[dict[str, Any]], BaseInteraction]:
+    """The class behind a dotted path; the classes that verl shipped are found here."""
+    module, _, name = VERL.get(path, path).replace(":", ".").rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        remedy = "write `package.module.Class`, importable from where the gateway runs"
+        raise ConfigError(f"cannot import {path!r}: {error}", field="class_name", remedy=remedy) from error
+    absent = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if absent:
+        remedy = "derive it from gateway.feedback.base.BaseInteraction"
+        problem = f"{path!r} is no interaction: it lacks {', '.join(absent)}"
+        raise ConfigError(problem, field="class_name", remedy=remedy)
+    kind: Callable[[dict[str, Any]], BaseInteraction] = found
+    return kind
+
+
+def _made(entry: InteractionEntry) -> BaseInteraction:
+    name = entry.offered_name
+    try:
+        return entry.kind({**entry.config, "name": name})
+    except ConfigError:
+        raise
+    except ValidationError as error:
+        # Without the input: it may be a key.
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        problem = f"interaction {name!r}: {first['msg']}"
+        raise ConfigError(problem, file=entry.owner, field=f"config.{place}") from None
+    except Exception as error:  # boundary: an operator's class may raise anything over its configuration
+        problem = f"interaction {name!r} cannot be built: {type(error).__name__}: {error}"
+        raise ConfigError(problem, file=entry.owner, field="config") from error
+
+
+def _taken(name: str, one: str, other: str) -> ConfigError:
+    return ConfigError(
+        f"two interactions are named {name!r}: one of {one or 'no owner'}, one of {other or 'no owner'}",
+        field="name",
+        remedy="give one of them another `name`",
+    )

@@ -1,0 +1,91 @@
+"""A file's entries become interactions by name, or one clear error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from interactions import OlderInteraction, Recorder
+
+from gateway.errors import ConfigError, ConfigErrors
+from gateway.feedback.base import BaseInteraction
+from gateway.feedback.code import CodeInteraction
+from gateway.feedback.entry import InteractionEntry, build, interaction_name, load_class
+from gateway.feedback.gsm8k import Gsm8kInteraction
+from gateway.feedback.simulated import SimulatedInteraction
+from gateway.feedback.toolset import FeedbackToolset
+
+
+@pytest.mark.parametrize(
+    ("class_name", "name"),
+    [
+        ("Gsm8kInteraction", "gsm8k"),
+        ("verl.interactions.gsm8k_interaction.Gsm8kInteraction", "gsm8k"),
+        ("CustomSolver", "customsolver"),
+        ("Interaction", "interaction"),
+    ],
+)
+def test_a_name_is_made_of_the_class(class_name: str, name: str) -> None:
+    assert interaction_name(class_name) == name
+
+
+@given(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True))
+def test_the_suffix_never_changes_the_name(stem: str) -> None:
+    if not stem.endswith("Interaction"):
+        assert interaction_name(stem + "Interaction") == interaction_name(stem) == stem.lower()
+
+
+def test_the_name_reaches_the_interaction_and_its_spec_knows_its_owner() -> None:
+    entries = [InteractionEntry(Gsm8kInteraction, owner="maths.yaml"), InteractionEntry(Recorder, {}, "mine")]
+    toolset = FeedbackToolset.from_entries(entries)
+    assert {name: one.name for name, one in toolset.interactions.items()} == {"gsm8k": "gsm8k", "mine": "mine"}
+    assert toolset.specs[0].owner == "maths.yaml"
+
+
+def test_two_of_one_name_are_refused_and_both_are_named() -> None:
+    entries = [
+        InteractionEntry(Gsm8kInteraction, owner="a.yaml: interaction[0]"),
+        InteractionEntry(OlderInteraction, {}, "gsm8k", owner="b.yaml: interaction[2]"),
+    ]
+    with pytest.raises(ConfigError, match=r"'gsm8k'.*a\.yaml: interaction\[0\].*b\.yaml: interaction\[2\]") as caught:
+        build(entries)
+    assert "remedy" in str(caught.value)
+
+
+def test_every_mistake_is_reported_at_once_with_file_and_field() -> None:
+    entries = [
+        InteractionEntry(Gsm8kInteraction, {"method": "loose"}, owner="a.yaml"),
+        InteractionEntry(CodeInteraction, {"wall": 3}, owner="b.yaml"),
+    ]
+    with pytest.raises(ConfigErrors) as caught:
+        build(entries)
+    assert "a.yaml: config: interaction 'gsm8k'" in str(caught.value)
+    assert "b.yaml: config.wall: interaction 'code'" in str(caught.value)
+
+
+def test_a_refused_configuration_does_not_repeat_its_secrets() -> None:
+    config = {"base_url": "http://localhost/v1", "model": ["m"], "api_key": ["sk-secret"]}
+    with pytest.raises(ConfigError) as caught:
+        build([InteractionEntry(SimulatedInteraction, config)])
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_the_classes_that_verl_shipped_are_found_here() -> None:
+    assert load_class("verl.interactions.gsm8k_interaction.Gsm8kInteraction") is Gsm8kInteraction
+    assert load_class("verl.interactions.base.BaseInteraction") is BaseInteraction
+    assert load_class("gateway.feedback.gsm8k:Gsm8kInteraction") is Gsm8kInteraction
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("no.such.Module", "cannot import 'no.such.Module'"),
+        ("gateway.feedback.gsm8k.Absent", "cannot import"),
+        ("Lonely", "cannot import"),
+        ("builtins.dict", "lacks start_interaction, generate_response, finalize_interaction"),
+    ],
+)
+def test_a_class_that_cannot_serve_is_refused_with_the_remedy(path: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        load_class(path)
+    assert "remedy" in str(caught.value)
