@@ -82,13 +82,12 @@ class Gateway:
         """Called when the list of tools may have changed."""
 
     @classmethod
-    def load(
-        cls, tools: str | Path | None = "tool_configs", servers: str | Path | None = "mcp_servers.json"
-    ) -> Gateway:
+    def load(cls, tools: Path | str | None = "tool_configs", servers: Path | str | None = "mcp_servers.json") -> Self:
         """A gateway as the files say; raises `ConfigError` with every mistake in them."""
-        from gateway.build import load  # reading YAML is for those who have files
+        from gateway.build import plan  # reading YAML is for those who have files
 
-        return load(tools, servers)
+        made = plan(tools, servers)
+        return cls(made.sources, services=made.services)
 
     async def __aenter__(self) -> Self:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ import anyio
 from gateway.config.models import Limits
 from gateway.cut import cutter
 from gateway.toolset import Session, Toolset, Wrapped
-from gateway.types import ALONE, Context, Hints, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import ALONE, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 FIRST_PAUSE_S = 0.05
 """Before the second attempt; it doubles with each further one."""
@@ -73,37 +73,70 @@ class Breaker:
 
 
 class Gate:
-    """The places and the pace of one tool."""
+    """The limits of one tool, and who is inside and before them."""
 
     def __init__(self, limits: Limits) -> None:
+        self.limits = limits
         self.places = anyio.Semaphore(limits.at_once, fast_acquire=True)
         self.pace = Pace(limits.rate_per_s) if limits.rate_per_s else None
+        self.cut = cutter(limits.result_limit)
         self.waiting = 0
+
+    async def enter(self) -> bool:
+        """Takes a place, then waits for the pace; False where too many wait already."""
+        try:
+            self.places.acquire_nowait()
+        except anyio.WouldBlock:
+            if self.waiting >= self.limits.queue_limit:
+                return False
+            self.waiting += 1
+            try:
+                await self.places.acquire()
+            finally:
+                self.waiting -= 1
+        if self.pace is not None:
+            try:
+                await self.pace.wait()
+            except BaseException:
+                self.places.release()
+                raise
+        return True
 
 
 class Limited(Wrapped):
-    """A toolset under limits. `breaker` belongs to the server behind it, where there is one."""
+    """A toolset under limits, each tool under its own. `breaker` belongs to the server behind, where there is one."""
 
-    def __init__(self, inner: Toolset, limits: Limits, breaker: Breaker | None = None) -> None:
+    def __init__(
+        self,
+        inner: Toolset,
+        limits: Limits | Callable[[str], Limits],
+        breaker: Breaker | None = None,
+    ) -> None:
         super().__init__(inner)
-        self.limits, self.breaker = limits, breaker
-        self.cut = cutter(limits.result_limit)
+        self.limits = limits if callable(limits) else lambda name: limits
+        self.breaker = breaker
         self._gates: dict[str, Gate] = {}
-        self._seen: tuple[Sequence[ToolSpec], Sequence[ToolSpec]] | None = None
+        self._seen: Sequence[ToolSpec] | None = None
+        self._specs: tuple[ToolSpec, ...] = ()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
         inner = self.inner.specs
-        if not self.limits.pure:
-            return inner
-        if self._seen is None or self._seen[0] is not inner:
-            self._seen = inner, tuple(replace(spec, hints=replace(spec.hints, pure=True)) for spec in inner)
-        return self._seen[1]
+        if inner is not self._seen:
+            self._specs = tuple(self._declared(spec) for spec in inner)
+            self._seen = inner
+        return self._specs
+
+    def _declared(self, spec: ToolSpec) -> ToolSpec:
+        """The operator's word that a tool is pure counts beside its owner's hints."""
+        if not self.limits(spec.name).pure:
+            return spec
+        return replace(spec, hints=replace(spec.hints, pure=True))
 
     def gate(self, name: str) -> Gate:
         gate = self._gates.get(name)
         if gate is None:
-            gate = self._gates[name] = Gate(self.limits)
+            gate = self._gates[name] = Gate(self.limits(name))
         return gate
 
     @asynccontextmanager
@@ -126,62 +159,44 @@ class _LimitedSession:
         return dict(await self._session.finish())
 
     async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
-        limits, gate = self._owner.limits, self._owner.gate(call.name)
+        gate = self._owner.gate(call.name)
+        limits = gate.limits
         began = anyio.current_time()
         started: float | None = None
         with anyio.move_on_after(limits.timeout_s):
-            if not await self._enter(gate):
+            if not await gate.enter():
                 return refusal(f"{limits.queue_limit} calls of {call.name!r} are waiting already")
             try:
                 started = anyio.current_time()
-                result = await self._attempts(call, context)
-                return self._owner.cut(_timed(result, queue=started - began))
+                result = await self._attempts(call, context, limits.retries)
+                return gate.cut(_timed(result, queue=started - began))
             finally:
                 gate.places.release()
         if started is None:
             return refusal(f"no place to run {call.name!r} came free within {limits.timeout_s:g} s")
-        return self._late(call)
+        return self._late(call, limits.timeout_s)
 
-    async def _enter(self, gate: Gate) -> bool:
-        """Takes a place, then waits for the pace; False where too many wait already."""
-        try:
-            gate.places.acquire_nowait()
-        except anyio.WouldBlock:
-            if gate.waiting >= self._owner.limits.queue_limit:
-                return False
-            gate.waiting += 1
-            try:
-                await gate.places.acquire()
-            finally:
-                gate.waiting -= 1
-        if gate.pace is not None:
-            try:
-                await gate.pace.wait()
-            except BaseException:
-                gate.places.release()
-                raise
-        return True
-
-    def _late(self, call: ToolCall) -> ToolResult:
+    def _late(self, call: ToolCall, limit_s: float) -> ToolResult:
         if self._owner.breaker is not None:
             self._owner.breaker.record(Outcome.TIMEOUT)
-        limit_s = self._owner.limits.timeout_s
         text = f"The tool {call.name!r} did not answer within {limit_s:g} seconds."
         return ToolResult((Text(text),), Outcome.TIMEOUT, reason=f"no answer within {limit_s:g} s")
 
-    async def _attempts(self, call: ToolCall, context: Context) -> ToolResult:
-        hints: Hints | None = None
+    async def _attempts(self, call: ToolCall, context: Context, retries: int) -> ToolResult:
         pause_s = FIRST_PAUSE_S
-        for attempt in range(1, self._owner.limits.retries + 2):
-            result = await self._attempt(call, context)
-            if result.outcome is Outcome.UNKNOWN:
-                hints = hints or self._hints(call.name)
-            again = result.outcome is Outcome.UNAVAILABLE or (hints is not None and hints.repeatable)
-            if not (again and result.outcome.infrastructure) or attempt > self._owner.limits.retries:
-                break
+        attempt = 1
+        result = await self._attempt(call, context)
+        while attempt <= retries and self._safe_to_repeat(call.name, result.outcome):
             await anyio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
             pause_s *= 2
+            attempt += 1
+            result = await self._attempt(call, context)
         return result if attempt == 1 else replace(result, attempts=attempt)
+
+    def _safe_to_repeat(self, name: str, outcome: Outcome) -> bool:
+        if outcome is not Outcome.UNKNOWN:
+            return outcome is Outcome.UNAVAILABLE
+        return any(spec.hints.repeatable for spec in self._owner.specs if spec.name == name)
 
     async def _attempt(self, call: ToolCall, context: Context) -> ToolResult:
         breaker = self._owner.breaker
@@ -192,9 +207,6 @@ class _LimitedSession:
         result = await self._session.call(call, context)
         breaker.record(result.outcome)
         return result
-
-    def _hints(self, name: str) -> Hints:
-        return next((spec.hints for spec in self._owner.specs if spec.name == name), Hints())
 
 
 def refusal(reason: str) -> ToolResult:

@@ -63,17 +63,21 @@ class Checker:
             errors.append(f"- {path + ': ' if path else ''}{_clip(error.message)}")
             if len(errors) == MAX_ERRORS:
                 break
-        return "The arguments do not fit the tool's schema:\n" + "\n".join(errors) + "\n" + self._outline()
+        return (
+            "The arguments do not fit the tool's schema:\n"
+            + "\n".join(errors)
+            + f"\nExpected: {outline(self._parameters)}"
+        )
 
-    def _outline(self) -> str:
-        """The fields in a line, because a schema is longer than a policy's patience."""
-        properties: Mapping[str, Any] = self._parameters.get("properties") or {}
-        required = self._parameters.get("required") or ()
-        fields = [
-            f"{name}: {_kind_of(schema)}{'' if name in required else ' (optional)'}"
-            for name, schema in properties.items()
-        ]
-        return _clip(f"Expected: {{{', '.join(fields)}}}", 600)
+
+def outline(parameters: Mapping[str, Any]) -> str:
+    """The fields in a line, because a schema is longer than a reader's patience."""
+    properties: Mapping[str, Any] = parameters.get("properties") or {}
+    required = parameters.get("required") or ()
+    fields = [
+        f"{name}: {_kind_of(schema)}{'' if name in required else ' (optional)'}" for name, schema in properties.items()
+    ]
+    return _clip(f"{{{', '.join(fields)}}}", 600)
 
 
 def parse_object(arguments: str) -> dict[str, Any]:

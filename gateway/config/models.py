@@ -49,7 +49,8 @@ class Frozen(BaseModel):
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         # Any text may have come from the environment, so that none of it is shown.
-        return [(name, value) for name, value in super().__repr_args__() if isinstance(value, SHOWN)]
+        given = ((name, getattr(self, name)) for name in type(self).model_fields if name in self.model_fields_set)
+        return [(name, value) for name, value in given if isinstance(value, SHOWN)]
 
 
 def keys(model: type[BaseModel]) -> dict[str, str]:

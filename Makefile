@@ -1,0 +1,46 @@
+# Every verb does its own set-up: on a fresh machine with Python 3.11, `make test` is all it takes.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: help install test check format serve atlas bench conformance clean
+.DEFAULT_GOAL := help
+
+help:          ## Show these verbs
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
+
+install: .venv/installed  ## Make .venv with everything in it
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+test: install check  ## Lint, types, all tests, coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+check: install  ## Lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install  ## Put the code into its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
+	$(BIN)/mtrl-gateway serve
+
+atlas: install  ## Start the example MCP server that is reached over HTTP
+	$(BIN)/python tool_configs/servers/atlas.py
+
+bench: install  ## Measure the gateway beside its peers
+	$(BIN)/python bench/gateway.py
+
+conformance: install  ## The official MCP conformance suite, through the gateway (needs npm)
+	$(BIN)/python tests/conformance/run.py
+
+clean:         ## Remove what the other verbs made
+	rm -rf .venv .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

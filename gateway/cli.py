@@ -1,0 +1,195 @@
+"""The gateway on the command line. What is heavy is imported by the command that needs it, so that help is quick."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from gateway.build import Plan
+
+TOOLS, SERVERS = Path("tool_configs"), Path("mcp_servers.json")
+
+app = typer.Typer(
+    help="Native tools, MCP servers and feedback interactions behind one OpenAI function-schema interface.",
+    epilog='Try: mtrl-gateway check, then mtrl-gateway list, then mtrl-gateway call add \'{"a": 1, "b": 2}\'',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ToolsOption = Annotated[
+    Path | None, typer.Option("--tools", metavar="DIR", help="Folder of YAML. Default: ./tool_configs")
+]
+McpOption = Annotated[
+    Path | None, typer.Option("--mcp", metavar="FILE", help="Servers file. Default: ./mcp_servers.json")
+]
+
+
+@app.command()
+def serve(
+    tools: ToolsOption = None,
+    mcp: McpOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8765,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that callers must send.")] = None,
+    record: Annotated[Path | None, typer.Option(metavar="TAPE", help="Write every call and result to a tape.")] = None,
+    replay: Annotated[Path | None, typer.Option(metavar="TAPE", help="Answer from a tape: no server, no key.")] = None,
+) -> None:  # fmt: skip
+    """Serve the tools over HTTP (/v1/tools, /docs) and MCP (/mcp) until Ctrl-C."""
+    from gateway.serving import Serving
+
+    with told():
+        Serving(*_files(tools, mcp, replay), record=record, replay=replay).run(host, port, token_file)
+
+
+@app.command("list")
+def list_tools(
+    tools: ToolsOption = None,
+    mcp: McpOption = None,
+    json: Annotated[bool, typer.Option("--json", help="OpenAI function schemas, as GET /v1/tools gives them.")] = False,
+    strict: Annotated[bool, typer.Option(help="With --json: schemas under OpenAI's strict rules.")] = False,
+) -> None:
+    """List every tool, and what was left out and why."""
+    from gateway import show
+    from gateway.http.shapes import function_schema
+
+    async def main(plan: Plan) -> None:
+        from gateway.gateway import Gateway
+
+        async with Gateway(plan.sources, services=plan.services) as gateway:
+            if json:
+                data = [function_schema(spec, strict=strict) for spec in gateway.specs if spec.audience == "policy"]
+                show.json_text({"object": "list", "data": data})
+            else:
+                show.tools(gateway.specs, gateway.table.set_aside)
+
+    _run(main, tools, mcp)
+
+
+@app.command()
+def call(
+    name: Annotated[str, typer.Argument(help="The tool, as `list` names it.")],
+    arguments: Annotated[str, typer.Argument(help="Its arguments, a JSON object: '{\"a\": 1}'")] = "{}",
+    tools: ToolsOption = None,
+    mcp: McpOption = None,
+    save: Annotated[Path, typer.Option(metavar="DIR", help="Where pictures and other media are saved.")] = Path(),
+) -> None:
+    """Call one tool and print what it answers. Exits with 1 where the outcome is not `ok`."""
+    from gateway import show
+    from gateway.types import Context, Outcome, ToolCall
+
+    outcomes = []
+
+    async def main(plan: Plan) -> None:
+        from gateway.gateway import Gateway
+
+        # A native tool is known before any server is started, so none is.
+        alone = [one for one in plan.sources if one.ours and any(spec.name == name for spec in one.toolset.specs)]
+        async with Gateway(alone or plan.sources, services=plan.services) as gateway, gateway.open() as session:
+            answer = await session.call(ToolCall("call_1", name, arguments), Context(audience="loop"))
+            show.result(answer, name, save)
+            outcomes.append(answer.outcome)
+
+    _run(main, tools, mcp)
+    if outcomes != [Outcome.OK]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(tools: ToolsOption = None, mcp: McpOption = None) -> None:
+    """Open every server, validate every schema, say what is wrong and how to mend it. Exits with 1 if anything is."""
+    from gateway.check import Finding, findings, show
+    from gateway.show import out
+
+    found: list[Finding] = []
+
+    async def main(plan: Plan) -> None:
+        found.extend(await findings(plan))
+
+    _run(main, tools, mcp)
+    if not show(found, out()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def stdio(tools: ToolsOption = None, mcp: McpOption = None) -> None:
+    """Be an MCP server on standard input and output, for desktop MCP clients."""
+    from gateway.front.stdio import serve_stdio
+
+    async def main(plan: Plan) -> None:
+        from gateway.gateway import Gateway
+
+        async with Gateway(plan.sources, services=plan.services) as gateway:
+            await serve_stdio(gateway)
+
+    _run(main, tools, mcp)
+
+
+def _run(main: Callable[[Plan], Any], tools: Path | None, mcp: Path | None) -> None:
+    import anyio
+
+    from gateway.build import plan
+
+    with told():
+        anyio.run(main, plan(*_files(tools, mcp)))
+
+
+def _files(tools: Path | None, mcp: Path | None, replay: Path | None = None) -> tuple[Path | None, Path | None]:
+    """What was named, or the default files as far as they are there; neither is a mistake, unless a tape answers."""
+    found = tools or (TOOLS if TOOLS.exists() else None), mcp or (SERVERS if SERVERS.exists() else None)
+    if found == (None, None) and replay is None:
+        raise GatewayError(
+            f"there is neither {TOOLS}/ nor {SERVERS} here\n"
+            "  remedy: run this where they are, or name them with --tools and --mcp"
+        )
+    return found
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """An operator's mistake ends in its message; anything else is ours, and keeps its traceback."""
+    try:
+        yield
+    except GatewayError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def fail(message: str) -> NoReturn:
+    sys.stderr.write(f"mtrl-gateway: {message}\n")
+    raise typer.Exit(2)
+
+
+@app.callback()
+def _logging(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what the gateway does, to standard error.")
+    ] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    if not verbose:
+        for loud in ("mcp", "httpx2", "uvicorn.access"):
+            logging.getLogger(loud).setLevel(logging.ERROR)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
