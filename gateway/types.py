@@ -185,6 +185,8 @@ class Task:
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+Inputs = Callable[[Mapping[str, Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]
+Notice = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,10 @@ class Context:
     ask: Ask | None = None
     """Answers `sampling/createMessage`, `elicitation/create`, `roots/list`; raises `Refused` where it can't."""
     meta: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    notice: Notice | None = None
+    """Hears the log messages (`notifications/message`) that a tool sends while it runs."""
+    inputs: Inputs | None = None
+    """Answers several questions together, by their keys; where it is None, they are asked one by one."""
 
 
 ALONE = Context()
