@@ -7,10 +7,11 @@ from uuid import uuid4
 
 from pydantic import Field, PositiveInt
 
+from gateway.config.find import find
 from gateway.config.models import Frozen
 from gateway.feedback.answer import ask
 from gateway.feedback.base import BaseInteraction, Message, Turn
-from gateway.feedback.entry import load_class
+from gateway.feedback.entry import InteractionEntry, build
 from gateway.media import to_parts
 from gateway.native.thread import Threads
 from gateway.types import Text
@@ -47,7 +48,8 @@ class AttemptsInteraction(BaseInteraction):
         super().__init__(config)
         self.rules = Attempts.model_validate(config)
         inner = self.rules.interaction
-        self.inner = load_class(inner.class_name)({"name": self.name, **inner.config})
+        entry = InteractionEntry(find(inner.class_name, field="interaction.class_name"), inner.config, self.name)
+        self.inner = build([entry])[self.name]
         self._scores: dict[str, list[float]] = {}
         self._threads = Threads()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import Any
 
 import anyio
@@ -13,7 +14,7 @@ from gateway.errors import Unavailable
 ANSWER_BYTES = 1024 * 1024
 """A larger answer is refused while it is read."""
 BACKOFF_S, LONGEST_BACKOFF_S = 0.25, 8.0
-BUSY = 429
+UNREACHED, BUSY = 0, 429
 
 
 class ChatEndpoint:
@@ -43,24 +44,18 @@ class ChatEndpoint:
             await client.aclose()
 
     async def _answer(self, body: dict[str, Any]) -> bytes:
-        for attempt in range(self._retries + 1):
-            last = attempt == self._retries
-            try:
-                status, wait_s, answer = await self._post(body)
-            except httpx2.ConnectError:
-                if last:
-                    raise Unavailable(f"{self.shown} refuses connections") from None
-                status, wait_s, answer = 0, None, b""
-            except httpx2.HTTPError as error:
-                raise Unavailable(f"{self.shown}: {type(error).__name__}") from None
+        for attempt in count():
+            status, wait_s, answer = await self._post(body)
             if status == httpx2.codes.OK:
-                return answer
-            if last or (status and status != BUSY and status < httpx2.codes.INTERNAL_SERVER_ERROR):
+                break
+            passing = status in (UNREACHED, BUSY) or status >= httpx2.codes.INTERNAL_SERVER_ERROR
+            if attempt == self._retries or not passing:
                 # Never the body: some endpoints repeat the key in it.
-                raise Unavailable(f"{self.shown} answered with status {status}")
+                problem = f"answered with status {status}" if status else "cannot be reached"
+                raise Unavailable(f"{self.shown} {problem}")
             backoff_s = BACKOFF_S * 2**attempt if wait_s is None else wait_s
             await anyio.sleep(min(backoff_s, LONGEST_BACKOFF_S))
-        raise Unavailable(f"{self.shown} was never asked")
+        return answer
 
     async def _post(self, body: dict[str, Any]) -> tuple[int, float | None, bytes]:
         """Status, the wait that the endpoint asks for, and the answer."""
@@ -69,11 +64,17 @@ class ChatEndpoint:
             self._client = httpx2.AsyncClient(timeout=None)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         answer = bytearray()
-        async with self._client.stream("POST", self._url, json=body, headers=headers) as response:
-            async for chunk in response.aiter_bytes():
-                answer += chunk
-                if len(answer) > ANSWER_BYTES:
-                    raise Unavailable(f"{self.shown} answered with more than {ANSWER_BYTES} bytes")
+        try:
+            async with self._client.stream("POST", self._url, json=body, headers=headers) as response:
+                async for chunk in response.aiter_bytes():
+                    answer += chunk
+                    if len(answer) > ANSWER_BYTES:
+                        raise Unavailable(f"{self.shown} answered with more than {ANSWER_BYTES} bytes")
+        except httpx2.ConnectError:
+            return UNREACHED, None, b""
+        except httpx2.HTTPError as error:
+            # It may have been heard and paid for: not asked again.
+            raise Unavailable(f"{self.shown} broke off: {type(error).__name__}") from None
         wait = response.headers.get("retry-after", "")
         return response.status_code, float(wait) if wait.isdecimal() else None, bytes(answer)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +11,6 @@ from pydantic import ValidationError
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import BaseInteraction
 
-VERL = {
-    "verl.interactions.base.BaseInteraction": "gateway.feedback.base.BaseInteraction",
-    "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gateway.feedback.gsm8k.Gsm8kInteraction",
-}
-"""Classes that verl 0.7 shipped, and the ones here that behave like them."""
 TIMEOUT_S = 60.0
 """Deadline of one turn, where an entry names none."""
 
@@ -65,29 +59,19 @@ def build(entries: Iterable[InteractionEntry]) -> dict[str, BaseInteraction]:
     return built
 
 
-def load_class(path: str) -> Callable[[dict[str, Any]], BaseInteraction]:
-    """The class behind a dotted path; the classes that verl shipped are found here."""
-    module, _, name = VERL.get(path, path).replace(":", ".").rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        remedy = "write `package.module.Class`, importable from where the gateway runs"
-        raise ConfigError(f"cannot import {path!r}: {error}", field="class_name", remedy=remedy) from error
-    absent = [method for method in METHODS if not callable(getattr(found, method, None))]
-    if absent:
-        remedy = "derive it from gateway.feedback.base.BaseInteraction"
-        problem = f"{path!r} is no interaction: it lacks {', '.join(absent)}"
-        raise ConfigError(problem, field="class_name", remedy=remedy)
-    kind: Callable[[dict[str, Any]], BaseInteraction] = found
-    return kind
-
-
 def _made(entry: InteractionEntry) -> BaseInteraction:
     name = entry.offered_name
+    absent = [method for method in METHODS if not callable(getattr(entry.kind, method, None))]
+    if absent:
+        problem = f"interaction {name!r}: its class lacks {', '.join(absent)}"
+        remedy = "derive it from gateway.feedback.base.BaseInteraction"
+        raise ConfigError(problem, file=entry.owner, field="class_name", remedy=remedy)
     try:
         return entry.kind({**entry.config, "name": name})
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        # What an interaction is built of may be wrong in turn.
+        problem = f"interaction {name!r}: {error.problem}"
+        raise ConfigError(problem, file=entry.owner, field=f"config.{error.field}", remedy=error.remedy) from error
     except ValidationError as error:
         # Without the input: it may be a key.
         first = error.errors(include_input=False, include_url=False)[0]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from interactions import OlderInteraction, Recorder
 
 from gateway.errors import ConfigError, ConfigErrors
-from gateway.feedback.base import BaseInteraction
+from gateway.feedback.attempts import AttemptsInteraction
 from gateway.feedback.code import CodeInteraction
-from gateway.feedback.entry import InteractionEntry, build, interaction_name, load_class
+from gateway.feedback.entry import InteractionEntry, build, interaction_name
 from gateway.feedback.gsm8k import Gsm8kInteraction
 from gateway.feedback.simulated import SimulatedInteraction
 from gateway.feedback.toolset import FeedbackToolset
@@ -70,22 +70,21 @@ def test_a_refused_configuration_does_not_repeat_its_secrets() -> None:
     assert "sk-secret" not in str(caught.value)
 
 
-def test_the_classes_that_verl_shipped_are_found_here() -> None:
-    assert load_class("verl.interactions.gsm8k_interaction.Gsm8kInteraction") is Gsm8kInteraction
-    assert load_class("verl.interactions.base.BaseInteraction") is BaseInteraction
-    assert load_class("gateway.feedback.gsm8k:Gsm8kInteraction") is Gsm8kInteraction
+def test_a_class_that_cannot_serve_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match="lacks start_interaction, generate_response, finalize_interaction") as caught:
+        build([InteractionEntry(dict, owner="a.yaml")])  # type: ignore[arg-type]
+    assert "a.yaml: class_name" in str(caught.value)
+    assert "remedy: derive it from gateway.feedback.base.BaseInteraction" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("no.such.Module", "cannot import 'no.such.Module'"),
-        ("gateway.feedback.gsm8k.Absent", "cannot import"),
-        ("Lonely", "cannot import"),
-        ("builtins.dict", "lacks start_interaction, generate_response, finalize_interaction"),
-    ],
-)
-def test_a_class_that_cannot_serve_is_refused_with_the_remedy(path: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem) as caught:
-        load_class(path)
+@pytest.mark.parametrize("path", ["gateway.feedback.gsm8k.Absent", "no_such_module.Interaction", "builtins.dict"])
+def test_what_attempts_stand_before_is_refused_with_file_and_field(path: str) -> None:
+    entry = InteractionEntry(AttemptsInteraction, {"interaction": {"class_name": path}}, owner="a.yaml")
+    with pytest.raises(ConfigError, match=r"a\.yaml: config\..*class_name: interaction 'attempts'") as caught:
+        build([entry])
     assert "remedy" in str(caught.value)
+
+
+async def test_a_class_that_verl_shipped_may_stand_under_attempts() -> None:
+    verl = {"class_name": "verl.interactions.gsm8k_interaction.Gsm8kInteraction"}
+    assert isinstance(AttemptsInteraction({"interaction": verl}).inner, Gsm8kInteraction)

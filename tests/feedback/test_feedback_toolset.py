@@ -11,6 +11,7 @@ from interactions import OlderInteraction, PlainInteraction, Recorder, answers, 
 
 from gateway.errors import SessionError
 from gateway.feedback import conversation
+from gateway.feedback import toolset as module
 from gateway.feedback.entry import InteractionEntry
 from gateway.feedback.gsm8k import RIGHT, WRONG, Gsm8kInteraction
 from gateway.feedback.toolset import FeedbackSession, FeedbackToolset
@@ -261,6 +262,15 @@ async def test_leaving_the_toolset_closes_every_interaction_even_after_one_that_
         pass
     assert (broken.closed, sound.closed) == (1, 1)
     assert toolset.counts["broken", "close_failed"] == 1
+
+
+async def test_an_interaction_that_never_closes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    stuck, sound = Recorder({"aclose": "hang"}), Recorder({})
+    with anyio.fail_after(10):
+        async with of(stuck=stuck, sound=sound):
+            pass
+    assert (stuck.closed, sound.closed) == (1, 1)
 
 
 async def test_methods_that_are_not_async_run_in_worker_threads() -> None:

@@ -173,6 +173,14 @@ async def test_a_slow_endpoint_times_out_and_is_not_asked_again(chat: Endpoint) 
     assert len(chat.asked) == 1
 
 
+async def test_an_endpoint_that_breaks_off_is_not_asked_again(chat: Endpoint) -> None:
+    chat.answer = lambda count, body: Response(b"{", headers={"content-length": "1000"})
+    feedback, _ = await heard(chat, "42")
+    assert feedback.outcome is Outcome.UNAVAILABLE
+    assert "broke off" in str(feedback.reason)
+    assert len(chat.asked) == 1
+
+
 async def test_a_refused_connection_is_tried_again_and_is_then_unavailable() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -180,7 +188,7 @@ async def test_a_refused_connection_is_tried_again_and_is_then_unavailable() -> 
         closed.url = f"http://user:{KEY}@127.0.0.1:{taken.getsockname()[1]}/v1"
         feedback, _ = await heard(closed, "42")
     assert feedback.outcome is Outcome.UNAVAILABLE
-    assert "refuses connections" in str(feedback.reason)
+    assert "cannot be reached" in str(feedback.reason)
     assert KEY not in str(feedback.reason)
 
 
