@@ -31,7 +31,8 @@ ToolsOption = Annotated[
     Path | None, typer.Option("--tools", metavar="DIR", help="Folder of YAML. Default: ./tool_configs")
 ]
 McpOption = Annotated[
-    Path | None, typer.Option("--mcp", metavar="FILE", help="Servers file. Default: ./mcp_servers.json")
+    Path | None,
+    typer.Option("--mcp", metavar="FILE", help="Servers file. Default: mcp_servers.json here, or beside --tools"),
 ]
 
 
@@ -61,15 +62,15 @@ def list_tools(
 ) -> None:
     """List every tool, and what was left out and why."""
     from gateway import show
-    from gateway.http.shapes import function_schema
+    from gateway.http.sessions import listed
 
     async def main(plan: Plan) -> None:
         from gateway.gateway import Gateway
 
         async with Gateway(plan.sources, services=plan.services) as gateway:
             if json:
-                data = [function_schema(spec, strict=strict) for spec in gateway.specs if spec.audience == "policy"]
-                show.json_text({"object": "list", "data": data})
+                offered = [spec for spec in gateway.specs if spec.audience == "policy"]
+                show.json_text({"object": "list", "data": listed(offered, "openai", strict=strict)})
             else:
                 show.tools(gateway.specs, gateway.table.set_aside)
 
@@ -146,7 +147,8 @@ def _run(main: Callable[[Plan], Any], tools: Path | None, mcp: Path | None) -> N
 
 def _files(tools: Path | None, mcp: Path | None, replay: Path | None = None) -> tuple[Path | None, Path | None]:
     """What was named, or the default files as far as they are there; neither is a mistake, unless a tape answers."""
-    found = tools or (TOOLS if TOOLS.exists() else None), mcp or (SERVERS if SERVERS.exists() else None)
+    beside = SERVERS if SERVERS.exists() or tools is None else tools.resolve().parent / SERVERS
+    found = tools or (TOOLS if TOOLS.exists() else None), mcp or (beside if beside.exists() else None)
     if found == (None, None) and replay is None:
         raise GatewayError(
             f"there is neither {TOOLS}/ nor {SERVERS} here\n"

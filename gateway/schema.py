@@ -120,6 +120,9 @@ def _kind_of(schema: object) -> str:
         return "any"
     if "enum" in schema:
         return " | ".join(json.dumps(choice) for choice in schema["enum"])
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(choices, list):
+        return " | ".join(dict.fromkeys(_kind_of(choice) for choice in choices))
     kind = schema.get("type", "any")
     return " | ".join(str(one) for one in kind) if isinstance(kind, list) else str(kind)
 

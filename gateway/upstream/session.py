@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ from gateway.upstream.pool import unavailable
 if TYPE_CHECKING:
     from gateway.upstream.server import McpToolset
 
-Reading = type[MCPBaseTool] | MCPBaseTool
+Reading = MCPBaseTool | Callable[..., MCPBaseTool]
+"""An object that reads the results of any tool, or what makes one for a tool from its schema."""
 
 _WORDS = {
     Outcome.UNAVAILABLE: "The tool cannot be reached at the moment; nothing was done.",
@@ -43,7 +45,10 @@ class Readings:
             return None
         if spec.name not in self._made:
             given = self._given.get(spec.name, self._given.get("*"))
-            self._made[spec.name] = given({}, _schema(spec)) if isinstance(given, type) else given
+            if isinstance(given, type):
+                given = partial(given, {})
+            made = given(_schema(spec)) if given is not None and not isinstance(given, MCPBaseTool) else given
+            self._made[spec.name] = made
         return self._made[spec.name]
 
 

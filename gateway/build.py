@@ -1,0 +1,177 @@
+"""From a configuration to sources: every entry of the files becomes a toolset under its limits and its names."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, SecretStr
+
+from gateway.config.entries import ClassEntry, FunctionEntry
+from gateway.config.find import find
+from gateway.config.load import Config, load
+from gateway.config.models import Limits
+from gateway.config.servers import ServerEntry
+from gateway.errors import ConfigError, ConfigErrors
+from gateway.feedback.entry import InteractionEntry
+from gateway.feedback.toolset import FeedbackToolset
+from gateway.limit import Breaker, Limited
+from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
+from gateway.native.function import FunctionTool
+from gateway.native.toolset import ClassTool, NativeTool, NativeToolset
+from gateway.table import Source
+from gateway.toolset import Renamed, Toolset, prefix
+from gateway.types import ToolSpec
+from gateway.upstream.server import McpToolset
+from gateway.upstream.services import Services
+from gateway.upstream.session import Reading
+
+Native = ClassEntry | FunctionEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    config: Config
+    sources: tuple[Source, ...]
+    services: Services
+
+
+def plan(tools: Path | str | None, servers: Path | str | None, services: Services | None = None) -> Plan:
+    """What the files ask for; with the services of a running gateway, what it should become."""
+    env = {"MTRL_PYTHON": sys.executable, **os.environ}
+    config = load(Path(tools) if tools else None, Path(servers) if servers else None, env)
+    services = services or Services()
+    return Plan(config, tuple(sources(config, services)), services)
+
+
+def sources(config: Config, services: Services) -> Iterator[Source]:
+    """Native tools with the same limits share a source, so that a session holds few things."""
+    mistakes: list[ConfigError] = []
+    tools = [(entry, tool) for entry in config.tools if (tool := _tried(_native, entry, mistakes)) is not None]
+    if mistakes:
+        raise ConfigErrors(mistakes)
+    for shared, group in groupby(sorted(tools, key=_shared), key=_shared):
+        members = list(group)
+        limits = _limits(members[0][0])
+        toolset: Toolset = NativeToolset([tool for _, tool in members])
+        if members[0][0].prefix:
+            toolset = prefix(toolset, members[0][0].prefix)
+        yield Source(_key(shared, *(entry for entry, _ in members)), Limited(toolset, limits))
+    for server in config.servers.values():
+        yield _server(server, services)
+    if config.interactions:
+        yield _feedback(config)
+
+
+def _tried(make: Callable[[Native], NativeTool], entry: Native, mistakes: list[ConfigError]) -> NativeTool | None:
+    try:
+        return make(entry)
+    except ConfigErrors as errors:
+        mistakes.extend(errors.errors)
+    except ConfigError as error:
+        mistakes.append(error)
+    except Exception as error:  # boundary: an operator's code may raise anything over its configuration
+        problem = f"the tool cannot be made: {type(error).__name__}: {error}"
+        mistakes.append(ConfigError(problem, file=entry.file, field=entry.field))
+    return None
+
+
+def _native(entry: Native) -> NativeTool:
+    if isinstance(entry, FunctionEntry):
+        function = find(entry.function, entry.file)
+        return FunctionTool(
+            function,
+            name=entry.name,
+            description=entry.description,
+            parameters=entry.parameters,
+            owner=entry.owner,
+        )
+    kind = find(entry.class_name, entry.file)
+    tool: BaseTool = kind(entry.config, _schema(entry))
+    made = ClassTool(tool, owner=entry.owner)
+    if entry.tool_schema is not None:
+        # A class may have read the schema through a model of its own that keeps less; the file's word is whole.
+        function = entry.tool_schema.function
+        made.spec = ToolSpec(function.name, function.description, function.parameters, owner=entry.owner)
+    return made
+
+
+def _schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
+    if entry.tool_schema is None:
+        return None
+    schema = entry.tool_schema.model_dump()
+    if entry.description is not None:
+        schema["function"]["description"] = entry.description
+    return OpenAIFunctionToolSchema.model_validate(schema)
+
+
+def _server(entry: ServerEntry, services: Services) -> Source:
+    """One connection's worth of tools; each tool under the limits of the entry that offers it."""
+    leaf = McpToolset(entry.name, entry.server, services=services, parse=_readings(entry))
+    breaker = Breaker() if entry.server.isolation == "shared" else None
+    limited = Limited(leaf, lambda name: _offered_limits(entry, name), breaker)
+    return Source(_key("server", entry), Renamed(limited, lambda spec: _offered(entry, spec)), leaf, ours=False)
+
+
+def _readings(entry: ServerEntry) -> dict[str, Reading]:
+    """Who reads the results of which tool; `*` is every tool that nobody names."""
+    readings: dict[str, Reading] = {}
+    for offer in entry.offers:
+        named = ("*",) if offer.selected is None else offer.selected
+        for tool in (*named, *offer.parse_tools):
+            if hook := offer.hook(tool):
+                made = partial(find(hook, offer.file), dict(offer.settings))
+                readings[tool.removeprefix(f"{entry.name}_")] = readings[tool] = made
+    return readings
+
+
+def _offered(entry: ServerEntry, spec: ToolSpec) -> str | None:
+    offer = entry.offer(spec.name)
+    return None if offer is None else offer.prefix_for(entry.name) + spec.name
+
+
+def _offered_limits(entry: ServerEntry, name: str) -> Limits:
+    offer = entry.offer(name)
+    return Limits() if offer is None else _limits(offer)
+
+
+def _limits(entry: Limits) -> Limits:
+    """The limits of an entry, without all else that it says."""
+    return Limits.model_validate({name: getattr(entry, name) for name in Limits.model_fields})
+
+
+def _feedback(config: Config) -> Source:
+    entries = [
+        InteractionEntry(
+            find(entry.class_name, entry.file),
+            entry.config,
+            entry.name,
+            entry.owner,
+            entry.timeout_s,
+        )
+        for entry in config.interactions
+    ]
+    return Source(_key("feedback", *config.interactions), FeedbackToolset.from_entries(entries))
+
+
+def _shared(made: tuple[Native, NativeTool]) -> str:
+    entry = made[0]
+    return f"native {entry.prefix} {_limits(entry).model_dump_json()}"
+
+
+def _key(kind: str, *entries: BaseModel) -> str:
+    """Equal for equal configuration, secrets included; a hash, so that it may be logged."""
+    told = json.dumps([entry.model_dump() for entry in entries], default=_told, sort_keys=True)
+    return f"{kind.split()[0]}:{sha256(f'{kind}{told}'.encode()).hexdigest()[:16]}"
+
+
+def _told(value: Any) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
