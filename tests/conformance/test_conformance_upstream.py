@@ -1,4 +1,4 @@
-"""The upstream of the conformance run offers its one of everything over stdio and HTTP, in both eras."""
+"""The upstream of the conformance run offers its one of everything over stdio, in both eras; the suite proves HTTP."""
 
 from __future__ import annotations
 
