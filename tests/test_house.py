@@ -1,0 +1,106 @@
+"""The house keeps its rooms small and its doors where the plan says."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "gateway").rglob("*.py"))
+CODE = [*FILES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "bench").rglob("*.py"))]
+
+DOORS = {
+    "mcp": ("upstream/", "front/"),
+    "mcp_types": ("upstream/", "front/"),
+    "httpx2": ("upstream/", "client/", "client.py", "feedback/endpoint.py"),
+    "starlette": ("http/", "front/"),
+    "uvicorn": ("http/",),
+    "typer": ("cli.py",),
+    "rich": ("show.py", "check.py"),
+    "yaml": ("config/",),
+    "prometheus_client": ("http/",),
+    "jsonschema_rs": ("schema.py",),
+    "asyncio": (),
+    "torch": (),
+    "transformers": (),
+    "trainer": (),
+}
+"""Who may import a package: heavy ones have one door each."""
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT / "gateway").as_posix()
+
+
+def imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_a_package_is_imported_only_behind_its_door(package: str) -> None:
+    outside = [
+        name(file)
+        for file in FILES
+        if any(one.split(".")[0] == package for one in imports(file)) and not name(file).startswith(DOORS[package])
+    ]
+    assert outside == []
+
+
+ORDER = ("types.py", "errors.py", "toolset.py")
+
+
+@pytest.mark.parametrize("place", range(len(ORDER)))
+def test_the_types_know_nothing_of_what_is_built_on_them(place: int) -> None:
+    allowed = {f"gateway.{below.removesuffix('.py')}" for below in ORDER[:place]}
+    ours = {one for one in imports(ROOT / "gateway" / ORDER[place]) if one.startswith("gateway")}
+    assert ours <= allowed
+
+
+def test_the_types_need_the_standard_library_alone() -> None:
+    assert {one.split(".")[0] for one in imports(ROOT / "gateway/types.py")} <= sys.stdlib_module_names
+
+
+def test_no_room_is_larger_than_the_ceiling() -> None:
+    lines = {file.relative_to(ROOT).as_posix(): len(file.read_text().splitlines()) for file in CODE}
+    assert {file: count for file, count in lines.items() if count > 350} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = sorted(
+        (node.end_lineno or 0) - node.lineno + 1
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    assert lengths[int(len(lengths) * 0.9)] <= 30
+    assert lengths[-1] <= 60
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    silent = [
+        name(file) for file in FILES if file.read_text().strip() and not ast.get_docstring(ast.parse(file.read_text()))
+    ]
+    assert silent == []
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, time\n"
+        "from gateway.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "names = {'torch', 'transformers', 'mcp', 'starlette', 'pydantic', 'yaml', 'PIL', 'uvicorn'}\n"
+        "heavy = names & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.rstrip().endswith("heavy: []")
+    assert "serve" in done.stdout and "check" in done.stdout
