@@ -1,0 +1,1 @@
+"""The gateway over HTTP: OpenAI function schemas in, `role: tool` messages out."""

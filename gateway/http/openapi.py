@@ -1,0 +1,172 @@
+"""/openapi.json: the paths as they are served, with the very models that check the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gateway.http import shapes
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: str
+    path: str
+    summary: str
+    reply: type[BaseModel] | str
+    """A model, or the media type of an answer that is not JSON."""
+    request: type[BaseModel] | None = None
+    status: int = 200
+    refusals: tuple[int, ...] = ()
+    query: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By name, the words it takes; the first is the default."""
+
+
+_BODY = (400, 413, 422)
+_HELD = "application/x-ndjson"
+
+OPERATIONS = (
+    Operation(
+        "get",
+        "/v1/tools",
+        "List the tools as function schemas",
+        shapes.Tools,
+        refusals=(422,),
+        query={"strict": ("false", "true"), "audience": ("policy", "loop", "all"), "form": ("openai", "spec")},
+    ),
+    Operation(
+        "post",
+        "/v1/sessions",
+        "Open a session for one rollout",
+        shapes.Begun,
+        shapes.BeginRequest,
+        status=201,
+        refusals=(*_BODY, 503),
+        query={"hold": ("false", "true")},
+    ),
+    Operation("get", "/v1/sessions/{id}", "Look at a session", shapes.State, refusals=(404,)),
+    Operation(
+        "delete", "/v1/sessions/{id}", "Close a session and give back what it held", shapes.Closed, refusals=(404,)
+    ),
+    Operation(
+        "post",
+        "/v1/sessions/{id}/calls",
+        "Run the tool calls of an assistant message",
+        shapes.Called,
+        shapes.CallsBase,
+        refusals=(*_BODY, 404),
+    ),
+    Operation(
+        "post",
+        "/v1/sessions/{id}/feedback",
+        "Ask the session's interaction for its next turn",
+        shapes.Heard,
+        shapes.FeedbackRequest,
+        refusals=(*_BODY, 404, 409),
+    ),
+    Operation(
+        "post",
+        "/v1/calls",
+        "Run calls of pure tools without a session",
+        shapes.Called,
+        shapes.CallsBase,
+        refusals=(*_BODY, 503),
+    ),
+    Operation("get", "/healthz", "How the gateway and its servers are", shapes.Health),
+    Operation("get", "/metrics", "Numbers for Prometheus", "text/plain"),
+    Operation("get", "/openapi.json", "This document", "application/json"),
+    Operation("get", "/docs", "This document for people", "text/html"),
+)
+
+_REFUSALS = {
+    400: "The body is not JSON.",
+    401: "The token is missing or wrong.",
+    403: "The Host or the Origin is not allowed.",
+    404: "There is no such session.",
+    405: "The path has no such method.",
+    409: "The session has no interaction.",
+    413: "The body is too large.",
+    422: "A field is wrong.",
+    500: "The gateway failed.",
+    503: "There is no room, or something that is needed is down.",
+}
+_ALWAYS = (401, 403, 500)
+
+
+def document() -> Schema:
+    models = {model for one in OPERATIONS for model in (one.request, one.reply) if isinstance(model, type)}
+    wanted = [(model, "validation") for model in sorted(models | {shapes.Refused}, key=lambda model: model.__name__)]
+    _, schemas = models_json_schema(wanted, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    paths: dict[str, Schema] = {}
+    for one in OPERATIONS:
+        paths.setdefault(one.path, {})[one.method] = _operation(one)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "mtrl gateway",
+            "version": version("mtrl"),
+            "description": "Native tools, MCP servers and feedback interactions behind one function-schema interface.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _operation(one: Operation) -> Schema:
+    made: Schema = {"summary": one.summary, "operationId": _id(one), "parameters": _parameters(one)}
+    if one.request is not None:
+        made["requestBody"] = {"required": True, "content": _json(_request(one.request))}
+    made["responses"] = {str(one.status): {"description": "Done.", "content": _content(one)}}
+    for status in sorted({*one.refusals, *_ALWAYS}):
+        content = _json(_ref(shapes.Refused))
+        made["responses"][str(status)] = {"description": _REFUSALS[status], "content": content}
+    return made
+
+
+def _id(one: Operation) -> str:
+    words = [word.strip("{}").removesuffix(".json") for word in one.path.split("/") if word and word != "v1"]
+    return "_".join([one.method, *words])
+
+
+def _parameters(one: Operation) -> list[Schema]:
+    query = [
+        {"name": name, "in": "query", "schema": {"type": "string", "enum": list(words), "default": words[0]}}
+        for name, words in one.query.items()
+    ]
+    id_schema = {"type": "string", "minLength": 1}
+    path = [{"name": "id", "in": "path", "required": True, "schema": id_schema}] if "{id}" in one.path else []
+    return [*path, *query]
+
+
+def _request(model: type[BaseModel]) -> Schema:
+    """Calls may also come as the bare list."""
+    if model is not shapes.CallsBase:
+        return _ref(model)
+    return {"anyOf": [_ref(model), {"type": "array", "items": _ref(shapes.Call)}]}
+
+
+def _content(one: Operation) -> Schema:
+    if isinstance(one.reply, str):
+        schema = {"type": "object"} if one.reply == "application/json" else {"type": "string"}
+        return {one.reply: {"schema": schema}}
+    content = _json(_ref(one.reply))
+    return content | {_HELD: {"schema": {"type": "string"}}} if "hold" in one.query else content
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _ref(model: type[BaseModel]) -> Schema:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}

@@ -1,0 +1,40 @@
+"""The doors to one gateway. A test that takes `door` says what a gateway is, whichever way it is reached.
+
+A further door is one more entry of `DOORS`: it takes the sources' maker, and yields something to open sessions on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from gateway.client import RemoteGateway
+from gateway.gateway import Gateway
+from gateway.session import AnyGateway
+from gateway.table import Source
+from tests.served import served
+
+Make = Callable[[], Sequence[Source]]
+Door = Callable[[Make], AbstractAsyncContextManager[AnyGateway]]
+
+
+@asynccontextmanager
+async def in_process(make: Make) -> AsyncIterator[AnyGateway]:
+    async with Gateway(make()) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def over_http(make: Make) -> AsyncIterator[AnyGateway]:
+    async with served(lambda: Gateway(make())) as at, RemoteGateway(at.url) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def through_another(make: Make) -> AsyncIterator[AnyGateway]:
+    """A gateway whose only source is a gateway in another process."""
+    async with served(lambda: Gateway(make())) as at, Gateway([Source("remote", RemoteGateway(at.url))]) as gateway:
+        yield gateway
+
+
+DOORS: Mapping[str, Door] = {"in_process": in_process, "http": over_http, "gateway_behind": through_another}
