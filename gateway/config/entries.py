@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -51,6 +51,9 @@ class Entry(Frozen):
     def placed(self, place: Place) -> Self:
         self._place = place
         return self
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        return [("owner", self.owner), *super().__repr_args__()]
 
 
 class FunctionSchema(Frozen):

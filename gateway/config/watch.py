@@ -22,6 +22,7 @@ def changes(paths: Collection[Path], *, every_s: float = 1.0) -> AsyncGenerator[
     """One event per settled change of the files, or of the YAML in the folders, and one per SIGHUP.
 
     Changes count from this call on. `paths` is read anew at each look, so that its owner may extend it.
+    Hold it with `contextlib.aclosing`: its end gives SIGHUP back.
     """
     return _changes(paths, look(paths), every_s)
 

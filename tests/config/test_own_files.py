@@ -1,0 +1,258 @@
+"""Our own forms, and the mistakes that people make in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.entries import FunctionEntry
+from gateway.config.load import load
+from gateway.config.servers import unmatched
+from gateway.errors import ConfigErrors
+from tests.config.conftest import Loaded, Refused, Write
+
+SERVERS = '{"mcpServers": {"time": {"command": "time-server"}, "web": {"url": "http://127.0.0.1:9/mcp"}}}'
+
+
+def test_a_function_entry_takes_every_limit(write: Write, loaded: Loaded) -> None:
+    write(
+        "tool_configs/maths.yaml",
+        """
+        tools:
+          - function: maths:add
+            name: plus
+            description: Adds.
+            parameters: {type: object, properties: {a: true}}
+            prefix: my_
+            timeout_s: 2
+            at_once: 3
+            queue_limit: 0
+            rate_per_s: 0.5
+            retries: 0
+            result_limit: 100
+            pure: true
+        """,
+    )
+    (entry,) = loaded().tools
+    assert isinstance(entry, FunctionEntry)
+    assert (entry.function, entry.known_name, entry.description) == ("maths:add", "my_plus", "Adds.")
+    assert (entry.timeout_s, entry.at_once, entry.queue_limit) == (2.0, 3, 0)
+    assert (entry.rate_per_s, entry.retries, entry.pure) == (0.5, 0, True)
+    assert entry.result_limit is not None
+    assert (entry.result_limit.chars, entry.result_limit.side) == (100, "middle")
+
+
+def test_a_server_entry_governs_one_server_and_the_others_keep_the_defaults(write: Write, loaded: Loaded) -> None:
+    write("mcp_servers.json", SERVERS)
+    write(
+        "tool_configs/time.yaml",
+        """
+        tools:
+          - server: time
+            allow: [now, zones]
+            prefix: t_
+            parse: hooks:All
+            parse_tools: {now: hooks:Now}
+            isolation: process
+            warm: 2
+            most: 5
+        """,
+    )
+    servers = loaded().servers
+    time, web = servers["time"], servers["web"]
+    assert (time.server.isolation, time.server.warm, time.server.most) == ("process", 2, 5)
+    offer = time.offer("now")
+    assert offer is not None
+    assert (offer.hook("now"), offer.hook("zones"), offer.prefix_for("time")) == ("hooks:Now", "hooks:All", "t_")
+    assert time.offer("other") is None
+    rest = web.offer("anything")
+    assert rest is not None
+    assert (rest.owner, rest.prefix, web.server.isolation) == ("mcp_servers.json mcpServers.web", "", "shared")
+
+
+def test_a_named_tool_goes_to_the_entry_that_names_it_and_the_rest_to_the_other(write: Write, loaded: Loaded) -> None:
+    write("mcp_servers.json", SERVERS)
+    write("tool_configs/t.yaml", "tools: [{server: time, timeout_s: 1}, {server: time, allow: [slow], timeout_s: 9}]")
+    entry = loaded().servers["time"]
+    slow, other = entry.offer("slow"), entry.offer("now")
+    assert slow is not None
+    assert other is not None
+    assert (slow.timeout_s, other.timeout_s) == (9.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ("", "", "all tools of server 'time' are offered by two entries"),
+        (", allow: [a, b]", ", allow: [b]", "the tool 'b' of server 'time' is in two entries"),
+        (", warm: 1", ", warm: 2, allow: [a]", "server 'time' has two values of `warm`"),
+    ],
+)
+def test_entries_at_odds_over_a_server_are_both_named(
+    one: str, other: str, told: str, write: Write, refused: Refused
+) -> None:
+    write("mcp_servers.json", SERVERS)
+    write("tool_configs/t.yaml", f"tools: [{{server: time{one}}}, {{server: time{other}}}]")
+    (message,) = refused()
+    assert message.startswith(f"tool_configs/t.yaml: tools[1]: {told}: one of tool_configs/t.yaml tools[0], one of")
+
+
+def test_an_entry_cannot_ask_a_reached_server_for_children(write: Write, refused: Refused) -> None:
+    write("mcp_servers.json", SERVERS)
+    write("tool_configs/w.yaml", "tools: [{server: web, isolation: process}]")
+    (message,) = refused()
+    assert message.startswith("tool_configs/w.yaml: tools[0]: server 'web': `isolation: process` starts children")
+
+
+def test_an_unknown_server_gets_the_name_that_was_meant(write: Write, refused: Refused) -> None:
+    write("mcp_servers.json", SERVERS)
+    write("tool_configs/t.yaml", "tools: [{server: tmie}, {server: database}]")
+    near, far = refused()
+    assert near == "tool_configs/t.yaml: tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?"
+    assert far.endswith("remedy: known servers: time, web")
+
+
+def test_a_broken_servers_file_does_not_accuse_the_entries_that_name_its_servers(
+    write: Write, refused: Refused
+) -> None:
+    write("mcp_servers.json", '{"mcpServers": {"time": {"command": "x", "isolation": "both"}}}')
+    write("tool_configs/t.yaml", "tools: [{server: time}]")
+    (message,) = refused()
+    assert message == (
+        "mcp_servers.json: mcpServers.time.isolation: expected 'shared', 'session' or 'process', found 'both'\n"
+        "  remedy: write 'shared', 'session' or 'process'"
+    )
+
+
+def test_two_tools_of_one_name_are_refused_with_both_owners(write: Write, refused: Refused) -> None:
+    schema = "tool_schema: {function: {name: add}}"
+    write("tool_configs/a.yaml", f"tools: [{{class_name: my.Add, {schema}}}]")
+    write("tool_configs/b.yaml", "tools: [{function: my:plus, name: add}, {function: my:plus, name: dd, prefix: a}]")
+    messages = refused()
+    assert len(messages) == 2
+    assert "two tools are named 'add': one of tool_configs/a.yaml tools[0], one of tool_configs/b.yaml" in messages[0]
+    assert "`prefix`" in messages[0]
+
+
+def test_all_mistakes_of_all_files_are_told_at_once(write: Write, refused: Refused) -> None:
+    write("mcp_servers.json", '{"mcpServers": {"x": {"comand": "y"}, "two": {"command": "a", "url": "http://b"}}}')
+    write(
+        "tool_configs/a.yaml",
+        """
+        tools:
+          - function: maths:add
+            timeout: 5
+          - server: x
+            timeout_s: soon
+          - function: maths
+            retries: 11
+          - fnction: maths:add
+          - name: lost
+          - function: a:b
+            allow: [c]
+          - just a text
+        """,
+    )
+    write("tool_configs/b.yaml", "interactions: []")
+    write("tool_configs/c.yaml", "- tools")
+    assert [message.replace("\n  remedy", "; remedy") for message in refused()] == [
+        "tool_configs/a.yaml: tools[0].timeout: unknown key; remedy: did you mean `timeout_s`?",
+        "tool_configs/a.yaml: tools[1].timeout_s: expected a valid number, found 'soon'; remedy: correct `timeout_s`",
+        "tool_configs/a.yaml: tools[2].retries: expected less than or equal to 10, found 11; remedy: correct `retries`",
+        "tool_configs/a.yaml: tools[2].function: expected a name, found 'maths'; remedy: write `package.module:name`",
+        "tool_configs/a.yaml: tools[3]: is no tool; remedy: did you mean `function` instead of `fnction`?",
+        "tool_configs/a.yaml: tools[4]: is no tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
+        "tool_configs/a.yaml: tools[5].allow: unknown key; remedy: `allow` goes with `server` or `mcp`; remove it here",
+        "tool_configs/a.yaml: tools[6]: is no tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
+        "tool_configs/b.yaml: interactions: unknown key; remedy: did you mean `interaction`?",
+        "tool_configs/c.yaml: expected a mapping, found a list; remedy: write `key: value` pairs there",
+        "mcp_servers.json: mcpServers.x.comand: unknown key; remedy: did you mean `command`?",
+        "mcp_servers.json: mcpServers.two: a server is started with `command` or reached at a `url`; "
+        "remedy: give exactly one of the two",
+    ]
+
+
+def test_no_deadline_may_be_endless(write: Write, refused: Refused) -> None:
+    write("tool_configs/a.yaml", "tools: [{function: a:b, timeout_s: .inf}]")
+    (message,) = refused()
+    assert "tools[0].timeout_s: expected a finite number" in message
+
+
+def test_hidden_files_and_others_than_yaml_are_left_alone(write: Write, loaded: Loaded) -> None:
+    write("tool_configs/.a.yaml", "broken: [")
+    write("tool_configs/notes.md", "broken: [")
+    write("tool_configs/b.yml", "tools: [{function: a:b}]")
+    write("tool_configs/empty.yaml", "# nothing yet\n")
+    assert [entry.owner for entry in loaded().tools] == ["tool_configs/b.yml tools[0]"]
+
+
+def test_a_single_file_loads_like_a_folder(write: Write) -> None:
+    file = write("any.yaml", "tools: [{function: a:b}]")
+    assert len(load(file, None, {}).tools) == 1
+
+
+def test_what_is_not_there_is_named(write: Write, tmp_path: Path) -> None:
+    write("x", "")
+    with pytest.raises(ConfigErrors) as caught:
+        load(tmp_path / "nowhere", tmp_path / "none.json", {})
+    assert str(caught.value) == (
+        "nowhere: there is no such folder\n"
+        "  remedy: create the folder, or name another with --tools\n"
+        "none.json: there is no such file\n"
+        "  remedy: create it, or name another"
+    )
+
+
+def test_a_tool_that_no_server_has_is_told_once_all_have_listed(write: Write, loaded: Loaded) -> None:
+    write("mcp_servers.json", SERVERS)
+    write(
+        "tool_configs/t.yaml",
+        """
+        tools:
+          - mcp: {mcp_servers_config_path: ../mcp_servers.json, tool_selected_list: [now, time_zones, serach]}
+        """,
+    )
+    entries = loaded().servers.values()
+    assert unmatched(entries, {"time": ["now", "zones"]}) == []
+    (error,) = unmatched(entries, {"time": ["now", "zones"], "web": ["search"]})
+    assert error.problem == "time and web has no tool 'serach'"
+    assert error.remedy == "did you mean `search`?"
+
+
+def test_an_entry_that_only_moved_is_the_same_entry(write: Write, loaded: Loaded) -> None:
+    write("tool_configs/a.yaml", "tools: [{function: a:b}]")
+    (before,) = loaded().tools
+    write("tool_configs/a.yaml", "tools: [{function: c:d}, {function: a:b}]")
+    after = loaded().tools[1]
+    assert after == before
+    assert after.owner != before.owner
+
+
+def test_a_single_interaction_is_named_as_it_stands_in_the_file(write: Write, refused: Refused) -> None:
+    write("tool_configs/i.yaml", "interaction: {class_name: my.Own, confg: {}, timeout_s: 0}")
+    assert {message.partition("\n")[0] for message in refused()} == {
+        "tool_configs/i.yaml: interaction.confg: unknown key",
+        "tool_configs/i.yaml: interaction.timeout_s: expected greater than 0, found 0",
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("allow: [a], mcp: {mcp_servers_config_path: s.json, tool_selected_list: [a]}", "say the same thing twice"),
+        ("class_name: my.Hook, parse: my.Hook, mcp: {mcp_servers_config_path: s.json}", "name two hooks"),
+    ],
+)
+def test_a_thing_said_twice_is_refused(keys: str, told: str, write: Write, refused: Refused) -> None:
+    write("tool_configs/m.yaml", f"tools: [{{{keys}}}]")
+    (message,) = refused()
+    assert message.startswith("tool_configs/m.yaml: tools[0]: ")
+    assert told in message
+
+
+def test_a_long_value_is_cut_in_a_message(write: Write, refused: Refused) -> None:
+    write("tool_configs/m.yaml", f"tools: [{{function: a:b, timeout_s: {'x' * 500}}}]")
+    (message,) = refused()
+    assert "xxx...\n" in message
+    assert len(message) < 250
