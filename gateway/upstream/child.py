@@ -19,6 +19,7 @@ from mcp.shared.message import SessionMessage
 
 from gateway.upstream.fault import Flight, flight_now
 from gateway.upstream.frames import addressee, failure, frame, messages
+from gateway.upstream.lines import Lines, TooLong
 from gateway.upstream.reaper import Reaper
 
 _LAST_WORDS = 4096
@@ -79,7 +80,7 @@ class Child:
     async def _hear(self, process: Process, heard: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         """Ends the connection by closing `heard`, after which the pipe is only drained."""
         stdout = cast(ByteReceiveStream, process.stdout)
-        lines = _Lines(self.most_bytes)
+        lines = Lines(self.most_bytes)
         with suppress(*_GONE):
             async with heard:
                 while self.flooded is None:
@@ -89,8 +90,8 @@ class Child:
             while True:
                 await stdout.receive()
 
-    async def _deliver(self, line: bytes | _TooLong, heard: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        if isinstance(line, _TooLong):
+    async def _deliver(self, line: bytes | TooLong, heard: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        if isinstance(line, TooLong):
             whose = addressee(line.head, line.tail)
             text = f"the answer is too large: more than {self.most_bytes} bytes"
             if whose is None:
@@ -181,41 +182,6 @@ class ChildWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-class _TooLong:
-    def __init__(self, head: bytes, tail: bytes) -> None:
-        self.head, self.tail = head, tail
-
-
-class _Lines:
-    """Cuts a byte stream at line ends, in linear time, holding at most one line of bounded length."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._size, self._chunks = most, 0, list[bytes]()
-        self._head: bytes | None = None
-        """Of a line too long to keep; then `_chunks` holds only its last chunk."""
-
-    def feed(self, chunk: bytes) -> list[bytes | _TooLong]:
-        *ended, rest = chunk.split(b"\n")
-        found = [self._end(part) for part in ended]
-        if rest:
-            self._add(rest)
-        return found
-
-    def _add(self, part: bytes) -> None:
-        self._chunks.append(part)
-        self._size += len(part)
-        if self._size > self._most:
-            if self._head is None:
-                self._head = b"".join(self._chunks)[:200]
-            self._chunks = [b"".join(self._chunks[-2:])[-200:]]
-
-    def _end(self, part: bytes) -> bytes | _TooLong:
-        self._add(part)
-        line, head = b"".join(self._chunks), self._head
-        self._chunks, self._size, self._head = [], 0, None
-        return line if head is None else _TooLong(head, line)
 
 
 async def _exited(process: Process, wait_s: float) -> bool:

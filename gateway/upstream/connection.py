@@ -20,14 +20,22 @@ from gateway.upstream.asked import answer, rounds
 from gateway.upstream.bridge import Bridge
 from gateway.upstream.dial import Line
 from gateway.upstream.era import Era, negotiate
-from gateway.upstream.fault import AUTH_REMEDY, Ending, Flight, UpstreamError, explain, flight_now, unauthorized
+from gateway.upstream.fault import (
+    AUTH_REMEDY,
+    SDK_CLOSED,
+    Ending,
+    Flight,
+    UpstreamError,
+    explain,
+    flight_now,
+    unauthorized,
+)
 
 OnNotice = Callable[["Connection", str, Mapping[str, Any]], None]
 _HUSHED = ("notifications/progress", "notifications/cancelled", "notifications/subscriptions/acknowledged")
 _ASKS_BACK = ("tools/call", "prompts/get", "resources/read")
-_SDK_CLOSED = "Connection closed"
-"""What the SDK says of every request under way when the streams end; the reason is known a moment later."""
 _LAST_WORD_S = 2.0
+_START_REMEDY = "start the server, or mend its `url`"
 
 
 class Connection:
@@ -132,13 +140,13 @@ class Connection:
                 self.close(self.retired)
 
     async def _explain(self, error: MCPError, flight: Flight) -> UpstreamError:
-        if error.code == CONNECTION_CLOSED and error.message == _SDK_CLOSED:
+        if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED:
             with anyio.move_on_after(_LAST_WORD_S):
                 await self.down.wait()
         explained = explain(error, flight, self.ending)
         if flight.session_lost:
             self.close(explained.reason)
-        elif flight.refused and self._shared:
+        elif flight.unreachable and self._shared:
             self.retire(explained.reason)
         return explained
 
@@ -204,8 +212,9 @@ class Connection:
         if self._greeting.status in (401, 403):
             return Ending(unauthorized(self._greeting), AUTH_REMEDY)
         reason = explain(error, self._greeting, None).reason
-        status = f" (HTTP {self._greeting.status})" if (self._greeting.status or 0) >= 400 else ""
-        return Ending(f"the handshake failed: {reason}{status}", elsewhere=True)
+        if self._greeting.unreachable:
+            return Ending(reason, _START_REMEDY)
+        return Ending(f"the handshake failed: {reason}", elsewhere=True)
 
     def _silent(self, timeout_s: float) -> Ending:
         notes = self.line.child.notes() if self.line.child else ()
@@ -216,8 +225,8 @@ class Connection:
             error = error.exceptions[0]
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
             return Ending(f"cannot start {self.line.config.command!r}: {error.strerror}", "see `command` and `cwd`")
-        if self._greeting.refused or self._greeting.broken:
-            return Ending(self._greeting.refused or self._greeting.broken or "")
         if self._greeting.status in (401, 403):
             return Ending(unauthorized(self._greeting), AUTH_REMEDY)
+        if self._greeting.unreachable:
+            return Ending(str(error), _START_REMEDY)
         return Ending(f"{type(error).__name__}: {error}")

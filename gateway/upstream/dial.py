@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mcp.client._transport import TransportStreams
-from mcp.client.streamable_http import streamable_http_client
 
 from gateway.config.models import Server
 from gateway.upstream.child import Child
 from gateway.upstream.services import Services
 from gateway.upstream.sse import sse_client
+from gateway.upstream.streamable import streamable_client
 
 Way = Literal["stdio", "sse", "streamable-http"]
 
@@ -44,15 +44,10 @@ class Line:
         headers = {name: value.get_secret_value() for name, value in config.headers.items()}
         if config.auth_token is not None:
             headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
-        async with await self.services.web.client(url, headers, config.result_bytes) as client:
-            if self.way == "sse":
-                async with sse_client(url, client, config.result_bytes) as streams:
-                    yield streams
-            else:
-                async with streamable_http_client(
-                    url, http_client=client, max_sse_event_size=config.result_bytes
-                ) as streams:
-                    yield streams
+        client = await self.services.web.client(url)
+        speak = sse_client if self.way == "sse" else streamable_client
+        async with speak(url, client, headers, config.result_bytes) as streams:
+            yield streams
 
     def _start(self) -> Child:
         config = self.config

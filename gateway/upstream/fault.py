@@ -32,6 +32,8 @@ class Flight:
     sent: bool = False
     refused: str | None = None
     """Why the server cannot have seen it."""
+    unreachable: bool = False
+    """Nobody listens where it should be."""
     broken: str | None = None
     """Why its answer was lost on the way."""
     status: int | None = None
@@ -60,36 +62,26 @@ class Ending:
 
 
 AUTH_REMEDY = "set `auth_token`, or `headers`, of this server"
-_REFUSED_STATUS = (401, 403, 405, 407, 429, 503)
-"""Answers of servers that did not begin."""
-_LOST_STATUS = (500, 502, 504)
+SDK_CLOSED = "Connection closed"
+"""What the SDK says of every request under way when the streams end."""
 
 
 def explain(error: MCPError, flight: Flight, ending: Ending | None) -> UpstreamError:
     """The typed ending of a request that the dispatcher reports as failed."""
-    code, data = error.code, error.error.data
-    if flight.refused:
-        return UpstreamError(Outcome.UNAVAILABLE, flight.refused, code=code)
-    if flight.session_lost:
-        return UpstreamError(Outcome.UNAVAILABLE, "the server no longer knows this session (HTTP 404)", code=code)
+    code = error.code
     if flight.status in (401, 403):
         return UpstreamError(Outcome.UNAVAILABLE, f"{unauthorized(flight)}: {AUTH_REMEDY}", code=code)
+    if flight.session_lost:
+        reason = f"the server no longer knows this session (HTTP {flight.status})"
+        return UpstreamError(Outcome.UNAVAILABLE, reason, code=code)
+    if flight.refused:
+        return UpstreamError(Outcome.UNAVAILABLE, flight.refused, code=code)
     if flight.broken:
         return UpstreamError(Outcome.UNKNOWN, flight.broken, code=code)
-    if code == CONNECTION_CLOSED and (ending is not None or "stream" in error.message):
-        return _closed(error.message, flight, ending)
-    if flight.status in _REFUSED_STATUS or (code == CONNECTION_CLOSED and 400 <= (flight.status or 0) < 500):
-        return UpstreamError(Outcome.UNAVAILABLE, f"HTTP {flight.status}: {error.message}", code=code)
-    if flight.status in _LOST_STATUS:
-        return UpstreamError(Outcome.UNKNOWN, f"HTTP {flight.status}: {error.message}", code=code)
-    return UpstreamError(Outcome.ERROR, error.message, code=code, data=data)
-
-
-def _closed(message: str, flight: Flight, ending: Ending | None) -> UpstreamError:
-    if "byte limit" in message:
-        return UpstreamError(Outcome.ERROR, f"the answer is too large: {message}", code=INTERNAL_ERROR)
-    outcome = Outcome.UNKNOWN if flight.sent else Outcome.UNAVAILABLE
-    return UpstreamError(outcome, str(ending) if ending else message, code=CONNECTION_CLOSED)
+    if code == CONNECTION_CLOSED and error.message == SDK_CLOSED:
+        outcome = Outcome.UNKNOWN if flight.sent else Outcome.UNAVAILABLE
+        return UpstreamError(outcome, str(ending) if ending else error.message, code=code)
+    return UpstreamError(Outcome.ERROR, error.message, code=code, data=error.error.data)
 
 
 def unauthorized(flight: Flight) -> str:

@@ -42,7 +42,7 @@ def _message(frame: dict[str, Any]) -> JSONRPCMessage | None:
         if known:
             return JSONRPCRequest.model_construct(jsonrpc="2.0", id=number, method=method, params=params)
         return JSONRPCNotification.model_construct(jsonrpc="2.0", method=method, params=params)
-    if not known:
+    if not known and (number is not None or not isinstance(frame.get("error"), dict)):
         return None
     result = frame.get("result")
     if isinstance(result, dict):
