@@ -86,7 +86,7 @@ def _tried(make: Callable[[Native], NativeTool], entry: Native, mistakes: list[C
 
 def _native(entry: Native) -> NativeTool:
     if isinstance(entry, FunctionEntry):
-        function = find(entry.function, entry.file)
+        function = find(entry.function, entry.file, f"{entry.field}.function")
         return FunctionTool(
             function,
             name=entry.name,
@@ -94,23 +94,21 @@ def _native(entry: Native) -> NativeTool:
             parameters=entry.parameters,
             owner=entry.owner,
         )
-    kind = find(entry.class_name, entry.file)
+    kind = find(entry.class_name, entry.file, f"{entry.field}.class_name")
     tool: BaseTool = kind(entry.config, _schema(entry))
     made = ClassTool(tool, owner=entry.owner)
     if entry.tool_schema is not None:
         # A class may have read the schema through a model of its own that keeps less; the file's word is whole.
         function = entry.tool_schema.function
-        made.spec = ToolSpec(function.name, function.description, function.parameters, owner=entry.owner)
+        description = function.description if entry.description is None else entry.description
+        made.spec = ToolSpec(function.name, description, function.parameters, owner=entry.owner)
     return made
 
 
 def _schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
     if entry.tool_schema is None:
         return None
-    schema = entry.tool_schema.model_dump()
-    if entry.description is not None:
-        schema["function"]["description"] = entry.description
-    return OpenAIFunctionToolSchema.model_validate(schema)
+    return OpenAIFunctionToolSchema.model_validate(entry.tool_schema.model_dump())
 
 
 def _server(entry: ServerEntry, services: Services) -> Source:
@@ -128,7 +126,7 @@ def _readings(entry: ServerEntry) -> dict[str, Reading]:
         named = ("*",) if offer.selected is None else offer.selected
         for tool in (*named, *offer.parse_tools):
             if hook := offer.hook(tool):
-                made = partial(find(hook, offer.file), dict(offer.settings))
+                made = partial(find(hook, offer.file, offer.field), dict(offer.settings))
                 readings[tool.removeprefix(f"{entry.name}_")] = readings[tool] = made
     return readings
 
@@ -151,7 +149,7 @@ def _limits(entry: Limits) -> Limits:
 def _feedback(config: Config) -> Source:
     entries = [
         InteractionEntry(
-            find(entry.class_name, entry.file),
+            find(entry.class_name, entry.file, f"{entry.field}.class_name"),
             entry.config,
             entry.name,
             entry.owner,

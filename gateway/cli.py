@@ -47,10 +47,16 @@ def serve(
     replay: Annotated[Path | None, typer.Option(metavar="TAPE", help="Answer from a tape: no server, no key.")] = None,
 ) -> None:  # fmt: skip
     """Serve the tools over HTTP (/v1/tools, /docs) and MCP (/mcp) until Ctrl-C."""
-    from gateway.serving import Serving
+    from gateway.serving import serve_files, serve_tape, settings_of
 
     with told():
-        Serving(*_files(tools, mcp, replay), record=record, replay=replay).run(host, port, token_file)
+        settings = settings_of(host, port, token_file)
+        if replay is not None:
+            if record is not None:
+                raise GatewayError("--record and --replay exclude each other\n  remedy: give one of them")
+            serve_tape(replay, settings)
+        else:
+            serve_files(*_files(tools, mcp), settings, record)
 
 
 @app.command("list")
@@ -145,11 +151,11 @@ def _run(main: Callable[[Plan], Any], tools: Path | None, mcp: Path | None) -> N
         anyio.run(main, plan(*_files(tools, mcp)))
 
 
-def _files(tools: Path | None, mcp: Path | None, replay: Path | None = None) -> tuple[Path | None, Path | None]:
-    """What was named, or the default files as far as they are there; neither is a mistake, unless a tape answers."""
+def _files(tools: Path | None, mcp: Path | None) -> tuple[Path | None, Path | None]:
+    """What was named, or the default files as far as they are there."""
     beside = SERVERS if SERVERS.exists() or tools is None else tools.resolve().parent / SERVERS
     found = tools or (TOOLS if TOOLS.exists() else None), mcp or (beside if beside.exists() else None)
-    if found == (None, None) and replay is None:
+    if found == (None, None):
         raise GatewayError(
             f"there is neither {TOOLS}/ nor {SERVERS} here\n"
             "  remedy: run this where they are, or name them with --tools and --mcp"
