@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.front.server import Front
 from gateway.gateway import Gateway
@@ -36,4 +36,15 @@ def mount(
         max_request_body_size=body_bytes,
         max_sessions=MOST_CLIENTS,
     )
-    return StreamableHTTPASGIApp(clients), clients.run()
+    return _Trimmed(StreamableHTTPASGIApp(clients)), clients.run()
+
+
+class _Trimmed:
+    """The space around a header's value is no part of it, yet fast HTTP parsers leave it there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        await self.app({**scope, "headers": headers}, receive, send)

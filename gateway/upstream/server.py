@@ -208,12 +208,12 @@ class McpToolset:
     def _say(self, state: State, ending: Ending | None = None) -> None:
         self._state, self._ending, self._since = state, ending, anyio.current_time()
 
-    def _adopt(self, listing: Listing) -> None:
-        """Those who hold the specs may compare them by identity."""
+    def _adopt(self, listing: Listing, *, told: bool = False) -> None:
+        """Those who hold the specs may compare them by identity. `told`: the server itself speaks of a change."""
         same = listing.specs == self.listing.specs
         specs = self.listing.specs if same else listing.specs
         self.listing = Listing(specs, listing.quarantined, listing.header_maps)
-        if not same:
+        if told or not same:
             for changed in tuple(self.on_change):
                 changed()
 
@@ -233,7 +233,7 @@ class McpToolset:
                 continue
             try:
                 with anyio.fail_after(self.config.connect_timeout_s):
-                    self._adopt(await read(speaker, self.owner))
+                    self._adopt(await read(speaker, self.owner), told=True)
             except (UpstreamError, TimeoutError):
                 # What was listed before stays; the loss of the connection is dealt with where it is kept.
                 continue

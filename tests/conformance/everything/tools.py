@@ -8,7 +8,7 @@ import json
 import wave
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import mcp_types as types
@@ -16,11 +16,13 @@ from everything.schemas import DEFAULTS, ENUMS, RICH
 from mcp import MCPError
 from mcp.server import ServerRequestContext
 from mcp.server.subscriptions import InMemorySubscriptionBus, PromptsListChanged, ToolsListChanged
+from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from PIL import Image
 
 Context = ServerRequestContext[Any, Any]
 Answer = types.CallToolResult | types.InputRequiredResult
+Reply = TypeVar("Reply", types.CreateMessageResult, types.ElicitResult)
 Run = Callable[[Context, types.CallToolRequestParams], Awaitable[Answer]]
 
 BETWEEN_S = 0.05
@@ -117,10 +119,21 @@ async def progress(ctx: Context, params: types.CallToolRequestParams) -> Answer:
     return said("Progressed.")
 
 
+async def asked(
+    ctx: Context, params: types.CallToolRequestParams, request: types.ServerRequest, kind: type[Reply]
+) -> Reply | types.InputRequiredResult:
+    """The client's answer: over the connection in the older era, in the client's next call in the newer one."""
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        return await ctx.session.send_request(request, kind, metadata=ServerMessageMetadata(ctx.request_id))
+    answer = (params.input_responses or {}).get("answer")
+    return answer if isinstance(answer, kind) else types.InputRequiredResult(input_requests={"answer": request})
+
+
 async def sample(ctx: Context, params: types.CallToolRequestParams) -> Answer:
     """Asks the client's model."""
-    asked = types.SamplingMessage(role="user", content=text((params.arguments or {})["prompt"]))
-    answer = await ctx.session.create_message([asked], max_tokens=100, related_request_id=ctx.request_id)
+    answer = await asked(ctx, params, question((params.arguments or {})["prompt"]), types.CreateMessageResult)
+    if isinstance(answer, types.InputRequiredResult):
+        return answer
     return said(f"LLM response: {answer.content.text if answer.content.type == 'text' else answer.content.type}")
 
 
@@ -128,7 +141,10 @@ def asks(message: str, schema: dict[str, Any]) -> Run:
     async def run(ctx: Context, params: types.CallToolRequestParams) -> Answer:
         """Asks the client's user."""
         words = (params.arguments or {}).get("message", message)
-        answer = await ctx.session.elicit_form(words, schema, related_request_id=ctx.request_id)
+        form = types.ElicitRequest(params=types.ElicitRequestFormParams(message=words, requested_schema=schema))
+        answer = await asked(ctx, params, form, types.ElicitResult)
+        if isinstance(answer, types.InputRequiredResult):
+            return answer
         return said(f"User response: action={answer.action}, content={json.dumps(answer.content or {})}")
 
     return run
