@@ -28,6 +28,9 @@ CANCELLED = ToolResult((Text("The call was cancelled."),), Outcome.CANCELLED, re
 
 
 class FeedbackSession(Session, Protocol):
+    @property
+    def name(self) -> str | None: ...
+
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
 
 
@@ -204,7 +207,7 @@ class GatewaySession:
                 self._scopes.discard(scope)
                 self._used = time.monotonic()
             if not heard.outcome.infrastructure:
-                self.rewards.append(Reward(self.task.feedback or "feedback", heard.score, "feedback"))
+                self.rewards.append(Reward(self.heard.name or "feedback", heard.score, "feedback"))
             return heard
         return Feedback(outcome=Outcome.CANCELLED, reason="session closed")
 

@@ -130,6 +130,11 @@ class FeedbackSession:
         kept = [spec for spec in toolset.specs if not only or spec.name == _offered(name or "")]
         self.specs: Sequence[ToolSpec] = tuple(kept)
 
+    @property
+    def name(self) -> str | None:
+        """The interaction that answers."""
+        return self._name
+
     def conversation(self, name: str) -> Conversation:
         if self._closed:
             raise SessionError("the session is closed")

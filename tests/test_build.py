@@ -1,0 +1,200 @@
+"""Files become tools that answer: verl's files as they are, and our own keys beside them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.build import plan
+from gateway.errors import ConfigError
+from gateway.gateway import Gateway
+from gateway.types import Outcome, Task, ToolCall
+from tests.servers.start import stdio_command
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes files by name into a folder of configuration, whose modules can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(**files: str) -> Path:
+        for name, text in files.items():
+            stem, _, suffix = name.rpartition("_")
+            (tmp_path / f"{stem}.{suffix}").write_text(text)
+        return tmp_path
+
+    return write
+
+
+def load(folder: Path, servers: Path | None = None) -> Gateway:
+    made = plan(folder, servers)
+    return Gateway(made.sources, services=made.services)
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall("1", name, json.dumps(arguments))
+
+
+VERL_TOOL = """
+tools:
+  - class_name: verl.tools.gsm8k_tool.Gsm8kTool
+    config:
+      type: native
+    tool_schema:
+      type: function
+      function:
+        name: calc_gsm8k_reward
+        description: Checks an answer.
+        parameters:
+          type: object
+          properties:
+            answer: {anyOf: [{type: string}, {type: number}], minLength: 1}
+          required: [answer]
+        strict: false
+"""
+
+VERL_INTERACTION = """
+interaction:
+  - class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction
+    config: {}
+"""
+
+
+async def test_files_written_for_verl_load_and_work_as_they_are(write: Write) -> None:
+    folder = write(tool_yaml=VERL_TOOL, interaction_yaml=VERL_INTERACTION)
+    task = Task(create={"calc_gsm8k_reward": {"ground_truth": "72"}}, feedback_args={"ground_truth": "72"})
+    async with load(folder) as gateway, gateway.open(task) as session:
+        (spec,) = session.specs
+        assert spec.parameters["properties"]["answer"]["anyOf"][1] == {"type": "number"}
+        assert (await session.call(call("calc_gsm8k_reward", answer="72"))).reward == 0.0
+        heard = await session.feedback([{"role": "assistant", "content": "#### 72"}])
+        assert (heard.done, heard.message, heard.score) == (True, "Your response is correct!", 1.0)
+    assert [(reward.source, reward.kind, reward.value) for reward in session.rewards] == [
+        ("calc_gsm8k_reward", "call", 0.0),
+        ("gsm8k", "feedback", 1.0),
+        ("calc_gsm8k_reward", "end", 1.0),
+    ]
+
+
+VERL_MCP = """
+tools:
+  - class_name: hooks_mod.Loud
+    config: {type: mcp, rate_limit: 100, timeout: 7}
+    mcp:
+      mcp_servers_config_path: ./mcp_server.json
+      tool_selected_list: [odd_echo, image]
+"""
+
+HOOK = """
+from verl_like import MCPBaseTool
+
+class Loud(MCPBaseTool):
+    def _parse_tool_result(self, content):
+        assert self.tool_schema.function.name in ("echo", "image")
+        text = " ".join(item.text.upper() for item in content if item.type == "text")
+        return text, {"timeout": self.config["timeout"]}
+"""
+
+
+async def test_a_hook_reads_the_results_of_selected_tools_of_an_mcp_server(write: Write) -> None:
+    command, args = stdio_command()
+    servers = {"mcpServers": {"odd": {"command": command, "args": list(args)}}}
+    folder = write(
+        mcp_server_json=json.dumps(servers),
+        tools_yaml=VERL_MCP,
+        hooks_mod_py=HOOK,
+        verl_like_py="from gateway.upstream.hook import MCPBaseTool",
+    )
+    with anyio.fail_after(30):
+        async with load(folder) as gateway, gateway.open() as session:
+            assert [spec.name for spec in session.specs] == ["echo", "image"]
+            result = await session.call(call("echo", text="hello"))
+            assert "HELLO" in result.text and result.metrics["timeout"] == 7
+            picture = await session.call(call("image"))
+            assert "Image" in [type(part).__name__ for part in picture.parts]
+
+
+OURS = """
+tools:
+  - server: odd
+    allow: [echo]
+    prefix: my_
+    timeout_s: 20
+  - server: odd
+    allow: [hang]
+    timeout_s: 0.1
+    retries: 0
+"""
+
+
+async def test_each_entry_governs_its_own_tools_over_one_connection(write: Write) -> None:
+    command, args = stdio_command()
+    folder = write(
+        tools_yaml=OURS,
+        servers_json=json.dumps({"mcpServers": {"odd": {"command": command, "args": list(args)}}}),
+    )
+    with anyio.fail_after(30):
+        async with load(folder, folder / "servers.json") as gateway, gateway.open() as session:
+            assert sorted(spec.name for spec in session.specs) == ["hang", "my_echo"]
+            assert (await session.call(call("hang"))).outcome is Outcome.TIMEOUT
+            assert (await session.call(call("my_echo", text="there"))).outcome is Outcome.OK
+            assert len(gateway.sources) == 1
+
+
+FUNCTIONS = """
+tools:
+  - function: tools_mod:one
+    prefix: a_
+    pure: true
+  - function: tools_mod:one
+    prefix: b_
+    description: Another one.
+    parameters: {type: object, properties: {x: {const: 1}}}
+"""
+
+
+async def test_a_function_can_be_offered_twice_under_different_words(write: Write) -> None:
+    folder = write(tools_yaml=FUNCTIONS, tools_mod_py='def one(x: int = 1) -> int:\n    """One."""\n    return x\n')
+    async with load(folder) as gateway:
+        specs = {spec.name: spec for spec in gateway.specs}
+        assert (specs["a_one"].description, specs["a_one"].hints.pure) == ("One.", True)
+        assert (specs["b_one"].description, specs["b_one"].hints.pure) == ("Another one.", False)
+        assert specs["b_one"].parameters == {"type": "object", "properties": {"x": {"const": 1}}}
+
+
+def test_every_mistake_in_the_code_behind_the_files_is_told_at_once(write: Write) -> None:
+    folder = write(
+        tools_yaml="tools:\n  - function: wrong_mod:star\n  - function: wrong_mod:nowhere\n  - function: no_mod:x\n",
+        wrong_mod_py="def star(*args: int) -> None: ...\n",
+    )
+    with pytest.raises(ConfigError) as raised:
+        plan(folder, None)
+    text = str(raised.value)
+    assert "tools[0]" in text and "no name that a caller could use" in text
+    assert "has no 'nowhere'" in text and "no_mod" in text
+
+
+def test_equal_configuration_has_equal_keys_and_a_changed_secret_has_not(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = {"mcpServers": {"far": {"url": "http://127.0.0.1:9/mcp", "auth_token": "${FAR_TOKEN}"}}}
+    folder = write(tools_yaml=VERL_TOOL, servers_json=json.dumps(servers))
+
+    def keys() -> list[str]:
+        return [source.key for source in plan(folder, folder / "servers.json").sources]
+
+    monkeypatch.setenv("FAR_TOKEN", "one")
+    before = keys()
+    assert keys() == before
+    monkeypatch.setenv("FAR_TOKEN", "other")
+    assert keys()[0] == before[0] and keys()[1] != before[1]
+    assert "other" not in "".join(keys())
