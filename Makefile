@@ -1,6 +1,8 @@
 # Every verb does its own set-up: on a fresh machine with Python 3.11, `make test` is all it takes.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# A machine without CUDA takes the CPU build of torch.
+CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
 
 .PHONY: help install test check format serve atlas bench conformance clean
 .DEFAULT_GOAL := help
@@ -12,7 +14,7 @@ install: .venv/installed  ## Make .venv with everything in it
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
 
 test: install check  ## Lint, types, all tests, coverage
