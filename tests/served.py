@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import anyio.abc
 from anyio import from_thread, to_thread
+from anyio.abc import TaskStatus
 
 from gateway.gateway import Gateway
 from gateway.http.serve import Stop, serve
@@ -23,44 +23,38 @@ class Served:
     stop: Callable[[], None]
 
 
-class _Thread:
-    """The server's side: its own loop, with the gateway made inside it."""
+@contextmanager
+def serving(make: Callable[[], Gateway], settings: Settings | None = None, **more: Any) -> Iterator[Served]:
+    """The server's side has its own loop, with the gateway made inside it."""
 
-    def __init__(self, make: Callable[[], Gateway], settings: Settings, **more: Any) -> None:
-        self._make, self._settings, self._more = make, settings, more
-        self._portal_cm = from_thread.start_blocking_portal("asyncio", {"use_uvloop": True})
-
-    def start(self) -> Served:
-        self._portal = self._portal_cm.__enter__()
-        self._done, served = self._portal.start_task(self._serve)
-        return served  # type: ignore[no-any-return]
-
-    async def _serve(self, *, task_status: anyio.abc.TaskStatus[Served]) -> None:
-        stop, gateway = Stop(), self._make()
-        self._stop = stop
+    async def main(*, task_status: TaskStatus[Served]) -> None:
+        stop, gateway = Stop(), make()
 
         def ready(url: str) -> None:
-            task_status.started(Served(url, gateway, lambda: self._portal.call(stop)))
+            task_status.started(Served(url, gateway, lambda: portal.call(stop)))
 
-        await serve(gateway, self._settings, stop=stop, ready=ready, **self._more)
+        await serve(gateway, settings or Settings(port=0), stop=stop, ready=ready, **more)
 
-    def end(self) -> None:
+    with from_thread.start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:
+        done, at = portal.start_task(main)
         try:
-            self._portal.call(self._stop)
-            self._done.result(timeout=20)
+            yield at
         finally:
-            self._portal_cm.__exit__(None, None, None)
+            if not done.done():
+                at.stop()
+            done.result(timeout=20)
 
 
 @asynccontextmanager
 async def served(make: Callable[[], Gateway], settings: Settings | None = None, **more: Any) -> AsyncIterator[Served]:
-    thread = _Thread(make, settings or Settings(port=0), **more)
-    started = await to_thread.run_sync(thread.start)
+    """The same, for a test that has a loop of its own and must not block it."""
+    thread = serving(make, settings, **more)
+    at = await to_thread.run_sync(thread.__enter__)
     try:
-        yield started
+        yield at
     finally:
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(thread.end)
+            await to_thread.run_sync(thread.__exit__, None, None, None)
 
 
 async def until(holds: Callable[[], Any], within_s: float = 10) -> None:

@@ -64,6 +64,7 @@ def _fits(structured: Json, *, modern: bool) -> bool:
 def _meta(result: ToolResult) -> dict[str, Any]:
     said = {
         f"{OURS}outcome": result.outcome.value,
+        f"{OURS}reason": result.reason,
         f"{OURS}reward": result.reward,
         f"{OURS}done": result.done or None,
         f"{OURS}metrics": _plain(result.metrics) or None,
@@ -99,12 +100,14 @@ def to_block(part: Part) -> dict[str, Any]:
 
 def _of_resource(part: Resource) -> dict[str, Any]:
     common = {"uri": part.uri} if part.mime is None else {"uri": part.uri, "mimeType": part.mime}
-    if part.data is not None:
-        return {"type": "resource", "resource": {**common, "blob": _base64(part.data)}}
-    if part.text is not None:
-        return {"type": "resource", "resource": {**common, "text": part.text}}
-    link: dict[str, Any] = {"type": "resource_link", **common, "name": part.name or part.uri}
-    return link if part.description is None else {**link, "description": part.description}
+    words = {"name": part.name, "description": part.description}
+    if part.text is None and part.data is None:
+        link = {"type": "resource_link", **common, **words, "name": part.name or part.uri}
+        return {key: value for key, value in link.items() if value is not None}
+    content = {"text": part.text} if part.data is None else {"blob": _base64(part.data)}
+    meta = {f"{OURS}{key}": value for key, value in words.items() if value is not None}
+    block = {"type": "resource", "resource": {**common, **content}}
+    return {**block, "_meta": meta} if meta else block
 
 
 def _base64(data: bytes) -> str:

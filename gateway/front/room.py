@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 from mcp.server.subscriptions import ListenHandler
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, LoggingLevel
 
-from gateway.errors import SessionError
+from gateway.errors import GatewayError
 from gateway.front.behind import DEFAULT_LEVEL, Asked, behind, connection, modern, raw_meta
 from gateway.front.held import Desk, Work
 from gateway.front.news import News
 from gateway.front.parts import OURS
 from gateway.front.shelf import Shelf
-from gateway.front.visit import Visit, offered, passing
+from gateway.front.visit import Offer, Visit
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
+from gateway.types import Task
 
 HANDLE = f"{OURS}session"
 """In a request's `_meta`: the id of a session that its sender has opened, on whatever door."""
@@ -31,6 +33,7 @@ class Room:
         self.gateway, self.desk = gateway, desk
         self.visit = visit
         """Of the one client that there is, where there can be only one."""
+        self.offer = Offer(gateway)
         self.shelf = Shelf(gateway)
         self.news = News(gateway, self.shelf)
         self.listen = ListenHandler(self.news.bus)
@@ -41,22 +44,26 @@ class Room:
     async def session(self, asked: Asked, name: str) -> AsyncIterator[GatewaySession]:
         """The session that this request belongs to: named by it, its client's, or else one of its own."""
         handle, visit = raw_meta(asked).get(HANDLE), self._visit(asked)
-        if handle is not None:
-            session = self.gateway.sessions.get(handle) if isinstance(handle, str) else None
-            if session is None:
-                raise MCPError(INVALID_PARAMS, f"`{HANDLE}` names no open session")
-            _must_offer(name, any(spec.name == name for spec in session.specs))
-            yield session
-            return
-        _must_offer(name, visit.offers(name) if visit else offered(self.gateway, name))
         try:
-            if visit is not None:
+            if handle is not None:
+                yield self._named(handle, name)
+            elif visit is not None:
+                _must_offer(name, name in self.offer.tools or visit.holds(name))
                 yield await visit.session(name)
-                return
-            async with passing(self.gateway, name) as session:
-                yield session
-        except SessionError as error:
+            else:
+                _must_offer(name, name in self.offer.tools)
+                # A call that comes from nowhere and leads nowhere: strangers share nothing.
+                async with self.gateway.open(Task(tools=(name,))) as session:
+                    yield session
+        except GatewayError as error:
             raise MCPError(INTERNAL_ERROR, str(error)) from error
+
+    def _named(self, handle: Any, name: str) -> GatewaySession:
+        session = self.gateway.sessions.get(handle) if isinstance(handle, str) else None
+        if session is None:
+            raise MCPError(INVALID_PARAMS, f"`{HANDLE}` names no open session")
+        _must_offer(name, any(spec.name == name for spec in session.specs))
+        return session
 
     def _visit(self, asked: Asked) -> Visit | None:
         if self.visit is not None or modern(asked):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from importlib.metadata import version
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ from gateway.front.page import COMPLETE, page
 from gateway.front.parts import foreign, to_answer, to_tool
 from gateway.front.room import Room, room
 from gateway.front.shelf import Shelf, ask
+from gateway.front.visit import Offer
 from gateway.gateway import Gateway
 from gateway.types import Context, ToolCall, ToolResult
 from gateway.upstream.fault import JSONRPC_ERROR
@@ -33,9 +33,9 @@ class Front(Server[Room]):
             "mtrl-gateway",
             version=version("mtrl"),
             lifespan=lambda _: room(gateway, one_client=one_client),
-            get_tool_input_schema=partial(_schema, gateway),
+            get_tool_input_schema=self._schema,
         )
-        self.gateway = gateway
+        self._shelf, self._offer = Shelf(gateway), Offer(gateway)
         listed, named = mcp.PaginatedRequestParams, mcp.NotificationParams
         self.add_request_handler("tools/list", listed, _list_tools)
         self.add_request_handler("tools/call", mcp.CallToolRequestParams, _call_tool)
@@ -51,6 +51,11 @@ class Front(Server[Room]):
         self.add_request_handler("subscriptions/listen", mcp.SubscriptionsListenRequestParams, _listen)
         self.add_notification_handler("notifications/initialized", named, _greet)
 
+    def _schema(self, name: str) -> Mapping[str, Any] | None:
+        """Some arguments travel as headers too, and must agree with them."""
+        spec = self._offer.tools.get(name)
+        return None if spec is None else spec.parameters
+
     def get_capabilities(
         self,
         notification_options: NotificationOptions | None = None,
@@ -60,7 +65,7 @@ class Front(Server[Room]):
         protocol_version: str | None = None,
     ) -> mcp.ServerCapabilities:
         """As things are behind us now, whatever handlers there are."""
-        having = Shelf(self.gateway).having
+        having = self._shelf.having
         return mcp.ServerCapabilities(
             tools=mcp.ToolsCapability(list_changed=True),
             resources=mcp.ResourcesCapability(subscribe=True, list_changed=True) if having("resources") else None,
@@ -70,14 +75,8 @@ class Front(Server[Room]):
         )
 
 
-def _schema(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
-    tool = gateway.table.tools.get(name)
-    return tool.spec.parameters if tool is not None and tool.spec.audience == "policy" else None
-
-
 async def _list_tools(asked: Asked, params: mcp.PaginatedRequestParams) -> Answer:
-    specs = asked.lifespan_context.gateway.specs
-    tools = [to_tool(spec, modern=modern(asked)) for spec in specs if spec.audience == "policy"]
+    tools = [to_tool(spec, modern=modern(asked)) for spec in asked.lifespan_context.offer.tools.values()]
     return page("tools/list", asked.protocol_version, "tools", tools, params.cursor)
 
 

@@ -2,70 +2,70 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 
 import anyio
 
+from gateway.errors import SessionError
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
-from gateway.types import Task
+from gateway.types import Task, ToolSpec
+
+
+class Offer:
+    """What a policy may call now, by name."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._seen: Sequence[ToolSpec] = ()
+        self._by_name: Mapping[str, ToolSpec] = {}
+
+    @property
+    def tools(self) -> Mapping[str, ToolSpec]:
+        """A gateway keeps the same object until its list changes."""
+        specs = self._gateway.specs
+        if specs is not self._seen:
+            self._seen, self._by_name = specs, {spec.name: spec for spec in specs if spec.audience == "policy"}
+        return self._by_name
 
 
 class Visit:
-    """What one client has opened. A source is opened when the client first calls a tool of it.
-
-    So a client that uses one tool does not start every server, nor fail for one that is down.
-    """
+    """What one client has open: one session for all tools, begun when it first calls one."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._by_tool: dict[str, GatewaySession] = {}
-        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._turn = anyio.Lock()
+        self._apart = False
 
     async def session(self, name: str) -> GatewaySession:
-        """The session in which this tool is called; `name` must be one that the gateway offers, or that is open."""
-        session = self._by_tool.get(name)
-        if session is not None and not session.closed:
-            return session
-        source = self._gateway.table.tools[name].source
-        async with self._turns[source.key]:
-            session = self._by_tool.get(name)
-            if session is None or session.closed:
-                session = await self._begin(name)
-            return session
+        async with self._turn:
+            if not self.holds(name):
+                await self._begin(name)
+            return self._by_tool[name]
 
-    async def _begin(self, name: str) -> GatewaySession:
-        """A tool that came later than its neighbours gets a session of its own; theirs keep their state."""
-        table = self._gateway.table
-        offered = [n for n, tool in table.of(table.tools[name].source).items() if tool.spec.audience == "policy"]
-        closed = [n for n in offered if n not in self._by_tool or self._by_tool[n].closed]
-        session = await self._gateway.begin(Task(tools=tuple(closed)))
-        self._by_tool.update(dict.fromkeys(closed, session))
-        return session
-
-    def offers(self, name: str) -> bool:
+    def holds(self, name: str) -> bool:
         """A tool that is no longer listed stays callable for whoever has it open."""
         session = self._by_tool.get(name)
-        if session is not None and not session.closed:
-            return True
-        return offered(self._gateway, name)
+        return session is not None and not session.closed
+
+    async def _begin(self, name: str) -> None:
+        """A tool that came later has a session of its own, so that the others keep their state.
+
+        So has every tool where not all can be opened together: a class may want arguments that no MCP client gives.
+        """
+        if not self._apart and not any(not session.closed for session in self._by_tool.values()):
+            try:
+                session = await self._gateway.begin(Task())
+            except SessionError:
+                self._apart = True
+            else:
+                self._by_tool.update({spec.name: session for spec in session.specs})
+        if not self.holds(name):
+            self._by_tool[name] = await self._gateway.begin(Task(tools=(name,)))
 
     async def close(self) -> None:
         sessions = {id(session): session for session in self._by_tool.values()}
         async with anyio.create_task_group() as closing:
             for session in sessions.values():
                 closing.start_soon(session.close)
-
-
-def offered(gateway: Gateway, name: str) -> bool:
-    tool = gateway.table.tools.get(name)
-    return tool is not None and tool.spec.audience == "policy"
-
-
-@asynccontextmanager
-async def passing(gateway: Gateway, name: str) -> AsyncIterator[GatewaySession]:
-    """For a call that comes from nowhere and leads nowhere: a session of its own, so that strangers share nothing."""
-    async with gateway.open(Task(tools=(name,))) as session:
-        yield session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.app import app
 from gateway.http.settings import Settings, refuse_open_door
+from gateway.trace import tracing
 
 DRAIN_S = 5
 """For answers that are under way when the server stops."""
@@ -93,7 +95,12 @@ async def serve(
             for one in beside:
                 await stack.enter_async_context(one)
             url = _url(settings, listening)
-            server = _Server(_config(app(gateway, settings, mounts)), gateway, stop, lambda: ready(url))
+            served = app(gateway, settings, mounts)
+            traces = await stack.enter_async_context(tracing(os.environ))
+            if traces is not None:
+                gateway.observers.append(traces.observe)
+                served = traces.around(served)
+            server = _Server(_config(served), gateway, stop, lambda: ready(url))
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(server.heed)
             await server.serve([listening])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def refuse_open_door(settings: Settings) -> None:
         )
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -205,10 +205,12 @@ class Connection:
         return Ending(f"the connection was lost: {self._fault}" if self._fault else "the server closed the connection")
 
     async def _unwelcome(self, error: MCPError | UpstreamError) -> Ending:
-        if self._over.is_set():
-            return await self._autopsy()
         if isinstance(error, UpstreamError):
             return Ending(error.reason)
+        if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED:
+            with anyio.move_on_after(_LAST_WORD_S):
+                await self._over.wait()
+            return await self._autopsy()
         if self._greeting.status in (401, 403):
             return Ending(unauthorized(self._greeting), AUTH_REMEDY)
         reason = explain(error, self._greeting, None).reason

@@ -14,6 +14,7 @@ from gateway.schema import Checker, SchemaError
 from gateway.types import Hints, ToolSpec
 from gateway.upstream.connection import Connection
 from gateway.upstream.era import HeaderMap
+from gateway.upstream.loops import loop
 
 MOST_PAGES = 100
 MOST_TOOLS = 10_000
@@ -101,6 +102,8 @@ def _spec(tool: Any, owner: str) -> ToolSpec:
     if size > MOST_BYTES:
         raise _Malformed(f"its description and schema take {size} bytes, more than {MOST_BYTES}")
     Checker(parameters)
+    if (reference := loop(parameters)) is not None:
+        raise _Malformed(f"its `inputSchema` comes back to itself by {reference!r}")
     output = tool.get("outputSchema")
     return ToolSpec(
         name,

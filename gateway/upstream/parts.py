@@ -8,11 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.types import EMPTY, Audio, Image, Outcome, Part, Resource, Text, ToolResult
+from gateway.types import EMPTY, Audio, Image, Outcome, Part, Resource, Text, ToolResult, Video
 
 _UNREADABLE = "unreadable_parts"
 _OUTCOMES = frozenset(Outcome)
-_REWARD, _DONE, _METRICS, _OUTCOME = "mtrl/reward", "mtrl/done", "mtrl/metrics", "mtrl/outcome"
+_OURS = "mtrl/"
+"""Begins every key of `_meta` that gateways speak among themselves."""
 
 
 class _Unreadable(ValueError):
@@ -27,26 +28,26 @@ def to_result(raw: Mapping[str, Any]) -> ToolResult:
         parts.append(Text(json.dumps(structured, ensure_ascii=False)))
     meta = raw.get("_meta")
     meta = meta if isinstance(meta, Mapping) else EMPTY
-    metrics = meta.get(_METRICS)
+    metrics = meta.get(f"{_OURS}metrics")
     metrics = dict(metrics) if isinstance(metrics, Mapping) else {}
     if unreadable:
         metrics[_UNREADABLE] = unreadable
-    reward = meta.get(_REWARD)
+    reward = meta.get(f"{_OURS}reward")
     return ToolResult(
         tuple(parts),
         _outcome(raw, meta),
         reward=float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None,
-        done=meta.get(_DONE) is True,
+        done=meta.get(f"{_OURS}done") is True,
         structured=structured,
         metrics=metrics,
-        reason="the tool reported an error" if raw.get("isError") is True else None,
+        reason=_text(meta, f"{_OURS}reason") or ("the tool reported an error" if raw.get("isError") is True else None),
         meta=meta,
     )
 
 
 def _outcome(raw: Mapping[str, Any], meta: Mapping[str, Any]) -> Outcome:
     """A gateway behind this one says more than an error flag can."""
-    said = meta.get(_OUTCOME)
+    said = meta.get(f"{_OURS}outcome")
     if isinstance(said, str) and said in _OUTCOMES:
         return Outcome(said)
     return Outcome.ERROR if raw.get("isError") is True else Outcome.OK
@@ -77,7 +78,7 @@ def _part(item: Any) -> Part:
         case {"type": "audio", "data": str(data)}:
             return Audio(_bytes(data), _mime(item) or "audio/wav")
         case {"type": "resource", "resource": {"uri": str(uri)} as resource}:
-            return _resource(uri, resource)
+            return _resource(uri, resource, item.get("_meta"))
         case {"type": "resource_link", "uri": str(uri)}:
             return Resource(uri, _mime(item), name=_text(item, "name"), description=_text(item, "description"))
         case {"type": str(kind)}:
@@ -88,12 +89,17 @@ def _part(item: Any) -> Part:
 _KNOWN = ("text", "image", "audio", "resource", "resource_link")
 
 
-def _resource(uri: str, resource: Mapping[str, Any]) -> Part:
+def _resource(uri: str, resource: Mapping[str, Any], meta: Any) -> Part:
     mime, blob = _mime(resource), resource.get("blob")
+    meta = meta if isinstance(meta, Mapping) else EMPTY
+    name, description = _text(meta, f"{_OURS}name"), _text(meta, f"{_OURS}description")
     if not isinstance(blob, str):
-        return Resource(uri, mime, text=_text(resource, "text") or "")
+        return Resource(uri, mime, text=_text(resource, "text") or "", name=name, description=description)
     data = _bytes(blob)
-    return Image(data, mime) if mime is not None and mime.startswith("image/") else Resource(uri, mime, data=data)
+    for kind, prefix in ((Image, "image/"), (Video, "video/")):
+        if mime is not None and mime.startswith(prefix):
+            return kind(data, mime)
+    return Resource(uri, mime, data=data, name=name, description=description)
 
 
 def _bytes(text: str) -> bytes:

@@ -84,7 +84,9 @@ class McpToolset:
             for connection in connections:
                 await connection.gone.wait()
         self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, trace)
+        # The error is not ours, and in our task group it would arrive in a group of one.
+        await self._tasks.__aexit__(None, None, None)
+        return None
 
     @property
     def specs(self) -> Sequence[ToolSpec]:

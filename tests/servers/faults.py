@@ -225,6 +225,17 @@ async def grow(call: Call) -> None:
     await call.content(parts.text(f"echo-grown{shared.grown}"))
 
 
+@tool(method=STRING)
+async def ask(call: Call) -> None:
+    """Asks the client back, and answers with what it said."""
+    question = f"question-{os.urandom(4).hex()}"
+    answer = call.connection.asked[question] = asyncio.get_running_loop().create_future()
+    method = call.argument("method", "roots/list")
+    await call.say(json.dumps({"jsonrpc": "2.0", "id": question, "method": method, "params": {}}))
+    said = await answer
+    await call.content(parts.text(json.dumps(said.get("result", said.get("error")))))
+
+
 @tool()
 async def was_cancelled(call: Call) -> None:
     """Answers with the ids and the tools of all requests that clients cancelled."""

@@ -62,6 +62,7 @@ class Connection:
     spoken: bool = False
     running: dict[Any, asyncio.Task[None]] = field(default_factory=dict)
     names: dict[Any, str] = field(default_factory=dict)
+    asked: dict[Any, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.shared.connections.append(self)
@@ -74,6 +75,8 @@ class Connection:
             self.names[message["id"]] = message.get("params", {}).get("name", message["method"])
             task.add_done_callback(lambda _: self.running.pop(message["id"], None))
             return task
+        if "method" not in message and message.get("id") in self.asked:
+            self.asked.pop(message["id"]).set_result(message)
         if message.get("method") == "notifications/cancelled":
             request = message["params"]["requestId"]
             self.shared.cancelled.append({"id": request, "tool": self.names.get(request)})

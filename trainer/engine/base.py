@@ -82,7 +82,7 @@ class Engine(Protocol):
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
     ) -> Written:
-        """Continues `ids`. `key` names the rollout, `group` its siblings, for routing; cancelling it frees its place."""
+        """Continues `ids`. `key` names the rollout and `group` its siblings; cancelling frees its place."""
         ...
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
