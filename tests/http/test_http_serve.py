@@ -1,0 +1,156 @@
+"""Serving: one line when ready, one message when it cannot, and an end in order on a signal."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.errors import ConfigError
+from gateway.gateway import Gateway
+from gateway.http.serve import Stop, bind, serve
+from gateway.http.settings import Settings
+from tests.http.rooms import Caller, rooms
+from tests.served import served
+
+PROGRAM = """
+import sys, anyio
+from gateway.gateway import Gateway
+from gateway.http.serve import run
+from gateway.http.settings import Settings
+from gateway.native.toolset import NativeToolset
+from gateway.table import Source
+from tests.doors.kit import Judge, judge
+
+class Loud(Judge):
+    async def release(self, instance_id, **kwargs):
+        print("released", flush=True)
+
+class Late(NativeToolset):
+    async def __aenter__(self):
+        print("starting", flush=True)
+        await anyio.sleep_forever()
+
+tool = judge()
+tool.tool.__class__ = Loud
+kind = Late if "late" in sys.argv else NativeToolset
+run(Gateway([Source("judge", kind([tool]))]), Settings(port=0))
+print("left", flush=True)
+"""
+
+
+@contextmanager
+def program(*args: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROGRAM, *args]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def first_line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_sessions_before_the_process(sign: signal.Signals) -> None:
+    with program() as child:
+        line = first_line(child)
+        url = line.split()[1]
+        assert line.startswith("mtrl-gateway: http://127.0.0.1:")
+        request = urllib.request.Request(f"{url}/v1/sessions", b"{}", method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert json.load(answer)["id"]
+        child.send_signal(sign)
+        out, err = child.communicate(timeout=20)
+    assert (out, child.returncode) == ("released\nleft\n", 0), err
+
+
+def test_a_signal_while_starting_ends_the_start() -> None:
+    with program("late") as child:
+        assert first_line(child) == "starting\n"
+        child.send_signal(signal.SIGTERM)
+        out, err = child.communicate(timeout=20)
+    assert (out, child.returncode) == ("left\n", 0), err
+
+
+def test_a_port_in_use_is_one_clear_message() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"(?s)127\.0\.0\.1:{port} is in use.*choose another port"):
+            bind(Settings(port=port))
+
+
+def test_an_address_that_is_not_ours_is_one_clear_message() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.1"):
+        bind(Settings(host="203.0.113.1", port=0))
+
+
+async def test_nothing_is_started_where_the_port_is_in_use() -> None:
+    entered = []
+
+    class Told(Gateway):
+        async def __aenter__(self) -> Told:
+            entered.append(self)
+            return self
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match="in use"):
+            await serve(Told([]), settings, stop=Stop(), ready=print)
+    assert entered == []
+
+
+async def test_a_gateway_listens_on_ipv6_too() -> None:
+    async with served(lambda: Gateway(rooms()), Settings(host="::1", port=0)) as at:
+        assert at.url.startswith("http://[::1]:")
+        assert (await Caller(at.url)("GET", "/healthz")).status_code == 200
+
+
+async def test_mounted_applications_stand_behind_the_same_guard() -> None:
+    happened = []
+
+    async def echo(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["method"].encode() + b" " + body})
+
+    @asynccontextmanager
+    async def beside() -> AsyncIterator[None]:
+        happened.append("begun")
+        yield
+        happened.append("ended")
+
+    settings = Settings(port=0, body_bytes=100)
+    async with served(lambda: Gateway(rooms()), settings, mounts={"/mcp": echo}, beside=[beside()]) as at:
+        ask = Caller(at.url)
+        with anyio.fail_after(10):
+            host, port = at.url.removeprefix("http://").split(":")
+            for headers, body, expected in (
+                ("Content-Length: 2", b"hi", b"POST hi"),
+                ("Transfer-Encoding: chunked", b"2\r\nhi\r\n0\r\n\r\n", b"POST hi"),
+                ("Transfer-Encoding: chunked", b"70\r\n" + b"x" * 0x70 + b"\r\n", b"too_large"),
+            ):
+                async with await anyio.connect_tcp(host, int(port)) as stream:
+                    head = f"POST /mcp HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n\r\n"
+                    await stream.send(head.encode() + body)
+                    answer = b"".join([piece async for piece in stream])
+                assert expected in answer
+        assert (await ask("POST", "/mcp", {}, host="evil.example")).status_code == 403
+        assert happened == ["begun"]
+    assert happened == ["begun", "ended"]
