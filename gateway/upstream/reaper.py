@@ -22,10 +22,15 @@ class Reaper:
         self._groups: set[int] = set()
         self._turn = anyio.Lock()
 
+    @property
+    def pid(self) -> int | None:
+        return self._guard.pid if self._guard else None
+
     async def start(self) -> None:
         """Starts the guard, at the first child: a gateway without children needs none."""
         async with self._turn:
             if self._guard is None or self._guard.poll() is not None:
+                await self.stop()
                 self._guard = await to_thread.run_sync(_spawn)
                 for group in self._groups:
                     self._say(f"+{group}")

@@ -49,5 +49,5 @@ async def call(server: McpToolset, name: str, context: Context = ALONE, **argume
 async def eventually(true: Callable[[], bool], within_s: float = 15.0) -> None:
     """Another process tells nobody when it is done, so it is looked at again and again, for a bounded while."""
     with anyio.fail_after(within_s):
-        while not true():
+        while not true():  # noqa: ASYNC110 (it has no event)
             await anyio.sleep(0.02)
