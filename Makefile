@@ -45,4 +45,4 @@ conformance: install  ## The official MCP conformance suite, through the gateway
 	$(BIN)/python tests/conformance/run.py
 
 clean:         ## Remove what the other verbs made
-	rm -rf .venv .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

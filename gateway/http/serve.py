@@ -110,7 +110,8 @@ async def serve(
 def bind(settings: Settings) -> socket.socket:
     """Takes the port before anything is started, since a port in use is the likeliest thing to go wrong."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family)
+    # Without uvloop, asyncio spares answers a delay of 40 ms only on sockets that say they are TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host, settings.port))
