@@ -15,7 +15,7 @@ from gateway.errors import SessionError
 from gateway.http.asked import Asked, parse
 from gateway.http.desk import Desk, Opened
 from gateway.http.reply import Problem, json_reply, no_session
-from gateway.http.shapes import MOST_CALLS, Call, Calls, CallsBase, FeedbackRequest
+from gateway.http.shapes import MOST_CALLS, Call, Calls, CallsRequest, FeedbackRequest
 from gateway.types import ALONE, Context, Feedback, Task, Text, ToolCall, ToolResult
 from gateway.wire import feedback_json, part_json, result_json
 
@@ -42,7 +42,7 @@ async def call_pure(desk: Desk, asked: Asked) -> ASGIApp:
         if one.name not in pure:
             problem = f"{one.name[:200]!r} is not a tool that may be called without a session."
             remedy = "Open a session with POST /v1/sessions; or, if it keeps no state, declare the tool `pure`."
-            raise Problem(422, "invalid_request", problem, remedy=remedy, param=f"tool_calls.{place}.function.name")
+            raise Problem(409, "conflict", problem, remedy=remedy, param=f"tool_calls.{place}.function.name")
     return _answer(wanted, calls, await asked.attended(partial(_alone, desk, calls)))
 
 
@@ -74,17 +74,17 @@ async def _turn(opened: Opened, wanted: FeedbackRequest) -> Feedback:
         raise Problem(409, "conflict", str(error), remedy=remedy) from None
 
 
-def _calls(body: bytes) -> tuple[CallsBase, Sequence[ToolCall]]:
+def _calls(body: bytes) -> tuple[CallsRequest, Sequence[ToolCall]]:
     """A message with `tool_calls`, several messages, or the bare list of calls."""
     if body[:64].lstrip()[:1] == b"[":
         body = b'{"tool_calls":' + body + b"}"
-    wanted = parse(CallsBase, body)
+    wanted = parse(CallsRequest, body)
     if wanted.tool_calls is not None:
         return wanted, [_call(one) for one in wanted.tool_calls]
-    if wanted.messages is None:
+    if not wanted.model_fields_set & {"tool_calls", "messages"}:
         remedy = "Send an assistant message, or `messages` that hold some."
         raise Problem(422, "invalid_request", "There are no tool calls.", remedy=remedy, param="tool_calls")
-    calls = [call for place, one in enumerate(wanted.messages) for call in _of_message(place, one)]
+    calls = [call for place, one in enumerate(wanted.messages or ()) for call in _of_message(place, one)]
     if len(calls) > MOST_CALLS:
         raise Problem(422, "invalid_request", f"More than {MOST_CALLS} calls in one request.", param="messages")
     return wanted, calls
@@ -105,7 +105,7 @@ def _call(one: Call) -> ToolCall:
     return ToolCall(one.id, one.function.name, text)
 
 
-def _answer(wanted: CallsBase, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> ASGIApp:
+def _answer(wanted: CallsRequest, calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> ASGIApp:
     machine = [result_json(one, result) for one, result in zip(calls, results, strict=True)]
     if wanted.layout == "parts":
         for fields, result in zip(machine, results, strict=True):

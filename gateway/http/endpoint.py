@@ -35,7 +35,7 @@ class Endpoint:
             headers = ((b"retry-after", b"1"),)
             reply = Problem(503, "too_many_sessions", str(error), headers=headers).reply
         except SessionError as error:
-            reply = Problem(422, "invalid_request", str(error)).reply
+            reply = Problem(409, "conflict", str(error)).reply
         except Unavailable as error:
             reply = Problem(503, "unavailable", str(error)).reply
         except Exception:  # boundary: one request's misfortune is not the server's

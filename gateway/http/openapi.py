@@ -48,7 +48,7 @@ OPERATIONS = (
         shapes.Begun,
         shapes.BeginRequest,
         status=201,
-        refusals=(*_BODY, 503),
+        refusals=(*_BODY, 409, 503),
         query={"hold": ("false", "true")},
     ),
     Operation("get", "/v1/sessions/{id}", "Look at a session", shapes.State, refusals=(404,)),
@@ -60,7 +60,7 @@ OPERATIONS = (
         "/v1/sessions/{id}/calls",
         "Run the tool calls of an assistant message",
         shapes.Called,
-        shapes.CallsBase,
+        shapes.CallsRequest,
         refusals=(*_BODY, 404),
     ),
     Operation(
@@ -76,8 +76,8 @@ OPERATIONS = (
         "/v1/calls",
         "Run calls of pure tools without a session",
         shapes.Called,
-        shapes.CallsBase,
-        refusals=(*_BODY, 503),
+        shapes.CallsRequest,
+        refusals=(*_BODY, 409, 503),
     ),
     Operation("get", "/healthz", "How the gateway and its servers are", shapes.Health),
     Operation("get", "/metrics", "Numbers for Prometheus", "text/plain"),
@@ -91,7 +91,7 @@ _REFUSALS = {
     403: "The Host or the Origin is not allowed.",
     404: "There is no such session.",
     405: "The path has no such method.",
-    409: "The session has no interaction.",
+    409: "Well formed, but the gateway or the session offers no such thing.",
     413: "The body is too large.",
     422: "A field is wrong.",
     500: "The gateway failed.",
@@ -151,7 +151,7 @@ def _parameters(one: Operation) -> list[Schema]:
 
 def _request(model: type[BaseModel]) -> Schema:
     """Calls may also come as the bare list."""
-    if model is not shapes.CallsBase:
+    if model is not shapes.CallsRequest:
         return _ref(model)
     return {"anyOf": [_ref(model), {"type": "array", "items": _ref(shapes.Call)}]}
 

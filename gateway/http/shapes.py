@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.config.models import Frozen
 from gateway.http.reply import Kind
 from gateway.types import Outcome
 
@@ -19,8 +18,14 @@ Form = Literal["openai", "spec"]
 Json = dict[str, Any]
 
 
+class Shape(BaseModel):
+    """What is not in it is refused, so that a slip of the pen is seen."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
 class Open(BaseModel):
-    """Frozen, but with room for what a chat API adds to its messages."""
+    """With room for what a chat API adds to its messages."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
@@ -31,7 +36,7 @@ class NamedFeedback(BaseModel):
     name: str
 
 
-class BeginRequest(Frozen):
+class BeginRequest(Shape):
     id: str = ""
     """The task's own name, for records; the session gets an id of its own."""
     task_id: str = ""
@@ -64,7 +69,9 @@ class Call(Open):
     function: CalledFunction
 
 
-class CallsBase(Open):
+class CallsRequest(Open):
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["tool_calls"]}, {"required": ["messages"]}]})
+
     tool_calls: Annotated[list[Call], Field(max_length=MOST_CALLS)] | None = None
     """The calls of one assistant message, which may be sent whole."""
     messages: list[Json] | None = None
@@ -76,31 +83,31 @@ class CallsBase(Open):
 
 
 class Calls(Open):
-    """The calls found in `CallsBase.messages`."""
+    """The calls found in `CallsRequest.messages`."""
 
     tool_calls: Annotated[list[Call], Field(max_length=MOST_CALLS)]
 
 
-class FeedbackRequest(Frozen):
+class FeedbackRequest(Shape):
     messages: list[Json]
     """The chat so far, the policy's last turn included."""
     layout: Layout = "chat"
     """`parts`: the answer's parts without loss."""
 
 
-class Function(Frozen):
+class Function(Shape):
     name: str
     description: str
     parameters: Json
     strict: bool | None = None
 
 
-class ToolSchema(Frozen):
+class ToolSchema(Shape):
     type: Literal["function"]
     function: Function
 
 
-class Hints(Frozen):
+class Hints(Shape):
     title: str | None
     read_only: bool
     idempotent: bool
@@ -109,7 +116,7 @@ class Hints(Frozen):
     pure: bool
 
 
-class Spec(Frozen):
+class Spec(Shape):
     name: str
     description: str
     parameters: Json
@@ -119,12 +126,12 @@ class Spec(Frozen):
     owner: str
 
 
-class Tools(Frozen):
+class Tools(Shape):
     object: Literal["list"]
     data: Sequence[ToolSchema | Spec]
 
 
-class Begun(Frozen):
+class Begun(Shape):
     id: str
     """Whoever knows it may use the session: keep it secret."""
     tools: Sequence[ToolSchema | Spec]
@@ -133,14 +140,14 @@ class Begun(Frozen):
     """Unix time; each use moves it."""
 
 
-class Reward(Frozen):
+class Reward(Shape):
     source: str
     value: float | None
     kind: Literal["call", "feedback", "end"]
     call_id: str | None
 
 
-class State(Frozen):
+class State(Shape):
     id: str
     task_id: str
     tools: list[str]
@@ -151,18 +158,18 @@ class State(Frozen):
     expires_at: float | None
 
 
-class Closed(Frozen):
+class Closed(Shape):
     id: str
     rewards: list[Reward]
 
 
-class ToolMessage(Frozen):
+class ToolMessage(Shape):
     role: Literal["tool", "user"]
     tool_call_id: str | None = None
     content: str | list[Json]
 
 
-class Result(Frozen):
+class Result(Shape):
     tool_call_id: str
     name: str
     outcome: Outcome
@@ -181,12 +188,12 @@ class Result(Frozen):
     """With the layout `parts`."""
 
 
-class Called(Frozen):
+class Called(Shape):
     messages: list[ToolMessage]
     results: list[Result]
 
 
-class Heard(Frozen):
+class Heard(Shape):
     done: bool
     message: str
     score: float | None
@@ -199,7 +206,7 @@ class Heard(Frozen):
     """With the layout `parts`."""
 
 
-class Health(Frozen):
+class Health(Shape):
     status: Literal["ok", "degraded"]
     sessions: int | None = None
     tools: int | None = None
@@ -208,12 +215,12 @@ class Health(Frozen):
     """Tools that are not offered, and why."""
 
 
-class Refusal(Frozen):
+class Refusal(Shape):
     type: Kind
     message: str
     remedy: str | None = None
     param: str | None = None
 
 
-class Refused(Frozen):
+class Refused(Shape):
     error: Refusal

@@ -36,7 +36,7 @@ async def line(then: Then) -> AsyncIterator[str]:
             while True:
                 try:
                     request = await stream.receive()
-                except anyio.EndOfStream:
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
                     return
                 if b"/calls" in request or b"/feedback" in request:
                     return await then(stream)

@@ -104,6 +104,13 @@ async def test_strict_sessions_take_back_the_nulls_that_strict_rules_force(ask: 
     assert broken["results"][0]["outcome"] == "invalid"
 
 
+async def test_a_message_without_calls_is_answered_with_none(ask: Caller) -> None:
+    id = await ask.begin()
+    for message in ({"role": "assistant", "content": "hm", "tool_calls": None}, {"messages": []}, []):
+        answer = await ask("POST", f"/v1/sessions/{id}/calls", message)
+        assert answer.json() == {"messages": [], "results": []}
+
+
 async def test_a_mistake_of_the_policy_is_a_message_to_it(ask: Caller) -> None:
     id = await ask.begin()
     said = await ask.call(id, "add", '{"a": "one"}')
@@ -130,7 +137,7 @@ async def test_other_tools_are_told_to_open_a_session(ask: Caller) -> None:
     for name in ("remember", "nothing", "feedback_gsm8k"):
         answer = await ask("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add"), tool_call(name)]})
         error = answer.json()["error"]
-        assert answer.status_code == 422 and error["param"] == "tool_calls.1.function.name"
+        assert answer.status_code == 409 and error["param"] == "tool_calls.1.function.name"
         assert "POST /v1/sessions" in error["remedy"]
 
 

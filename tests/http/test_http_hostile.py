@@ -47,7 +47,7 @@ async def id(ask: Caller) -> str:
 async def test_no_json_breaks_the_calls(ask: Caller, id: str, body: Any) -> None:
     for path in (f"/v1/sessions/{id}/calls", "/v1/calls"):
         answer = await ask("POST", path, body)
-        assert answer.status_code in (200, 400, 422)
+        assert answer.status_code in (200, 400, 409, 422)
 
 
 @many
@@ -55,7 +55,7 @@ async def test_no_json_breaks_the_calls(ask: Caller, id: str, body: Any) -> None
 async def test_no_bytes_break_the_other_rooms(ask: Caller, id: str, body: bytes) -> None:
     for path in ("/v1/sessions", f"/v1/sessions/{id}/feedback"):
         answer = await ask("POST", path, body)
-        assert answer.status_code in (201, 400, 422) or (path.endswith("feedback") and answer.status_code == 200)
+        assert answer.status_code in (201, 400, 409, 422) or (path.endswith("feedback") and answer.status_code == 200)
 
 
 @pytest.mark.parametrize(

@@ -181,17 +181,18 @@ async def test_too_many_sessions_are_refused_until_one_closes() -> None:
 
 
 async def test_what_cannot_be_opened_says_why(ask: Caller) -> None:
-    for wanted, message in (
-        ({"tools": ["sub"]}, "no tool named 'sub'"),
-        ({"feedback": "nobody"}, "no interaction named 'nobody'"),
-        ({"tool": ["add"]}, "Extra inputs are not permitted"),
-        ({"ttl_s": -1}, "greater than 0"),
-        ({"ttl_s": "soon"}, "valid number"),
-        ({"tools": "add"}, "valid array"),
-        ({"feedback": {"ground_truth": 1}}, "valid string"),
+    for wanted, status, message in (
+        ({"tools": ["sub"]}, 409, "no tool named 'sub'"),
+        ({"feedback": "nobody"}, 409, "no interaction named 'nobody'"),
+        ({"tool": ["add"]}, 422, "Extra inputs are not permitted"),
+        ({"ttl_s": -1}, 422, "greater than 0"),
+        ({"ttl_s": "soon"}, 422, "valid number"),
+        ({"tools": "add"}, 422, "valid array"),
+        ({"form": None}, 422, "Input should be 'openai' or 'spec'"),
+        ({"feedback": {"ground_truth": 1}}, 422, "valid string"),
     ):
         answer = await ask("POST", "/v1/sessions", wanted)
-        assert answer.status_code == 422 and message in answer.json()["error"]["message"]
+        assert answer.status_code == status and message in answer.json()["error"]["message"]
 
 
 async def test_everything_is_released_when_the_server_stops() -> None:
