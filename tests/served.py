@@ -11,6 +11,7 @@ import anyio
 from anyio import from_thread, to_thread
 from anyio.abc import TaskStatus
 
+from gateway.front.http import mount
 from gateway.gateway import Gateway
 from gateway.http.serve import Stop, serve
 from gateway.http.settings import Settings
