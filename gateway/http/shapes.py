@@ -21,13 +21,13 @@ Json = dict[str, Any]
 class Shape(BaseModel):
     """What is not in it is refused, so that a slip of the pen is seen."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Open(BaseModel):
     """With room for what a chat API adds to its messages."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
 
 
 class NamedFeedback(BaseModel):
