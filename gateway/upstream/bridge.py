@@ -27,6 +27,7 @@ class Bridge:
         self._era, self._dispatcher = era, dispatcher
         self._uris: set[str] = set()
         self._changed = anyio.Event()
+        self._lost = False
 
     def take(self, method: str, params: Mapping[str, Any]) -> dict[str, Any] | None:
         """The answer to a request that the newer era no longer has; None for every other."""
@@ -63,6 +64,7 @@ class Bridge:
                     return
                 tasks.cancel_scope.cancel()
             if not self._changed.is_set():
+                self._lost = True
                 pause_s = _PAUSES_S[0] if anyio.current_time() - began > pause_s else min(2 * pause_s, _PAUSES_S[1])
                 await anyio.sleep(pause_s)
 
@@ -74,12 +76,18 @@ class Bridge:
         """Whether it is worth trying again."""
         params, options = self._era.stamp("subscriptions/listen", {"notifications": wish}, ALONE)
         options["request_id"] = number
-        flight_now.set(Flight(ALONE))
+        flight = Flight(ALONE)
+        flight_now.set(flight)
         try:
             await self._dispatcher.send_raw_request("subscriptions/listen", params, options)
         except MCPError as error:
-            return error.code == CONNECTION_CLOSED
+            return error.code == CONNECTION_CLOSED or flight.broken is not None or flight.unreachable
         return True
+
+    def missed(self) -> bool:
+        """Whether a subscription has begun that was lost before: nobody tells what changed meanwhile."""
+        lost, self._lost = self._lost, False
+        return lost
 
     def _wish(self) -> dict[str, Any]:
         wish: dict[str, Any] = {}

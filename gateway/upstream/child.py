@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,8 @@ from gateway.upstream.reaper import Reaper
 _LAST_WORDS = 4096
 _NOISE_KEPT = 3
 _POLL_S = 0.01
+_TOGETHER = 65536
+"""Bytes after which no further line is added to a write."""
 _GONE = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 Outgoing = tuple[bytes, Flight | None]
@@ -110,10 +112,8 @@ class Child:
         stdin = cast(ByteSendStream, process.stdin)
         with suppress(*_GONE):
             async with spoken:
-                async for data, flight in spoken:
-                    if flight is not None:
-                        flight.sent = True
-                    await stdin.send(data)
+                async for first in spoken:
+                    await stdin.send(b"".join(_taken(spoken, first)))
 
     async def _keep_words(self, process: Process) -> None:
         """Always drained, or a talkative server would block on its own log."""
@@ -182,6 +182,21 @@ class ChildWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+def _taken(spoken: MemoryObjectReceiveStream[Outgoing], first: Outgoing) -> Iterator[bytes]:
+    """What waits to be said is said together: handing a line to the pipe costs more than making it."""
+    outgoing, size = first, 0
+    with suppress(anyio.WouldBlock, anyio.EndOfStream):
+        while True:
+            data, flight = outgoing
+            if flight is not None:
+                flight.sent = True
+            yield data
+            size += len(data)
+            if size > _TOGETHER:
+                return
+            outgoing = spoken.receive_nowait()
 
 
 async def _exited(process: Process, wait_s: float) -> bool:

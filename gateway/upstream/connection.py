@@ -76,7 +76,7 @@ class Connection:
             # A transport may fail to open or to close in any way it likes; here it becomes a reason.
             self._settle(self._failed(error))
         finally:
-            self._settle(Ending("closed", wanted=True))
+            self._settle(Ending("closed"))
             self.gone.set()
 
     async def _live(self, streams: TransportStreams, patience: anyio.CancelScope) -> None:
@@ -84,7 +84,8 @@ class Connection:
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._pump)
             try:
-                self.era = await negotiate(self._greet, self._dispatcher.notify, self.line.config.connect_timeout_s)
+                timeout_s = self.line.config.connect_timeout_s
+                self.era = await negotiate(self._greet, self._dispatcher.notify, timeout_s, probe=self.line.probe)
             except (MCPError, UpstreamError) as error:
                 self._settle(await self._unwelcome(error))
             else:
@@ -164,7 +165,7 @@ class Connection:
         return self.ending is None and self.retired is None and self.met.is_set()
 
     def close(self, reason: str = "closed") -> None:
-        self._settle(Ending(reason, wanted=reason == "closed"))
+        self._settle(Ending(reason))
         self._over.set()
 
     def _settle(self, ending: Ending) -> None:
@@ -183,6 +184,8 @@ class Connection:
     async def _on_notify(
         self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
     ) -> None:
+        if method == "notifications/subscriptions/acknowledged" and self.bridge.missed():
+            self._on_notice(self, "notifications/tools/list_changed", {})
         if method in _HUSHED:
             return
         told = params or {}
@@ -219,6 +222,8 @@ class Connection:
         return Ending(f"the handshake failed: {reason}", elsewhere=True)
 
     def _silent(self, timeout_s: float) -> Ending:
+        if self.line.way == "stdio" and self.line.child is None:
+            return Ending(f"no place for another child process came free within {timeout_s:g} s")
         notes = self.line.child.notes() if self.line.child else ()
         return Ending(f"no answer within {timeout_s:g} s", "see whether it speaks MCP at all", notes=notes)
 

@@ -32,6 +32,8 @@ class Line:
     way: Way
     config: Server
     services: Services
+    probe: bool = True
+    """Ask for the newer era first; needless where the server is known to speak the older one."""
     child: Child | None = None
 
     @asynccontextmanager

@@ -97,10 +97,11 @@ class Era:
         return headers
 
 
-async def negotiate(send: Send, notify: Notify, timeout_s: float) -> Era:
+async def negotiate(send: Send, notify: Notify, timeout_s: float, *, probe: bool = True) -> Era:
     """Asks for the newest era first; whatever is no evidence of it leads to the handshake of the older one."""
     try:
-        return await _newest(send, LATEST_MODERN_VERSION, timeout_s) or await _initialize(send, notify)
+        newest = await _newest(send, LATEST_MODERN_VERSION, timeout_s) if probe else None
+        return newest or await _initialize(send, notify)
     except MCPError as error:
         # A server that settled on the newer era only after our probe had given up refuses the handshake.
         mutual = _mutual(error)

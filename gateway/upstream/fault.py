@@ -51,8 +51,6 @@ class Ending:
 
     reason: str
     remedy: str = ""
-    wanted: bool = False
-    """We closed it."""
     elsewhere: bool = False
     """It answers, but not over this transport: another one may fit."""
     notes: tuple[str, ...] = field(default=())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,13 +37,19 @@ def to_result(raw: Mapping[str, Any]) -> ToolResult:
     return ToolResult(
         tuple(parts),
         _outcome(raw, meta),
-        reward=float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None,
+        reward=_number(reward),
         done=meta.get(f"{_OURS}done") is True,
         structured=structured,
         metrics=metrics,
         reason=_text(meta, f"{_OURS}reason") or ("the tool reported an error" if raw.get("isError") is True else None),
         meta=meta,
     )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _outcome(raw: Mapping[str, Any], meta: Mapping[str, Any]) -> Outcome:

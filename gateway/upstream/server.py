@@ -43,6 +43,7 @@ class McpToolset:
         self.on_change: list[Callable[[], None]] = []
         self.listing = Listing()
         self._way: Way | None = None
+        self._probe = True
         self._era: tuple[str, Mapping[str, Any], str | None] = "", {}, None
         self._state: State = "connecting"
         self._ending: Ending | None = None
@@ -70,8 +71,12 @@ class McpToolset:
         self._say("connecting")
         self._tasks.start_soon(self._keep)
         self._tasks.start_soon(self._refresh)
-        with anyio.move_on_after(self.config.connect_timeout_s):
-            await self._tried.wait()
+        try:
+            with anyio.move_on_after(self.config.connect_timeout_s):
+                await self._tried.wait()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(
@@ -142,7 +147,8 @@ class McpToolset:
 
     def _begin(self) -> Connection:
         way = self._way or ways(self.config)[0]
-        connection = Connection(Line(way, self.config, self.services), self._hear, shared=self.shared)
+        line = Line(way, self.config, self.services, probe=self._probe)
+        connection = Connection(line, self._hear, shared=self.shared)
         self._tasks.start_soon(connection.run)
         return connection
 
@@ -174,7 +180,7 @@ class McpToolset:
                 self._refused = None
                 self._say("up")
                 return connection
-            self._way = None
+            self._way, self._probe = None, True
             failed.append((way, connection.ending or Ending("it was lost at once")))
             if not failed[-1][1].elsewhere:
                 break
@@ -193,6 +199,7 @@ class McpToolset:
             return False
         era = connection.era
         self._era = era.version, era.capabilities, era.instructions
+        self._probe = era.modern
         self._connects += 1
         self._adopt(listing)
         return True

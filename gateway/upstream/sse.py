@@ -92,7 +92,7 @@ class Mail:
                 async with exchange(self._client, "POST", self._endpoint or "", headers, frame(message)) as response:
                     await body(response, self._slot.most_bytes)
                     problem = _refused(response, flight) if response.status_code >= 300 else None
-        except (httpx2.TransportError, httpx2.StreamError, httpx2.InvalidURL) as error:
+        except (httpx2.TransportError, httpx2.StreamError) as error:
             problem = note(flight, error, httpx2.URL(self._url))
         if problem is not None and isinstance(message, JSONRPCRequest):
             await self._slot.put(failure(message.id, problem))

@@ -94,7 +94,7 @@ class Posts:
             with scope:
                 async with exchange(self._client, "POST", self._url, headers, frame(message)) as response:
                     problem = await self._answer(message, response, flight)
-        except (httpx2.TransportError, httpx2.StreamError, httpx2.InvalidURL) as error:
+        except (httpx2.TransportError, httpx2.StreamError) as error:
             problem = note(flight, error, httpx2.URL(self._url))
         finally:
             self._under_way.pop(message.id, None)

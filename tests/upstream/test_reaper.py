@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import anyio
 import psutil
 import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from gateway.upstream.reaper import Reaper
 from tests.upstream.reach import call, eventually, reached
@@ -42,13 +42,15 @@ anyio.run(main, backend=sys.argv[1])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 async def test_a_killed_gateway_leaves_no_process_behind(how: signal.Signals, anyio_backend: str) -> None:
     command = [sys.executable, "-c", GATEWAY, anyio_backend]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as gateway:
-        assert gateway.stdout is not None
-        with anyio.fail_after(30):
-            pids = json.loads(await anyio.to_thread.run_sync(gateway.stdout.readline))
+    gateway = await anyio.open_process(command, stdin=None, stderr=None, cwd=ROOT)
+    assert gateway.stdout is not None
+    with anyio.fail_after(30):
+        pids = json.loads(await BufferedByteReceiveStream(gateway.stdout).receive_until(b"\n", 200))
         assert all(alive(pid) for pid in pids)
         gateway.send_signal(how)
-        await eventually(lambda: not any(alive(pid) for pid in pids))
+        await gateway.wait()
+    await gateway.aclose()
+    await eventually(lambda: not any(alive(pid) for pid in pids))
 
 
 async def test_a_server_that_ignores_every_request_to_end_is_ended_with_its_children() -> None:

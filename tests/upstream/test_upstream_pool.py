@@ -39,9 +39,13 @@ async def test_a_process_per_rollout_ends_with_it() -> None:
 
 
 async def test_a_rollout_that_never_calls_takes_no_connection() -> None:
-    async with reached("stdio", isolation="process", most=1) as server:
-        async with server.open(Task()), server.open(Task()), server.open(Task()) as third:
-            assert (await third.call(COUNT)).text == "1"
+    async with (
+        reached("stdio", isolation="process", most=1) as server,
+        server.open(Task()),
+        server.open(Task()),
+        server.open(Task()) as third,
+    ):
+        assert (await third.call(COUNT)).text == "1"
 
 
 async def test_the_first_calls_of_a_rollout_share_its_one_connection() -> None:
@@ -80,13 +84,16 @@ async def test_beyond_the_cap_a_rollout_waits_for_its_turn_and_gets_fresh_state(
 
 
 async def test_a_wait_beyond_the_callers_deadline_says_what_was_waited_for() -> None:
-    async with reached("stdio", isolation="process", most=1) as server:
-        async with server.open(Task()) as one, server.open(Task()) as other:
-            await one.call(COUNT)
-            with anyio.fail_after(0.5):
-                result = await other.call(COUNT)
-            assert result.outcome is Outcome.UNAVAILABLE
-            assert "`most`" in (result.reason or "")
+    async with (
+        reached("stdio", isolation="process", most=1) as server,
+        server.open(Task()) as one,
+        server.open(Task()) as other,
+    ):
+        await one.call(COUNT)
+        with anyio.fail_after(0.5):
+            result = await other.call(COUNT)
+        assert result.outcome is Outcome.UNAVAILABLE
+        assert "`most`" in (result.reason or "")
 
 
 async def test_state_that_was_lost_is_never_silently_fresh() -> None:
