@@ -1,0 +1,157 @@
+"""Many rollouts at once, each at its own pace: a group is done when its last rollout is, and none waits for another."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectSendStream
+
+from trainer.config import Admission, GroupRules
+from trainer.rollout import Player
+from trainer.run.rollout import Rollout
+from trainer.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The attempts at one task that are compared with each other."""
+
+    task: Task
+    rollouts: tuple[Rollout, ...]
+    """Those that count."""
+    failed: tuple[Rollout, ...] = ()
+    """Those that infrastructure ended, whatever became of the group."""
+    dropped: bool = False
+    """Nothing of it counts."""
+
+
+class Places:
+    """Room at the engine. Whoever began first goes first, so that a group is not overtaken by those behind it."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: list[tuple[int, int, anyio.Event]] = []
+        self._arrivals = 0
+
+    def of(self, rank: int) -> _Place:
+        return _Place(self, rank)
+
+    async def take(self, rank: int) -> None:
+        if self._free and not self._waiting:
+            self._free -= 1
+            return
+        self._arrivals += 1
+        turn = (rank, self._arrivals, anyio.Event())
+        heapq.heappush(self._waiting, turn)
+        try:
+            await turn[2].wait()
+        except BaseException:
+            if turn[2].is_set():
+                self.give()
+            else:
+                self._waiting.remove(turn)
+                heapq.heapify(self._waiting)
+            raise
+
+    def give(self) -> None:
+        if self._waiting:
+            heapq.heappop(self._waiting)[2].set()
+        else:
+            self._free += 1
+
+
+class _Place:
+    def __init__(self, places: Places, rank: int) -> None:
+        self._places, self._rank = places, rank
+
+    async def __aenter__(self) -> None:
+        await self._places.take(self._rank)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._places.give()
+
+
+@dataclass
+class _Open:
+    """A group that is under way."""
+
+    task: Task
+    name: str
+    done: dict[int, Rollout] = field(default_factory=dict)
+    failed: list[Rollout] = field(default_factory=list)
+    tries: dict[int, int] = field(default_factory=dict)
+
+    def judged(self, rules: GroupRules) -> Group:
+        counted = tuple(self.done[index] for index in sorted(self.done) if not self.done[index].stop.infrastructure)
+        lost = len(counted) < len(self.done)
+        if lost and rules.on_failure == "drop":
+            return Group(self.task, (), tuple(self.failed), dropped=True)
+        return Group(self.task, counted, tuple(self.failed), dropped=not counted)
+
+
+class Groups:
+    """Plays `count` rollouts of each task; groups come out as they are done."""
+
+    def __init__(
+        self,
+        player: Player,
+        count: int,
+        *,
+        admission: Admission = Admission(),  # noqa: B008 - frozen
+        rules: GroupRules = GroupRules(),  # noqa: B008 - frozen
+    ) -> None:
+        self.player, self.count, self.rules = player, count, rules
+        self._writing = Places(admission.writing)
+        self._open = anyio.Semaphore(admission.open)
+        self._rank = 0
+
+    @asynccontextmanager
+    async def play(self, tasks: Iterable[Task]) -> AsyncIterator[AsyncIterator[Group]]:
+        """Leaving the block cancels what is under way."""
+        send, receive = anyio.create_memory_object_stream[Group](0)
+        async with anyio.create_task_group() as running, receive:
+            running.start_soon(self._feed, tasks, send, running)
+            yield receive
+            running.cancel_scope.cancel()
+
+    async def _feed(self, tasks: Iterable[Task], send: MemoryObjectSendStream[Group], running: TaskGroup) -> None:
+        """Begins rollouts in order, a group's together, as far as there is room."""
+        async with send:
+            for number, task in enumerate(tasks):
+                group = _Open(task, f"{number}")
+                for index in range(self.count):
+                    await self._begin(group, index, send, running)
+
+    async def _begin(self, group: _Open, index: int, send: MemoryObjectSendStream[Group], running: TaskGroup) -> None:
+        await self._open.acquire()
+        self._rank += 1
+        running.start_soon(self._play, group, index, self._rank, send.clone())
+
+    async def _play(self, group: _Open, index: int, rank: int, send: MemoryObjectSendStream[Group]) -> None:
+        async with send:
+            try:
+                rollout = await self._played(group, index, rank)
+            finally:
+                self._open.release()
+            group.done[index] = rollout
+            if len(group.done) == self.count:
+                await send.send(group.judged(self.rules))
+
+    async def _played(self, group: _Open, index: int, rank: int) -> Rollout:
+        """Made anew as long as infrastructure fails it and the rules allow."""
+        refills = self.rules.refills if self.rules.on_failure == "refill" else 0
+        for attempt in range(refills + 1):
+            place = self._writing.of(rank)
+            rollout = await self.player.play(group.task, group=group.name, index=index, attempt=attempt, place=place)
+            if not rollout.stop.infrastructure:
+                break
+            group.failed.append(rollout)
+        return rollout

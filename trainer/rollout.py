@@ -1,0 +1,290 @@
+"""One rollout: the policy writes, somebody answers, until there is a reason to stop. What was written is a ledger."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, NoReturn, Protocol
+
+import anyio
+
+from gateway.errors import GatewayError
+from gateway.session import AnyGateway, AnySession
+from gateway.types import Context, Outcome, ToolSpec
+from trainer.config import RolloutLimits
+from trainer.engine.base import Engine, EngineError, Sampling, Written
+from trainer.ledger import NOTHING, Author, Entry, Ledger, Message
+from trainer.parse.base import Reply
+from trainer.run.rollout import Rollout, StopReason
+from trainer.steps import Step, Stepper, ToolsAndFeedback, Turn, settled
+from trainer.task import Task
+
+log = logging.getLogger(__name__)
+
+
+class Writes(Protocol):
+    """What a rollout needs of a template; nothing else makes ids of text."""
+
+    @property
+    def stop_ids(self) -> Sequence[int]: ...
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]: ...
+
+    def tail(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]: ...
+
+    def insert(self, text: str) -> tuple[int, ...]: ...
+
+    def read(self, ids: Sequence[int]) -> Reply: ...
+
+
+class Watch(Protocol):
+    """Who is told what happens; told, never asked."""
+
+    def state(self, key: str, state: str) -> None: ...
+
+    def wrote(self, key: str, written: Written, asked: int) -> None: ...
+
+    def answered(self, key: str, step: Step, seconds: float) -> None: ...
+
+    def ended(self, key: str, rollout: Rollout) -> None: ...
+
+
+class Unwatched:
+    def state(self, key: str, state: str) -> None: ...
+
+    def wrote(self, key: str, written: Written, asked: int) -> None: ...
+
+    def answered(self, key: str, step: Step, seconds: float) -> None: ...
+
+    def ended(self, key: str, rollout: Rollout) -> None: ...
+
+
+Place = AbstractAsyncContextManager[Any]
+
+
+@dataclass(frozen=True)
+class Player:
+    """Everything that rollouts share."""
+
+    engine: Engine
+    template: Writes
+    gateway: AnyGateway
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    sampling: Sampling = field(default_factory=Sampling)
+    stepper: Stepper = field(default_factory=ToolsAndFeedback)
+    watch: Watch = field(default_factory=Unwatched)
+    seed: int = 0
+    """Of the run: with it and the same weights, every rollout is written again as it was."""
+
+    async def play(
+        self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, place: Place | None = None
+    ) -> Rollout:
+        """Never raises for what happens in a rollout: each ending has a reason. `place` is held while writing."""
+        key = f"{group}/{task.id}/{index}" + (f".{attempt}" if attempt else "")
+        return await _Rollout(self, task, group, index, key, place or nullcontext()).play()
+
+
+class _Stop(Exception):
+    """The rollout ends, from wherever it stands."""
+
+    def __init__(self, why: StopReason, reason: str = "") -> None:
+        super().__init__(reason)
+        self.why, self.reason = why, reason
+
+
+class _Rollout:
+    def __init__(self, player: Player, task: Task, group: str, index: int, key: str, place: Place) -> None:
+        self.player, self.task, self.group, self.index, self.key = player, task, group, index, key
+        self.place = place
+        self.ledger = Ledger()
+        self.counts = {"turns": 0, "user_turns": 0, "calls": 0, "invalid": 0}
+        self.timing: dict[str, float] = {}
+        self.infos: dict[str, Any] = {}
+        self.rewards: Mapping[str, float] = NOTHING
+
+    async def play(self) -> Rollout:
+        why, reason = StopReason.WALL_TIME, f"not over within {self.player.limits.wall_s:g} s"
+        with anyio.move_on_after(self.player.limits.wall_s):
+            why, reason = await self._ending()
+        rewards = NOTHING if why.infrastructure else self.rewards
+        rollout = Rollout(
+            self.task.id, self.ledger, why, self.group, self.index, rewards, reason, self.timing, self.infos
+        )
+        self.player.watch.ended(self.key, rollout)
+        return rollout
+
+    async def _ending(self) -> tuple[StopReason, str]:
+        """Runs until a reason to stop; what goes wrong around the policy is one too."""
+        try:
+            async with self.player.gateway.open(self.task.asked) as session:
+                stop = await self._turns(session)
+                await self._last_rewards(session)
+                return stop.why, stop.reason
+        except EngineError as error:
+            return StopReason.ENGINE_FAILED, str(error)
+        except GatewayError as error:
+            return StopReason.TOOL_FAILED, str(error)
+        except Exception as error:  # boundary: a plug-in or a template may raise anything; the other rollouts go on
+            log.exception("rollout %s failed", self.key)
+            return StopReason.ERROR, f"{type(error).__name__}: {error}"
+
+    async def _turns(self, session: AnySession) -> _Stop:
+        try:
+            await self._take_turns(session)
+        except _Stop as stop:
+            return stop
+
+    async def _take_turns(self, session: AnySession) -> NoReturn:
+        self.player.watch.state(self.key, "pending")
+        ids = self.player.template.open(self.task.messages, session.specs)
+        self.ledger += Entry(Author.TASK, ids, tuple(self.task.messages), source=self.task.place)
+        while True:
+            reply, ended = await self._write()
+            turn = Turn(self.task, self.counts["turns"], reply, self.ledger.messages, self.ledger, session, Context())
+            finished = await settled(self.player.stepper.check_finished(turn))
+            if finished:
+                raise _Stop(finished if isinstance(finished, StopReason) else StopReason.STEP_DONE)
+            self._may_go_on(reply)
+            self._append(await self._step(turn), ended)
+
+    async def _write(self) -> tuple[Reply, bool]:
+        """One turn of the policy, and whether it ended it itself."""
+        limits, asked = self.player.limits, len(self.ledger)
+        room = self._room - asked
+        if room <= 0:
+            raise _Stop(StopReason.LENGTH_ROLLOUT, f"{asked} tokens leave no room to write")
+        sampling = replace(
+            self.player.sampling,
+            max_tokens=min(limits.turn_tokens, room),
+            stop_ids=(*self.player.sampling.stop_ids, *self.player.template.stop_ids),
+            seed=self._seed(),
+        )
+        written = await self._generated(sampling)
+        self.player.watch.wrote(self.key, written, asked)
+        self.counts["turns"] += 1
+        reply = self._noted(written)
+        if written.stop == "abort":
+            raise _Stop(StopReason.CANCELLED, "the engine was told to stop")
+        if written.stop == "length":
+            whole = sampling.max_tokens == limits.turn_tokens
+            raise _Stop(StopReason.LENGTH_TURN if whole else StopReason.LENGTH_ROLLOUT)
+        return reply, bool(written.ids) and written.ids[-1] in sampling.stop_ids
+
+    async def _generated(self, sampling: Sampling) -> Written:
+        """Waits for a place, and holds it only while the engine writes: who waits for a tool keeps nobody waiting."""
+        self.player.watch.state(self.key, "pending")
+        began = time.perf_counter()
+        async with self.place:
+            self._spent("queueing", began)
+            self.player.watch.state(self.key, "generating")
+            began = time.perf_counter()
+            written = await self.player.engine.generate(
+                self.ledger.ids, sampling, key=self.key, group=self.group, images=self.ledger.images
+            )
+        self._spent("generating", began)
+        return written
+
+    def _noted(self, written: Written) -> Reply:
+        """The turn goes into the ledger before anyone judges it."""
+        reply = self.player.template.read(written.ids)
+        named = tuple(
+            replace(call, id=call.id or f"call_{self.counts['turns']}_{place}")
+            for place, call in enumerate(reply.calls)
+        )
+        reply = replace(reply, calls=named)
+        self.ledger += Entry(
+            Author.POLICY,
+            written.ids,
+            (message_of(reply),),
+            logprobs=written.logprobs,
+            version=written.version,
+            cached=written.cached,
+            stop=written.stop,
+            calls=reply.calls,
+        )
+        return reply
+
+    def _may_go_on(self, reply: Reply) -> None:
+        """Limits are looked at before a call is made, so that no call is made and never answered."""
+        limits, counts = self.player.limits, self.counts
+        if counts["turns"] >= limits.assistant_turns:
+            raise _Stop(StopReason.ASSISTANT_TURNS)
+        if reply.calls and counts["calls"] + len(reply.calls) > limits.tool_calls:
+            raise _Stop(StopReason.TOOL_CALLS)
+        if not (reply.calls or reply.problems) and counts["user_turns"] >= limits.user_turns:
+            raise _Stop(StopReason.USER_TURNS)
+
+    async def _step(self, turn: Turn) -> Step:
+        self.player.watch.state(self.key, "calling" if turn.reply.calls else "interacting")
+        began = time.perf_counter()
+        step: Step = await settled(self.player.stepper.step(turn))
+        self._spent("calling" if step.author is Author.TOOL else "interacting", began)
+        self.player.watch.answered(self.key, step, time.perf_counter() - began)
+        self.infos.update(step.info if step.author is Author.FEEDBACK else {})
+        self.counts["calls"] += len(turn.reply.calls)
+        self.counts["user_turns"] += step.author is Author.FEEDBACK and bool(step.messages)
+        wrong = bool(step.outcomes) and all(outcome is Outcome.INVALID for outcome in step.outcomes)
+        self.counts["invalid"] = self.counts["invalid"] + 1 if wrong else 0
+        return step
+
+    def _append(self, step: Step, ended: bool) -> None:
+        """What was answered goes into the ledger; what nobody will read takes no tokens there."""
+        why, reason = step.stop, step.reason
+        ids: tuple[int, ...] = ()
+        if why is None and self.counts["invalid"] >= self.player.limits.invalid_turns:
+            why = StopReason.INVALID_CALLS
+        if why is None:
+            template = self.player.template
+            ids = template.insert(step.insert) if step.insert else template.tail(step.messages, ended=ended)
+            if len(self.ledger) + len(ids) >= self._room:
+                why, reason, ids = StopReason.LENGTH_ROLLOUT, f"an answer of {len(ids)} tokens does not fit", ()
+        self.ledger += Entry(
+            step.author,
+            ids,
+            step.messages,
+            parts=step.parts,
+            outcomes=step.outcomes,
+            reward=step.reward,
+            source=step.source,
+            info=step.info,
+        )
+        if why is not None:
+            raise _Stop(why, reason)
+
+    @property
+    def _room(self) -> int:
+        """Tokens that the rollout may have in all."""
+        context = self.player.engine.capabilities.context
+        return min(self.player.limits.rollout_tokens, context) if context else self.player.limits.rollout_tokens
+
+    def _seed(self) -> int:
+        told = f"{self.player.seed}/{self.key}/{self.counts['turns']}"
+        return int.from_bytes(sha256(told.encode()).digest()[:7], "big")
+
+    def _spent(self, phase: str, began: float) -> None:
+        self.timing[phase] = self.timing.get(phase, 0.0) + time.perf_counter() - began
+
+    async def _last_rewards(self, session: AnySession) -> None:
+        """What tools and the interaction gave, by kind; how they are weighed is for others to say."""
+        await session.finish()
+        rewards: dict[str, float] = {}
+        for reward in session.rewards:
+            rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
+        self.rewards = rewards
+
+
+def message_of(reply: Reply) -> Message:
+    """The chat message that a turn is; arguments stay the policy's own text."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.calls
+        ]
+    return message
