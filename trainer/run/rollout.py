@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import fsum
 from typing import Any
@@ -66,13 +66,13 @@ class Rollout:
     """Names the attempts that are compared with each other."""
     index: int = 0
     """Which one of its group."""
-    rewards: Mapping[str, float] = NOTHING
+    rewards: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     """What it is worth, by component and with its weight; empty where it was not scored."""
     reason: str = ""
     """For the operator: what failed."""
-    timing: Mapping[str, float] = NOTHING
+    timing: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     """Seconds by phase."""
-    infos: Mapping[str, Any] = NOTHING
+    infos: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """What plug-ins passed on to the reward functions."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,91 @@
+"""Any ledger and any rollout, and what it takes for two of them to be the same to the last bit."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from gateway.types import Audio, Image, Outcome, Part, Resource, Text, ToolCall, Video
+from trainer.ledger import Author, Entry, Ledger
+from trainer.run.rollout import Rollout, StopReason
+
+TEXT = st.text(st.characters(), max_size=12)  # Surrogates included: a model's JSON can hold them.
+FLOATS = st.floats(width=64)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
+BYTES = st.binary(max_size=8)
+PARTS: st.SearchStrategy[Part] = st.one_of(
+    st.builds(Text, TEXT),
+    st.builds(Image, BYTES, TEXT),
+    st.builds(Audio, BYTES, TEXT),
+    st.builds(Video, BYTES, TEXT),
+    st.builds(Resource, TEXT, st.none() | TEXT, st.none() | TEXT, st.none() | BYTES, st.none() | TEXT),
+)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    author = draw(st.sampled_from(Author))
+    ids = tuple(draw(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=8)))
+    parts = tuple(draw(st.lists(PARTS, max_size=3)))
+    media = sum(isinstance(part, Image | Audio | Video) for part in parts)
+    span = st.tuples(st.integers(0, len(ids)), st.integers(0, len(ids))).map(lambda pair: (min(pair), max(pair)))
+    policy = author is Author.POLICY
+    answers = author in (Author.TOOL, Author.FEEDBACK)
+    return Entry(
+        author=author,
+        ids=ids,
+        messages=tuple(draw(st.lists(OBJECTS, max_size=2))),
+        logprobs=tuple(draw(st.lists(FLOATS, min_size=len(ids), max_size=len(ids)))) if policy else None,
+        version=draw(st.none() | st.integers(0, 2**40)),
+        cached=draw(st.integers(0, 100)),
+        stop=draw(st.sampled_from([None, "", "stop", "length", "abort"])),
+        parts=parts,
+        spans=tuple(draw(st.lists(span, min_size=media, max_size=media))) if draw(st.booleans()) else (),
+        calls=tuple(draw(st.lists(st.builds(ToolCall, TEXT, TEXT, TEXT), max_size=2))),
+        outcomes=tuple(draw(st.lists(st.sampled_from(Outcome), max_size=2))),
+        reward=draw(st.none() | FLOATS) if answers else None,
+        source=draw(TEXT),
+        info=draw(OBJECTS),
+    )
+
+
+def ledgers() -> st.SearchStrategy[Ledger]:
+    return st.lists(entries(), max_size=6).map(lambda written: Ledger(tuple(written)))
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Rollout:
+    stop = draw(st.sampled_from(StopReason))
+    return Rollout(
+        task=draw(TEXT),
+        ledger=draw(ledgers()),
+        stop=stop,
+        group=draw(TEXT),
+        index=draw(st.integers(0, 2**40)),
+        rewards={} if stop.infrastructure else draw(st.dictionaries(TEXT, FLOATS, max_size=2)),
+        reason=draw(TEXT),
+        timing=draw(st.dictionaries(TEXT, FLOATS, max_size=2)),
+        infos=draw(OBJECTS),
+    )
+
+
+def bits(value: Any) -> Any:
+    """Equal for what is the same to the last bit, type by type: NaN is NaN, and -0.0 is not 0.0."""
+    if isinstance(value, float):
+        return "nan" if value != value else struct.pack("<d", value)
+    if is_dataclass(value):
+        return type(value).__name__, [bits(getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, Mapping):
+        return [(key, bits(one)) for key, one in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [bits(one) for one in value]
+    return type(value).__name__, value
