@@ -8,13 +8,13 @@ from functools import partial
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.gateway import Gateway
 from gateway.http import calls, sessions
 from gateway.http.asked import Asked
 from gateway.http.desk import Desk
 from gateway.http.docs import docs, openapi
 from gateway.http.endpoint import Act, Endpoint, nowhere
 from gateway.http.guard import Guard
+from gateway.http.hosted import Hosted
 from gateway.http.settings import Settings
 from gateway.http.status import health, metrics
 from gateway.http.tools import tools
@@ -46,7 +46,7 @@ class _Mounted:
         await self.app(scope, receive, send)
 
 
-def app(gateway: Gateway, settings: Settings, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
+def app(gateway: Hosted, settings: Settings, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
     """The ASGI application over a gateway that is entered already, and is left by whoever entered it."""
     desk = Desk(gateway, settings)
     routes = [Route(path, Endpoint(_acts(desk, rooms))) for path, rooms in ROOMS.items()]

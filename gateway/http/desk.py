@@ -13,11 +13,10 @@ from typing import Any
 
 import anyio
 
-from gateway.gateway import Gateway
+from gateway.http.hosted import Hosted, HostedSession
 from gateway.http.metrics import Metrics
 from gateway.http.reply import no_session
 from gateway.http.settings import Settings
-from gateway.session import GatewaySession
 from gateway.strict import drop_nulls
 from gateway.strict import strict as strictly
 from gateway.types import Task, ToolCall
@@ -25,7 +24,7 @@ from gateway.types import Task, ToolCall
 
 @dataclass(slots=True)
 class Opened:
-    session: GatewaySession
+    session: HostedSession
     strict: Mapping[str, Mapping[str, Any]]
     """By name, the schemas that the policy saw under strict rules; empty where it did not ask for them."""
     closed: anyio.Event
@@ -63,7 +62,7 @@ class Opened:
 
 
 class Desk:
-    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+    def __init__(self, gateway: Hosted, settings: Settings) -> None:
         self.gateway, self.settings = gateway, settings
         self.opened: dict[str, Opened] = {}
         self.metrics = Metrics(gateway)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.gateway import Gateway
+from gateway.http.hosted import Hosted
 from gateway.http.servers import states
 from gateway.session import Observed
 from gateway.types import Part, Resource, Text, ToolResult
@@ -25,7 +25,7 @@ MOST_TOOLS = 1000
 class Metrics:
     """Hears of every call; `text` is what a scrape gets."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Hosted) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         made: dict[str, Any] = {"registry": self.registry}
         self._calls = Counter("mtrl_calls", "Calls by their outcome", ["tool", "outcome"], **made)
@@ -89,7 +89,7 @@ class _OfTool:
 class _Servers(Collector):
     """Asked at each scrape, since servers come and go with the configuration."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Hosted) -> None:
         self._gateway = gateway
 
     def describe(self) -> Iterable[GaugeMetricFamily]:

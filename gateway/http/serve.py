@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from typing import Any
 
 import anyio
@@ -17,15 +17,19 @@ from anyio.abc import TaskStatus
 from starlette.types import ASGIApp
 
 from gateway.errors import ConfigError
-from gateway.gateway import Gateway
 from gateway.http.app import app
+from gateway.http.hosted import Hosted
 from gateway.http.settings import Settings, refuse_open_door
 from gateway.trace import tracing
+
+if sys.platform != "win32":
+    import resource
 
 DRAIN_S = 5
 """For answers that are under way when the server stops."""
 KEEP_ALIVE_S = 75
 """Longer than clients keep an idle connection, so that none is closed under a request."""
+MOST_FILES = 65_536
 
 
 class Stop:
@@ -49,7 +53,7 @@ class Stop:
 class _Server(uvicorn.Server):
     """Says when it is ready, leaves the signals to us, and lets sessions go before their connections."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, stop: Stop, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Hosted, stop: Stop, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._gateway, self._stop, self._ready = gateway, stop, ready
 
@@ -76,7 +80,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    gateway: Gateway,
+    gateway: Hosted,
     settings: Settings,
     *,
     stop: Stop,
@@ -126,7 +130,7 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def run(
-    gateway: Gateway,
+    gateway: Hosted,
     settings: Settings,
     *,
     mounts: Mapping[str, ASGIApp] | None = None,
@@ -141,7 +145,19 @@ def run(
             await serve(gateway, settings, stop=stop, ready=_say, mounts=mounts, beside=beside)
             tasks.cancel_scope.cancel()
 
+    _make_room()
     anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
+
+
+def _make_room() -> None:
+    """Every caller is an open file, and the usual allowance of 1024 is less than one batch of rollouts."""
+    if sys.platform == "win32":
+        return
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with suppress(OSError, ValueError):  # a system may know a lower limit than it tells
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def _listen(stop: Stop, *, task_status: TaskStatus[None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.gateway import Gateway
+from gateway.http.hosted import Hosted
 
 
 class ServerState(Protocol):
@@ -30,7 +30,7 @@ class ServerState(Protocol):
     def quarantined(self) -> Mapping[str, str]: ...
 
 
-def states(gateway: Gateway) -> list[ServerState]:
+def states(gateway: Hosted) -> list[ServerState]:
     """Of the sources that stand on a server."""
     told = (getattr(source.leaf, "status", None) for source in gateway.sources)
     return [state for state in told if state is not None]

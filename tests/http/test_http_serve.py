@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -17,13 +18,13 @@ import pytest
 
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
-from gateway.http.serve import Stop, bind, serve
+from gateway.http.serve import MOST_FILES, Stop, bind, serve
 from gateway.http.settings import Settings
 from tests.http.rooms import Caller, rooms
 from tests.served import served
 
 PROGRAM = """
-import sys, anyio
+import resource, sys, anyio
 from gateway.gateway import Gateway
 from gateway.http.serve import run
 from gateway.http.settings import Settings
@@ -42,6 +43,8 @@ class Late(NativeToolset):
 
 tool = judge()
 tool.tool.__class__ = Loud
+if "few files" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 kind = Late if "late" in sys.argv else NativeToolset
 run(Gateway([Source("judge", kind([tool]))]), Settings(port=0))
 print("left", flush=True)
@@ -84,6 +87,14 @@ def test_a_signal_while_starting_ends_the_start() -> None:
         child.send_signal(signal.SIGTERM)
         out, err = child.communicate(timeout=20)
     assert (out, child.returncode) == ("left\n", 0), err
+
+
+def test_a_server_makes_room_for_many_callers() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with program("few files") as child:
+        first_line(child)
+        now, _ = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
+    assert now == min(most, MOST_FILES)
 
 
 def test_a_port_in_use_is_one_clear_message() -> None:
