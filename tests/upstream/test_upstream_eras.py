@@ -25,6 +25,15 @@ everywhere = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 @asynccontextmanager
+async def listening(port: int) -> AsyncIterator[str]:
+    process = await anyio.open_process([sys.executable, EVERYTHING, "--port", str(port)], start_new_session=True)
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        await end(process)
+
+
+@asynccontextmanager
 async def everything(transport: str, **config: Any) -> AsyncIterator[McpToolset]:
     """A server of the SDK, which offers all there is in the newer era."""
     with anyio.fail_after(60):
@@ -32,14 +41,9 @@ async def everything(transport: str, **config: Any) -> AsyncIterator[McpToolset]
             async with toolset(Server(command=sys.executable, args=(EVERYTHING,), **config)) as server:
                 yield server
             return
-        port = free_port()
-        process = await anyio.open_process([sys.executable, EVERYTHING, "--port", str(port)], start_new_session=True)
-        try:
-            async with toolset(Server(url=f"http://127.0.0.1:{port}/mcp", **config)) as server:
-                await eventually(lambda: server.status.state == "up", within_s=30)
-                yield server
-        finally:
-            await end(process)
+        async with listening(free_port()) as url, toolset(Server(url=url, **config)) as server:
+            await eventually(lambda: server.status.state == "up", within_s=30)
+            yield server
 
 
 async def answering(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,6 +123,21 @@ async def test_changes_are_listened_to_in_the_newer_era(transport: str) -> None:
 
         with anyio.fail_after(15):
             await change_until_heard()
+
+
+async def test_what_changed_while_a_subscription_was_lost_is_read_again() -> None:
+    heard: list[str] = []
+    port = free_port()
+    with anyio.fail_after(60):
+        first, second = listening(port), listening(port)
+        url = await first.__aenter__()
+        async with toolset(Server(url=url)) as server:
+            await eventually(lambda: server.status.state == "up", within_s=30)
+            server.on_notice.append(lambda method, params: heard.append(method))
+            await first.__aexit__(None, None, None)
+            async with second:
+                await eventually(lambda: "notifications/tools/list_changed" in heard, within_s=30)
+                assert server.status.reconnects == 0
 
 
 @newer

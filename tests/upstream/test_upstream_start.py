@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
 from gateway.config.models import Server
@@ -41,6 +42,31 @@ async def test_entering_waits_no_longer_than_the_deadline_of_connecting() -> Non
             began = anyio.current_time()
             async with server:
                 assert anyio.current_time() - began < 1.0
+
+
+async def test_a_gateway_that_is_cancelled_while_entering_leaves_no_child() -> None:
+    command, args = stdio_command("--never-answer")
+    config = Server(command=command, args=tuple(args), connect_timeout_s=20)
+    async with Services() as services:
+        server = McpToolset("it", config, services=services)
+        with anyio.move_on_after(0.5) as scope:
+            await server.__aenter__()
+        assert scope.cancelled_caught
+        running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+        assert not [line for line in running if "--never-answer" in line]
+
+
+async def test_all_servers_together_start_no_more_children_than_allowed() -> None:
+    command, args = stdio_command()
+    config = Server(command=command, args=tuple(args), connect_timeout_s=1)
+    async with (
+        Services(children=1) as services,
+        McpToolset("one", config, services=services) as one,
+        McpToolset("two", config, services=services) as two,
+    ):
+        await eventually(lambda: two.status.state == "down")
+        assert one.status.state == "up"
+        assert "no place for another child process" in two.status.reason
 
 
 async def test_a_process_that_exits_says_its_code_and_its_last_words() -> None:
