@@ -34,7 +34,9 @@ def serving(make: Callable[[], Gateway], settings: Settings | None = None, **mor
         def ready(url: str) -> None:
             task_status.started(Served(url, gateway, lambda: portal.call(stop)))
 
-        await serve(gateway, settings or Settings(port=0), stop=stop, ready=ready, **more)
+        front, lifespan = mount(gateway)
+        at_mcp: dict[str, Any] = {"mounts": {"/mcp": front}, "beside": (lifespan,)}
+        await serve(gateway, settings or Settings(port=0), stop=stop, ready=ready, **(at_mcp | more))
 
     with from_thread.start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:
         done, at = portal.start_task(main)

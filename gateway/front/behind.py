@@ -65,6 +65,7 @@ def behind(asked: Asked) -> Context:
         await _log(asked, meta, params)
 
     async def ask(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        refuse_unable(method, meta)
         return await _ask(asked, method, params)
 
     abilities = meta[CLIENT_CAPABILITIES_META_KEY]
@@ -98,8 +99,6 @@ async def _log(asked: Asked, meta: Mapping[str, Any], params: Mapping[str, Any])
 
 async def _ask(asked: Asked, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Asks the client over its own connection, as it was done until 2026."""
-    if _ABILITY.get(method) not in _abilities(asked):
-        raise Refused(f"the client has not declared that it can answer {method}")
     try:
         request = cast(Any, parse_server_request(method, asked.protocol_version, dict(params)))
         where = ServerMessageMetadata(related_request_id=asked.request_id)
@@ -109,6 +108,7 @@ async def _ask(asked: Asked, method: str, params: Mapping[str, Any]) -> Mapping[
     return answer.model_dump(mode="json")
 
 
-def _abilities(asked: Asked) -> frozenset[str]:
-    declared = asked.session.client_capabilities
-    return frozenset() if declared is None else frozenset(declared.model_dump(exclude_none=True))
+def refuse_unable(method: str, meta: Mapping[str, Any]) -> None:
+    """Nobody is asked for what they have not declared."""
+    if _ABILITY.get(method) not in meta[CLIENT_CAPABILITIES_META_KEY]:
+        raise Refused(f"the client has not declared that it can answer {method}")

@@ -15,6 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
 
 from gateway.errors import Refused
+from gateway.front.behind import refuse_unable
 from gateway.types import Context
 
 PATIENCE_S = 600.0
@@ -70,6 +71,8 @@ class Held:
 
     async def _inputs(self, wanted: Mapping[str, Question]) -> dict[str, Any]:
         """What is still missing is asked for again, as often as the caller comes back without it."""
+        for asked in wanted.values():
+            refuse_unable(str(asked.get("method")), self.context.meta)
         while missing := {key: asked for key, asked in wanted.items() if key not in self._given}:
             self.open.update(missing)
             back = self._back

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, get_args
 
+import anyio
 import mcp_types as mcp
 from mcp.server import NotificationOptions, Server
 from mcp.shared.exceptions import MCPError
@@ -14,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 from gateway.front.behind import LEVEL, Asked, behind, connection, modern
 from gateway.front.page import COMPLETE, page
 from gateway.front.parts import foreign, to_answer, to_tool
-from gateway.front.room import Room, room
+from gateway.front.room import CLOSE_S, Room, room
 from gateway.front.shelf import Shelf, ask
 from gateway.front.visit import Offer
 from gateway.gateway import Gateway
@@ -172,14 +173,16 @@ async def _set_level(asked: Asked, params: mcp.SetLevelRequestParams) -> Answer:
 
 async def _listen(asked: Asked, params: mcp.SubscriptionsListenRequestParams) -> Any:
     here: Room = asked.lifespan_context
-    uris = params.notifications.resource_subscriptions or []
-    for uri in uris:
-        await here.news.follow(uri)
+    uris: list[str] = []
     try:
+        for uri in params.notifications.resource_subscriptions or ():
+            uris.append(uri)
+            await here.news.follow(uri)
         return await here.listen(asked, params)
     finally:
-        for uri in uris:
-            await here.news.unfollow(uri)
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            for uri in uris:
+                await here.news.unfollow(uri)
 
 
 async def _greet(asked: Asked, _: mcp.NotificationParams) -> None:
