@@ -189,5 +189,5 @@ class Ledger:
 
     def _entry_of(self, token: int) -> int:
         if not 0 <= token < len(self):
-            raise IndexError(f"there are tokens 0 to {len(self) - 1}, and no token {token}")
+            raise IndexError(f"there are {len(self)} tokens, counted from 0, and no token {token}")
         return bisect_right(self.starts, token) - 1

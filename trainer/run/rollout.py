@@ -67,7 +67,7 @@ class Rollout:
     index: int = 0
     """Which one of its group."""
     rewards: Mapping[str, float] = field(default_factory=lambda: NOTHING)
-    """What it is worth, by component and with its weight; empty where it was not scored."""
+    """What it is worth, by component; empty where it was not scored."""
     reason: str = ""
     """For the operator: what failed."""
     timing: Mapping[str, float] = field(default_factory=lambda: NOTHING)
@@ -81,7 +81,7 @@ class Rollout:
 
     @property
     def reward(self) -> float | None:
-        """The components' sum; None where it was not scored."""
+        """The components' plain sum; None where it was not scored."""
         return fsum(self.rewards.values()) if self.rewards else None
 
     @property

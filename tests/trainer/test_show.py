@@ -1,0 +1,161 @@
+"""What a person sees of a run says what is in it, and nothing in it can paint the terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from gateway.types import Audio, Image, ToolCall
+from tests.trainer.rollouts import rollouts
+from tests.trainer.told import FAILED, LEDGER, RUN, SCORED, decode, ids, policy
+from trainer.ledger import Author, Entry, Ledger
+from trainer.run.file import Rollouts, Writer
+from trainer.run.rollout import Rollout
+from trainer.view.show import show
+from trainer.view.text import printable
+
+
+def shown(run: list[Rollout] | Rollouts, rollout: int | None = None, *, colour: bool = False, text: bool = True) -> str:
+    screen = io.StringIO()
+    console = Console(file=screen, width=200, force_terminal=colour, color_system="standard" if colour else None)
+    show(run, console, rollout=rollout, decode=decode if text else None)
+    return screen.getvalue()
+
+
+def test_a_table_has_a_row_for_each_rollout_and_a_sum() -> None:
+    head, first, second, total = (line.split() for line in shown(RUN).splitlines())
+    assert head == ["#", "task", "group", "stop", "turns", "tokens", "written", "cached", "reward", "outcomes"]
+    assert first == ["0", "one", "g/1", "feedback_done", "2", "28", "12", "73%", "1.5", "1", "ok"]
+    assert second == ["1", "two", "g/2", "tool_failed", "2", "28", "12", "73%", "-", "1", "ok"]
+    assert " ".join(total) == "2 rollouts: 1 feedback_done, 1 tool_failed; mean reward 1.5 of 1 scored"
+
+
+def test_a_narrow_terminal_loses_no_column() -> None:
+    screen = io.StringIO()
+    show(RUN, Console(file=screen, width=20))
+    assert screen.getvalue().splitlines()[1].split() == shown(RUN).splitlines()[1].split()
+
+
+def test_a_run_is_shown_from_its_folder(tmp_path: Path) -> None:
+    with Writer(tmp_path) as writer:
+        for rollout in RUN:
+            writer.add(rollout)
+    assert shown(Rollouts(tmp_path)) == shown(RUN)
+    assert shown(Rollouts(tmp_path), 1) == shown(RUN, 1)
+
+
+def test_an_empty_run_says_so() -> None:
+    assert shown([]).splitlines()[-1] == "0 rollouts"
+
+
+def test_one_rollout_is_shown_as_it_was_written() -> None:
+    assert (
+        shown(RUN, 0)
+        == """\
+rollout 0: task one, group g, index 1
+stop feedback_done; 2 turns; 28 tokens, 12 by the policy; cached 24 of 33 asked (73%)
+reward 1.5: call 0.5, feedback 1
+written by task, policy, tool, feedback
+
+── task data.jsonl:1  tokens 0-11
+Add 1 and 2.
+
+── turn 0: policy  tokens 12-16; version 3; cached 4 of 12; stop stop
+<sum>
+  → add({"a": 1}) as c1  ok
+  → look({}) as c2  unanswered
+
+── tool add  tokens 17-20; ok; reward 0.5
+3##!
+  ▣ image (image/png, 4 bytes) at tokens 18-19
+
+── turn 1: policy  tokens 21-27; version 3; cached 20 of 21; stop stop
+It is 3
+
+── feedback gsm8k  no tokens; reward 1; never read by the policy
+user: Right.
+"""
+    )
+
+
+def test_what_failed_is_shown_with_its_reason_and_no_score() -> None:
+    text = shown(RUN, 1)
+    assert "not scored: tool_failed says nothing of the policy" in text
+    assert "reason: server 'calc' is down" in text
+    assert "time: calling 2.5 s" in text
+
+
+def test_without_a_tokenizer_messages_are_shown_and_it_is_said() -> None:
+    text = shown(RUN, 0, text=False)
+    assert "no tokenizer at hand" in text
+    assert "user: Add 1 and 2." in text
+    assert 'tool: [{"type": "text", "text": "3"}, {"type": "image"}]' in text
+    bare = replace(SCORED, ledger=Ledger((Entry(Author.TASK, tuple(range(40))),)))
+    assert f"ids {' '.join(map(str, range(32)))} and 8 more" in shown([bare], 0, text=False)
+
+
+def test_authors_have_their_colours() -> None:
+    text = shown(RUN, 0, colour=True)
+    assert "\x1b[34mAdd 1 and 2.\x1b[0m" in text
+    assert "\x1b[1;32mIt is 3\x1b[0m" in text
+    assert "\x1b[33m3##!\x1b[0m" in text
+    assert "\x1b" not in shown(RUN, 0)
+
+
+def test_control_codes_and_markup_are_shown_and_not_obeyed() -> None:
+    evil = "[red]\x1b[2Jhi\u202e\r\ud800[/red]"
+    call = ToolCall("\x07", f"{evil}\n", "[bold]")
+    ledger = Ledger((Entry(Author.TASK, ids(evil)), policy("x", call)))
+    run = [replace(SCORED, task=evil, group=evil, ledger=ledger, rewards={evil: 1.0})]
+    seen = "[red]\\x1b[2Jhi\\u202e\\x0d\\ud800[/red]"
+    text = shown(run, 0)
+    assert f"\n{seen}\n" in text
+    assert f"→ {seen}\\n([bold]) as \\x07  unanswered" in text
+    for screen in (text, shown(run)):
+        assert seen in screen
+        assert all(char.isprintable() or char == "\n" for char in screen)
+
+
+def test_media_without_a_place_are_named() -> None:
+    entry = Entry(Author.TOOL, ids("ab"), parts=(Audio(b"1"), Image(b"22")))
+    text = shown([replace(SCORED, ledger=Ledger((entry,)))], 0)
+    assert "▣ audio (audio/wav, 1 bytes) with no place in the tokens" in text
+    assert "▣ image (image/png, 2 bytes) with no place in the tokens" in text
+
+
+def test_what_only_looked_like_a_call_is_shown_with_its_end() -> None:
+    answers = Entry(Author.TOOL, ids("no"), outcomes=LEDGER.entries[2].outcomes * 2)
+    text = shown([replace(SCORED, ledger=Ledger((policy("x", ToolCall("c", "f")), answers)))], 0)
+    assert "→ f({}) as c  ok\n  → a malformed call  ok" in text
+
+
+def test_a_rollout_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    Writer(tmp_path).__exit__(None, None, None)
+    with pytest.raises(IndexError, match="no rollout 0"):
+        shown(Rollouts(tmp_path), 0)
+
+
+@given(rollouts(), st.booleans())
+def test_any_rollout_can_be_shown(rollout: Rollout, colour: bool) -> None:
+    for number in (None, 0):
+        text = shown([rollout], number, colour=colour, text=False)
+        assert rollout.stop in text
+        assert colour or all(char.isprintable() or char in "\n\t" for char in text)
+
+
+@given(st.text(st.characters()))
+def test_printable_text_is_left_as_it_is(text: str) -> None:
+    once = printable(text)
+    assert printable(once) == once
+    assert (once == text) == all(char.isprintable() or char in "\n\t" for char in text)
+
+
+def test_the_failed_one_is_not_scored() -> None:
+    with pytest.raises(ValueError, match="says nothing of the policy and has no rewards"):
+        replace(FAILED, rewards={"call": 0.0})

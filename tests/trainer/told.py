@@ -1,0 +1,48 @@
+"""A small run to read: each character is a token, so that what is shown can be told to the letter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.types import Image, Outcome, Text, ToolCall
+from trainer.ledger import Author, Entry, Ledger
+from trainer.run.rollout import Rollout, StopReason
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+def policy(text: str, *calls: ToolCall, cached: int = 0, version: int | None = 3) -> Entry:
+    logprobs = tuple(-0.5 for _ in text)
+    message = {"role": "assistant", "content": text}
+    return Entry(
+        Author.POLICY, ids(text), (message,), logprobs, version=version, cached=cached, stop="stop", calls=calls
+    )
+
+
+LEDGER = Ledger(
+    (
+        Entry(Author.TASK, ids("Add 1 and 2."), ({"role": "user", "content": "Add 1 and 2."},), source="data.jsonl:1"),
+        policy("<sum>", ToolCall("c1", "add", '{"a": 1}'), ToolCall("c2", "look"), cached=4),
+        Entry(
+            Author.TOOL,
+            ids("3##!"),
+            ({"role": "tool", "content": [{"type": "text", "text": "3"}, {"type": "image"}]},),
+            parts=(Text("3"), Image(b"four")),
+            spans=((1, 3),),
+            outcomes=(Outcome.OK,),
+            reward=0.5,
+            source="add",
+        ),
+        policy("It is 3", cached=20),
+        Entry(Author.FEEDBACK, (), ({"role": "user", "content": "Right."},), reward=1.0, source="gsm8k"),
+    )
+)
+SCORED = Rollout("one", LEDGER, StopReason.FEEDBACK_DONE, "g", 1, {"call": 0.5, "feedback": 1.0})
+FAILED = Rollout("two", LEDGER, StopReason.TOOL_FAILED, "g", 2, reason="server 'calc' is down", timing={"calling": 2.5})
+RUN = [SCORED, FAILED]

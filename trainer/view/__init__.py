@@ -1,0 +1,1 @@
+"""Reading a run: what a person sees is a fold over ledgers, and nothing here is ever decided by."""

@@ -1,0 +1,153 @@
+"""Rollouts in the terminal: all of a run in a table, or one as it was written, coloured by who wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text as Line
+
+from gateway.types import Outcome, ToolCall
+from trainer.ledger import Author, Entry
+from trainer.run.rollout import Rollout
+from trainer.view.text import STYLES, Decode, line, printable, said, share
+
+COLUMNS = ("#", "task", "group", "stop", "turns", "tokens", "written", "cached", "reward", "outcomes")
+
+
+def show(run: Sequence[Rollout], console: Console, *, rollout: int | None = None, decode: Decode | None = None) -> None:
+    """The whole run, or one of its rollouts by its number; `decode` is the tokenizer's."""
+    if rollout is None:
+        _table(run, console)
+        return
+    for text in _one(run[rollout], rollout, decode):
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def _table(run: Iterable[Rollout], console: Console) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in COLUMNS:
+        number = column in ("#", "turns", "tokens", "written", "cached", "reward")
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
+    stops: Counter[str] = Counter()
+    rewards: list[float] = []
+    for place, rollout in enumerate(run):
+        stops[rollout.stop] += 1
+        rewards += [] if rollout.reward is None else [rollout.reward]
+        style = "dim" if rollout.stop.infrastructure else ""
+        table.add_row(*(Line(cell) for cell in _cells(place, rollout)), style=style)
+    room = Measurement.get(console, console.options.update(max_width=10_000), table)
+    table.width = max(room.minimum, min(room.maximum, console.width))  # Too wide to read is better than left out.
+    console.print(table, soft_wrap=True)
+    ended = ", ".join(f"{count} {stop}" for stop, count in stops.most_common())
+    mean = f"; mean reward {sum(rewards) / len(rewards):.3g} of {len(rewards)} scored" if rewards else ""
+    total = stops.total()
+    text = f"{total} rollout{'' if total == 1 else 's'}{': ' if ended else ''}{ended}{mean}"
+    console.print(Line(text), soft_wrap=True)
+
+
+def _cells(place: int, rollout: Rollout) -> tuple[str, ...]:
+    ledger = rollout.ledger
+    outcomes = Counter(outcome for entry in ledger for outcome in entry.outcomes)
+    return (
+        str(place),
+        line(rollout.task),
+        line(f"{rollout.group}/{rollout.index}"),
+        rollout.stop,
+        str(len(ledger.turns)),
+        str(len(ledger)),
+        str(sum(ledger.mask)),
+        share(ledger.cached, ledger.asked),
+        _number(rollout.reward),
+        ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()),
+    )
+
+
+def _one(rollout: Rollout, number: int, decode: Decode | None) -> Iterator[Line]:
+    yield from _head(rollout, number)
+    yield Line.assemble("written by ", *_legend())
+    if decode is None:
+        yield Line("no tokenizer at hand: these are the messages that were rendered, not the text of the ids")
+    ledger = rollout.ledger
+    turn = -1
+    for place, (start, entry) in enumerate(zip(ledger.starts, ledger, strict=True)):
+        turn += entry.author is Author.POLICY
+        yield Line("")
+        yield _boundary(entry, start, turn)
+        if text := said(entry, decode):
+            yield Line(text, style=STYLES[entry.author])
+        yield from _calls(entry, ledger.entries[place + 1 :])
+        yield from _media(entry, start)
+
+
+def _head(rollout: Rollout, number: int) -> Iterator[Line]:
+    ledger = rollout.ledger
+    yield Line(f"rollout {number}: task {line(rollout.task)}, group {line(rollout.group)}, index {rollout.index}")
+    yield Line(
+        f"stop {rollout.stop}; {len(ledger.turns)} turns; {len(ledger)} tokens, {sum(ledger.mask)} by the policy;"
+        f" cached {ledger.cached} of {ledger.asked} asked ({share(ledger.cached, ledger.asked)})"
+    )
+    if rollout.stop.infrastructure:
+        yield Line(f"not scored: {rollout.stop} says nothing of the policy")
+    elif rollout.rewards:
+        parts = ", ".join(f"{line(name)} {value:g}" for name, value in rollout.rewards.items())
+        yield Line(f"reward {_number(rollout.reward)}: {parts}")
+    if rollout.reason:
+        yield Line(f"reason: {printable(rollout.reason)}")
+    if rollout.timing:
+        yield Line("time: " + ", ".join(f"{line(phase)} {spent:.3g} s" for phase, spent in rollout.timing.items()))
+
+
+def _legend() -> list[str | tuple[str, str]]:
+    """Who wrote what, each in their colour."""
+    told: list[str | tuple[str, str]] = []
+    for author, style in STYLES.items():
+        told += [", " if told else "", (author, style)]
+    return told
+
+
+def _boundary(entry: Entry, start: int, turn: int) -> Line:
+    notes = [f"tokens {start}-{start + len(entry.ids) - 1}" if entry.ids else "no tokens"]
+    if entry.author is Author.POLICY:
+        notes += [f"version {entry.version}", f"cached {entry.cached} of {start}", f"stop {entry.stop}"]
+    if entry.outcomes:
+        notes.append(", ".join(entry.outcomes))
+    if entry.reward is not None:
+        notes.append(f"reward {_number(entry.reward)}")
+    if not entry.ids and entry.author is not Author.POLICY:
+        notes.append("never read by the policy")
+    name = f"turn {turn}: policy" if entry.author is Author.POLICY else str(entry.author)
+    source = f" {line(entry.source)}" if entry.source else ""
+    return Line.assemble("── ", (name + source, STYLES[entry.author]), "  ", "; ".join(notes))
+
+
+def _calls(turn: Entry, later: Sequence[Entry]) -> Iterator[Line]:
+    """Each call with how it ended; what only looked like a call was answered behind those that were."""
+    outcomes: list[Outcome] = []
+    for entry in later:
+        if entry.author is Author.POLICY:
+            break
+        outcomes += entry.outcomes if entry.author is Author.TOOL else ()
+    if turn.author is Author.POLICY:
+        for call, outcome in zip_longest(turn.calls, outcomes):
+            yield Line(f"  → {_call(call)}  {outcome or 'unanswered'}")
+
+
+def _call(call: ToolCall | None) -> str:
+    return line(f"{call.name}({call.arguments}) as {call.id}") if call else "a malformed call"
+
+
+def _media(entry: Entry, start: int) -> Iterator[Line]:
+    """Each picture, sound and film with the tokens that stand for it."""
+    for medium, span in zip_longest(entry.media, entry.spans):
+        kind = type(medium).__name__.lower()
+        where = f"at tokens {start + span[0]}-{start + span[1] - 1}" if span else "with no place in the tokens"
+        yield Line(f"  ▣ {kind} ({line(medium.mime)}, {len(medium.data):,} bytes) {where}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"

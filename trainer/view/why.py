@@ -1,0 +1,114 @@
+"""Why a token is trained or not is read off the ledger: it was decided when somebody wrote it, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.ledger import Author
+from trainer.run.rollout import Rollout
+from trainer.view.text import Decode, line
+
+AROUND = 12
+"""So many tokens on each side make a line of surroundings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """All that is known of one token. Its text and surroundings are None without a tokenizer."""
+
+    rollout: int
+    token: int
+    id: int
+    author: Author
+    source: str
+    turn: int | None
+    """The policy's turn that wrote it or that it answers, counted from 0; None for what the task opens with."""
+    version: int | None
+    logprob: float | None
+    reused: int
+    """How many later requests found it at hand,"""
+    requests: int
+    """of how many that began with it."""
+    trained: bool
+    because: str
+    text: str | None = None
+    before: str | None = None
+    after: str | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def why(run: Sequence[Rollout], rollout: int, token: int, decode: Decode | None = None) -> Why:
+    """Of the token at this place in the ledger. Raises IndexError where there is no such rollout or token."""
+    told = run[rollout]
+    ledger = told.ledger
+    entry = ledger.entry_at(token)
+    trained, because = _trained(told, token)
+    ahead = [
+        later.cached > token
+        for start, later in zip(ledger.starts, ledger, strict=True)
+        if later.author is Author.POLICY and start > token
+    ]
+    return Why(
+        rollout=rollout,
+        token=token,
+        id=ledger.ids[token],
+        author=entry.author,
+        source=entry.source,
+        turn=ledger.turn_of(token),
+        version=entry.version,
+        logprob=ledger.logprobs[token] if entry.author is Author.POLICY else None,
+        reused=sum(ahead),
+        requests=len(ahead),
+        trained=trained,
+        because=because,
+        text=decode([ledger.ids[token]]) if decode else None,
+        before=decode(ledger.ids[max(0, token - AROUND) : token]) if decode else None,
+        after=decode(ledger.ids[token + 1 : token + 1 + AROUND]) if decode else None,
+    )
+
+
+def _trained(rollout: Rollout, token: int) -> tuple[bool, str]:
+    entry = rollout.ledger.entry_at(token)
+    source = f" {entry.source!r}" if entry.source else ""
+    match entry.author:
+        case Author.TASK:
+            return False, f"the task{source} put it there, and only what the policy wrote is trained"
+        case Author.TOOL:
+            return False, f"the tool{source} wrote it, and only what the policy wrote is trained"
+        case Author.FEEDBACK:
+            return False, f"feedback{source} wrote it, and only what the policy wrote is trained"
+    if rollout.stop.infrastructure:
+        reason = f" ({rollout.reason})" if rollout.reason else ""
+        return False, f"the policy wrote it, but is not to blame for how the rollout ended: {rollout.stop}{reason}"
+    if rollout.reward is None:
+        return False, "the policy wrote it, but the rollout was not scored"
+    return True, f"the policy wrote it, and it counts with {_worth(rollout, token)}"
+
+
+def _worth(rollout: Rollout, token: int) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in rollout.rewards.items())
+    turn = rollout.ledger.turn_of(token)
+    answers = rollout.ledger.rewards[turn] if turn is not None else ()
+    answered = f"; its turn was answered with {', '.join(f'{value:g}' for value in answers)}" if answers else ""
+    return f"the rollout's reward {rollout.reward:g} ({parts}){answered}"
+
+
+def _lines(told: Why) -> list[str]:
+    lines = [f"token {told.token} of rollout {told.rollout}: id {told.id}"]
+    if told.text is not None:
+        lines[0] += f", text '{line(told.text)}'"
+        lines.append(f"  within      {line(told.before or '')}»{line(told.text)}«{line(told.after or '')}")
+    turn = "before the first turn" if told.turn is None else f"turn {told.turn}"
+    lines.append(f"  written by  {told.author}{f' {line(told.source)}' if told.source else ''}, {turn}")
+    if told.author is Author.POLICY:
+        version = "an unknown version" if told.version is None else f"version {told.version}"
+        lines.append(f"  sampled     under {version}, logprob {told.logprob:.6g}")
+    again = "it begins no later request"
+    if told.requests:
+        again = f"at hand for {told.reused} of the {told.requests} requests that begin with it"
+    lines.append(f"  cached      {again}")
+    lines.append(f"  {'trained     ' if told.trained else 'not trained '}{line(told.because)}")
+    return lines
