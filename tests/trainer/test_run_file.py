@@ -6,9 +6,11 @@ import json
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
@@ -78,6 +80,15 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [rollout.index for rollout in Rollouts(tmp_path)] == [0, 1]
 
 
+def test_rollouts_are_added_from_many_threads_and_read_meanwhile(tmp_path: Path) -> None:
+    with Writer(tmp_path) as run, ThreadPoolExecutor(8) as threads:
+        adding = [threads.submit(run.add, replace(ROLLOUT, index=index)) for index in range(200)]
+        for added in adding:
+            added.result(timeout=30)
+            assert all(rollout.task == "t" for rollout in Rollouts(tmp_path)[-3:])
+    assert sorted(rollout.index for rollout in Rollouts(tmp_path)) == list(range(200))
+
+
 def test_a_picture_is_kept_once(tmp_path: Path) -> None:
     save(tmp_path, ROLLOUT, ROLLOUT)
     assert [file.name for file in (tmp_path / "blobs").iterdir()] == [sha256(b"a picture").hexdigest()]
@@ -135,7 +146,8 @@ def test_an_unknown_format_is_named(tmp_path: Path) -> None:
         lambda line: b"[]\n",
         lambda line: b"\xff\n",
         lambda line: line.replace(b'"n":2', b'"n":3'),
-        lambda line: line.replace(b'"n":3', b'"n":2'),
+        lambda line: line.replace(b'"author":"tool","n":3', b'"author":"tool","n":9'),
+        lambda line: line.replace(b'"author":"task","n":3', b'"author":"task","n":2'),
         lambda line: line.replace(b'"n":3', b'"n":"many"'),
         lambda line: line.replace(b'"policy"', b'"nobody"'),
         lambda line: line.replace(b'"logprobs":"plain:', b'"logprobs":"plain:!'),
@@ -175,6 +187,16 @@ def test_what_is_no_json_is_refused_with_the_rollout_named(tmp_path: Path) -> No
             run.add(replace(ROLLOUT, infos={"odd": object()}))
         run.add(ROLLOUT)
     assert len(Rollouts(tmp_path)) == 1
+
+
+def test_frozen_mappings_within_what_is_known_are_saved_as_mappings(tmp_path: Path) -> None:
+    save(tmp_path, replace(ROLLOUT, infos={"inner": MappingProxyType({"a": [MappingProxyType({})]})}))
+    assert Rollouts(tmp_path)[0].infos == {"inner": {"a": [{}]}}
+
+
+def test_a_rollout_names_each_version_that_wrote_it_once() -> None:
+    turns = [Entry(Author.POLICY, (1,), logprobs=(0.0,), version=version) for version in (4, 2, None, 4)]
+    assert Rollout("t", Ledger(tuple(turns)), StopReason.DONE).versions == (2, 4)
 
 
 def test_the_format_is_read_by_its_description_alone(tmp_path: Path) -> None:
