@@ -170,7 +170,7 @@ class RemoteSession:
     async def _answer(self, path: str, body: Any) -> Any:
         """The answer's JSON, or how the call ended without one."""
         if self._finished is not None:
-            raise SessionError(f"session {self.id} is closed")
+            raise SessionError("the session is closed")
         try:
             answer = await self._gateway.send("POST", self._path + path, body)
         except _NEVER_SENT as error:

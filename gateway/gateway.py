@@ -218,7 +218,7 @@ class Gateway:
             await anyio.sleep(SWEEP_S)
             for session in list(self.sessions.values()):
                 if session.remaining_s == 0.0 and not session.closed:
-                    log.info("session %s expired", session.id)
+                    log.info("a session of task %r expired", session.task.id)
                     self._tasks.start_soon(session.close)
 
     async def _stop(self) -> None:

@@ -236,18 +236,18 @@ class GatewaySession:
             try:
                 await self.finish()
             except Exception:  # boundary: a reward that cannot be had must not keep anything from its release
-                log.exception("session %s: no last rewards", self.id)
+                log.exception("a session of task %r: no last rewards", self.task.id)
             try:
                 await self.stack.aclose()
             except Exception:  # boundary: the same, for whatever comes after it
-                log.exception("session %s: closing failed", self.id)
+                log.exception("a session of task %r: closing failed", self.task.id)
         if scope.cancelled_caught:
-            log.error("session %s: not everything was given back within %s s", self.id, CLOSE_S)
+            log.error("a session of task %r: not everything was given back within %s s", self.task.id, CLOSE_S)
         self._done_closing.set()
 
     def _use(self) -> None:
         if self.closed:
-            raise SessionError(f"session {self.id} is closed")
+            raise SessionError("the session is closed")
         self._used = time.monotonic()
 
 

@@ -18,7 +18,7 @@ DOORS = {
     "mcp": ("upstream/", "front/"),
     "mcp_types": ("upstream/", "front/"),
     "httpx2": ("upstream/", "client/", "client.py", "feedback/endpoint.py"),
-    "starlette": ("http/", "front/"),
+    "starlette": ("http/", "front/", "trace.py", "serving.py"),
     "uvicorn": ("http/",),
     "typer": ("cli.py",),
     "rich": ("show.py", "check.py"),
