@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mcp_types import SERVER_INFO_META_KEY
+
 from gateway.types import EMPTY, Audio, Image, Outcome, Part, Resource, Text, ToolResult, Video
 
 _UNREADABLE = "unreadable_parts"
@@ -42,7 +44,7 @@ def to_result(raw: Mapping[str, Any]) -> ToolResult:
         structured=structured,
         metrics=metrics,
         reason=_text(meta, f"{_OURS}reason") or ("the tool reported an error" if raw.get("isError") is True else None),
-        meta=meta,
+        meta={key: value for key, value in meta.items() if _of_the_tool(key)} or EMPTY,
     )
 
 
@@ -50,6 +52,11 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def _of_the_tool(key: str) -> bool:
+    """Since 2026 a server names itself in every answer; that, and what we have read, is not the tool's word."""
+    return key != SERVER_INFO_META_KEY and not key.startswith(_OURS)
 
 
 def _outcome(raw: Mapping[str, Any], meta: Mapping[str, Any]) -> Outcome:

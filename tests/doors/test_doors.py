@@ -47,13 +47,13 @@ async def test_a_session_offers_what_its_task_chose(door: Door) -> None:
         assert refused.outcome is Outcome.INVALID and "Available tools: add, judge" in refused.text
 
 
-async def test_every_kind_of_part_arrives_in_its_order(door: Door) -> None:
-    async with door(sources) as gateway, gateway.open() as session:
+async def test_every_kind_of_part_arrives_in_its_order(tool_door: Door) -> None:
+    async with tool_door(sources) as gateway, gateway.open() as session:
         assert (await session.call(call("several"))).parts == SEVERAL
 
 
-async def test_every_field_of_a_result_arrives(door: Door) -> None:
-    async with door(sources) as gateway, gateway.open() as session:
+async def test_every_field_of_a_result_arrives(tool_door: Door) -> None:
+    async with tool_door(sources) as gateway, gateway.open() as session:
         assert said(await session.call(call("facts"))) == ToolResult(
             (Text("facts"),),
             Outcome.OK,
@@ -66,8 +66,8 @@ async def test_every_field_of_a_result_arrives(door: Door) -> None:
         )
 
 
-async def test_failures_read_the_same(door: Door) -> None:
-    async with door(sources) as gateway, gateway.open() as session:
+async def test_failures_read_the_same(tool_door: Door) -> None:
+    async with tool_door(sources) as gateway, gateway.open() as session:
         failed = await session.call(call("fails"))
         assert failed.outcome is Outcome.ERROR and "no such luck" in failed.text
         wrong = await session.call(call("add", '{"a": "one"}'))
@@ -78,15 +78,15 @@ async def test_failures_read_the_same(door: Door) -> None:
         assert unknown.outcome is Outcome.INVALID and "There is no tool named 'ad'" in unknown.text
 
 
-async def test_half_a_character_costs_only_its_own_call(door: Door) -> None:
-    async with door(sources) as gateway, gateway.open() as session:
+async def test_half_a_character_costs_only_its_own_call(tool_door: Door) -> None:
+    async with tool_door(sources) as gateway, gateway.open() as session:
         calls = [call("add", '{"a": 1}'), call("add", '{"a": "\ud800"}'), call("add", '{"a": 2}')]
         results = await session.calls(calls)
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.INVALID, Outcome.OK]
 
 
-async def test_many_calls_keep_their_order(door: Door) -> None:
-    async with door(sources) as gateway, gateway.open() as session:
+async def test_many_calls_keep_their_order(tool_door: Door) -> None:
+    async with tool_door(sources) as gateway, gateway.open() as session:
         calls = [call("add", f'{{"a": {place}}}', f"c{place}") for place in range(50)]
         results = await session.calls(calls)
         assert [result.text for result in results] == [str(place) for place in range(50)]

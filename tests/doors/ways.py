@@ -9,9 +9,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from gateway.client import RemoteGateway
+from gateway.config.models import Server
 from gateway.gateway import Gateway
 from gateway.session import AnyGateway
 from gateway.table import Source
+from gateway.upstream.server import McpToolset
+from gateway.upstream.services import Services
 from tests.served import served
 
 Make = Callable[[], Sequence[Source]]
@@ -37,4 +40,15 @@ async def through_another(make: Make) -> AsyncIterator[AnyGateway]:
         yield gateway
 
 
+@asynccontextmanager
+async def over_mcp(make: Make) -> AsyncIterator[AnyGateway]:
+    """A gateway whose only source is another gateway, met as any MCP server is."""
+    async with served(lambda: Gateway(make())) as at, Services() as services:
+        leaf = McpToolset("front", Server(url=f"{at.url}/mcp"), services=services)
+        async with Gateway([Source("mcp", leaf, leaf, ours=False)], services=services) as gateway:
+            yield gateway
+
+
 DOORS: Mapping[str, Door] = {"in_process": in_process, "http": over_http, "gateway_behind": through_another}
+TOOL_DOORS: Mapping[str, Door] = {**DOORS, "mcp": over_mcp}
+"""MCP has no word for rollouts and their feedback, so through it a gateway offers its tools alone."""
