@@ -1,0 +1,137 @@
+"""The model's own chat template, appended by difference: each turn costs what is new in it, whatever came before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from trainer.ledger import Ledger, Message
+from trainer.parse.base import Parser, Reply
+
+from .chat import Chat, Tool, called
+from .errors import TemplateError
+from .load import stops_of, tokenizer_of
+from .tokens import Tokens, plain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+History = Literal["full", "inference_template"]
+Sanity = Literal["strict", "ignore_strippable", "disable"]
+_MARKUP = re.compile(r"[<\[](\w+)[>\]]")
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What leads to the policy's next turn."""
+
+    ids: tuple[int, ...]
+    fresh: bool
+    """The ids begin a new ledger, by author `task`: the template wrote the history anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a template is used."""
+
+    history: History = "full"
+    """`full` keeps the policy's earlier reasoning, so that a rollout is one ledger. `inference_template` shows the
+    policy what the template would at inference: where that takes reasoning away, a new ledger begins."""
+    sanity: Sanity = "strict"
+    """What the check at a rollout's end tells of: every difference, those beside white space, or nothing."""
+    chat_template: str | None = None
+    """In place of the one in the model's folder."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """Passed on to the template, as `enable_thinking`."""
+
+
+class Template:
+    """Prompts and tails as ids. Nothing else tokenises, and nothing here tokenises what the policy wrote."""
+
+    def __init__(self, chat: Chat, parser: Parser, stops: Sequence[int], settings: Settings) -> None:
+        self.chat, self.tokens, self.parser, self.settings = chat, chat.tokens, parser, settings
+        names = {id: token for token, id in self.tokens.control.items()}
+        own = [self.tokens.last_special(chat.closing(called=False)), *_calling(chat)]
+        ids = dict.fromkeys([*stops, *(self.tokens.control[token] for token in own if token)])
+        self.stop_ids: tuple[int, ...] = tuple(ids)
+        """Sampling one of these ends a turn."""
+        self.stops: tuple[str, ...] = tuple(names[id] for id in ids if id in names)
+        between = chat.follow([{"role": "user", "content": "Go on"}], self.stops).end
+        self.ends = tuple(dict.fromkeys([*self.stops, *([between] if between else [])]))
+        """The tokens at the end of a turn, whether sampling them stops or not."""
+        self.opened = _unclosed(plain(chat.prompt))
+        """What of the policy's turn the generation prompt wrote already: `<think>`, where reasoning is begun for it."""
+
+    @classmethod
+    def load(
+        cls, source: str | Path | PreTrainedTokenizerFast, parser: Parser, settings: Settings | None = None
+    ) -> Self:
+        """From a model's folder, or for a tokenizer at hand; `TemplateError` says what is missing."""
+        settings = settings or Settings()
+        tokenizer = tokenizer_of(source, settings.chat_template)
+        kwargs = settings.chat_template_kwargs or {}
+        chat = Chat(tokenizer, Tokens(tokenizer), settings.chat_template, kwargs)
+        return cls(chat, parser, stops_of(source, tokenizer), settings)
+
+    def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+        """The prompt of a conversation, up to where the policy writes."""
+        return self.tokens.encode(self.chat.text(messages, tools, prompt=True))
+
+    def tail(self, after: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
+        """What follows a policy's turn: its closing (unless the policy `ended` it), the new messages, the prompt."""
+        follow = self.chat.follow(after, self.stops)
+        if ended:
+            return self.tokens.encode(follow.rest, after=follow.end)
+        return self.tokens.encode(follow.closing + follow.end + follow.rest)
+
+    def insert(self, text: str) -> tuple[int, ...]:
+        """Text that goes on in the policy's unfinished turn; its markup is meant, its special tokens are not."""
+        return self.tokens.encode(self.tokens.fenced(text, markup=True), after=self.stops[0])
+
+    def advance(self, ledger: Ledger, after: Sequence[Message], tools: Sequence[Tool] = ()) -> Continuation:
+        """To the next turn, as `history` has it. `inference_template` costs a render of the history each time."""
+        tail = self.tail(after, ended=self.ended(ledger.ids))
+        if self.settings.history == "full":
+            return Continuation(tail, fresh=False)
+        shown = self.chat.text([*ledger.messages, *after], tools, prompt=True)
+        if plain(shown) == self.tokens.decode((*ledger.ids, *tail)):
+            return Continuation(tail, fresh=False)
+        return Continuation(self.tokens.encode(shown), fresh=True)
+
+    def ended(self, ids: Sequence[int]) -> bool:
+        """Whether the policy itself ended the turn that these ids end with."""
+        return bool(ids) and ids[-1] in self.stop_ids
+
+    def read(self, ids: Sequence[int]) -> Reply:
+        """What the policy wrote in one turn, for reading only."""
+        return self.parser.parse(self.opened + self.tokens.decode(ids[:-1] if self.ended(ids) else ids))
+
+    def message(self, reply: Reply) -> Message:
+        """The chat message of a policy's turn, as a ledger keeps it."""
+        message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.calls:
+            message["tool_calls"] = [called(call.id, call.name, call.arguments) for call in reply.calls]
+        return message
+
+
+def _calling(chat: Chat) -> list[str]:
+    """The end of a turn with calls, which some templates end otherwise; none where it cannot write calls."""
+    try:
+        end = chat.tokens.last_special(chat.closing(called=True))
+    except TemplateError:
+        return []
+    # A closing tag ends a call, not a turn.
+    return [] if end.startswith(("</", "[/")) else [end]
+
+
+def _unclosed(prompt: str) -> str:
+    """The end of a generation prompt from a tag that it leaves open."""
+    for tag in _MARKUP.finditer(prompt):
+        if f"/{tag[1]}" not in prompt[tag.end() :]:
+            return prompt[tag.start() :]
+    return ""
