@@ -18,6 +18,7 @@ from gateway.http.hosted import Hosted
 from gateway.http.settings import Settings
 from gateway.http.status import health, metrics
 from gateway.http.tools import tools
+from gateway.http.watch import Watch
 
 Room = Callable[[Desk, Asked], Awaitable[ASGIApp]]
 
@@ -46,9 +47,9 @@ class _Mounted:
         await self.app(scope, receive, send)
 
 
-def app(gateway: Hosted, settings: Settings, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
-    """The ASGI application over a gateway that is entered already, and is left by whoever entered it."""
-    desk = Desk(gateway, settings)
+def app(gateway: Hosted, settings: Settings, watch: Watch, mounts: Mapping[str, ASGIApp] | None = None) -> ASGIApp:
+    """The ASGI application over a gateway that is entered already, and a watch that runs."""
+    desk = Desk(gateway, settings, watch)
     routes = [Route(path, Endpoint(_acts(desk, rooms))) for path, rooms in ROOMS.items()]
     routes += [Route(path, _Mounted(mounted)) for path, mounted in (mounts or {}).items()]
     return Guard(Router(routes, redirect_slashes=False, default=nowhere), settings)

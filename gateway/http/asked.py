@@ -1,18 +1,15 @@
-"""A request is read once, and whoever asked may leave at any time, which ends what they asked for."""
+"""A request is read once, into the form that its room expects, or refused with the first mistake in it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 from urllib.parse import parse_qs
 
-import anyio
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope
 
 from gateway.http.reply import Problem
 
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -55,29 +52,6 @@ class Asked:
 
     async def read(self, model: type[M]) -> M:
         return parse(model, await self.body())
-
-    async def attended(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The work's value; hanging up cancels the work."""
-        done: list[T] = []
-        failed: list[Exception] = []
-
-        async def leave() -> None:
-            while (await self.receive())["type"] != "http.disconnect":
-                pass
-            tasks.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(leave)
-            try:
-                done.append(await work())
-            except Exception as error:  # carried past the task group, which would wrap it
-                failed.append(error)
-            tasks.cancel_scope.cancel()
-        if failed:
-            raise failed[0]
-        if not done:
-            raise Gone
-        return done[0]
 
 
 def parse(model: type[M], body: bytes) -> M:

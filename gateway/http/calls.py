@@ -28,7 +28,7 @@ async def call(desk: Desk, asked: Asked) -> ASGIApp:
     opened.calls += len(calls)
     context = LOOP if wanted.audience == "loop" else ALONE
     try:
-        results = await asked.attended(partial(opened.session.calls, opened.meant(calls), context))
+        results = await desk.watch.attend(asked.receive, partial(opened.session.calls, opened.meant(calls), context))
     except SessionError:
         raise no_session() from None  # it was closed while the request was on its way
     return _answer(wanted, calls, results)
@@ -43,7 +43,7 @@ async def call_pure(desk: Desk, asked: Asked) -> ASGIApp:
             problem = f"{one.name[:200]!r} is not a tool that may be called without a session."
             remedy = "Open a session with POST /v1/sessions; or, if it keeps no state, declare the tool `pure`."
             raise Problem(409, "conflict", problem, remedy=remedy, param=f"tool_calls.{place}.function.name")
-    return _answer(wanted, calls, await asked.attended(partial(_alone, desk, calls)))
+    return _answer(wanted, calls, await desk.watch.attend(asked.receive, partial(_alone, desk, calls)))
 
 
 async def _alone(desk: Desk, calls: Sequence[ToolCall]) -> list[ToolResult]:
@@ -54,7 +54,7 @@ async def _alone(desk: Desk, calls: Sequence[ToolCall]) -> list[ToolResult]:
 async def feedback(desk: Desk, asked: Asked) -> ASGIApp:
     opened = desk.find(asked.path["id"])
     wanted = await asked.read(FeedbackRequest)
-    heard = await asked.attended(partial(_turn, opened, wanted))
+    heard = await desk.watch.attend(asked.receive, partial(_turn, opened, wanted))
     desk.metrics.turn(heard.outcome.value)
     value = feedback_json(heard)
     if wanted.layout == "parts":

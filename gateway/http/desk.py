@@ -17,6 +17,7 @@ from gateway.http.hosted import Hosted, HostedSession
 from gateway.http.metrics import Metrics
 from gateway.http.reply import no_session
 from gateway.http.settings import Settings
+from gateway.http.watch import Watch
 from gateway.strict import drop_nulls
 from gateway.strict import strict as strictly
 from gateway.types import Task, ToolCall
@@ -62,8 +63,8 @@ class Opened:
 
 
 class Desk:
-    def __init__(self, gateway: Hosted, settings: Settings) -> None:
-        self.gateway, self.settings = gateway, settings
+    def __init__(self, gateway: Hosted, settings: Settings, watch: Watch) -> None:
+        self.gateway, self.settings, self.watch = gateway, settings, watch
         self.opened: dict[str, Opened] = {}
         self.metrics = Metrics(gateway)
         gateway.observers.append(self.metrics.observe)

@@ -20,6 +20,7 @@ from gateway.errors import ConfigError
 from gateway.http.app import app
 from gateway.http.hosted import Hosted
 from gateway.http.settings import Settings, refuse_open_door
+from gateway.http.watch import Watch
 from gateway.trace import tracing
 
 if sys.platform != "win32":
@@ -99,13 +100,15 @@ async def serve(
             for one in beside:
                 await stack.enter_async_context(one)
             url = _url(settings, listening)
-            served = app(gateway, settings, mounts)
+            watch = Watch()
+            served = app(gateway, settings, watch, mounts)
             traces = await stack.enter_async_context(tracing(os.environ))
             if traces is not None:
                 gateway.observers.append(traces.observe)
                 served = traces.around(served)
             server = _Server(_config(served), gateway, stop, lambda: ready(url))
             tasks = await stack.enter_async_context(anyio.create_task_group())
+            tasks.start_soon(watch.run)
             tasks.start_soon(server.heed)
             await server.serve([listening])
             tasks.cancel_scope.cancel()

@@ -24,7 +24,7 @@ async def begin(desk: Desk, asked: Asked) -> ASGIApp:
     held = asked.choice("hold", ("false", "true")) == "true"
     wanted = await asked.read(BeginRequest)
     task = _task(wanted, None if held else desk.settings.ttl_s)
-    opened = await asked.attended(partial(desk.begin, task, strict=wanted.strict))
+    opened = await desk.watch.attend(asked.receive, partial(desk.begin, task, strict=wanted.strict))
     value = {
         "id": opened.session.id,
         "tools": listed(opened.session.specs, wanted.form, strict=wanted.strict),

@@ -15,6 +15,7 @@ from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.app import app
 from gateway.http.settings import Settings
+from gateway.http.watch import Watch
 from gateway.trace import Tracing, tracing
 from tests.http.rooms import rooms, tool_call
 
@@ -28,7 +29,7 @@ async def traced() -> tuple[str, dict[str, ReadableSpan]]:
     traces = Tracing(provider)
     async with Gateway(rooms()) as gateway:
         gateway.observers.append(traces.observe)
-        transport = httpx2.ASGITransport(traces.around(app(gateway, Settings())))
+        transport = httpx2.ASGITransport(traces.around(app(gateway, Settings(), Watch())))
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
             id = (await http.post("/v1/sessions", json={})).json()["id"]
             body = {"tool_calls": [tool_call("add", '{"a": 1}'), tool_call("nothing", id="c2")]}
