@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, innermost
 
 if TYPE_CHECKING:
     from gateway.build import Plan
@@ -168,10 +168,13 @@ def told() -> Iterator[None]:
     """An operator's mistake ends in its message; anything else is ours, and keeps its traceback."""
     try:
         yield
-    except GatewayError as error:
-        fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    except (GatewayError, BaseExceptionGroup) as error:
+        told = innermost(error)
+        if not isinstance(told, GatewayError):
+            raise
+        fail(str(told))
 
 
 def fail(message: str) -> NoReturn:

@@ -56,3 +56,10 @@ class Refused(GatewayError):
 
 class Unavailable(GatewayError):
     """For native tools to raise when what they depend on is down: the policy is not to blame."""
+
+
+def innermost(error: BaseException) -> BaseException:
+    """The error that a task group wrapped, the first where there are several."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -13,7 +13,7 @@ from typing import Any, Self
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from gateway.errors import GatewayError, TooManySessions
+from gateway.errors import GatewayError, TooManySessions, innermost
 from gateway.session import GatewaySession, Observer, hears
 from gateway.table import EMPTY_TABLE, Source, Table, stale, table
 from gateway.types import Task, ToolSpec
@@ -95,7 +95,7 @@ class Gateway:
                 await self._enter(stack)
                 self._stack = stack.pop_all()
         except BaseExceptionGroup as group:
-            raise _first_error(group) from group
+            raise innermost(group) from group
         return self
 
     async def _enter(self, stack: AsyncExitStack) -> None:
@@ -148,7 +148,7 @@ class Gateway:
         """A session without a block around it: whoever begins it must close it, or give it a time to live."""
         if len(self.sessions) >= self._most_sessions:
             raise TooManySessions(f"{self._most_sessions} sessions are open; close some, or raise the limit")
-        session = GatewaySession(secrets.token_urlsafe(24), task, self.table, self.observers)
+        session = self._session(secrets.token_urlsafe(24), task)
         hosts = {id(host.source): host for host in self._hosts}
         try:
             for source in session.sources:
@@ -160,6 +160,9 @@ class Gateway:
         self.sessions[session.id] = session
         session.stack.callback(self.sessions.pop, session.id, None)
         return session
+
+    def _session(self, id: str, task: Task) -> GatewaySession:
+        return GatewaySession(id, task, self.table, self.observers)
 
     async def _join(self, session: GatewaySession, host: _Host) -> None:
         host.users += 1
@@ -200,7 +203,7 @@ class Gateway:
         except BaseExceptionGroup as group:
             for host in hosts:
                 host.retire()
-            raise _first_error(group) from group
+            raise innermost(group) from group
         return hosts
 
     async def _start_one(self, host: _Host) -> None:
@@ -233,10 +236,3 @@ class Gateway:
                 for host in self._hosts:
                     await host.ended.wait()
         self._tasks.cancel_scope.cancel()
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
