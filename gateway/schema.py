@@ -46,7 +46,7 @@ class Checker:
     def mistake(self, arguments: str) -> str | None:
         """What the policy should read about its mistake, or None where there is none."""
         try:
-            value = json.loads(arguments or "{}", parse_constant=_refuse_constant)
+            value = _decode(arguments or "{}")
         except (ValueError, RecursionError) as error:
             return f"The arguments are not valid JSON ({_first_line(error)}). Write one JSON object."
         if not isinstance(value, dict):
@@ -92,6 +92,9 @@ def _refuse_remote(uri: str) -> NoReturn:
 
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def _refuse_deep(schema: object) -> None:
