@@ -37,9 +37,10 @@ class Tags:
 
     def parse(self, text: str) -> Reply:
         thought, closed, said = text.rpartition("</think>")
-        found = re.findall(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", said, re.DOTALL)
-        rows = [json.loads(one) for one in found]
-        made = tuple(ToolCall(f"call0000{i}", row["name"], json.dumps(row["arguments"])) for i, row in enumerate(rows))
+        found = re.findall(
+            r'<tool_call>\s*\{"name":\s*"(\w+)",\s*"arguments":\s*(.*?)\}\s*</tool_call>', said, re.DOTALL
+        )
+        made = tuple(ToolCall(f"call0000{i}", name, arguments) for i, (name, arguments) in enumerate(found))
         content = re.sub(r"<tool_call>.*?</tool_call>", "", said, flags=re.DOTALL).strip("\n")
         return Reply(content, thought.partition("<think>")[2] if closed else "", made)
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gateway.types import ToolCall
 from trainer.ledger import Author, Ledger
+from trainer.parse.base import Reply
 
 from .chat import Tool
 from .errors import TemplateError
@@ -132,18 +134,16 @@ def _cause(template: Template, expected: str, part: _Part, *, last: bool) -> Cau
         return None
     if wanted == got:
         return Cause.END_TOKEN
-    if _squeezed(wanted) == _squeezed(got):
+    ours, theirs = template.parser.parse(got), template.parser.parse(wanted)
+    if _squeezed(wanted) == _squeezed(got) and _texts(ours) == _texts(theirs):
         return Cause.WHITESPACE
     if part.stop not in (None, "stop"):
         return Cause.TRUNCATED
-    ours, theirs = template.parser.parse(got), template.parser.parse(wanted)
-    if _squeezed(ours.content) != _squeezed(theirs.content):
+    if _squeezed(ours.content) != _squeezed(theirs.content) or _values(ours) != _values(theirs):
         return Cause.OTHER
-    if [(call.name, _value(call.arguments)) for call in ours.calls] != [
-        (call.name, _value(call.arguments)) for call in theirs.calls
-    ]:
-        return Cause.OTHER
-    if _squeezed(ours.reasoning) != _squeezed(theirs.reasoning) or _unthought(wanted) == _unthought(got):
+    if _squeezed(ours.reasoning) != _squeezed(theirs.reasoning):
+        return Cause.REASONING_STRIPPED
+    if _texts(ours) == _texts(theirs) and _unthought(wanted) == _unthought(got):
         return Cause.REASONING_STRIPPED
     return Cause.ARGUMENTS_REFORMATTED if ours.calls else Cause.OTHER
 
@@ -176,8 +176,17 @@ def _unthought(text: str) -> str:
     return _squeezed(re.sub(r"<(\w+)>\s*</\1>", "", text))
 
 
-def _value(arguments: str) -> object:
+def _texts(reply: Reply) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in reply.calls]
+
+
+def _values(reply: Reply) -> list[tuple[str, object]]:
+    return [(call.name, value_of(call)) for call in reply.calls]
+
+
+def value_of(call: ToolCall) -> object:
+    """A call's arguments as data, or as they stand where they are no JSON."""
     try:
-        return json.loads(arguments)
+        return json.loads(call.arguments)
     except ValueError:
-        return arguments
+        return call.arguments

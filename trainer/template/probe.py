@@ -10,7 +10,7 @@ from gateway.types import ToolCall, ToolSpec
 from trainer.ledger import Author, Entry, Ledger, Message
 
 from .chat import MARK, called
-from .drift import Cause, drifts
+from .drift import Cause, drifts, value_of
 from .errors import TemplateError
 from .template import Template
 from .tokens import plain
@@ -183,7 +183,7 @@ def _parses(template: Template) -> Iterator[Finding]:
     calls = _calls(2 if _takes_several(template) else 1)
     ids = written(template, _TASK, _asks(calls), [_TOOL])
     reply = template.read(ids)
-    if [(call.name, _value(call)) for call in reply.calls] != [(call.name, _value(call)) for call in calls]:
+    if [(call.name, value_of(call)) for call in reply.calls] != [(call.name, value_of(call)) for call in calls]:
         read = [f"{call.name} {call.arguments}" for call in reply.calls]
         text = template.tokens.decode(ids)
         yield Finding(
@@ -192,13 +192,6 @@ def _parses(template: Template) -> Iterator[Finding]:
             f"the template writes a call as {text!r}, of which the parser '{template.parser.name}' reads {read}",
             "choose the parser of this model's family by the setting `parser`",
         )
-
-
-def _value(call: ToolCall) -> object:
-    try:
-        return json.loads(call.arguments)
-    except ValueError:
-        return call.arguments
 
 
 def _injected(template: Template, turns: Sequence[Message]) -> Iterator[Finding]:

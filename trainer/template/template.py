@@ -93,7 +93,7 @@ class Template:
 
     def advance(self, ledger: Ledger, after: Sequence[Message], tools: Sequence[Tool] = ()) -> Continuation:
         """To the next turn, as `history` has it. `inference_template` costs a render of the history each time."""
-        tail = self.tail(after, ended=self.ended(ledger.ids))
+        tail = self.tail(after, ended=self.ended(ledger.entries[-1].ids))
         if self.settings.history == "full":
             return Continuation(tail, fresh=False)
         shown = self.chat.text([*ledger.messages, *after], tools, prompt=True)

@@ -41,8 +41,13 @@ def _reasoned(opened: str, text: str) -> str:
 
 
 def _end(template: Template, turn: Message) -> str:
+    """The token by which the policy stops; in an older turn some templates put another in its place."""
     calls = turn.get("tool_calls") or ()
     after: list[Message] = [
         {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": "x"} for call in calls
     ]
-    return template.chat.follow(after or [{"role": "user", "content": "x"}], template.stops).end
+    end = template.chat.follow(after or [{"role": "user", "content": "x"}], template.stops).end
+    if end in template.stops:
+        return end
+    closing = template.tokens.last_special(template.chat.closing(called=bool(calls)))
+    return closing if closing in template.stops else end
