@@ -15,7 +15,7 @@ import anyio
 import httpx2
 from anyio import to_thread
 
-from gateway.errors import GatewayError, SessionError, TooManySessions, Unavailable
+from gateway.errors import GatewayError, ReplayError, SessionError, TooManySessions, Unavailable
 from gateway.limit import refusal
 from gateway.session import Reward
 from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
@@ -214,6 +214,7 @@ def _refused(answer: httpx2.Response) -> GatewayError:
         "unavailable": Unavailable,
         "not_found": SessionError,
         "conflict": SessionError,
+        "not_recorded": ReplayError,
         "invalid_request": SessionError,
     }
     return kinds.get(kind, GatewayError)(told)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 
@@ -28,7 +28,7 @@ def settings_of(host: str, port: int, token_file: Path | None) -> Settings:
 
 def serve_tape(tape: Path, settings: Settings) -> None:
     """Answers from a tape; there is nothing to watch, and nothing behind."""
-    _serve(cast("Gateway", Replay(tape)), settings)
+    _serve(Replay(tape), settings)
 
 
 def serve_files(tools: Path | None, servers: Path | None, settings: Settings, record: Path | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.errors import SessionError, TooManySessions, Unavailable
+from gateway.errors import ReplayError, SessionError, TooManySessions, Unavailable
 from gateway.http.asked import Asked, Gone
 from gateway.http.reply import Problem, not_found
 
@@ -36,6 +36,8 @@ class Endpoint:
             reply = Problem(503, "too_many_sessions", str(error), headers=headers).reply
         except SessionError as error:
             reply = Problem(409, "conflict", str(error)).reply
+        except ReplayError as error:
+            reply = Problem(409, "not_recorded", str(error)).reply
         except Unavailable as error:
             reply = Problem(503, "unavailable", str(error)).reply
         except Exception:  # boundary: one request's misfortune is not the server's

@@ -61,7 +61,7 @@ OPERATIONS = (
         "Run the tool calls of an assistant message",
         shapes.Called,
         shapes.CallsRequest,
-        refusals=(*_BODY, 404),
+        refusals=(*_BODY, 404, 409),
     ),
     Operation(
         "post",
@@ -91,7 +91,7 @@ _REFUSALS = {
     403: "The Host or the Origin is not allowed.",
     404: "There is no such session.",
     405: "The path has no such method.",
-    409: "Well formed, but the gateway or the session offers no such thing.",
+    409: "Well formed, but the gateway or the session offers no such thing, or its tape does not hold it.",
     413: "The body is too large.",
     422: "A field is wrong.",
     500: "The gateway failed.",

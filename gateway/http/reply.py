@@ -17,6 +17,7 @@ Kind = Literal[
     "not_found",
     "method_not_allowed",
     "conflict",
+    "not_recorded",
     "too_large",
     "too_many_sessions",
     "unavailable",

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gateway.client import RemoteGateway
 from gateway.config.models import Server
 from gateway.gateway import Gateway
 from gateway.session import AnyGateway
 from gateway.table import Source
+from gateway.tape import recorded
 from gateway.upstream.server import McpToolset
 from gateway.upstream.services import Services
 from tests.served import served
@@ -49,6 +52,18 @@ async def over_mcp(make: Make) -> AsyncIterator[AnyGateway]:
             yield gateway
 
 
-DOORS: Mapping[str, Door] = {"in_process": in_process, "http": over_http, "gateway_behind": through_another}
+@asynccontextmanager
+async def while_recorded(make: Make) -> AsyncIterator[AnyGateway]:
+    with TemporaryDirectory() as folder:
+        async with recorded(Gateway(make()), Path(folder, "tape")) as gateway:
+            yield gateway
+
+
+DOORS: Mapping[str, Door] = {
+    "in_process": in_process,
+    "http": over_http,
+    "gateway_behind": through_another,
+    "recorded": while_recorded,
+}
 TOOL_DOORS: Mapping[str, Door] = {**DOORS, "mcp": over_mcp}
 """MCP has no word for rollouts and their feedback, so through it a gateway offers its tools alone."""
