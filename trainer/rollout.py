@@ -17,28 +17,14 @@ from gateway.session import AnyGateway, AnySession
 from gateway.types import Context, Outcome, ToolSpec
 from trainer.config import RolloutLimits
 from trainer.engine.base import Engine, EngineError, Sampling, Written
-from trainer.ledger import NOTHING, Author, Entry, Ledger, Message
+from trainer.ledger import NOTHING, Author, Entry, Ledger
 from trainer.parse.base import Reply
 from trainer.run.rollout import Rollout, StopReason
 from trainer.steps import Step, Stepper, ToolsAndFeedback, Turn, settled
 from trainer.task import Task
+from trainer.template import Template, drifts
 
 log = logging.getLogger(__name__)
-
-
-class Writes(Protocol):
-    """What a rollout needs of a template; nothing else makes ids of text."""
-
-    @property
-    def stop_ids(self) -> Sequence[int]: ...
-
-    def open(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]: ...
-
-    def tail(self, messages: Sequence[Message], *, ended: bool) -> tuple[int, ...]: ...
-
-    def insert(self, text: str) -> tuple[int, ...]: ...
-
-    def read(self, ids: Sequence[int]) -> Reply: ...
 
 
 class Watch(Protocol):
@@ -71,7 +57,7 @@ class Player:
     """Everything that rollouts share."""
 
     engine: Engine
-    template: Writes
+    template: Template
     gateway: AnyGateway
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     sampling: Sampling = field(default_factory=Sampling)
@@ -105,6 +91,7 @@ class _Rollout:
         self.timing: dict[str, float] = {}
         self.infos: dict[str, Any] = {}
         self.rewards: Mapping[str, float] = NOTHING
+        self.earlier: list[Ledger] = []
 
     async def play(self) -> Rollout:
         why, reason = StopReason.WALL_TIME, f"not over within {self.player.limits.wall_s:g} s"
@@ -112,7 +99,16 @@ class _Rollout:
             why, reason = await self._ending()
         rewards = NOTHING if why.infrastructure else self.rewards
         rollout = Rollout(
-            self.task.id, self.ledger, why, self.group, self.index, rewards, reason, self.timing, self.infos
+            task=self.task.id,
+            ledger=self.ledger,
+            stop=why,
+            group=self.group,
+            index=self.index,
+            rewards=rewards,
+            reason=reason,
+            timing=self.timing,
+            infos=self.infos,
+            earlier=tuple(self.earlier),
         )
         self.player.watch.ended(self.key, rollout)
         return rollout
@@ -123,6 +119,7 @@ class _Rollout:
             async with self.player.gateway.open(self.task.asked) as session:
                 stop = await self._turns(session)
                 await self._last_rewards(session)
+                self._tell_drifts(session.specs)
                 return stop.why, stop.reason
         except EngineError as error:
             return StopReason.ENGINE_FAILED, str(error)
@@ -149,7 +146,7 @@ class _Rollout:
             if finished:
                 raise _Stop(finished if isinstance(finished, StopReason) else StopReason.STEP_DONE)
             self._may_go_on(reply)
-            self._append(await self._step(turn), ended)
+            self._append(await self._step(turn), ended, session.specs)
 
     async def _write(self) -> tuple[Reply, bool]:
         """One turn of the policy, and whether it ended it itself."""
@@ -172,7 +169,7 @@ class _Rollout:
         if written.stop == "length":
             whole = sampling.max_tokens == limits.turn_tokens
             raise _Stop(StopReason.LENGTH_TURN if whole else StopReason.LENGTH_ROLLOUT)
-        return reply, bool(written.ids) and written.ids[-1] in sampling.stop_ids
+        return reply, self.player.template.ended(written.ids)
 
     async def _generated(self, sampling: Sampling) -> Written:
         """Waits for a place, and holds it only while the engine writes: who waits for a tool keeps nobody waiting."""
@@ -199,7 +196,7 @@ class _Rollout:
         self.ledger += Entry(
             Author.POLICY,
             written.ids,
-            (message_of(reply),),
+            (self.player.template.message(reply),),
             logprobs=written.logprobs,
             version=written.version,
             cached=written.cached,
@@ -231,15 +228,14 @@ class _Rollout:
         self.counts["invalid"] = self.counts["invalid"] + 1 if wrong else 0
         return step
 
-    def _append(self, step: Step, ended: bool) -> None:
+    def _append(self, step: Step, ended: bool, specs: Sequence[ToolSpec]) -> None:
         """What was answered goes into the ledger; what nobody will read takes no tokens there."""
         why, reason = step.stop, step.reason
         ids: tuple[int, ...] = ()
         if why is None and self.counts["invalid"] >= self.player.limits.invalid_turns:
             why = StopReason.INVALID_CALLS
         if why is None:
-            template = self.player.template
-            ids = template.insert(step.insert) if step.insert else template.tail(step.messages, ended=ended)
+            ids = self._next_ids(step, ended)
             if len(self.ledger) + len(ids) >= self._room:
                 why, reason, ids = StopReason.LENGTH_ROLLOUT, f"an answer of {len(ids)} tokens does not fit", ()
         self.ledger += Entry(
@@ -254,6 +250,31 @@ class _Rollout:
         )
         if why is not None:
             raise _Stop(why, reason)
+        if self.player.template.settings.history != "full":
+            self._begin_anew(specs)
+
+    def _next_ids(self, step: Step, ended: bool) -> tuple[int, ...]:
+        template = self.player.template
+        return template.insert(step.insert) if step.insert else template.tail(step.messages, ended=ended)
+
+    def _begin_anew(self, specs: Sequence[ToolSpec]) -> None:
+        """Where the template takes back what the policy wrote, the next turn sees a history that it did not write."""
+        shown = self.player.template.open(self.ledger.messages, specs)
+        if shown != self.ledger.ids:
+            self.earlier.append(self.ledger)
+            self.ledger = Ledger((Entry(Author.TASK, shown, self.ledger.messages, source=self.task.place),))
+
+    def _tell_drifts(self, specs: Sequence[ToolSpec]) -> None:
+        """What differs from the template's own rendering is counted by cause; what nothing explains is logged."""
+        entries = list(self.ledger.entries)
+        while entries and not entries[-1].ids:
+            entries.pop()
+        found = drifts(self.player.template, Ledger(tuple(entries)), specs)
+        for drift in found:
+            counts = self.infos.setdefault("drift", {})
+            counts[drift.cause] = counts.get(drift.cause, 0) + 1
+            if not drift.harmless:
+                log.warning("rollout %s: %s", self.key, drift)
 
     @property
     def _room(self) -> int:
@@ -275,16 +296,3 @@ class _Rollout:
         for reward in session.rewards:
             rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
         self.rewards = rewards
-
-
-def message_of(reply: Reply) -> Message:
-    """The chat message that a turn is; arguments stay the policy's own text."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in reply.calls
-        ]
-    return message

@@ -4,6 +4,7 @@
 `task`, `group`, `index`, `stop`, `reason`, `rewards`, `timing`, `infos`   as in `Rollout`
 `ids`       all ids of the ledger in order, a packed array of `i` (see `packed.py`)
 `logprobs`  those of the policy's entries one after the other, a packed array of `d`
+`earlier`   ledgers before this one, each with `ids`, `logprobs` and `entries` of its own
 `entries`   in order; `n` is how many of the ids belong to the entry, `author` who wrote them, and `version`, `cached`,
             `stop`, `messages`, `reward`, `source`, `info`, `outcomes`, `spans` are as in `Entry`;
             `calls` has `[id, name, arguments]` for each call;
@@ -42,7 +43,6 @@ class Blobs(Protocol):
 
 def dump(rollout: Rollout, blobs: Blobs) -> bytes:
     """The line, its end included. Raises ValueError for what is no JSON value, and names the rollout."""
-    ledger = rollout.ledger
     line = _sparse(
         v=FORMAT,
         task=rollout.task,
@@ -53,10 +53,8 @@ def dump(rollout: Rollout, blobs: Blobs) -> bytes:
         rewards=dict(rollout.rewards),
         timing=dict(rollout.timing),
         infos=dict(rollout.infos),
-        ids=pack(ledger.ids, "i"),
-        logprobs=pack([value for turn in ledger.turns for value in turn.logprobs or ()], "d"),
-        entries=[_entry(entry, blobs) for entry in ledger],
-    )
+        earlier=[_ledger(ledger, blobs) for ledger in rollout.earlier],
+    ) | _ledger(rollout.ledger, blobs)
     try:
         text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_mapping)
     except TypeError as error:
@@ -81,6 +79,14 @@ def _mapping(value: object) -> dict[str, Any]:
 def _sparse(**fields: Any) -> dict[str, Any]:
     """Zero is a number and stays; nothing and emptiness are defaults and go."""
     return {key: value for key, value in fields.items() if value is not None and value not in ([], {})}
+
+
+def _ledger(ledger: Ledger, blobs: Blobs) -> dict[str, Any]:
+    return _sparse(
+        ids=pack(ledger.ids, "i"),
+        logprobs=pack([value for turn in ledger.turns for value in turn.logprobs or ()], "d"),
+        entries=[_entry(entry, blobs) for entry in ledger],
+    )
 
 
 def _entry(entry: Entry, blobs: Blobs) -> dict[str, Any]:
@@ -122,13 +128,9 @@ def _part(part: Part, blobs: Blobs) -> dict[str, Any]:
 def _rollout(line: dict[str, Any], blobs: Blobs) -> Rollout:
     if line["v"] != FORMAT:
         raise ValueError(f"it is of format {line['v']!r}, and this mtrl reads format {FORMAT}")
-    ids, logprobs = iter(unpack(line["ids"], "i")), iter(unpack(line["logprobs"], "d"))
-    ledger = Ledger(tuple(_read_entry(entry, ids, logprobs, blobs) for entry in line.get("entries", ())))
-    if next(ids, None) is not None or next(logprobs, None) is not None:
-        raise ValueError("the line is damaged (it has more ids or logprobs than its entries)")
     return Rollout(
         task=line["task"],
-        ledger=ledger,
+        ledger=_read_ledger(line, blobs),
         stop=StopReason(line["stop"]),
         group=line["group"],
         index=line["index"],
@@ -136,7 +138,16 @@ def _rollout(line: dict[str, Any], blobs: Blobs) -> Rollout:
         reason=line["reason"],
         timing=line.get("timing", NOTHING),
         infos=line.get("infos", NOTHING),
+        earlier=tuple(_read_ledger(one, blobs) for one in line.get("earlier", ())),
     )
+
+
+def _read_ledger(line: dict[str, Any], blobs: Blobs) -> Ledger:
+    ids, logprobs = iter(unpack(line["ids"], "i")), iter(unpack(line["logprobs"], "d"))
+    ledger = Ledger(tuple(_read_entry(entry, ids, logprobs, blobs) for entry in line.get("entries", ())))
+    if next(ids, None) is not None or next(logprobs, None) is not None:
+        raise ValueError("the line is damaged (it has more ids or logprobs than its entries)")
+    return ledger
 
 
 def _read_entry(entry: dict[str, Any], ids: Iterator[int], logprobs: Iterator[float], blobs: Blobs) -> Entry:

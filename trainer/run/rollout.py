@@ -74,6 +74,9 @@ class Rollout:
     """Seconds by phase."""
     infos: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """What plug-ins passed on to the reward functions."""
+    earlier: tuple[Ledger, ...] = ()
+    """Ledgers that this one does not begin with, oldest first: where the template takes back what the policy wrote,
+    the next turn begins anew, and each ledger is what the policy saw and wrote."""
 
     def __post_init__(self) -> None:
         if self.rewards and self.stop.infrastructure:
