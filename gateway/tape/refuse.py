@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from itertools import islice
 
 from gateway.errors import ReplayError
-from gateway.tape.asked import Key, canonical
+from gateway.tape.asked import FINISH, Key, canonical
 from gateway.tape.lines import Line, task_line
 from gateway.tape.read import Entry, Tape
 from gateway.types import Task
@@ -39,13 +39,16 @@ def no_answer(tape: Tape, key: Key, asked: Line, place: str) -> ReplayError:
             f"{problem} was recorded {recorded} times, and open sessions of this task hold every answer; "
             "close one, record more of them, or declare the tool `pure`"
         )
-    here = [entry for entries in tape.answers.get(key.after, {}).values() for entry in entries]
+    there = tape.answers.get(key.after, {})
+    here = [entry for (question, _), entries in there.items() if question != FINISH for entry in entries]
     if here:
-        there = f"There the tape has: {_questions(tape, here, asked)}"
+        instead = f"There the tape has: {_questions(tape, here, asked)}"
+    elif there:
+        instead = "There the recorded sessions end"
     else:
         entries = (entry for session in tape.sessions.values() for entry in session.entries)
-        there = f"What was asked before is not on it in this order; it has: {_questions(tape, entries, asked)}"
-    return ReplayError(f"{problem} is not on the tape. {there}")
+        instead = f"What was asked before is not on it in this order; it has: {_questions(tape, entries, asked)}"
+    return ReplayError(f"{problem} is not on the tape. {instead}")
 
 
 def shown(line: Line) -> str:

@@ -122,6 +122,15 @@ async def test_a_task_that_differs_is_told_where(tmp_path: Path) -> None:
             assert session.remaining_s == pytest.approx(5, abs=1)
 
 
+async def test_a_question_after_the_last_recorded_one_is_told_that_the_recording_ends(tmp_path: Path) -> None:
+    async with recorded(counting(), tmp_path / "tape") as gateway, gateway.open() as session:
+        await session.call(call("count"))
+    async with Replay(tmp_path / "tape") as replay, replay.open() as session:
+        await session.call(call("count"))
+        with pytest.raises(ReplayError, match=r"after 1 questions: count.* There the recorded sessions end"):
+            await session.call(call("count"))
+
+
 async def test_who_asks_is_part_of_the_question(tmp_path: Path) -> None:
     async with recorded(Gateway(sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
         await session.call(call("count"))
