@@ -1,0 +1,320 @@
+"""A row means the same in every format, and the names that others gave their columns are understood."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ConfigError
+from gateway.types import Task as Asked
+from trainer.data import load
+from trainer.data.plain import plain, row_id
+from trainer.task import Task
+
+Rows = list[dict[str, Any]]
+
+SEEDS: Rows = [
+    {
+        "prompt": "What is 15% of 200?",
+        "interaction_kwargs": {"name": "gsm8k", "query": "What is 15% of 200?", "ground_truth": "30"},
+    },
+    {
+        "prompt": "Write a function to check if a number is prime",
+        "interaction_kwargs": {"name": "code_verifier", "code_type": "python", "expected_behavior": "True for primes"},
+    },
+]
+VERL: Rows = [
+    {
+        "data_source": "openai/gsm8k",
+        "agent_name": "tool_agent",
+        "prompt": [{"role": "system", "content": "Use the tool."}, {"role": "user", "content": "1 + 1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {
+            "split": "train",
+            "index": 0,
+            "answer": "1 + 1 = 2 #### 2",
+            "question": "1 + 1?",
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "2"}}},
+            "tool_selection": ["calc_gsm8k_reward"],
+            "interaction_kwargs": {"query": "1 + 1?", "ground_truth": "2"},
+        },
+    },
+    {
+        "data_source": "sandbox",
+        "agent_name": "tool_agent",
+        "prompt": [{"role": "user", "content": "Run it."}],
+        "ability": "code",
+        "reward_model": {"style": "rule", "ground_truth": "ok"},
+        "extra_info": {"split": "train", "index": 1, "tools_kwargs": {"code": {"create_kwargs": {"memory": 64}}}},
+    },
+]
+SWIFT: Rows = [
+    {
+        "messages": [{"role": "system", "content": "Think."}, {"role": "user", "content": "What is the root?"}],
+        "problem": "What is the root?",
+        "solution": "It is \\boxed{12}.",
+    }
+]
+
+
+def jsonl(folder: Path, rows: Rows) -> Any:
+    file = folder / "tasks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def parquet(folder: Path, rows: Rows) -> Any:
+    file = folder / "tasks.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return str(file)
+
+
+def saved(folder: Path, rows: Rows) -> Any:
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "saved"))
+    return folder / "saved"
+
+
+def split(folder: Path, rows: Rows) -> Any:
+    datasets.disable_progress_bars()
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(str(folder / "split"))
+    return folder / "split"
+
+
+def dataset(folder: Path, rows: Rows) -> Any:
+    return datasets.Dataset.from_list(rows)
+
+
+def held(folder: Path, rows: Rows) -> Any:
+    return iter(rows)
+
+
+Form = Callable[[Path, Rows], Any]
+FORMS: list[Form] = [jsonl, parquet, saved, split, dataset, held]
+forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+
+
+def one(row: dict[str, Any], **options: Any) -> Task:
+    return load([row], **options)[0]
+
+
+@forms
+@pytest.mark.parametrize("rows", [SEEDS, VERL, SWIFT], ids=["seeds", "verl", "swift"])
+def test_a_row_is_the_same_task_in_every_format(form: Form, rows: Rows, tmp_path: Path) -> None:
+    tasks = load(form(tmp_path, rows))
+    meant = load(rows)
+    assert len(tasks) == len(rows)
+    assert [(t.id, t.messages, t.truth, t.asked) for t in tasks] == [
+        (t.id, t.messages, t.truth, t.asked) for t in meant
+    ]
+
+
+def test_the_seeds_rows_ask_for_an_interaction_by_name() -> None:
+    gsm8k, code = load(SEEDS)
+    assert gsm8k.messages == ({"role": "user", "content": "What is 15% of 200?"},)
+    assert gsm8k.asked.feedback == "gsm8k"
+    assert gsm8k.asked.feedback_args == {"query": "What is 15% of 200?", "ground_truth": "30"}
+    assert gsm8k.truth == "30"
+    assert (code.asked.feedback, code.truth) == ("code_verifier", None)
+    assert code.has_feedback
+
+
+def test_verls_rows_are_understood_where_verl_puts_things() -> None:
+    task, other = load(VERL)
+    assert [message["role"] for message in task.messages] == ["system", "user"]
+    assert task.truth == "2"
+    assert task.asked == Asked(
+        task.id,
+        ("calc_gsm8k_reward",),
+        {"calc_gsm8k_reward": {"ground_truth": "2"}},
+        None,
+        {"query": "1 + 1?", "ground_truth": "2"},
+    )
+    assert task.has_feedback
+    assert other.asked == Asked(other.id, None, {"code": {"memory": 64}})
+    assert not other.has_feedback
+    assert task.columns["extra_info"]["index"] == 0
+
+
+def test_ms_swifts_columns_are_kept_beside_the_messages() -> None:
+    task = load(SWIFT)[0]
+    assert task.messages == tuple(SWIFT[0]["messages"])
+    assert task.truth == task.columns["solution"]
+    assert task.columns == SWIFT[0]
+
+
+@pytest.mark.parametrize("column", ["prompt", "question", "problem"])
+def test_a_question_is_a_users_message(column: str) -> None:
+    assert one({column: "Why?"}).messages == ({"role": "user", "content": "Why?"},)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"answer": "7"},
+        {"ground_truth": "7", "answer": "3 + 4 = 7"},
+        {"reward_model": {"ground_truth": "7"}, "ground_truth": "8"},
+        {"solution": "7"},
+        {"solution": "3 + 4", "answer": "7"},
+        {"answer": None, "solution": "7"},
+        {"interaction_kwargs": {"ground_truth": "7"}},
+    ],
+)
+def test_the_truth_goes_by_several_names(row: dict[str, Any]) -> None:
+    assert one({"prompt": "3 + 4?", **row}).truth == "7"
+
+
+def test_a_system_prompt_goes_before_chats_that_have_none() -> None:
+    told = {"role": "system", "content": "Be brief."}
+    asked = {"role": "user", "content": "Why?"}
+    own = {"role": "system", "content": "Be long."}
+    assert one({"prompt": "Why?"}, system="Be brief.").messages == (told, asked)
+    assert one({"messages": [own, asked]}, system="Be brief.").messages == (own, asked)
+    assert one({"messages": [asked], "system": "Be long."}, system="Be brief.").messages == (own, asked)
+
+
+def test_a_row_chooses_its_tools() -> None:
+    assert one({"prompt": "?"}).asked.tools is None
+    assert one({"prompt": "?", "tools": ["add", "add", "look"]}).asked.tools == ("add", "look")
+    assert one({"prompt": "?", "tools": []}).asked.tools == ()
+    assert one({"prompt": "?", "extra_info": {"tools": ["add"]}}).asked.tools == ("add",)
+
+
+def test_kwargs_without_a_name_leave_the_choice_to_the_gateway() -> None:
+    task = one({"prompt": "?", "interaction_kwargs": {"ground_truth": "1"}})
+    assert (task.asked.feedback, task.has_feedback) == (None, True)
+    assert not one({"prompt": "?", "interaction_kwargs": {}}).has_feedback
+
+
+def test_tools_that_a_table_fills_with_nulls_are_not_created() -> None:
+    row = {"prompt": "?", "tools_kwargs": {"a": {"create_kwargs": {"x": 1}}, "b": None, "c": {"execute_kwargs": {}}}}
+    assert one(row).asked.create == {"a": {"x": 1}, "c": {}}
+
+
+def test_a_given_id_is_kept_and_a_made_one_is_the_rows_own() -> None:
+    assert one({"id": 7, "prompt": "?"}).id == "7"
+    assert one({"prompt": "?"}).id == one({"prompt": "?", "answer": None}, system="Be brief.").id
+    assert one({"prompt": "?"}).id != one({"prompt": "!"}).id
+    assert one({"id": "x", "prompt": "?"}).asked.id == "x"
+
+
+def test_a_row_that_comes_again_is_a_task_of_its_own() -> None:
+    tasks = load([{"prompt": "?"}, {"prompt": "!"}, {"prompt": "?"}, {"prompt": "?"}])
+    first, other, second, third = (task.id for task in tasks)
+    assert (second, third) == (f"{first}-2", f"{first}-3")
+    assert other != first
+    assert tasks[2].asked.id == second
+
+
+def test_tasks_are_a_sequence() -> None:
+    tasks = load([{"id": place, "prompt": "?"} for place in range(5)])
+    assert [task.id for task in tasks] == ["0", "1", "2", "3", "4"]
+    assert tasks[-1].id == "4"
+    assert [task.id for task in tasks[1:4:2]] == ["1", "3"]
+    with pytest.raises(IndexError):
+        tasks[5]
+
+
+def test_wrapped_values_become_plain() -> None:
+    row = {
+        "prompt": np.array([{"role": "user", "content": "?"}], dtype=object),
+        "answer": np.int64(7),
+        "x": np.float64(0.5),
+        "y": (np.bool_(True), pyarrow.scalar([1, None])),
+        "z": np.arange(4).reshape(2, 2),
+        "image": b"bytes",
+    }
+    task = one(row)
+    kinds = {type(value) for value in (task.truth, task.columns["x"], *task.columns["y"], task.columns["image"])}
+    assert kinds == {int, float, bool, list, bytes}
+    assert task.columns["z"] == [[0, 1], [2, 3]]
+    assert task.messages == ({"role": "user", "content": "?"},)
+
+
+def test_pictures_stay_in_their_columns() -> None:
+    row = {
+        "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
+        "images": [b"1"],
+    }
+    task = one(row)
+    assert task.messages == tuple(row["prompt"])
+    assert task.columns["images"] == [b"1"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_json_is_plain_already(value: Any) -> None:
+    assert plain(value) == value
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON, max_size=4))
+def test_an_id_forgets_the_order_of_columns_and_their_nulls(row: dict[str, Any]) -> None:
+    try:
+        id = row_id(row)
+    except UnicodeError:
+        return
+    assert id == row_id({**dict(reversed(row.items())), "nothing at all": None})
+
+
+def test_a_task_says_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "1"}\n\n  \n{"prompt": "2"}\r\n{"prompt": "3"}')
+    assert [task.place for task in load(file)] == [f"{file}:1", f"{file}:4", f"{file}:5"]
+    assert [task.messages[0]["content"] for task in load(file)] == ["1", "2", "3"]
+    assert load(parquet(tmp_path, SEEDS))[1].place == f"{tmp_path}/tasks.parquet:2"
+
+
+def test_a_large_file_is_read_a_row_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = load(jsonl(tmp_path, [{"id": number, "prompt": "x" * 100} for number in range(3000)]))
+    read: list[str] = []
+    monkeypatch.setattr("trainer.data.tasks.task_of", lambda row, place, system: read.append(place))
+    tasks[2500]
+    assert read == [f"{tmp_path}/tasks.jsonl:2501"]
+
+
+def test_a_hubs_data_set_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load_dataset(name: str, subset: str | None, *, split: str) -> Any:
+        asked.append((name, subset, split))
+        return datasets.Dataset.from_list(SEEDS)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load("openai/gsm8k:main", split="test")[1].place == "openai/gsm8k:main:2"
+    assert len(load("squad")) == 2
+    assert asked == [("openai/gsm8k", "main", "test"), ("squad", None, "train")]
+
+
+def test_another_split_is_chosen_by_name(tmp_path: Path) -> None:
+    rows = datasets.DatasetDict({"train": datasets.Dataset.from_list(SEEDS), "test": datasets.Dataset.from_list(SWIFT)})
+    assert load(rows, split="test")[0].truth == SWIFT[0]["solution"]
+    with pytest.raises(ConfigError, match="no split 'dev'\n  remedy: choose one of 'train', 'test'"):
+        load(rows, split="dev")
+
+
+def same(left: Iterable[Task], right: Iterable[Task]) -> bool:
+    return [task.id for task in left] == [task.id for task in right]
+
+
+def test_tasks_can_be_read_twice(tmp_path: Path) -> None:
+    tasks = load(jsonl(tmp_path, SEEDS))
+    assert same(tasks, tasks)
