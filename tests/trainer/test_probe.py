@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conversations import Tags, template_for
-from tokenizers_for_tests import BROKEN, FAMILIES, Family, tokenizer_for
+from conversations import TOOL, Tags, template_for
+from tokenizers_for_tests import BROKEN, FAMILIES, Family, folder_for, tokenizer_for
 
 from trainer.parse.base import Reply
 from trainer.template import Settings, Template, TemplateError, probe
@@ -25,9 +27,11 @@ def _failed(report: ProbeReport) -> list[Finding]:
     return [finding for finding in report.findings if not finding.ok]
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen3", "qwq"])
-def test_a_family_that_can_be_trusted_passes(name: str) -> None:
-    report = probe(template_for(FAMILIES[name]))
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_a_family_is_known_by_its_template_and_can_be_trusted(family: Family, tmp_path: Path) -> None:
+    template = Template.load(folder_for(family, tmp_path), tools=[TOOL])
+    assert template.parser.name == family.parser
+    report = probe(template)
     assert report.ok, [str(finding) for finding in report.findings]
     report.require()
 
@@ -109,10 +113,7 @@ def test_a_finding_reads_as_a_line_and_a_remedy() -> None:
     assert str(Finding("tools", True)) == "ok: tools"
 
 
-def test_the_door_to_transformers_is_here(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
+def test_transformers_is_not_imported_before_a_model_is_loaded() -> None:
     code = "import sys, trainer.template; print('transformers' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -53,10 +53,13 @@ _MISTRAL = (
     "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
     "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
 )  # fmt: skip
-_DEEPSEEK = (
-    "<|begin▁of▁sentence|>", "<|end▁of▁sentence|>", "<|User|>", "<|Assistant|>",
-    "<|tool▁calls▁begin|>", "<|tool▁calls▁end|>", "<|tool▁call▁begin|>", "<|tool▁call▁end|>", "<|tool▁sep|>",
-    "<|tool▁outputs▁begin|>", "<|tool▁outputs▁end|>", "<|tool▁output▁begin|>", "<|tool▁output▁end|>",
+_DEEPSEEK = tuple(
+    f"<\uff5c{name}\uff5c>"
+    for name in (
+        "begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁sep",
+        "tool▁calls▁begin", "tool▁calls▁end", "tool▁call▁begin", "tool▁call▁end",
+        "tool▁outputs▁begin", "tool▁outputs▁end", "tool▁output▁begin", "tool▁output▁end",
+    )
 )  # fmt: skip
 _GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 _HARMONY = tuple(
@@ -78,7 +81,7 @@ FAMILIES = {
         Family("qwen3_coder", "qwen3_coder"),
         Family("llama3", "llama3", _LLAMA, (), "<|eot_id|>", "<|begin_of_text|>", several=False),
         Family("mistral", "mistral", _MISTRAL, (), "</s>", "<s>"),
-        Family("deepseek", "deepseek", _DEEPSEEK, (), "<|end▁of▁sentence|>", "<|begin▁of▁sentence|>"),
+        Family("deepseek", "deepseek_v3", _DEEPSEEK, (), _DEEPSEEK[1], _DEEPSEEK[0]),
         Family(
             "glm",
             "glm",
@@ -128,6 +131,19 @@ def tokenizer_for(family: Family, template: str | None = None, *, normalizing: b
         eos_token=family.eos,
         bos_token=family.bos,
         chat_template=template or family.template,
+    )
+
+
+def spaced_tokenizer_for(family: Family) -> PreTrainedTokenizerFast:
+    """One that writes a space for the beginning of a text, as those of SentencePiece do."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([*_LINES, "".join(map(chr, range(32, 127)))], trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=family.eos, bos_token=family.bos, chat_template=family.template
     )
 
 

@@ -45,6 +45,11 @@ class Chat:
     ) -> None:
         self._tokenizer, self.tokens, self._template, self._settings = tokenizer, tokens, template, dict(settings)
 
+    @cached_property
+    def source(self) -> str:
+        """The template's own text; of several, the one for tools."""
+        return str(self._tokenizer.get_chat_template(self._template, tools=[{}]))
+
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = False) -> str:
         return self._text(messages, tools, prompt, self._objects)
 
@@ -135,8 +140,7 @@ class Chat:
 
     def clocked(self, after: Sequence[Message], stops: Sequence[str]) -> bool:
         """Whether the time of rendering stands in what follows a turn: a stopped clock would show there."""
-        source = self._tokenizer.get_chat_template(self._template)
-        stopped = "{%- macro strftime_now(format) -%}Clock7f3a{%- endmacro -%}" + source
+        stopped = "{%- macro strftime_now(format) -%}Clock7f3a{%- endmacro -%}" + self.source
         return "Clock7f3a" in Chat(self._tokenizer, self.tokens, stopped, self._settings).follow(after, stops).rest
 
     @cached_property

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trainer.ledger import Ledger, Message
 from trainer.parse.base import Parser, Reply
+from trainer.parse.choose import choose, named
 
-from .chat import Chat, Tool, called
+from .chat import Chat, Tool, called, schema
 from .errors import TemplateError
 from .load import stops_of, tokenizer_of
 from .tokens import Tokens, plain
@@ -67,13 +68,24 @@ class Template:
 
     @classmethod
     def load(
-        cls, source: str | Path | PreTrainedTokenizerFast, parser: Parser, settings: Settings | None = None
+        cls,
+        source: str | Path | PreTrainedTokenizerFast,
+        parser: Parser | str | None = None,
+        settings: Settings | None = None,
+        tools: Sequence[Tool] = (),
     ) -> Self:
-        """From a model's folder, or for a tokenizer at hand; `TemplateError` says what is missing."""
+        """From a model's folder, or for a tokenizer at hand; `TemplateError` says what is missing.
+
+        The parser is given, or named, or chosen by what the template looks like; some want to know the tools.
+        """
         settings = settings or Settings()
         tokenizer = tokenizer_of(source, settings.chat_template)
         kwargs = settings.chat_template_kwargs or {}
         chat = Chat(tokenizer, Tokens(tokenizer), settings.chat_template, kwargs)
+        if parser is None or isinstance(parser, str):
+            functions = [schema(tool)["function"] for tool in tools]
+            schemas = {one["name"]: one.get("parameters") or {} for one in functions}
+            parser = named(parser, schemas) if parser else choose(chat.source, schemas)
         return cls(chat, parser, stops_of(source, tokenizer), settings)
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Tokens:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        added = self._backend.get_added_tokens_decoder()
+        # Runs of white space, which some tokenizers add as tokens, control nothing.
+        added = {id: token for id, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
         self.control: Mapping[str, int] = {token.content: id for id, token in added.items()}
         self.special = frozenset(token.content for token in added.values() if token.special)
         self._ids = frozenset(self.control.values())
@@ -74,29 +76,20 @@ class Tokens:
         # A fence, or a tokenizer that makes a control token of what is none (as by its normalizer): piece by piece.
         ids = []
         for place, piece in enumerate(self._written.split(text)):
-            ids += [self.control[piece]] if place % 2 else self._plain(plain(piece))
+            ids += [self.control[piece]] if place % 2 else self._plain(plain(piece), begins=not place)
         return ids
 
     def _natural(self, text: str) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
-    def _plain(self, text: str) -> list[int]:
-        """Ids of text in which nothing is a control token."""
-        ids = self._natural(text)
-        if self._ids.isdisjoint(ids):
+    def _plain(self, text: str, *, begins: bool = False) -> list[int]:
+        """Ids of text in which nothing is a control token; some tokenizers write a text's beginning differently."""
+        ids = self._natural(text) if begins else self._natural(self._anchor[1] + text)[1:]
+        if self._ids.isdisjoint(ids) or len(text) == 1:
             return ids
-        if self._backend.normalizer is not None:
-            text = self._backend.normalizer.normalize_str(text)
-        words = [text]
-        if self._backend.pre_tokenizer is not None:
-            words = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
-        return [id for word in words for id in self._word(word)]
-
-    def _word(self, word: str) -> list[int]:
-        ids = [token.id for token in self._backend.model.tokenize(word)]
-        if self._ids.isdisjoint(ids):
-            return ids
-        return [token.id for letter in word for token in self._backend.model.tokenize(letter)]
+        cuts = [match.start() + 1 for match in self._any.finditer(text)] or range(1, len(text))
+        pieces = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+        return [id for place, piece in enumerate(pieces) for id in self._plain(piece, begins=begins and not place)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids from the middle of a conversation: some decoders trim the start of what they are given."""

@@ -29,7 +29,7 @@ def written(
     text = body(template, text[len(prompted) :])
     if template.opened:
         text = _reasoned(template.opened, text)
-    return template.tokens.encode(text + _end(template, turn))
+    return template.tokens.encode(text + _end(template, turn), after=template.stops[0])
 
 
 def _reasoned(opened: str, text: str) -> str:
