@@ -58,6 +58,8 @@ class Capabilities:
     images: bool = False
     context: int = 0
     """The longest sequence it can hold."""
+    notes: tuple[str, ...] = ()
+    """What is not as one would expect, for whoever runs it: printed and recorded."""
 
 
 class EngineError(Exception):

@@ -1,0 +1,7 @@
+"""The embedded engine: continuous batching and a cache of shared prefixes, on a model in this process."""
+
+from __future__ import annotations
+
+from trainer.engine.torch.engine import TorchEngine
+
+__all__ = ["TorchEngine"]

@@ -1,0 +1,171 @@
+"""Requests come and go on the event loop, steps run in a thread, and between two of them anyone may cut in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import anyio
+import torch
+from anyio import to_thread
+
+from gateway.types import Image
+from trainer.engine.base import Capabilities, EngineError, Sampling, Written
+from trainer.engine.torch.batch import Batch
+from trainer.engine.torch.dense import Dense, unfit
+from trainer.engine.torch.module import Module
+from trainer.engine.torch.row import Decode, Row
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from transformers import PreTrainedModel
+
+Result = TypeVar("Result")
+
+
+class TorchEngine:
+    """Writes with a copy of a model's weights, on the device that the model is on.
+
+    `rows` are written at once, and their keys and values need room for as many times the longest of them; known
+    prefixes are kept in `cache_bytes` besides. `decode` is needed for stop strings only.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, decode: Decode | None = None, rows: int = 64, cache_bytes: int = 2**30
+    ) -> None:
+        why = unfit(model)
+        self._forward = Module(model, why) if why else Dense(model)
+        self._batch = Batch(self._forward, rows, cache_bytes, decode)
+        self._decode = decode
+        self._stack = AsyncExitStack()
+        self._open = False
+        self._between = anyio.Lock()
+        self._thread = anyio.CapacityLimiter(1)
+        self._work = anyio.Event()
+        self._paused = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities("torch", exact=True, context=self._forward.context, notes=self._forward.notes)
+
+    @property
+    def version(self) -> int:
+        return self._batch.version
+
+    async def __aenter__(self) -> Self:
+        tasks = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(tasks.cancel_scope.cancel)
+        self._open = True
+        tasks.start_soon(self._run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        self._batch.hurry += 1
+        try:
+            await self._stack.aclose()
+        finally:
+            self._batch.hurry -= 1
+            self._batch.forget(self._batch.waiting.append)
+            self._settle(self._batch.waiting, EngineError("the engine was closed"))
+            self._batch.waiting.clear()
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
+    ) -> Written:
+        self._check(ids, sampling, images)
+        if sampling.max_tokens <= 0:
+            return Written((), (), "length", self.version)
+        row = Row(list(ids), sampling, key, self.version)
+        self._batch.waiting.append(row)
+        self._work.set()
+        try:
+            await row.done.wait()
+        finally:
+            row.left = True
+        return row.written
+
+    async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """What is being written reads its ids again, so that a logprob is exact under the version that sampled it."""
+        async with self._cut_in():
+            await self._in_thread(lambda: self._batch.publish(weights, version))
+
+    async def pause(self) -> None:
+        self._paused = True
+        async with self._cut_in():
+            pass
+
+    async def resume(self) -> None:
+        self._paused = False
+        self._work.set()
+
+    async def abort(self, key: str = "") -> None:
+        async with self._cut_in():
+            self._settle(await self._in_thread(lambda: self._batch.drop(lambda row: not key or row.key == key)))
+
+    def _check(self, ids: Sequence[int], sampling: Sampling, images: Sequence[Image]) -> None:
+        """What would otherwise fail in the midst of a step, and take its neighbours along."""
+        if not self._open:
+            raise EngineError("the engine is not open; enter it with `async with` first")
+        if images:
+            raise EngineError("the torch engine takes no images; use an engine that does, or tools that answer in text")
+        if sampling.stop and self._decode is None:
+            raise EngineError("stop strings need the engine's `decode`; give it, or stop at ids")
+        if not ids:
+            raise EngineError("there are no ids to continue")
+        known = range(self._forward.vocabulary)
+        for name, some in (("ids", ids), ("barred", sampling.barred)):
+            if some and not (min(some) in known and max(some) in known):
+                raise EngineError(f"{name}: not all below {len(known)}, which is the size of the model's vocabulary")
+        if len(ids) >= self._forward.context:
+            raise EngineError(f"{len(ids)} ids leave no room in the model's context of {self._forward.context}")
+
+    async def _run(self) -> None:
+        while True:
+            async with self._between:
+                self._work = anyio.Event()
+                busy = not self._paused and not self._batch.idle
+                if busy:
+                    await self._spell()
+            if not busy:
+                await self._work.wait()
+
+    async def _spell(self) -> None:
+        try:
+            self._settle(await self._in_thread(self._batch.advance))
+        except Exception as error:  # a model's code may raise anything: it ends the rows in the step, not the engine
+            reason = _reason(error)
+            self._batch.forget(lambda row: self._settle([row], reason))
+
+    @asynccontextmanager
+    async def _cut_in(self) -> AsyncIterator[None]:
+        """Between two steps, with nothing on its way."""
+        self._batch.hurry += 1
+        try:
+            async with self._between:
+                yield
+        finally:
+            self._batch.hurry -= 1
+
+    async def _in_thread(self, act: Callable[[], Result]) -> Result:
+        return await to_thread.run_sync(act, limiter=self._thread)
+
+    def _settle(self, rows: Iterable[Row], error: EngineError | None = None) -> None:
+        for row in rows:
+            row.error = error
+            row.done.set()
+
+
+def _reason(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    reason = EngineError(f"the model failed in a step: {type(error).__name__}: {error}")
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+        reason = EngineError(f"out of memory: lower the engine's `rows` or `cache_bytes` ({error})")
+    reason.__cause__ = error
+    return reason

@@ -1,0 +1,36 @@
+"""A model is loaded in one place, from a folder, and never from a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+class ModelError(Exception):
+    """The folder holds no model that can be loaded; the message says what to do."""
+
+
+def load_model(
+    path: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The causal language model in a folder, for evaluation. Code that comes with the weights is never run."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
+    if isinstance(dtype, str):
+        dtype = _dtype(dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: cannot be loaded as a causal language model: {error}") from error
+    return cast(PreTrainedModel, torch.nn.Module.to(model, device).train(False))
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ModelError(f"dtype {name!r} is none of torch's; use float32, bfloat16 or float16")
+    return found
