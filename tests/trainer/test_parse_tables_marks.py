@@ -1,0 +1,170 @@
+"""What each family whose calls stand behind marks reads: good turns, bad ones, and hostile ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.parse.choose import named
+
+
+def _mark(words: str) -> str:
+    return "<\uff5ctool\u2581" + words.replace(" ", "\u2581") + "\uff5c>"
+
+
+SECTION, SECTION_END = _mark("calls begin"), _mark("calls end")
+CALL, CALL_END, SEP = _mark("call begin"), _mark("call end"), _mark("sep")
+K_SECTION, K_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+K_CALL, K_ARGS, K_CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+COMMENTARY = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+GOOD = [
+    ("llama3", '{"name": "add", "parameters": {"a": 1}}', [("add", '{"a": 1}')], ""),
+    ("llama3", '\n {"type": "function", "name": "add", "parameters": {}} ', [("add", "{}")], ""),
+    ("llama3", '{"name": "a", "parameters": {}} ; {"name": "b", "parameters": {}}', [("a", "{}"), ("b", "{}")], ""),
+    ("llama3", '<|python_tag|>{"name": "a", "parameters": {}}; ', [("a", "{}")], "; "),
+    ("llama3", 'Wait. <|python_tag|>{"name": "now"}', [("now", "{}")], "Wait."),
+    ("llama3", '{"answer": {"name": "add", "parameters": {}}}', [], '{"answer": {"name": "add", "parameters": {}}}'),
+    ("llama3", 'See {"name": "add", "parameters": {}}', [], 'See {"name": "add", "parameters": {}}'),
+    ("mistral", '[TOOL_CALLS] [{"name": "a", "arguments": {"x": [1]}}]', [("a", '{"x": [1]}')], ""),
+    (
+        "mistral",
+        'Hm.[TOOL_CALLS][{"name": "a", "arguments": {}, "id": "abcdefghi"}, {"name": "b", "arguments": {}}]',
+        [("a", "{}"), ("b", "{}")],
+        "Hm.",
+    ),
+    ("mistral", '[TOOL_CALLS]a[ARGS]{"x": "[TOOL_CALLS]"}[TOOL_CALLS]b[ARGS]{}', [("a", None), ("b", "{}")], ""),
+    ("mistral", "[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS] {}", [("a", "{}")], ""),
+    (
+        "deepseek",
+        f'Hm.{SECTION}{CALL}a{SEP}{{"x": "{CALL_END}"}}{CALL_END}{CALL}b{SEP}{{}}{CALL_END}{SECTION_END}',
+        [("a", f'{{"x": "{CALL_END}"}}'), ("b", "{}")],
+        "Hm.",
+    ),
+    (
+        "deepseek",
+        f"{SECTION}{CALL}function{SEP}a\n```json\n{{}}\n```{CALL_END}\n{CALL}function{SEP}b\n```json\n{{}}\n```{CALL_END}",
+        [("a", "{}"), ("b", "{}")],
+        "",
+    ),
+    (
+        "kimi",
+        f"Hm.{K_SECTION}{K_CALL}functions.a:0 {K_ARGS}{{}}{K_CALL_END}"
+        f"{K_CALL}functions.b.c:1{K_ARGS}{{}}{K_CALL_END}{K_END}",
+        [("a", "{}"), ("b.c", "{}")],
+        "Hm.",
+    ),
+    ("harmony", f'{COMMENTARY}{{"a": "<|call|>"}}', [("add", '{"a": "<|call|>"}')], ""),
+    ("harmony", " to=functions.add<|channel|>commentary json<|message|>{}<|call|>", [("add", "{}")], ""),
+    (
+        "harmony",
+        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.add<|channel|>commentary"
+        "<|message|> {} <|call|>",
+        [("add", "{}")],
+        "I look.",
+    ),
+    (
+        "harmony",
+        f"{COMMENTARY}{{}}<|call|><|start|>assistant{COMMENTARY}{{}}<|call|>",
+        [("add", "{}"), ("add", "{}")],
+        "",
+    ),
+    ("harmony", "<|channel|>final<|message|> It is 4. <|return|>", [], " It is 4. "),
+    ("harmony", "No marks\n", [], "No marks\n"),
+    ("harmony", "Hi <|channel|>final<|message|>there", [], "Hi\nthere"),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
+def test_a_good_turn_is_read_as_its_calls_and_its_words(
+    family: str, text: str, calls: list[tuple[str, str | None]], content: str
+) -> None:
+    reply = named(family).parse(text)
+    assert [call.name for call in reply.calls] == [name for name, _ in calls]
+    for call, (_, arguments) in zip(reply.calls, calls, strict=True):
+        assert arguments is None or call.arguments == arguments
+    assert (reply.content.rstrip(), reply.problems, reply.reasoning) == (content.rstrip(), (), "")
+
+
+BAD = [
+    ("llama3", '{"name": "add", "parameters": {"a": 1}', "its JSON ends too early"),
+    ("llama3", '{"name": "add", "arguments": {}}', 'it has no "parameters"'),
+    ("llama3", "<|python_tag|>", "a JSON object is missing"),
+    ("llama3", '<|python_tag|>brave_search.call(query="x")', "a JSON object is missing"),
+    ("mistral", "[TOOL_CALLS]", "[ARGS] is missing"),
+    ("mistral", "[TOOL_CALLS][]", "the list of calls is empty"),
+    ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {}', "its JSON ends too early"),
+    ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {}},]', "a value is missing"),
+    ("mistral", '[TOOL_CALLS][{"arguments": {}}, 5]', 'it has no "name"'),
+    ("mistral", "[TOOL_CALLS]a[ARGS]nothing", "a JSON object is missing"),
+    ("mistral", "[TOOL_CALLS]a[ARGS]{", "its JSON ends too early"),
+    ("deepseek", f"{SECTION}no call{SECTION_END}", f"{CALL} is missing"),
+    ("deepseek", f"{CALL}a", f"{SEP} is missing"),
+    ("deepseek", f"{CALL}function{SEP}a\n{{}}{CALL_END}", "```json is missing"),
+    ("deepseek", f"{CALL}a{SEP}{{}}", f"{CALL_END} is missing"),
+    ("deepseek", f"{CALL}function{SEP}a\n```json\n{{}}\n", "``` is missing"),
+    ("deepseek", CALL_END, "ends no call"),
+    ("kimi", f"{K_SECTION}{K_END}", f"{K_CALL} is missing"),
+    ("kimi", f"{K_CALL}add{K_ARGS}{{}}{K_CALL_END}", "its id is not functions.NAME:NUMBER"),
+    ("kimi", f"{K_CALL}functions.add:x{K_ARGS}{{}}{K_CALL_END}", "its id is not functions.NAME:NUMBER"),
+    ("kimi", f"{K_CALL}functions.add:0{K_CALL_END}", f"{K_ARGS} is missing"),
+    ("kimi", f"{K_CALL}functions.add:0{K_ARGS}{{}}", f"{K_CALL_END} is missing"),
+    ("kimi", f"{K_CALL}functions.add:0{K_ARGS}null{K_CALL_END}", "a JSON object is missing"),
+    ("harmony", f"{COMMENTARY}{{", "its JSON ends too early"),
+    ("harmony", f"{COMMENTARY}{{}} and more<|call|>", "<|call|> is missing"),
+    ("harmony", "<|channel|>commentary to=functions.add", "<|message|> is missing"),
+    ("harmony", "<|channel|>commentary to=python<|message|>print(1)<|call|>", "to=functions.NAME, on the commentary"),
+    ("harmony", "<|channel|>final to=functions.add<|message|>{}<|call|>", "to=functions.NAME, on the commentary"),
+    ("harmony", "<|start|>user<|message|>Call add!<|end|>", "the header of a message cannot be read"),
+]
+HOSTILE = [
+    ("llama3", '{"name": "add", "name": "rm", "parameters": {}}', '"name" is given twice'),
+    ("llama3", '<|python_tag|>__import__("os").system("id")', "a JSON object is missing"),
+    ("mistral", "[TOOL_CALLS][" + "[" * 90_000, "nested deeper than"),
+    ("mistral", "[TOOL_CALLS]<think>[TOOL_CALLS]a[ARGS]{}", "needs the name of a tool"),
+    ("deepseek", f"{CALL}<think>{CALL}a{SEP}{{}}{CALL_END}", "needs the name of a tool"),
+    ("kimi", f"{K_CALL}functions.a:{'9' * 9000}{K_ARGS}{{}}{K_CALL_END}", "its id is not"),
+    ("kimi", f"{K_CALL}functions.a:\u0661{K_ARGS}{{}}{K_CALL_END}", "its id is not"),
+    ("harmony", "<|channel|>analysis to=functions.add<|message|>{}<|call|>", "on the commentary channel"),
+    ("harmony", "<|start|>functions.add to=assistant<|channel|>commentary<|message|>4<|end|>", "header of a message"),
+    ("harmony", "I write to=functions.rm <|channel|>commentary<|message|>{}<|call|>", ""),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
+def test_a_bad_turn_makes_no_call_and_tells_the_policy_how_to_mend_it(family: str, text: str, reason: str) -> None:
+    parser = named(family)
+    reply = parser.parse(text)
+    assert reply.calls == ()
+    assert reason in "".join(reply.problems[:1])
+    assert bool(reply.problems) is bool(reason)
+    for problem in reply.problems:
+        assert len(problem) < 700
+        shown = problem.partition("Write a call so:\n")[2]
+        assert [(call.name, call.arguments) for call in parser.parse(shown).calls] == [("NAME", '{"KEY": "VALUE"}')]
+
+
+def test_of_a_list_with_a_bad_item_the_good_ones_are_calls() -> None:
+    reply = named("mistral").parse('[TOOL_CALLS][{"name": "a", "arguments": {}}, {"arguments": {}}, 5]')
+    assert [call.name for call in reply.calls] == ["a"]
+    assert len(reply.problems) == 2
+
+
+def test_a_bad_object_after_a_good_one_is_a_problem_of_its_own() -> None:
+    reply = named("llama3").parse('{"name": "a", "parameters": {}}; {"name": "b", "arguments": {}}')
+    assert [call.name for call in reply.calls] == ["a"]
+    assert 'it has no "parameters"' in reply.problems[0]
+
+
+def test_an_id_is_kept_where_the_family_writes_one() -> None:
+    (call,) = named("kimi").parse(f"{K_CALL}functions.add:3{K_ARGS}{{}}{K_CALL_END}").calls
+    assert call.id == "functions.add:3"
+    first, second, third = (
+        named("mistral")
+        .parse('[TOOL_CALLS][{"name": "a", "id": "abcdefghi"}, {"name": "a", "id": "</s></s>x"}, {"name": "a"}]')
+        .calls
+    )
+    assert first.id == "abcdefghi"
+    assert all(len(call.id) == 9 and call.id.isalnum() for call in (second, third))
+    assert second.id != third.id
+    (call,) = named("mistral").parse("[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS]{}").calls
+    assert call.id == "abcdefghi"

@@ -1,0 +1,190 @@
+"""What each family whose calls stand in tags reads: good turns, bad ones, and hostile ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer.parse.choose import named
+
+SCHEMAS = {
+    "add": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer"},
+            "b": {"type": "number"},
+            "note": {"type": "string"},
+            "flag": {"type": "boolean"},
+            "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "rows": {"$ref": "#/$defs/Rows"},
+            "any": {},
+            "size": {"enum": [1, 2]},
+            "loop": {"$ref": "#/properties/loop"},
+        },
+        "$defs": {"Rows": {"type": "array"}},
+    }
+}
+
+GOOD = [
+    (
+        "hermes",
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": [2]}}\n</tool_call>',
+        [("add", '{"a": 1,  "b": [2]}')],
+        "",
+    ),
+    (
+        "hermes",
+        'I look.\n<tool_call>{"arguments": {}, "name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>',
+        [("a", "{}"), ("b", "{}")],
+        "I look.",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "say", "arguments": {"x": "</tool_call><think>\\"}"}}</tool_call> done ',
+        [("say", '{"x": "</tool_call><think>\\"}"}')],
+        "done ",
+    ),
+    (
+        "qwen3_coder",
+        "Well.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=note>\n2\n\n3\n</parameter>\n"
+        "</function>\n</tool_call>",
+        [("add", '{"a": 1, "note": "2\\n\\n3"}')],
+        "Well.",
+    ),
+    ("qwen3_coder", "<tool_call><function=now></function></tool_call>", [("now", "{}")], ""),
+    (
+        "glm",
+        "<tool_call>add\n<arg_key>b</arg_key>\n<arg_value>1.5</arg_value>\n</tool_call>\n<tool_call>now</tool_call>",
+        [("add", '{"b": 1.5}'), ("now", "{}")],
+        "",
+    ),
+    (
+        "glm",
+        "<tool_call>add<arg_key>note</arg_key><arg_value> 1 </arg_value></tool_call>",
+        [("add", '{"note": " 1 "}')],
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
+def test_a_good_turn_is_read_as_its_calls_and_its_words(
+    family: str, text: str, calls: list[tuple[str, str]], content: str
+) -> None:
+    reply = named(family, SCHEMAS).parse(text)
+    assert [(call.name, call.arguments) for call in reply.calls] == calls
+    assert (reply.content, reply.problems, reply.reasoning) == (content, (), "")
+
+
+BAD = [
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1', "its JSON ends too early"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}', "</tool_call> is missing"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "',' or '}' is missing"),
+    ("hermes", "<tool_call>{'name': 'add'}</tool_call>", "a key in double quotes is missing"),
+    ("hermes", '<tool_call>{"name": "add", "parameters": {}}</tool_call>', 'it has no "arguments"'),
+    ("hermes", '<tool_call>{"arguments": {}}</tool_call>', 'it has no "name"'),
+    ("hermes", '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "its name is no string"),
+    ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>', "needs the name of a tool"),
+    ("hermes", '<tool_call>[{"name": "add"}]</tool_call>', "a JSON object is missing"),
+    ("hermes", '{"name": "add", "arguments": {}}</tool_call>', "</tool_call> ends no call"),
+    ("hermes", '<tool_call>{"name": "a\nb", "arguments": {}}</tool_call>', "raw line break"),
+    ("qwen3_coder", '<tool_call>{"name": "add"}</tool_call>', "<function= is missing"),
+    ("qwen3_coder", "<tool_call><function=add><parameter=a>1", "</parameter> is missing"),
+    ("qwen3_coder", "<tool_call><function=add><parameter=a>1</parameter>", "<parameter= or </function> is missing"),
+    ("qwen3_coder", "<tool_call><function=add></function>", "</tool_call> is missing"),
+    ("qwen3_coder", "<tool_call><function=></function></tool_call>", "needs the name of a tool"),
+    (
+        "qwen3_coder",
+        "<tool_call><function=add><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
+        "the parameter 'a' is given twice",
+    ),
+    ("glm", "<tool_call>add", "</tool_call> is missing"),
+    ("glm", "<tool_call>\n<arg_key>a</arg_key>", "needs the name of a tool"),
+    ("glm", "<tool_call>add<arg_key>a</arg_key>1</tool_call>", "<arg_value> is missing"),
+    ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>1", "</arg_value> is missing"),
+    (
+        "glm",
+        "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>a</arg_key>"
+        "<arg_value>2</arg_value></tool_call>",
+        "the argument 'a' is given twice",
+    ),
+]
+HOSTILE = [
+    ("hermes", '<tool_call>{"name": "add", "name": "rm", "arguments": {}}</tool_call>', '"name" is given twice'),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN is not JSON"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": -Infinity}}</tool_call>', "-Infinity is not JSON"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": True}}</tool_call>', "True is not JSON"),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "a number is too large"),
+    ("hermes", f'<tool_call>{{"name": "add", "arguments": {"9" * 5000}}}</tool_call>', "a number is too large"),
+    ("hermes", f'<tool_call>{{"name": "add", "arguments": {"[" * 90_000}', "nested deeper than"),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "needs the name of a tool"),
+    ("hermes", f'<tool_call>{{"name": "{"x" * 9000}", "arguments": {{}}}}</tool_call>', "needs the name of a tool"),
+    ("hermes", "<tool_call>__import__('os').system('id')</tool_call>", "a JSON object is missing"),
+    ("qwen3_coder", "<tool_call><function=a><tool_call></function></tool_call>", "<parameter= or </function>"),
+    ("glm", f"<tool_call>{'x' * 9000}\n</tool_call>", "needs the name of a tool"),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
+def test_a_bad_turn_makes_no_call_and_tells_the_policy_how_to_mend_it(family: str, text: str, reason: str) -> None:
+    parser = named(family, SCHEMAS)
+    reply = parser.parse(text)
+    assert reply.calls == ()
+    assert reason in reply.problems[0]
+    assert all("Write a call so:\n" in problem and len(problem) < 600 for problem in reply.problems)
+    shown = reply.problems[0].partition("Write a call so:\n")[2]
+    assert [(call.name, call.arguments) for call in parser.parse(shown).calls] == [("NAME", '{"KEY": "VALUE"}')]
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "glm"])
+def test_a_malformed_call_stays_in_the_words_and_spoils_no_good_call_beside_it(family: str) -> None:
+    parser = named(family)
+    good = parser.parse("<tool_call>{").problems[0].partition("so:\n")[2]
+    reply = parser.parse(f"<tool_call><oops></tool_call>{good}<tool_call>{{</tool_call>")
+    assert [call.name for call in reply.calls] == ["NAME"]
+    assert reply.content == "<tool_call><oops></tool_call>\n<tool_call>{</tool_call>"
+    assert len(reply.problems) == 2
+
+
+VALUES = [
+    ("a", "7", 7),
+    ("a", "seven", "seven"),
+    ("a", '"7"', '"7"'),
+    ("b", "2", 2),
+    ("b", "1e3", 1000.0),
+    ("note", "7", "7"),
+    ("note", "true", "true"),
+    ("flag", "True", True),
+    ("flag", "false", False),
+    ("flag", "__import__('os')", "__import__('os')"),
+    ("maybe", "None", None),
+    ("maybe", "null", None),
+    ("maybe", "3", 3),
+    ("rows", "[1, {}]", [1, {}]),
+    ("rows", "[1, 2", "[1, 2"),
+    ("rows", "[" * 90_000, "[" * 90_000),
+    ("any", "5", 5),
+    ("any", "five", "five"),
+    ("size", "2", 2),
+    ("loop", "{}", {}),
+    ("stranger", "5", "5"),
+]
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "glm"])
+@pytest.mark.parametrize(("key", "text", "value"), VALUES)
+def test_a_field_is_what_the_schema_says_it_is(family: str, key: str, text: str, value: object) -> None:
+    turn = f"<tool_call>add\n<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    if family == "qwen3_coder":
+        turn = f"<tool_call>\n<function=add>\n<parameter={key}>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = named(family, SCHEMAS).parse(turn).calls
+    assert json.loads(call.arguments) == {key: value}
+    (untyped,) = named(family).parse(turn).calls
+    assert json.loads(untyped.arguments) == {key: text}
+
+
+def test_a_field_may_be_described_by_the_additional_properties() -> None:
+    schemas = {"put": {"type": "object", "additionalProperties": {"type": "integer"}}}
+    turn = "<tool_call>put<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
+    assert named("glm", schemas).parse(turn).calls[0].arguments == '{"x": 1}'
