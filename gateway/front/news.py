@@ -89,12 +89,12 @@ class News:
             await self._say("resources/unsubscribe", uri)
 
     async def _say(self, method: str, uri: str) -> None:
-        try:
-            owners = [server for server in await self._shelf.owners(uri) if _subscribable(server)]
-            with anyio.move_on_after(SAY_S):
+        with anyio.move_on_after(SAY_S):
+            try:
+                owners = [server for server in await self._shelf.owners(uri) if _subscribable(server)]
                 await first_that_knows(owners, method, {"uri": uri}, ALONE)
-        except MCPError as error:
-            log.warning("%s %s: %s", method, uri, error)
+            except MCPError as error:
+                log.warning("%s %s: %s", method, uri, error)
 
     def _changed(self) -> None:
         """After a reload there may be other servers, with other things."""
@@ -116,6 +116,8 @@ class News:
 
     def _note(self, method: str, params: Mapping[str, Any]) -> None:
         told = {"uri": str(params.get("uri"))} if method == UPDATED else {}
+        if not told:
+            self._shelf.forget()
         self._untold[method, told.get("uri", "")] = told
         self._wake.set()
 

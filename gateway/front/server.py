@@ -101,18 +101,17 @@ def _answer(result: ToolResult, *, modern: bool) -> Answer:
 
 
 async def _list_resources(asked: Asked, params: mcp.PaginatedRequestParams) -> Answer:
-    items = [item for _, item in await asked.lifespan_context.shelf.resources()]
+    items = await asked.lifespan_context.shelf.resources()
     return page("resources/list", asked.protocol_version, "resources", items, params.cursor)
 
 
 async def _list_templates(asked: Asked, params: mcp.PaginatedRequestParams) -> Answer:
-    items = [item for _, item in await asked.lifespan_context.shelf.templates()]
+    items = await asked.lifespan_context.shelf.templates()
     return page("resources/templates/list", asked.protocol_version, "resourceTemplates", items, params.cursor)
 
 
 async def _list_prompts(asked: Asked, params: mcp.PaginatedRequestParams) -> Answer:
-    offered = await asked.lifespan_context.shelf.prompts()
-    items = [{**item, "name": name} for name, (_, item) in offered.items()]
+    items = await asked.lifespan_context.shelf.prompts()
     return page("prompts/list", asked.protocol_version, "prompts", items, params.cursor)
 
 

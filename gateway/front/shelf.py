@@ -19,7 +19,10 @@ from gateway.upstream.server import McpToolset
 log = logging.getLogger(__name__)
 
 MOST_PAGES = 100
+LIST_S = 20.0
+"""One server that does not answer must not hide for long what the others have."""
 Item = dict[str, Any]
+Held = tuple[McpToolset, Item]
 
 
 class Shelf:
@@ -27,6 +30,13 @@ class Shelf:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self.forget()
+
+    def forget(self) -> None:
+        """What was listed may have changed."""
+        self._resources: dict[str, Held] = {}
+        self._templates: dict[str, Held] = {}
+        self._prompts: dict[str, Held] = {}
 
     @property
     def servers(self) -> list[McpToolset]:
@@ -42,20 +52,24 @@ class Shelf:
             raise MCPError(METHOD_NOT_FOUND, "Method not found", method)
         return servers
 
-    async def resources(self) -> list[tuple[McpToolset, Item]]:
-        return _first_of(await self._list("resources", "resources/list", "resources"), "uri")
+    async def resources(self) -> list[Item]:
+        """Of several with one address the first is shown: it is also the one that answers."""
+        self._resources = _first_of(await self._list("resources", "resources/list", "resources"), "uri")
+        return [item for _, item in self._resources.values()]
 
-    async def templates(self) -> list[tuple[McpToolset, Item]]:
+    async def templates(self) -> list[Item]:
         found = await self._list("resources", "resources/templates/list", "resourceTemplates")
-        return _first_of(found, "uriTemplate")
+        self._templates = _first_of(found, "uriTemplate")
+        return [item for _, item in self._templates.values()]
 
-    async def prompts(self) -> dict[str, tuple[McpToolset, Item]]:
-        """Offered name -> prompt. Of two with one name, the later server's begins with that server's name."""
-        offered: dict[str, tuple[McpToolset, Item]] = {}
+    async def prompts(self) -> list[Item]:
+        """Of two with one name, the later server's begins with that server's name."""
+        offered: dict[str, Held] = {}
         for server, prompt in await self._list("prompts", "prompts/list", "prompts"):
             name = str(prompt.get("name"))
             offered.setdefault(name if name not in offered else f"{server.name}_{name}", (server, prompt))
-        return offered
+        self._prompts = offered
+        return [{**prompt, "name": name} for name, (_, prompt) in offered.items()]
 
     async def read(self, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
         servers = await self.owners(str(params.get("uri")))
@@ -66,10 +80,17 @@ class Shelf:
         servers = self.need("resources", "resources/read")
         if len(servers) == 1:
             return servers
-        listing = [server for server, item in await self.resources() if item.get("uri") == uri]
-        if not listing:
-            listing = [server for server, item in await self.templates() if _matches(item.get("uriTemplate"), uri)]
-        return list(dict.fromkeys((*listing, *servers)))
+        likely = self._likely(uri)
+        if not likely:
+            await self.resources()
+            await self.templates()
+            likely = self._likely(uri)
+        return _in_front(likely, servers)
+
+    def _likely(self, uri: str) -> list[McpToolset]:
+        if uri in self._resources:
+            return [self._resources[uri][0]]
+        return [server for template, (server, _) in self._templates.items() if _matches(template, uri)]
 
     async def prompt(self, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
         servers = self.need("prompts", "prompts/get")
@@ -82,23 +103,25 @@ class Shelf:
     async def complete(self, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
         servers = self.need("completions", "completion/complete")
         about = params.get("ref")
-        if isinstance(about, Mapping) and about.get("type") == "ref/prompt" and len(self.having("prompts")) > 1:
-            server, prompt = await self._named(str(about.get("name")))
-            params = {**params, "ref": {**about, "name": prompt["name"]}}
-            servers = [server]
-        elif isinstance(about, Mapping) and "uri" in about and len(servers) > 1:
-            uri = str(about["uri"])
-            holding = [server for server, item in await self.templates() if item.get("uriTemplate") == uri]
-            servers = list(dict.fromkeys((*(server for server in holding if server in servers), *servers)))
+        about = about if isinstance(about, Mapping) else {}
+        if "name" in about and len(self.having("prompts")) > 1:
+            server, prompt = await self._named(str(about["name"]))
+            return await ask(
+                server, "completion/complete", {**params, "ref": {**about, "name": prompt["name"]}}, context
+            )
+        if "uri" in about and len(servers) > 1:
+            owners = await self.owners(str(about["uri"]))
+            servers = _in_front([server for server in owners if server in servers], servers)
         return await first_that_knows(servers, "completion/complete", params, context)
 
-    async def _named(self, name: str) -> tuple[McpToolset, Item]:
-        found = (await self.prompts()).get(name)
-        if found is None:
+    async def _named(self, name: str) -> Held:
+        if name not in self._prompts:
+            await self.prompts()
+        if name not in self._prompts:
             raise MCPError(INVALID_PARAMS, f"Unknown prompt: {name}")
-        return found
+        return self._prompts[name]
 
-    async def _list(self, ability: str, method: str, key: str) -> list[tuple[McpToolset, Item]]:
+    async def _list(self, ability: str, method: str, key: str) -> list[Held]:
         """All servers at once, in their order; one that fails hides nothing of the others."""
         servers = self.need(ability, method)
         found: dict[int, list[Item]] = {}
@@ -119,7 +142,7 @@ async def _walk(server: McpToolset, method: str, key: str) -> list[Item]:
     items: list[Item] = []
     params: dict[str, Any] = {}
     for _ in range(MOST_PAGES):
-        result = await server.request(method, params)
+        result = await server.request(method, params, timeout_s=LIST_S)
         listed, cursor = result.get(key), result.get("nextCursor")
         items += [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
         if not isinstance(cursor, str) or cursor == params.get("cursor"):
@@ -148,16 +171,21 @@ async def first_that_knows(
     raise refusal or MCPError(METHOD_NOT_FOUND, "Method not found", method)
 
 
-def _first_of(found: Iterable[tuple[McpToolset, Item]], key: str) -> list[tuple[McpToolset, Item]]:
-    """Of several with one address, the first: it is also the one that answers."""
-    kept: dict[str, tuple[McpToolset, Item]] = {}
+def _first_of(found: Iterable[Held], key: str) -> dict[str, Held]:
+    kept: dict[str, Held] = {}
     for server, item in found:
         kept.setdefault(str(item.get(key)), (server, item))
-    return list(kept.values())
+    return kept
 
 
-def _matches(template: Any, uri: str) -> bool:
+def _in_front(likely: Iterable[McpToolset], servers: Iterable[McpToolset]) -> list[McpToolset]:
+    return list(dict.fromkeys((*likely, *servers)))
+
+
+def _matches(template: str, uri: str) -> bool:
+    if template == uri:
+        return True
     try:
-        return isinstance(template, str) and UriTemplate.parse(template).match(uri) is not None
+        return UriTemplate.parse(template).match(uri) is not None
     except InvalidUriTemplate:
         return False

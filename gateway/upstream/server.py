@@ -63,6 +63,7 @@ class McpToolset:
     async def __aenter__(self) -> Self:
         self._tried, self._news = anyio.Event(), anyio.Event()
         self._speaker: Connection | None = None
+        self._keeping = anyio.CancelScope()
         self._tasks: TaskGroup = anyio.create_task_group()
         await self._tasks.__aenter__()
         self.supply: Supply = (
@@ -82,6 +83,7 @@ class McpToolset:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        self._keeping.cancel()  # or it would reach for the server anew as soon as its connection is closed
         with anyio.move_on_after(_GOODBYE_S, shield=True):
             connections = self.supply.connections
             for connection in connections:
@@ -154,6 +156,10 @@ class McpToolset:
 
     async def _keep(self) -> None:
         """Reaches the server, keeps it in use, and comes back for it whenever it is lost."""
+        with self._keeping:
+            await self._keep_reaching()
+
+    async def _keep_reaching(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             connection = await self._reach()
