@@ -96,22 +96,15 @@ class Chat:
         """What stands after a turn, taken from a short fixed conversation: the history does not matter."""
         if after and after[0]["role"] == "tool":
             written = self._answered(after)
-            ends: Sequence[str] = stops
-        else:
-            written = self.text([_USER, _SAID, *after], prompt=bool(after))
-            ends = tuple(self.tokens.special)
-        found = written.find(MARK)
-        if found < 0:
-            raise TemplateError("the chat template does not write the assistant's turn", "use another `chat_template`")
-        written = written[found + len(MARK) :]
-        at, end = self.tokens.first(written, ends)
-        if ends is stops:
+            at, end = self.tokens.first(written, stops)
             if not end:
                 raise TemplateError(
                     "no stop id is known that ends a turn with calls",
                     "name it in `eos_token_id` of the model's generation_config.json",
                 )
             return Follow("", end, written[at + len(end) :])
+        written = _since(MARK, self.text([_USER, _SAID, *after], prompt=bool(after)))
+        at, end = self.tokens.first(written, self.tokens.special)
         if end in stops or (end and self._closes):
             return Follow(written[:at], end, written[at + len(end) :])
         return Follow("", "", written)
@@ -122,16 +115,20 @@ class Chat:
         return bool(self.tokens.last_special(self.closing(called=False)))
 
     def _answered(self, after: Sequence[Message]) -> str:
+        """What stands after the calls to which these are replies."""
         replies = [message for message in after if message["role"] == "tool"]
         asked = [(str(one.get("tool_call_id", "call00000")), str(one.get("name", "probe"))) for one in replies]
         tools = [ToolSpec(name) for name in dict.fromkeys(name for _, name in asked)]
+        mark = MARK
+        while any(mark in text for pair in asked for text in pair):  # for the policy chose these words
+            mark += "a"
         try:
-            return self.text([_USER, _asking(asked), *after], tools, prompt=True)
+            return _since(mark, self.text([_USER, _asking(asked, mark), *after], tools, prompt=True))
         except TemplateError:
             if len(asked) == 1:
                 raise
             # Some templates refuse several calls in a turn, and still write several replies.
-            return self.text([_USER, _asking(asked[-1:]), *after], tools, prompt=True)
+            return _since(mark, self.text([_USER, _asking(asked[-1:], mark), *after], tools, prompt=True))
 
     def closing(self, *, called: bool) -> str:
         """What the template writes after the body of a conversation's last turn."""
@@ -154,9 +151,17 @@ _USER: Message = {"role": "user", "content": "Question"}
 _SAID: Message = {"role": "assistant", "content": MARK}
 
 
-def _asking(calls: Sequence[tuple[str, str]]) -> Message:
+def _since(mark: str, text: str) -> str:
+    _, found, rest = text.partition(mark)
+    if not found:
+        raise TemplateError("the chat template does not write the assistant's turn", "use another `chat_template`")
+    return rest
+
+
+def _asking(calls: Sequence[tuple[str, str]], mark: str = MARK) -> Message:
     """A turn that makes these calls, given by id and name; the mark stands in the last."""
-    rows = [called(id, name, json.dumps({"word": MARK})) for id, name in calls]
+    words = ["word"] * (len(calls) - 1) + [mark]
+    rows = [called(id, name, json.dumps({"word": word})) for (id, name), word in zip(calls, words, strict=True)]
     return {"role": "assistant", "content": "", "tool_calls": rows}
 
 

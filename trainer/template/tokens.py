@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 OPEN, SHUT = "\ufdd0", "\ufdd1"
 _FENCE = re.compile(f"[{OPEN}{SHUT}]")
+_BARRED = re.compile("<[|\uff5c].*[|\uff5c]>")
+"""The shape of tokens that begin and end turns; not every model's files call them special."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _STRUCTURE = frozenset({"type", "function", "name", "description", "parameters", "properties", "required", "arguments"})
 
@@ -30,7 +32,7 @@ class Tokens:
         # Runs of white space, which some tokenizers add as tokens, control nothing.
         added = {id: token for id, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
         self.control: Mapping[str, int] = {token.content: id for id, token in added.items()}
-        self.special = frozenset(token.content for token in added.values() if token.special)
+        self.special = frozenset(t.content for t in added.values() if t.special or _BARRED.fullmatch(t.content))
         self._ids = frozenset(self.control.values())
         self._any = _either(self.control)
         self._special = _either(self.special)
