@@ -168,3 +168,10 @@ def test_an_id_is_kept_where_the_family_writes_one() -> None:
     assert second.id != third.id
     (call,) = named("mistral").parse("[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS]{}").calls
     assert call.id == "abcdefghi"
+
+
+@pytest.mark.parametrize("bad", ["[TOOL_CALLS][" + ", ".join(["5"] * 20) + "]", "[TOOL_CALLS][]" * 20])
+def test_after_too_many_malformed_calls_the_rest_is_words(bad: str) -> None:
+    reply = named("mistral").parse(f"{bad}[TOOL_CALLS]a[ARGS]{{}} <think>so</think> end")
+    assert (len(reply.problems), reply.calls, reply.reasoning) == (8, (), "so")
+    assert reply.content.endswith("[TOOL_CALLS]a[ARGS]{}\nend")

@@ -131,7 +131,7 @@ class _Reading:
             return self._retract(mark)
         if word in self.family.silent:
             return self._seam(mark.end())
-        if self.failed == MAX_PROBLEMS:
+        if self.failed >= MAX_PROBLEMS:
             return self._say(mark.start(), mark.end())
         if word in self.family.closes:
             self._note(Malformed(f"{word} ends no call", mark.start()))
