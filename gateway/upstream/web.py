@@ -12,11 +12,11 @@ import httpx2
 from anyio import to_thread
 
 from gateway.upstream.fault import Flight
+from gateway.upstream.spare import SpareTransport
 
-LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=30.0)
 _CONNECT_S = 10.0
 _MOST_REDIRECTS = 3
-_NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+_NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)
 _REST_S = 1.0
 """For the end of a body whose answer has been read: a body read to its end leaves its connection fit for use."""
 
@@ -49,8 +49,7 @@ class Web:
 
 def _client(context: ssl.SSLContext) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
-        verify=context,
-        limits=LIMITS,
+        transport=SpareTransport(context),
         timeout=httpx2.Timeout(30.0, connect=_CONNECT_S, read=None),
         headers={"accept-encoding": "identity"},
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),

@@ -118,8 +118,10 @@ async def test_cancelling_a_call_cancels_it_upstream(transport: str) -> None:
     async with reached(transport) as server:
         with anyio.move_on_after(0.3):
             await call(server, "hang")
-        seen = await call(server, "was_cancelled")
-        assert seen.structured["tools"] == ["hang"]
+        # Over HTTP a cancelled call is a closed connection, which the server notices in its own time.
+        with anyio.fail_after(5):
+            while (await call(server, "was_cancelled")).structured["tools"] != ["hang"]:
+                pass
 
 
 @everywhere
