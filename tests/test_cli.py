@@ -253,7 +253,7 @@ def test_a_recorded_session_is_replayed_equal_without_the_tools(place: Path) -> 
         assert talk(server) == before
         opened = server.ask("/v1/sessions", {"task_id": "t"})
         refused = server.ask(f"/v1/sessions/{opened['id']}/calls", {"tool_calls": calls[:1]})
-        assert "is not on the tape" in refused["error"]["message"]
+        assert refused["error"]["type"] == "not_recorded" and "count({})" in refused["error"]["message"]
 
 
 async def test_it_is_an_mcp_server_on_standard_input_and_output(place: Path) -> None:

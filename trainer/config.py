@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -44,3 +45,63 @@ class Admission(Frozen):
     """Rollouts that are under way, those that wait for a tool included."""
     writing: PositiveInt = 64
     """Rollouts that the engine writes for; one that waits for a tool lends its place to the next."""
+
+
+class SamplingSettings(Frozen):
+    """How the policy is sampled. The defaults sample it as it is, which is what its gradient assumes."""
+
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the likeliest tokens, those that together have this share."""
+    top_k: NonNegativeInt = 0
+    """The so many likeliest tokens; 0 keeps all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Tokens at least this likely, measured by the likeliest."""
+
+
+class TemplateSettings(Frozen):
+    """How the model is spoken to."""
+
+    parser: str | None = None
+    """How it writes calls: a family's name or `module:Class`; by default its chat template tells."""
+    history: Literal["full", "inference_template"] = "full"
+    """`full` keeps earlier reasoning in view; `inference_template` shows what the template would at inference."""
+    sanity: Literal["strict", "ignore_strippable", "disable"] = "strict"
+    """What the check at a rollout's end tells of: every difference, those beside white space, or nothing."""
+    chat_template: Path | None = None
+    """A file to use in place of the model's own template."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Passed on to the template, as `enable_thinking`."""
+
+
+class RolloutSettings(Frozen):
+    """What `mtrl-train rollout` does; a run keeps it beside its rollouts."""
+
+    tools: str = "tool_configs"
+    """A folder of YAML, or the URL of a running `mtrl-gateway serve`."""
+    mcp: Path | None = None
+    """The servers file; by default mcp_servers.json beside the folder."""
+    model: Path
+    """A folder with a model as `save_pretrained` writes it."""
+    data: str
+    """A JSONL or parquet file, a saved data set's folder, or a data set's name."""
+    out: Path
+    """The run's folder."""
+    n: PositiveInt = 4
+    """Rollouts of each row."""
+    rows: PositiveInt | None = None
+    """Only the first so many rows."""
+    system: str = ""
+    """Said before every chat that does not begin with such a message."""
+    seed: int = 0
+    """The same seed, weights and tools give the same rollouts."""
+    stepper: str | None = None
+    """A plug-in `module:name` between two turns, in place of tools and feedback."""
+    record: bool = False
+    """Keeps what the tools answered on a tape, so that the rollouts can be replayed without them."""
+    sampling: SamplingSettings = SamplingSettings()
+    template: TemplateSettings = TemplateSettings()
+    limits: RolloutLimits = RolloutLimits()
+    admission: Admission = Admission()
+    groups: GroupRules = GroupRules()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,9 +13,11 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 
 from trainer.config import Admission, GroupRules
-from trainer.rollout import Player
+from trainer.play import Player
 from trainer.run.rollout import Rollout
 from trainer.task import Task
+
+Keep = Callable[[Rollout], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,10 @@ class Groups:
         *,
         admission: Admission = Admission(),  # noqa: B008 - frozen
         rules: GroupRules = GroupRules(),  # noqa: B008 - frozen
+        keep: Keep | None = None,
     ) -> None:
-        self.player, self.count, self.rules = player, count, rules
+        """`keep` is given every rollout that is over, those that do not count included, before its group is."""
+        self.player, self.count, self.rules, self.keep = player, count, rules, keep
         self._writing = Places(admission.writing)
         self._open = anyio.Semaphore(admission.open)
         self._rank = 0
@@ -151,6 +155,8 @@ class Groups:
         for attempt in range(refills + 1):
             place = self._writing.of(rank)
             rollout = await self.player.play(group.task, group=group.name, index=index, attempt=attempt, place=place)
+            if self.keep is not None:
+                await self.keep(rollout)
             if not rollout.stop.infrastructure:
                 break
             group.failed.append(rollout)

@@ -92,6 +92,8 @@ class _Rollout:
         self.infos: dict[str, Any] = {}
         self.rewards: Mapping[str, float] = NOTHING
         self.earlier: list[Ledger] = []
+        self.unfinished: tuple[int, ...] = ()
+        """Of a turn that a plug-in went into, what stands before the policy's next words."""
 
     async def play(self) -> Rollout:
         why, reason = StopReason.WALL_TIME, f"not over within {self.player.limits.wall_s:g} s"
@@ -187,7 +189,7 @@ class _Rollout:
 
     def _noted(self, written: Written) -> Reply:
         """The turn goes into the ledger before anyone judges it."""
-        reply = self.player.template.read(written.ids)
+        reply = self.player.template.read((*self.unfinished, *written.ids))
         named = tuple(
             replace(call, id=call.id or f"call_{self.counts['turns']}_{place}")
             for place, call in enumerate(reply.calls)
@@ -254,8 +256,20 @@ class _Rollout:
             self._begin_anew(specs)
 
     def _next_ids(self, step: Step, ended: bool) -> tuple[int, ...]:
-        template = self.player.template
-        return template.insert(step.insert) if step.insert else template.tail(step.messages, ended=ended)
+        if not step.insert:
+            self.unfinished = ()
+            return self.player.template.tail(step.messages, ended=ended)
+        return self._inserted(step.insert, ended)
+
+    def _inserted(self, text: str, ended: bool) -> tuple[int, ...]:
+        """The turn goes on: its end, if it had one, is taken back, and its message is told once it is whole."""
+        *before, turn = self.ledger.entries
+        if ended:
+            turn = replace(turn, ids=turn.ids[:-1], logprobs=(turn.logprobs or ())[:-1], stop=None)
+        self.ledger = Ledger((*before, replace(turn, messages=())))
+        ids = self.player.template.insert(text)
+        self.unfinished += turn.ids + ids
+        return ids
 
     def _begin_anew(self, specs: Sequence[ToolSpec]) -> None:
         """Where the template takes back what the policy wrote, the next turn sees a history that it did not write."""

@@ -25,7 +25,7 @@ from trainer.config import RolloutLimits
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
-from trainer.rollout import Player
+from trainer.play import Player
 from trainer.run.rollout import Rollout, StopReason
 from trainer.steps import BackIntoThinking, Step, Stepper, ThinkAgain, ToolsAndFeedback, Turn
 from trainer.task import Task

@@ -1,0 +1,169 @@
+"""Looks at everything that a run stands on before any weight is loaded, and says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.text import Text as Line
+
+from gateway.errors import GatewayError
+from gateway.session import AnyGateway
+from gateway.types import ToolCall, ToolSpec
+from trainer.config import RolloutSettings
+from trainer.data.check import check as check_rows
+from trainer.data.tasks import load
+from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.run.rollout import Rollout, StopReason
+from trainer.stage import gateway_of, template_of
+from trainer.view.show import show
+
+if TYPE_CHECKING:
+    from trainer.template import Template
+
+Grade = Literal["ok", "note", "wrong"]
+MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    grade: Grade
+    what: str
+    remedy: str = ""
+
+
+async def check(settings: RolloutSettings, console: Console, *, model: bool, data: bool) -> bool:
+    """Prints what is found; true where nothing is wrong. Model and data are looked at where they are named."""
+    found: list[Finding] = []
+
+    def tell(finding: Finding) -> None:
+        found.append(finding)
+        mark, colour = MARKS[finding.grade]
+        console.print(Line.assemble((mark, colour), f" {finding.what}"), soft_wrap=True)
+        if finding.remedy:
+            console.print(Line(f"     remedy: {finding.remedy}"), soft_wrap=True)
+
+    async with gateway_of(settings.tools, settings.mcp) as gateway:
+        for finding in _tools(gateway):
+            tell(finding)
+        for finding in _rows(settings, gateway) if data else ():
+            tell(finding)
+        template = None
+        for finding in _model(settings, gateway) if model else ():
+            tell(finding)
+        if model and not any(finding.grade == "wrong" for finding in found):
+            template = template_of(settings.model, settings.template, gateway.specs)
+            console.print()
+            show([shown(template, gateway.specs)], console, rollout=0, decode=template.tokens.decode)
+    wrong = sum(finding.grade == "wrong" for finding in found)
+    console.print(Line("\neverything is in order" if not wrong else f"\n{wrong} to mend"))
+    return not wrong
+
+
+def _tools(gateway: AnyGateway) -> Iterator[Finding]:
+    names = [spec.name for spec in gateway.specs if spec.audience == "policy"]
+    heard = [spec.name for spec in gateway.specs if spec.audience == "loop"]
+    grade: Grade = "ok" if names else "note"
+    yield Finding(grade, f"{len(names)} tools: {', '.join(names) or 'none'}")
+    yield Finding("ok", f"interactions: {', '.join(name.removeprefix('feedback_') for name in heard) or 'none'}")
+    for source in getattr(gateway, "sources", ()):
+        status: Any = getattr(source.leaf, "status", None)
+        if status is not None and status.state != "up":
+            server: Any = getattr(source.leaf, "config")  # noqa: B009 - its type is the gateway's own business
+            remedy = f"start it: {server.start}" if server.start else status.remedy
+            problem = f"server {status.name} is {status.state}: {status.reason}"
+            yield Finding("note" if server.optional else "wrong", problem, remedy)
+
+
+def _rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
+    try:
+        tasks = load(settings.data, system=settings.system)
+    except GatewayError as error:
+        yield Finding("wrong", str(error))
+        return
+    mistakes = check_rows(tasks, gateway.specs)
+    for mistake in mistakes:
+        yield Finding("wrong", f"{mistake.file}: {mistake.field}: {mistake.problem}", mistake.remedy)
+    if not mistakes:
+        yield Finding("ok", f"{len(tasks)} rows of {settings.data}")
+
+
+def _model(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
+    from trainer.template import TemplateError, probe
+
+    try:
+        template = template_of(settings.model, settings.template, gateway.specs)
+    except (TemplateError, GatewayError) as error:
+        yield Finding("wrong", str(error))
+        return
+    stops = ", ".join(template.stops)
+    yield Finding("ok", f"template of {settings.model}; parser {template.parser.name}; turns end with {stops}")
+    report = probe(template)
+    for finding in report.findings:
+        if finding.text:
+            yield Finding("note" if finding.ok else "wrong", f"{finding.check}: {finding.text}", finding.remedy)
+    if report.ok:
+        yield Finding("ok", "the template only appends, and the parser reads what it writes")
+    yield from _memory(settings)
+
+
+def _memory(settings: RolloutSettings) -> Iterator[Finding]:
+    """Counted on the shapes alone: nothing of the model's size is allocated."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, KeyError) as error:
+        yield Finding("wrong", f"{settings.model} holds no causal language model: {error}", "give a model's folder")
+        return
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rows = settings.admission.writing * settings.limits.rollout_tokens
+    keys = 2 * 4 * rows * config.num_hidden_layers * heads * width
+    room = _room()
+    parts = (("weights", weights), ("keys and values at the most", keys), ("room", room))
+    told = ", ".join(f"{what} {size / GIB:.2f} GiB" for what, size in parts)
+    fits = weights + keys < room
+    remedy = "" if fits else "lower `admission.writing` or `limits.rollout_tokens`, or take a smaller model"
+    yield Finding("ok" if fits else "wrong", f"memory: {told}", remedy)
+
+
+def _room() -> int:
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def shown(template: Template, specs: list[ToolSpec] | Any) -> Rollout:
+    """A rollout as it would be, with a policy of our own making; no tool is called for it."""
+    from trainer.template import written
+
+    offered = [spec for spec in specs if spec.audience == "policy"]
+    asked: tuple[Message, ...] = ({"role": "user", "content": "(a task of yours)"},)
+    ledger = Ledger((Entry(Author.TASK, template.open(asked, offered), asked),))
+    if offered:
+        call = ToolCall("call00001", offered[0].name, "{}")
+        turn: Message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "{}"}}],
+        }
+        said = {"tool_call_id": call.id, "name": call.name, "content": "(what the tool answers)"}
+        answer: Message = {"role": "tool", **said}
+        ids = written(template, asked, turn, offered)
+        ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop", calls=(call,))
+        ledger += Entry(Author.TOOL, template.tail((answer,), ended=True), (answer,), source=call.name)
+    last: Message = {"role": "assistant", "content": "(the answer)"}
+    ids = written(template, ledger.messages, last, offered)
+    ledger += Entry(Author.POLICY, ids, (last,), logprobs=(0.0,) * len(ids), stop="stop")
+    return Rollout("shown, not played", ledger, StopReason.DONE)

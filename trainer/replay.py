@@ -1,0 +1,66 @@
+"""A recorded run is played again: the tape answers for the tools, the ledgers for the engine; the ids must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gateway.errors import ConfigError
+from gateway.tape import Replay
+from trainer.data.tasks import load
+from trainer.engine.base import Sampling, Written
+from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.play import Player
+from trainer.roll import settings_of
+from trainer.run.file import Rollouts
+from trainer.run.rollout import Rollout
+from trainer.stage import sampling_of, stepper_of, template_of
+
+
+async def replay(run: Path, console: Console) -> bool:
+    """True where every rollout has the same ids, masks, stop reasons and rewards as when it was recorded."""
+    settings = settings_of(run)
+    if not (run / "tape").exists():
+        raise ConfigError("has no tape", file=run, remedy="make the run with --record")
+    tasks = {task.id: task for task in load(settings.data, system=settings.system)}
+    recorded = [rollout for rollout in Rollouts(run) if not rollout.stop.infrastructure]
+    different = 0
+    async with Replay(run / "tape") as gateway:
+        template = template_of(settings.model, settings.template, gateway.specs)
+        for before in recorded:
+            engine = ScriptedEngine(_says(before))
+            sampling, stepper = sampling_of(settings), stepper_of(settings)
+            player = Player(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
+            async with engine:
+                after = await player.play(tasks[before.task], group=before.group, index=before.index)
+            if problem := _differs(before, after):
+                different += 1
+                console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)
+    console.print(f"{len(recorded)} rollouts replayed, {different} of them differ", markup=False)
+    return not different
+
+
+def _says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
+    """What the policy wrote, in order; under a template that takes words back, over all ledgers."""
+    turns = iter([turn for ledger in (*rollout.earlier, rollout.ledger) for turn in ledger.turns])
+
+    def say(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
+        turn = next(turns)
+        stop = turn.stop if turn.stop in ("stop", "length", "abort") else "stop"
+        return Written(turn.ids, turn.logprobs or (), stop, turn.version or 0, turn.cached)  # type: ignore[arg-type]
+
+    return say
+
+
+def _differs(before: Rollout, after: Rollout) -> str:
+    for what, one, other in (
+        ("ids", before.ledger.ids, after.ledger.ids),
+        ("masks", before.ledger.mask, after.ledger.mask),
+        ("stop", before.stop, after.stop),
+        ("rewards", dict(before.rewards), dict(after.rewards)),
+    ):
+        if one != other:
+            return f"other {what}: {one!r:.200} was recorded, {other!r:.200} came ({after.reason})"
+    return ""

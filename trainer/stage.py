@@ -1,0 +1,71 @@
+"""What a run stands on, opened from what its settings name: the tools, the template, the engine, the plug-in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from gateway.config.find import find
+from gateway.errors import ConfigError
+from gateway.session import AnyGateway
+from gateway.types import ToolSpec
+from trainer.config import RolloutSettings, TemplateSettings
+from trainer.engine.base import Engine, Sampling
+from trainer.steps import Stepper, ToolsAndFeedback
+
+if TYPE_CHECKING:
+    from trainer.template import Template
+
+SERVERS = "mcp_servers.json"
+
+
+def gateway_of(tools: str, mcp: Path | None) -> AnyGateway:
+    """The gateway of a folder, opened here; or one that runs elsewhere."""
+    if tools.startswith(("http://", "https://")):
+        from gateway.client import RemoteGateway
+
+        return cast(AnyGateway, RemoteGateway(tools))
+    from gateway.gateway import Gateway
+
+    folder = Path(tools)
+    beside = folder.resolve().parent / SERVERS
+    return Gateway.load(folder, mcp or (beside if beside.exists() else None))
+
+
+def template_of(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpec] = ()) -> Template:
+    """The model's own chat template, with the parser that belongs to it."""
+    from trainer.template import Settings, Template
+
+    text = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
+    used = Settings(settings.history, settings.sanity, text, settings.chat_template_kwargs)
+    return Template.load(model, settings.parser, used, specs)
+
+
+def engine_of(model: Path, decode: Callable[[Sequence[int]], str], rows: int) -> Engine:
+    """The embedded engine on the model's weights."""
+    import torch
+
+    from trainer.engine.torch import TorchEngine
+    from trainer.model import load_model
+
+    torch.set_num_threads(1)  # More are slower for models that fit a machine without a GPU.
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return TorchEngine(load_model(model, device=device), decode=decode, rows=rows)
+
+
+def stepper_of(settings: RolloutSettings) -> Stepper:
+    """The plug-in between two turns: an object, or a class that is made without arguments."""
+    if settings.stepper is None:
+        return ToolsAndFeedback()
+    found = find(settings.stepper, None, "stepper")
+    made = found() if isinstance(found, type) else found
+    missing = [verb for verb in ("check_finished", "step") if not callable(getattr(made, verb, None))]
+    if missing:
+        remedy = "define check_finished(turn) and step(turn), or derive from trainer.steps:ToolsAndFeedback"
+        raise ConfigError(f"{settings.stepper!r} lacks {' and '.join(missing)}", field="stepper", remedy=remedy)
+    return cast(Stepper, made)
+
+
+def sampling_of(settings: RolloutSettings) -> Sampling:
+    return Sampling(**settings.sampling.model_dump())
