@@ -94,13 +94,19 @@ HEAD = (
     "| tool's CPU ms | of raw client | FastMCP's cost"
 )
 
+LEGEND = (
+    "CPU is that of the measured process alone; what the tool server takes stands beside it. The last two columns "
+    "compare CPU with {many} calls at once: this row's as a multiple of the raw client's before the same server, and "
+    "FastMCP's as a multiple of this row's."
+)
+
 
 def markdown(rows: Sequence[Mapping[str, Any]], kept: Sequence[str], scaled: Scale | None, about: Sequence[str]) -> str:
     concurrencies = sorted({int(n) for row in rows for n in row["at"]})
     few, many = (str(n) for n in (concurrencies or [1, 64]))
     lines = [*about, "", f"| {HEAD.format(many=many)} |", "|---|---|" + "--:|" * 7]
     lines += [_line(row, few, many) for row in rows]
-    lines += ["", "| promise | measured | |", "|---|--:|---|", *kept]
+    lines += ["", LEGEND.format(many=many), "", "| promise | measured | |", "|---|--:|---|", *kept]
     if scaled is not None:
         lines += ["", *_scaled(scaled)]
     return "\n".join(lines) + "\n"
