@@ -1,4 +1,4 @@
-"""Puts the newest results into the README, between its marks. `python bench/readme.py --write`, or without, to compare."""
+"""Puts the newest results into the README, between its marks, with `--write`; without it, only compares."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PARTS: Mapping[str, Callable[[], str]] = {"costs": costs, "conformance": conform
 
 def filled(readme: str) -> str:
     for name, table in PARTS.items():
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
+        mark = re.compile(rf"(<!-- {name} -->\n\n).*?(\n\n<!-- /{name} -->)", re.DOTALL)
         readme, found = mark.subn(lambda marks, table=table: marks[1] + table() + marks[2], readme)  # type: ignore[misc]
         if found != 1:
             raise SystemExit(f"README.md: the marks <!-- {name} --> ... <!-- /{name} --> stand there {found} times")

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import anyio
 import pytest
 from conversations import template_for
+from scripts import ASKS, HERMES, calling, gateway_of, says
 from tokenizers_for_tests import FAMILIES
 
-from gateway.config.models import Limits
-from gateway.feedback.gsm8k import Gsm8kInteraction
-from gateway.feedback.toolset import FeedbackToolset
 from gateway.gateway import Gateway
-from gateway.limit import Limited
-from gateway.native.function import FunctionTool
-from gateway.native.toolset import NativeToolset
-from gateway.table import Source
 from gateway.types import Outcome, ToolResult
 from gateway.types import Task as Asked
 from trainer.config import RolloutLimits
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.ledger import Author, Message
+from trainer.ledger import Author
 from trainer.play import Player
 from trainer.run.rollout import Rollout, StopReason
 from trainer.steps import BackIntoThinking, Step, Stepper, ThinkAgain, ToolsAndFeedback, Turn
 from trainer.task import Task
 from trainer.template import Settings, Template
-
-HERMES = FAMILIES["hermes"]
 
 
 async def add(a: int, b: int) -> int:
@@ -60,23 +51,9 @@ async def long() -> str:
 
 
 def gateway(**limits: Any) -> Gateway:
-    tools = Limited(NativeToolset([FunctionTool(one) for one in (add, over, hang, down, long)]), Limits(**limits))
-    feedback = FeedbackToolset({"gsm8k": Gsm8kInteraction({"name": "gsm8k"})})
-    return Gateway([Source("tools", tools), Source("feedback", feedback)])
+    return gateway_of(add, over, hang, down, long, **limits)
 
 
-def calling(*calls: tuple[str, Any]) -> str:
-    return "".join(
-        f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(args)}}}\n</tool_call>' for name, args in calls
-    )
-
-
-def says(template: Template, *texts: str, end: bool = True) -> list[tuple[int, ...]]:
-    """Turns as a policy would write them."""
-    return [template.tokens.encode(text) + (template.stop_ids[:1] if end else ()) for text in texts]
-
-
-ASKS: tuple[Message, ...] = ({"role": "user", "content": "What is 3 + 4?"},)
 PLAIN = Task("t", ASKS)
 HEARD = Task("t", ASKS, asked=Asked(id="t", feedback="gsm8k", feedback_args={"ground_truth": "7"}))
 

@@ -97,12 +97,13 @@ class Batch:
     def _admit(self) -> None:
         """In the order of asking, except that a row waits for a sibling which is reading what both begin with."""
         later: list[Row] = []
+        reading = [row for row in self.rows if row.held < row.asked]
         while self.waiting and len(self.rows) < self._most:
             row = self.waiting.popleft()
             if row.left:
                 continue
             known = self._tree.match(row.ids[:-1])
-            if any(_shares(other, row, known + SIBLING) for other in self.rows):
+            if any(_shares(other, row, known + SIBLING) for other in reading):
                 later.append(row)
                 continue
             row.slot, row.held = len(self.rows), known
@@ -113,6 +114,7 @@ class Batch:
                 at += values.shape[3]
             row.cached = known if row.cached is None else row.cached
             self.rows.append(row)
+            reading.append(row)
         self.waiting.extendleft(reversed(later))
 
     def _step(self) -> list[Row]:
@@ -120,7 +122,7 @@ class Batch:
         for row in self.rows:
             owed = row.ids[row.held : row.held + room]
             if owed:
-                pieces.append(Piece(row.slot, row.held, owed))
+                pieces.append(Piece(row.slot, row.held, row.held + len(owed), owed))
                 rows.append(row)
                 room -= len(owed)
         self._slab.reach(max(piece.end for piece in pieces))

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from trainer.engine.torch.slab import Shape, Slab
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Ids of one row whose keys and values are not yet in its slot, and the position of the first."""
+class Piece(NamedTuple):
+    """Ids of one row whose keys and values are not yet in its slot, and the positions that they take."""
 
     slot: int
     start: int
+    end: int
     ids: Sequence[int]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.ids)
 
 
 class Forward(Protocol):
