@@ -48,6 +48,9 @@ MAKE: dict[str, Callable[[], PreTrainedModel]] = {
     "biased": lambda: LlamaForCausalLM(
         LlamaConfig(**SIZES, num_key_value_heads=4, attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5)
     ),
+    "wide": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**{**SIZES, "hidden_size": 448, "num_attention_heads": 7}, num_key_value_heads=1)
+    ),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=24)),
 }
 

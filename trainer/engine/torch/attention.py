@@ -87,9 +87,9 @@ def _shared(queries: Tensor, near: Tensor, run: Run) -> Tensor:
 
 
 def _paged(queries: Tensor, keys: Tensor, values: Tensor, run: Run) -> Tensor:
-    if len(queries) == 1:  # threads share the work within one product, but not among several: other sums, other rounding
-        twice = (tensor.expand(2, -1, -1) for tensor in (queries, keys, values))
-        return _paged(*twice, run)[:1]
+    if len(queries) == 1:  # one product alone is divided among threads, several are dealt out: rounding would differ
+        queries, keys, values = (tensor.expand(2, -1, -1) for tensor in (queries, keys, values))
+        return _paged(queries, keys, values, run)[:1]
     scale = queries.shape[-1] ** -0.5
     borders = range(0, run.pages * PAGE, PAGE)
     scores = [
