@@ -121,7 +121,7 @@ async def _write(engine: TorchEngine, requests: list[tuple[int, int, Sampling]])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "wide"])
 def test_neighbours_change_neither_ids_nor_a_bit_of_a_logprob(family: str, threads: int) -> None:
     model = tiny.model(family)
 
