@@ -90,13 +90,15 @@ async def house(
 
 async def test_a_group_comes_out_when_it_is_done_and_not_when_it_is_its_turn() -> None:
     doors = Doors()
-    async with house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at:
-        async with at.groups(2).play(tasks("slow", "quick")) as done:
-            first = await anext(done)
-            doors.door("slow").set()
-            second = await anext(done)
-            with pytest.raises(StopAsyncIteration):
-                await anext(done)
+    async with (
+        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
+        at.groups(2).play(tasks("slow", "quick")) as done,
+    ):
+        first = await anext(done)
+        doors.door("slow").set()
+        second = await anext(done)
+        with pytest.raises(StopAsyncIteration):
+            await anext(done)
     assert (first.task.id, second.task.id) == ("quick", "slow")
     assert [rollout.index for rollout in second.rollouts] == [0, 1]
     assert {rollout.group for rollout in first.rollouts} == {"1"}
@@ -104,12 +106,14 @@ async def test_a_group_comes_out_when_it_is_done_and_not_when_it_is_its_turn() -
 
 async def test_a_rollout_that_waits_for_a_tool_lends_its_place_to_another() -> None:
     doors = Doors()
-    async with house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at:
-        async with at.groups(1, writing=1).play(tasks("slow", "quick")) as done:
-            assert (await anext(done)).task.id == "quick"
-            assert doors.inside["slow"] == 1
-            doors.door("slow").set()
-            assert (await anext(done)).task.id == "slow"
+    async with (
+        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
+        at.groups(1, writing=1).play(tasks("slow", "quick")) as done,
+    ):
+        assert (await anext(done)).task.id == "quick"
+        assert doors.inside["slow"] == 1
+        doors.door("slow").set()
+        assert (await anext(done)).task.id == "slow"
     assert at.engine.most == 1 and at.keys == ["0/slow/0", "1/quick/0", "0/slow/0"]
 
 
@@ -130,25 +134,29 @@ async def test_who_began_earlier_writes_earlier() -> None:
 async def test_no_more_rollouts_are_open_than_may_be_and_the_next_begins_when_one_is_over() -> None:
     doors = Doors()
     names = [f"t{number}" for number in range(5)]
-    async with house({name: knocks(name) for name in names}, doors.knock) as at:
-        async with at.groups(1, open=2).play(tasks(*names)) as done:
-            for name, inside in zip(names, (2, 2, 2, 2, 1), strict=True):
-                await anyio.wait_all_tasks_blocked()
-                assert len(at.gateway.sessions) == doors.inside.total() == inside
-                doors.door(name).set()
-                assert (await anext(done)).task.id == name
+    async with (
+        house({name: knocks(name) for name in names}, doors.knock) as at,
+        at.groups(1, open=2).play(tasks(*names)) as done,
+    ):
+        for name, inside in zip(names, (2, 2, 2, 2, 1), strict=True):
+            await anyio.wait_all_tasks_blocked()
+            assert len(at.gateway.sessions) == doors.inside.total() == inside
+            doors.door(name).set()
+            assert (await anext(done)).task.id == name
 
 
 async def test_a_slow_server_holds_up_only_those_that_wait_for_it() -> None:
     doors = Doors()
     some = tasks(*["slow"] * 8, *["quick"] * 8)
-    async with house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at:
-        async with at.groups(4, open=64, writing=2).play(some) as done:
-            quick = [await anext(done) for _ in range(8)]
-            assert {group.task.id for group in quick} == {"quick"}
-            assert doors.inside["slow"] == 32 and at.engine.writing == 0
-            doors.door("slow").set()
-            assert [len(group.rollouts) async for group in done] == [4] * 8
+    async with (
+        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
+        at.groups(4, open=64, writing=2).play(some) as done,
+    ):
+        quick = [await anext(done) for _ in range(8)]
+        assert {group.task.id for group in quick} == {"quick"}
+        assert doors.inside["slow"] == 32 and at.engine.writing == 0
+        doors.door("slow").set()
+        assert [len(group.rollouts) async for group in done] == [4] * 8
     assert at.engine.most == 2
 
 
