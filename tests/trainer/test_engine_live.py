@@ -77,14 +77,16 @@ async def test_a_new_version_in_midst_of_writing_is_exact_on_both_sides(
     assert written.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-async def test_a_version_knows_nothing_of_the_one_before(engine: TorchEngine) -> None:
-    asked = tiny.prompt(40)
-    await engine.generate(asked, SHORT)
-    await engine.publish(tiny.model(seed=1).state_dict(), 5)
-    written = await engine.generate(asked, SHORT)
-    assert (written.cached, written.version) == (0, 5)
-    assert written.ids == tiny.greedy(tiny.model(seed=1), asked, 6)
-    assert (await engine.generate(asked, SHORT)).cached == 39
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "mistral"])
+async def test_a_version_knows_nothing_of_the_one_before(family: str) -> None:
+    asked, new = tiny.prompt(40), tiny.model(family, seed=1)
+    async with TorchEngine(tiny.model(family)) as engine:
+        await engine.generate(asked, SHORT)
+        await engine.publish(new.state_dict(), 5)
+        written = await engine.generate(asked, SHORT)
+        assert (written.cached, written.version) == (0, 5)
+        assert written.ids == tiny.greedy(new, asked, 6)
+        assert (await engine.generate(asked, SHORT)).cached == 39
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
@@ -238,6 +240,27 @@ async def test_a_step_that_fails_ends_its_rows_and_not_the_engine(
         broken.setattr("trainer.engine.torch.dense.attend", raises(error))
         with pytest.raises(EngineError, match=says):
             await engine.generate(tiny.prompt(10), SHORT)
+    assert (await engine.generate(tiny.prompt(10), SHORT)).ids == tiny.greedy(tiny.model(), tiny.prompt(10), 6)
+
+
+@pytest.mark.parametrize("place", ["slab.Slab.reach", "slab.Slab.read", "tree.Tree.insert", "batch.sample"])
+async def test_no_row_is_forgotten_wherever_memory_runs_out(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    failed = []
+
+    async def write(seed: int) -> None:
+        try:
+            await engine.generate(tiny.prompt(10, seed=seed), SHORT)
+        except EngineError as error:
+            failed.append(str(error))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"trainer.engine.torch.{place}", raises(MemoryError()))
+        async with anyio.create_task_group() as tasks:
+            for seed in (1, 2, 2):
+                tasks.start_soon(write, seed)
+    assert ["out of memory" in error for error in failed] == [True] * 3
     assert (await engine.generate(tiny.prompt(10), SHORT)).ids == tiny.greedy(tiny.model(), tiny.prompt(10), 6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -10,6 +11,7 @@ import tiny
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import MambaConfig, MambaForCausalLM
 
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.torch import TorchEngine
@@ -57,6 +59,33 @@ def test_what_is_not_ours_says_how_it_runs() -> None:
     assert TorchEngine(tiny.model()).capabilities.notes == ()
     assert TorchEngine(tiny.model()).capabilities.context == tiny.CONTEXT
     assert "its own module" in TorchEngine(tiny.model("mistral")).capabilities.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hidden_act": "gelu"}, "its activation is gelu"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "its rope is dynamic"),
+        ({"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "not all of its layers attend"),
+    ],
+)
+async def test_a_change_that_our_arithmetic_does_not_know_goes_to_the_module(changes: Any, says: str) -> None:
+    model = tiny.changed(**changes)
+    async with TorchEngine(model) as engine:
+        assert says in engine.capabilities.notes[0]
+        written = await engine.generate(tiny.prompt(30), GREEDY)
+    assert written.ids == tiny.greedy(model, tiny.prompt(30), 24)
+
+
+def test_a_model_without_keys_and_values_is_refused() -> None:
+    config = MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2)
+    with pytest.raises(EngineError, match="cannot run a model of type mamba"):
+        TorchEngine(MambaForCausalLM(config))
+
+
+def test_half_the_precision_is_not_called_exact() -> None:
+    assert TorchEngine(tiny.model()).capabilities.exact
+    assert not TorchEngine(tiny.changed().to(torch.bfloat16)).capabilities.exact
 
 
 async def test_a_turn_finds_all_of_the_turns_before_it(engine: TorchEngine) -> None:

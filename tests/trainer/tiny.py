@@ -66,6 +66,13 @@ def model(family: str = "qwen3", seed: int = 0) -> PreTrainedModel:
     return made.train(False)
 
 
+def changed(**changes: object) -> PreTrainedModel:
+    """A Qwen2 with something else in its configuration."""
+    torch.manual_seed(0)
+    config = Qwen2Config(**{**SIZES, "num_key_value_heads": 2, **changes})
+    return Qwen2ForCausalLM(config).train(False)
+
+
 @torch.no_grad()
 def logprobs(model: PreTrainedModel, asked: Sequence[int], written: Sequence[int], temperature: float) -> list[float]:
     """Of what was written, as a trainer computes them: one forward over all of it."""

@@ -96,26 +96,26 @@ class Batch:
 
     def _admit(self) -> None:
         """In the order of asking, except that a row waits for a sibling which is reading what both begin with."""
-        later: list[Row] = []
         reading = [row for row in self.rows if row.held < row.asked]
-        while self.waiting and len(self.rows) < self._most:
-            row = self.waiting.popleft()
-            if row.left:
-                continue
-            known = self._tree.match(row.ids[:-1])
-            if any(_shares(other, row, known + SIBLING) for other in reading):
-                later.append(row)
-                continue
-            row.slot, row.held = len(self.rows), known
-            self._slab.reach(len(row.ids))
-            at = 0
-            for values in self._tree.read(row.ids[:-1]):
-                self._slab.write(row.slot, at, values)
-                at += values.shape[3]
-            row.cached = known if row.cached is None else row.cached
-            self.rows.append(row)
-            reading.append(row)
-        self.waiting.extendleft(reversed(later))
+        for row in list(self.waiting):
+            if len(self.rows) == self._most:
+                break
+            known = 0 if row.left else self._tree.match(row.ids[:-1])
+            if not any(_shares(other, row, known + SIBLING) for other in reading):
+                self.waiting.remove(row)
+                if not row.left:
+                    self._place(row, known)
+                    reading.append(row)
+
+    def _place(self, row: Row, known: int) -> None:
+        """Among the rows first: if there is no memory for it, it must be found there and told."""
+        row.slot = len(self.rows)
+        self.rows.append(row)
+        self._slab.reach(len(row.ids))
+        for values in self._tree.read(row.ids[:-1]):
+            self._slab.write(row.slot, row.held, values)
+            row.held += values.shape[3]
+        row.cached = known if row.cached is None else row.cached
 
     def _step(self) -> list[Row]:
         pieces, rows, room = [], [], AT_ONCE
@@ -151,6 +151,7 @@ class Batch:
                 ended.append(row)
         for row in ended:
             self._keep(row, row.held)
+        for row in ended:
             self._vacate(row)
         return ended
 

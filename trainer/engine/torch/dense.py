@@ -8,6 +8,7 @@ differently where two threads' shares meet, by about 1e-6 in a logprob; on a GPU
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -55,7 +56,7 @@ class Dense:
         self.vocabulary: int = config.vocab_size
         self._queries: int = config.num_attention_heads
         self._epsilon: float = config.rms_norm_eps
-        self._rotary = model.model.rotary_emb
+        self._rotary = copy.deepcopy(model.model.rotary_emb)
         self._turns = (torch.empty(0), torch.empty(0))
         self._weights = Weights(_joined(config, state), state)
         self._layers = [_Layer(self._weights, index) for index in range(self.shape.layers)]

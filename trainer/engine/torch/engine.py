@@ -49,7 +49,8 @@ class TorchEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("torch", exact=True, context=self._forward.context, notes=self._forward.notes)
+        exact = self._forward.shape.dtype is torch.float32
+        return Capabilities("torch", exact, context=self._forward.context, notes=self._forward.notes)
 
     @property
     def version(self) -> int:

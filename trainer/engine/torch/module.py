@@ -21,13 +21,16 @@ class Module:
 
     def __init__(self, model: PreTrainedModel, why: str) -> None:
         self._model = copy.deepcopy(model).train(False)
-        config = model.config.get_text_config(decoder=True)
         self.notes: tuple[str, ...] = (f"runs through its own module, one row at a time, since {why}",)
-        self.context: int = config.max_position_embeddings
-        self.vocabulary: int = config.vocab_size
-        with torch.inference_mode():
-            first = self._call(torch.zeros(1, 1, dtype=torch.long, device=model.device), DynamicCache())[1]
-        keys = _keys(first, 1)
+        config = model.config.get_text_config(decoder=True)
+        try:
+            self.context: int = config.max_position_embeddings
+            self.vocabulary: int = config.vocab_size
+            with torch.inference_mode():
+                _, cache = self._call(torch.zeros(1, 1, dtype=torch.long, device=model.device), DynamicCache())
+            keys = _keys(cache)
+        except Exception as error:  # a model's own code fails in its own ways
+            raise EngineError(f"the torch engine cannot run a model of type {config.model_type}: {error}") from error
         self.shape = Shape(keys.shape[0], keys.shape[2], keys.shape[4], keys.dtype, model.device)
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
@@ -46,7 +49,7 @@ class Module:
                 cache.update(keys[None], values[None], layer)
         ids = torch.tensor([list(piece.ids)], device=self.shape.device)
         logits, cache = self._call(ids, cache)
-        slab.write(piece.slot, piece.start, _keys(cache, piece.end)[:, :, :, piece.start :])
+        slab.write(piece.slot, piece.start, _keys(cache)[:, :, :, piece.start :])
         return logits
 
     def _call(self, ids: Tensor, cache: DynamicCache) -> tuple[Tensor, DynamicCache]:
@@ -54,13 +57,10 @@ class Module:
         return out.logits[:, -1], out.past_key_values
 
 
-def _keys(cache: DynamicCache, length: int) -> Tensor:
+def _keys(cache: DynamicCache) -> Tensor:
     """Axes: layer, key or value, head, position, size; only a cache that keeps each position alike has them."""
     layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
     pairs = [(layer.keys, layer.values) for layer in layers if layer.keys is not None and layer.values is not None]
     if not pairs or len(pairs) < len(cache.layers) or len({tensor.shape for pair in pairs for tensor in pair}) > 1:
-        raise EngineError("this model's cache is not a key and a value, alike for each position of each layer")
-    values = torch.stack([torch.stack((keys[0], values[0])) for keys, values in pairs])
-    if values.shape[3] != length:
-        raise EngineError("this model forgets early positions, which the cache of prefixes cannot follow")
-    return values
+        raise EngineError("its cache is not a key and a value, alike for each position of each layer")
+    return torch.stack([torch.stack((keys[0], values[0])) for keys, values in pairs])
