@@ -19,6 +19,7 @@ import pytest
 from gateway.build import plan
 from gateway.config.load import load
 from tests.servers.start import free_port
+from tests.trainer.models import tiny_model
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,6 +67,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def trained(place: Path) -> Path:
+    """The model and the task that the README speaks of, the model in small."""
+    tiny_model(place / "models" / "Qwen2.5-0.5B-Instruct")
+    (task,) = [block.text for block in SHOWN if block.language == "json" and '"prompt"' in block.text]
+    (place / "tasks.jsonl").write_text(task)
+    return place
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
@@ -100,7 +110,7 @@ def commands(program: str) -> list[str]:
 
 
 def test_every_line_of_a_shell_block_is_run_by_one_of_these_tests() -> None:
-    assert len(LINES) == sum(len(commands(program)) for program in ("make", "mtrl-gateway", "curl"))
+    assert len(LINES) == sum(len(commands(program)) for program in ("make", "mtrl-gateway", "mtrl-train", "curl"))
     assert {block.language for block in SHOWN} == {"text", "bash", "json", "yaml", "python"}
 
 
@@ -129,6 +139,13 @@ def test_a_serving_command_comes_up_and_goes_down(line: str, place: Path, tmp_pa
             assert server.wait(TIMEOUT_S) == 0
 
 
+def test_the_trainers_commands_work_one_after_the_other(trained: Path) -> None:
+    printed = [run(split(line)[0], trained) for line in commands("mtrl-train")]
+    assert "everything is in order" in printed[0]
+    assert "4 of 4 rollouts" in printed[1] and "torch engine" in printed[1]
+    assert "sum" in printed[2] and "not trained" in printed[3] and "0 of them differ" in printed[4]
+
+
 @pytest.mark.parametrize("line", commands("curl"))
 def test_a_request_is_answered(line: str, port: int) -> None:
     words, _ = split(line.replace("8765", str(port)))
@@ -142,7 +159,7 @@ def test_a_request_is_answered(line: str, port: int) -> None:
 
 def test_the_files_that_are_shown_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    (servers,) = [block.text for block in SHOWN if block.language == "json"]
+    (servers,) = [block.text for block in SHOWN if block.language == "json" and "mcpServers" in block.text]
     (place / "shown.json").write_text(servers)
     (offer,) = [block.text for block in SHOWN if block.language == "yaml"]
     (place / "my_tools" / "shown.yaml").write_text(offer)

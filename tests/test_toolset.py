@@ -27,8 +27,8 @@ def native(*names: str) -> Toolset:
     return NativeToolset([saying(name) for name in names])
 
 
-async def say(toolset: Toolset, name: str, task: Task = Task()) -> tuple[str, Outcome]:
-    async with toolset, toolset.open(task) as session:
+async def say(toolset: Toolset, name: str) -> tuple[str, Outcome]:
+    async with toolset, toolset.open(Task()) as session:
         result = await session.call(ToolCall("1", name, json.dumps({"text": "!"})))
     return result.text, result.outcome
 

@@ -58,10 +58,10 @@ async def test_one_instance_serves_every_call_of_a_rollout() -> None:
     life: list[str] = []
     tool = Counter({"life": life})
     async with gateway_of(tool) as gateway:
-        async with gateway.open(Task(create={"count": {"start": 10}})) as one:
-            async with gateway.open(Task(create={"count": {"start": 0}})) as other:
-                texts = [(await one.call(ToolCall("1", "count"))).text for _ in range(2)]
-                texts.append((await other.call(ToolCall("2", "count"))).text)
+        ten, zero = (Task(create={"count": {"start": start}}) for start in (10, 0))
+        async with gateway.open(ten) as one, gateway.open(zero) as other:
+            texts = [(await one.call(ToolCall("1", "count"))).text for _ in range(2)]
+            texts.append((await other.call(ToolCall("2", "count"))).text)
         assert texts == ["11", "12", "1"]
         assert one.rewards == [
             Reward("count", 0.25, "call", "1"),

@@ -1,0 +1,37 @@
+"""A model's folder as `save_pretrained` writes it, small enough to be made for a test."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def tiny_model(folder: Path) -> Path:
+    """Random weights: what it writes is noise, and how it is loaded, spoken to and sampled is as with any other."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        from tokenizers_for_tests import FAMILIES, folder_for
+    finally:
+        sys.path.pop(0)
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    folder_for(FAMILIES["hermes"], folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=16,
+        intermediate_size=192,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
