@@ -97,7 +97,7 @@ class RolloutSettings(Frozen):
     seed: int = 0
     """The same seed, weights and tools give the same rollouts."""
     stepper: str | None = None
-    """A plug-in `module:name` between two turns, in place of tools and feedback."""
+    """A plug-in between two turns in place of tools and feedback: `module:name`, or `folder/plugins.py:name`."""
     record: bool = False
     """Keeps what the tools answered on a tape, so that the rollouts can be replayed without them."""
     sampling: SamplingSettings = SamplingSettings()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gateway.config.find import find
 from gateway.errors import ConfigError
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 SERVERS = "mcp_servers.json"
 
 
+class Down(NamedTuple):
+    """A server that does not answer."""
+
+    problem: str
+    remedy: str
+    optional: bool
+    """Whoever wrote the configuration can do without it."""
+
+
 def gateway_of(tools: str, mcp: Path | None) -> AnyGateway:
     """The gateway of a folder, opened here; or one that runs elsewhere."""
     if tools.startswith(("http://", "https://")):
@@ -33,11 +42,26 @@ def gateway_of(tools: str, mcp: Path | None) -> AnyGateway:
     return Gateway.load(folder, mcp or (beside if beside.exists() else None))
 
 
+def down(gateway: AnyGateway) -> Iterator[Down]:
+    """The servers whose tools are not there."""
+    for source in getattr(gateway, "sources", ()):
+        status: Any = getattr(source.leaf, "status", None)
+        if status is not None and status.state != "up":
+            server: Any = source.leaf.config
+            remedy = f"start it: {server.start}" if server.start else status.remedy
+            yield Down(f"server {status.name} is {status.state}: {status.reason}", remedy, server.optional)
+
+
 def template_of(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpec] = ()) -> Template:
     """The model's own chat template, with the parser that belongs to it."""
     from trainer.template import Settings, Template
 
-    text = settings.chat_template.read_text(encoding="utf-8") if settings.chat_template else None
+    own = settings.chat_template
+    try:
+        text = own.read_text(encoding="utf-8") if own else None
+    except (OSError, UnicodeError) as error:
+        remedy = "name a Jinja file in UTF-8"
+        raise ConfigError(f"cannot be read: {error}", file=own, field="chat_template", remedy=remedy) from error
     used = Settings(settings.history, settings.sanity, text, settings.chat_template_kwargs)
     return Template.load(model, settings.parser, used, specs)
 
@@ -58,13 +82,28 @@ def stepper_of(settings: RolloutSettings) -> Stepper:
     """The plug-in between two turns: an object, or a class that is made without arguments."""
     if settings.stepper is None:
         return ToolsAndFeedback()
-    found = find(settings.stepper, None, "stepper")
-    made = found() if isinstance(found, type) else found
+    found = _plug_in(settings.stepper)
+    try:
+        made = found() if isinstance(found, type) else found
+    except TypeError as error:
+        remedy = "name an object that is made already, as `plugins.py:again` with `again = ThinkAgain(is_right)`"
+        raise ConfigError(f"{settings.stepper!r} cannot be made: {error}", field="stepper", remedy=remedy) from error
     missing = [verb for verb in ("check_finished", "step") if not callable(getattr(made, verb, None))]
     if missing:
         remedy = "define check_finished(turn) and step(turn), or derive from trainer.steps:ToolsAndFeedback"
         raise ConfigError(f"{settings.stepper!r} lacks {' and '.join(missing)}", field="stepper", remedy=remedy)
     return cast(Stepper, made)
+
+
+def _plug_in(name: str) -> Any:
+    """By `module:name`; or by `folder/plugins.py:name`, whose folder can be imported from then on."""
+    path, _, attribute = name.rpartition(":")
+    if not path.endswith(".py"):
+        return find(name, None, "stepper")
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError("there is no such file", file=file, field="stepper", remedy="correct the path")
+    return find(f"{file.stem}:{attribute}", file, "stepper")
 
 
 def sampling_of(settings: RolloutSettings) -> Sampling:
