@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text as Line
 
-from gateway.errors import GatewayError
+from gateway.errors import ConfigError, ConfigErrors
 from gateway.session import AnyGateway
-from gateway.types import ToolCall, ToolSpec
+from gateway.types import Outcome, ToolCall, ToolSpec
 from trainer.config import RolloutSettings
 from trainer.data.check import check as check_rows
 from trainer.data.tasks import load
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.run.rollout import Rollout, StopReason
-from trainer.stage import gateway_of, template_of
+from trainer.stage import down, gateway_of, template_of
 from trainer.view.show import show
 
 if TYPE_CHECKING:
@@ -70,26 +70,30 @@ def _tools(gateway: AnyGateway) -> Iterator[Finding]:
     grade: Grade = "ok" if names else "note"
     yield Finding(grade, f"{len(names)} tools: {', '.join(names) or 'none'}")
     yield Finding("ok", f"interactions: {', '.join(name.removeprefix('feedback_') for name in heard) or 'none'}")
-    for source in getattr(gateway, "sources", ()):
-        status: Any = getattr(source.leaf, "status", None)
-        if status is not None and status.state != "up":
-            server: Any = getattr(source.leaf, "config")  # noqa: B009 - its type is the gateway's own business
-            remedy = f"start it: {server.start}" if server.start else status.remedy
-            problem = f"server {status.name} is {status.state}: {status.reason}"
-            yield Finding("note" if server.optional else "wrong", problem, remedy)
+    for server in down(gateway):
+        yield Finding("note" if server.optional else "wrong", server.problem, server.remedy)
 
 
 def _rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
     try:
         tasks = load(settings.data, system=settings.system)
-    except GatewayError as error:
-        yield Finding("wrong", str(error))
-        return
-    mistakes = check_rows(tasks, gateway.specs)
+        mistakes = check_rows(tasks, gateway.specs)
+    except ConfigError as error:
+        mistakes = list(_each(error))
     for mistake in mistakes:
-        yield Finding("wrong", f"{mistake.file}: {mistake.field}: {mistake.problem}", mistake.remedy)
+        where = ": ".join(str(place) for place in (mistake.file, mistake.field) if place)
+        yield Finding("wrong", f"{where}: {mistake.problem}", mistake.remedy)
     if not mistakes:
         yield Finding("ok", f"{len(tasks)} rows of {settings.data}")
+
+
+def _each(error: ConfigError) -> Iterator[ConfigError]:
+    """One by one, whatever they were gathered in."""
+    if isinstance(error, ConfigErrors):
+        for inner in error.errors:
+            yield from _each(inner)
+    else:
+        yield error
 
 
 def _model(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
@@ -97,8 +101,8 @@ def _model(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
 
     try:
         template = template_of(settings.model, settings.template, gateway.specs)
-    except (TemplateError, GatewayError) as error:
-        yield Finding("wrong", str(error))
+    except (TemplateError, ConfigError) as error:
+        yield Finding("wrong", error.problem, error.remedy)
         return
     stops = ", ".join(template.stops)
     yield Finding("ok", f"template of {settings.model}; parser {template.parser.name}; turns end with {stops}")
@@ -162,7 +166,9 @@ def shown(template: Template, specs: list[ToolSpec] | Any) -> Rollout:
         answer: Message = {"role": "tool", **said}
         ids = written(template, asked, turn, offered)
         ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop", calls=(call,))
-        ledger += Entry(Author.TOOL, template.tail((answer,), ended=True), (answer,), source=call.name)
+        ledger += Entry(
+            Author.TOOL, template.tail((answer,), ended=True), (answer,), outcomes=(Outcome.OK,), source=call.name
+        )
     last: Message = {"role": "assistant", "content": "(the answer)"}
     ids = written(template, ledger.messages, last, offered)
     ledger += Entry(Author.POLICY, ids, (last,), logprobs=(0.0,) * len(ids), stop="stop")

@@ -77,7 +77,7 @@ def rollout(
     record: Annotated[bool | None, typer.Option("--record", help="Keep a tape, for `replay`.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML with these and all other settings.")] = None,
 ) -> None:
-    """Roll out and score; every rollout that is over is saved, and progress is shown."""
+    """Roll out and score; what is over is saved, and progress is shown. Exits with 1 if no rollout counts."""
     import anyio
     from rich.console import Console
 
@@ -90,8 +90,11 @@ def rollout(
         from trainer.roll import roll
 
         console = Console()
-        run = anyio.run(roll, settings, console)
+        counted = anyio.run(roll, settings, console)
+        run = settings.out
         console.print(f"saved in {run}; read it with: mtrl-train show {run}", soft_wrap=True, markup=False)
+    if not counted:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -152,7 +155,9 @@ def _settings(file: Path | None, given: dict[str, Any]) -> RolloutSettings:
         return RolloutSettings.model_validate({**written, **given})
     except ValidationError as error:
         where = file or Path("the options")
-        raise ConfigErrors(mistakes(error, {**written, **given}, where, Expansion({}, where))) from error
+        raise ConfigErrors(
+            mistakes(error, {**written, **given}, where, Expansion({}, where), RolloutSettings)
+        ) from error
 
 
 def _decode(run: Path) -> Any:

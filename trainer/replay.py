@@ -30,11 +30,15 @@ async def replay(run: Path, console: Console) -> bool:
     async with Replay(run / "tape") as gateway:
         template = template_of(settings.model, settings.template, gateway.specs)
         for before in recorded:
+            task = tasks.get(before.task)
+            if task is None:
+                remedy = "replay it beside the data that it was made from"
+                raise ConfigError(f"the task {before.task!r} is no longer there", file=settings.data, remedy=remedy)
             engine = ScriptedEngine(_says(before))
             sampling, stepper = sampling_of(settings), stepper_of(settings)
             player = Player(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
             async with engine:
-                after = await player.play(tasks[before.task], group=before.group, index=before.index)
+                after = await player.play(task, group=before.group, index=before.index)
             if problem := _differs(before, after):
                 different += 1
                 console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
-from anyio import to_thread
+from anyio import move_on_after, to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError, ConfigErrors
@@ -22,36 +25,56 @@ from trainer.groups import Groups
 from trainer.play import Player
 from trainer.run.file import NAME, Writer
 from trainer.run.rollout import Rollout
-from trainer.stage import engine_of, gateway_of, sampling_of, stepper_of, template_of
+from trainer.stage import down, engine_of, gateway_of, sampling_of, stepper_of, template_of
+from trainer.steps import Stepper
 from trainer.task import Task
-from trainer.template import probe
+from trainer.template import Template, probe
 from trainer.view.progress import Progress
 
 ABOUT = "run.json"
 METRICS = "metrics.json"
+KEEP_S = 3.0
+"""To write one rollout to the disk."""
+REASONS = 5
+"""Of what infrastructure did, so many of the commonest are told at the end."""
 
 
-async def roll(settings: RolloutSettings, console: Console) -> Path:
-    """Everything that can be wrong is looked at before the weights are loaded."""
+async def roll(settings: RolloutSettings, console: Console) -> int:
+    """How many rollouts count. Everything that can be wrong is looked at before the weights are loaded."""
     if (settings.out / NAME).exists():
         raise ConfigError("there are rollouts already", file=settings.out, remedy="name another folder with --out")
     tasks = load(settings.data, system=settings.system)
+    stepper = stepper_of(settings)
     gateway = gateway_of(settings.tools, settings.mcp)
     if settings.record:
-        gateway = recorded(gateway, settings.out / "tape")  # type: ignore[arg-type]
+        tape = settings.out / "tape"
+        shutil.rmtree(tape, ignore_errors=True)  # Of a run that found a mistake before it began.
+        gateway = recorded(gateway, tape)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gateway)
-        if mistakes := check(tasks, gateway.specs):
+        mistakes = check(tasks, gateway.specs)
+        mistakes += [ConfigError(one.problem, remedy=one.remedy) for one in down(gateway) if not one.optional]
+        if mistakes:
             raise ConfigErrors(mistakes)
-        await _rolled(settings, list(islice(tasks, settings.rows)), gateway, stack, console)
-    return settings.out
+        template = template_of(settings.model, settings.template, gateway.specs)
+        probe(template).require()
+        stage = Stage(template, gateway, stepper)
+        return await _rolled(settings, list(islice(tasks, settings.rows)), stage, stack, console)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What was found in order."""
+
+    template: Template
+    gateway: AnyGateway
+    stepper: Stepper
 
 
 async def _rolled(
-    settings: RolloutSettings, tasks: Sequence[Task], gateway: AnyGateway, stack: AsyncExitStack, console: Console
-) -> None:
-    template = template_of(settings.model, settings.template, gateway.specs)
-    probe(template).require()
+    settings: RolloutSettings, tasks: Sequence[Task], stage: Stage, stack: AsyncExitStack, console: Console
+) -> int:
+    template = stage.template
     engine = engine_of(settings.model, template.tokens.decode, settings.admission.writing)
     await stack.enter_async_context(engine)
     _about(settings, engine.capabilities.name)
@@ -63,21 +86,28 @@ async def _rolled(
     player = Player(
         engine,
         template,
-        gateway,
+        stage.gateway,
         settings.limits,
         sampling_of(settings),
-        stepper_of(settings),
+        stage.stepper,
         progress,
         settings.seed,
     )
 
     async def keep(rollout: Rollout) -> None:
-        await to_thread.run_sync(writer.add, rollout)
+        with move_on_after(KEEP_S, shield=True):  # It is over: whoever is stopped meanwhile still has it.
+            await to_thread.run_sync(writer.add, rollout)
 
     groups = Groups(player, settings.n, admission=settings.admission, rules=settings.groups, keep=keep)
+    reasons: Counter[str] = Counter()
+    counted = 0
     async with groups.play(tasks) as done:
-        async for _ in done:
-            pass
+        async for group in done:
+            counted += len(group.rollouts)
+            reasons.update(f"{rollout.stop}: {rollout.reason}" for rollout in group.failed)
+    for reason, count in reasons.most_common(REASONS):
+        console.print(f"{count} x {reason}", soft_wrap=True, markup=False)
+    return counted
 
 
 def _about(settings: RolloutSettings, engine: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -27,9 +27,14 @@ INNER: dict[str, type[BaseModel]] = {
 FORM_REMEDY = "give it one of `class_name`, `function`, `server`, `mcp`"
 
 
-def mistakes(error: ValidationError, raw: Any, file: Path, expansion: Expansion) -> list[ConfigError]:
-    """Every mistake of one validation; those that a missing variable already explains are left out."""
-    told = _Told(raw, expansion, ServersFile if error.title == ServersFile.__name__ else ToolsFile)
+def mistakes(
+    error: ValidationError, raw: Any, file: Path, expansion: Expansion, model: type[BaseModel] | None = None
+) -> list[ConfigError]:
+    """Every mistake of one validation; those that a missing variable already explains are left out.
+
+    `model` is what the file should have been, where it is neither of the gateway's own.
+    """
+    told = _Told(raw, expansion, model or (ServersFile if error.title == ServersFile.__name__ else ToolsFile))
     found = []
     for detail in error.errors(include_url=False):
         loc = told.written(detail["loc"])
@@ -112,7 +117,14 @@ class _Told:
                 return [*keys(InteractionEntry)]
             case ("tools", int()):
                 return [*keys(FORMS[form(at(self.raw, owner)) or "class_name"])]
-        return [*keys(INNER[str(owner[-1])])]
+        return [*keys(INNER.get(str(owner[-1])) or self._inner(owner))]
+
+    def _inner(self, owner: Loc) -> type[BaseModel]:
+        """The model of a field of a field."""
+        model: Any = self.model
+        for name in owner:
+            model = model.model_fields[str(name)].annotation
+        return cast("type[BaseModel]", model)
 
 
 def at(raw: Any, loc: Iterable[str | int]) -> Any:

@@ -160,6 +160,15 @@ def test_a_question_is_a_users_message(column: str) -> None:
     assert one({column: "Why?"}).messages == ({"role": "user", "content": "Why?"},)
 
 
+def test_an_interaction_that_is_told_no_truth_hears_the_rows_own() -> None:
+    heard = {"interaction_kwargs": {"name": "gsm8k"}}
+    assert one({"prompt": "?", "ground_truth": "7", **heard}).asked.feedback_args == {"ground_truth": "7"}
+    assert one({"prompt": "?", "answer": "3 + 4 = 7", **heard}).asked.feedback_args == {}
+    assert one({"prompt": "?", "ground_truth": "7"}).asked.feedback_args == {}
+    told = {"interaction_kwargs": {"ground_truth": "8"}}
+    assert one({"prompt": "?", "ground_truth": "7", **told}).asked.feedback_args == {"ground_truth": "8"}
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -3,7 +3,8 @@
 prompt   `messages`, `prompt`, `question` or `problem`: a text, or chat messages; `system` goes before it
 truth    `reward_model.ground_truth`, `ground_truth`, `answer` or `solution`, else the interaction's `ground_truth`
 asked    `tools` (names), `tools_kwargs` ({tool: {create_kwargs: {...}}}), `interaction_kwargs` (`name` chooses),
-         at the top or in `extra_info`, where `tools` may be called `tool_selection`
+         at the top or in `extra_info`, where `tools` may be called `tool_selection`; an interaction without a
+         `ground_truth` of its own has the row's
 id       `id`, or else made from the row
 
 Of several names for one thing, the first that is there counts.
@@ -23,6 +24,8 @@ from trainer.task import Task
 
 PROMPT = ("messages", "prompt", "question", "problem")
 TRUTH = ("reward_model.ground_truth", "ground_truth", "answer", "solution")
+EXACT = TRUTH[:2]
+"""The others may hold a text around the answer."""
 TOOLS = ("tools", "extra_info.tools", "extra_info.tool_selection")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TAKEN = ("instance_id", "messages")
@@ -35,6 +38,8 @@ def task_of(row: Row, place: str, system: str = "") -> Task:
     messages = reading.messages(system)
     name, args = reading.interaction()
     truth = next((value for _, value in reading.at(*TRUTH)), args.get("ground_truth"))
+    for _, known in [*reading.at(*EXACT)][:1] if name or args else ():
+        args.setdefault("ground_truth", known)
     id, tools, create = reading.id(), reading.tools(), reading.create()
     if reading.mistakes:
         raise ConfigErrors(reading.mistakes)
