@@ -22,7 +22,7 @@ from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCal
 from gateway.wire import dumps, feedback_of, result_of, spec_of, task_json
 
 CONNECT_S = 10.0
-CLOSE_S = 40.0
+CLOSE_S = 100.0
 """A little more than the other side gives a session to close."""
 LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=30.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)

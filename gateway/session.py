@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -20,9 +20,12 @@ from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCal
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 30.0
+QUIET_S = 5.0
+"""For calls that are cancelled at the end to let go of what they hold."""
+REWARDS_S = 60.0
+"""For all last rewards; what is held is given back without them."""
+RELEASE_S = 30.0
 """Everything that a session holds must be given back by then."""
-
 
 CANCELLED = ToolResult((Text("The call was cancelled."),), Outcome.CANCELLED, reason="cancelled by its caller")
 
@@ -111,6 +114,7 @@ class GatewaySession:
         self._scopes: set[anyio.CancelScope] = set()
         self._finished: dict[str, float] | None = None
         self._done_closing: anyio.Event | None = None
+        self._left = anyio.Event()
         self._used = time.monotonic()
 
     @property
@@ -190,8 +194,7 @@ class GatewaySession:
                 text = "The tool failed in an unforeseen way."
                 return ToolResult((Text(text),), Outcome.UNKNOWN, reason=f"{type(error).__name__}: {error}")
             finally:
-                self._scopes.discard(scope)
-                self._used = time.monotonic()
+                self._leave(scope)
         return CANCELLED
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
@@ -204,8 +207,7 @@ class GatewaySession:
             try:
                 heard = await self.heard.feedback(messages)
             finally:
-                self._scopes.discard(scope)
-                self._used = time.monotonic()
+                self._leave(scope)
             if not heard.outcome.infrastructure:
                 self.rewards.append(Reward(self.heard.name or "feedback", heard.score, "feedback"))
             return heard
@@ -232,18 +234,31 @@ class GatewaySession:
         self.closed = True
         for scope in list(self._scopes):
             scope.cancel()
-        with anyio.move_on_after(CLOSE_S, shield=True) as scope:
-            try:
-                await self.finish()
-            except Exception:  # boundary: a reward that cannot be had must not keep anything from its release
-                log.exception("a session of task %r: no last rewards", self.task.id)
-            try:
-                await self.stack.aclose()
-            except Exception:  # boundary: the same, for whatever comes after it
-                log.exception("a session of task %r: closing failed", self.task.id)
-        if scope.cancelled_caught:
-            log.error("a session of task %r: not everything was given back within %s s", self.task.id, CLOSE_S)
+        await self._last("its calls did not end", QUIET_S, self._quiet)
+        await self._last("no last rewards", REWARDS_S, self.finish)
+        await self._last("not everything was given back", RELEASE_S, self.stack.aclose)
         self._done_closing.set()
+
+    async def _last(self, otherwise: str, within_s: float, act: Callable[[], Awaitable[object]]) -> None:
+        """One step of closing: however it ends, the next one follows."""
+        with anyio.move_on_after(within_s, shield=True) as scope:
+            try:
+                await act()
+            except Exception:  # boundary: a reward that cannot be had must not keep anything from its release
+                log.exception("a session of task %r: %s", self.task.id, otherwise)
+        if scope.cancelled_caught:
+            log.error("a session of task %r: %s within %s s", self.task.id, otherwise, within_s)
+
+    async def _quiet(self) -> None:
+        """A last reward counts all that was done, so nothing may still be doing it."""
+        while self._scopes:
+            self._left = anyio.Event()
+            await self._left.wait()
+
+    def _leave(self, scope: anyio.CancelScope) -> None:
+        self._scopes.discard(scope)
+        self._used = time.monotonic()
+        self._left.set()
 
     def _use(self) -> None:
         if self.closed:
@@ -253,12 +268,12 @@ class GatewaySession:
 
 def chosen(task: Task, table: Table) -> Mapping[str, Tool]:
     """The tools of a session. A name that nobody offers is a mistake in the data, and is not passed over."""
-    if task.tools is None:
-        return table.tools
-    unknown = [name for name in (*task.tools, *task.create) if name not in table.tools]
+    unknown = [name for name in (*(task.tools or ()), *task.create) if name not in table.tools]
     if unknown:
         offered = ", ".join(sorted(table.tools)) or "none"
         raise SessionError(f"no tool named {', '.join(map(repr, unknown))}; offered are: {offered}")
+    if task.tools is None:
+        return table.tools
     wanted = set(task.tools)
     return {name: tool for name, tool in table.tools.items() if name in wanted or tool.spec.audience == "loop"}
 

@@ -126,6 +126,13 @@ async def test_a_session_that_asks_for_a_tool_nobody_offers_is_refused() -> None
                 pass
 
 
+async def test_arguments_for_a_tool_that_nobody_offers_are_refused_too() -> None:
+    async with Gateway([source(add)]) as gateway:
+        with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
+            async with gateway.open(Task(create={"sub": {"start": 1}})):
+                pass
+
+
 async def test_a_session_expires_when_nobody_uses_it() -> None:
     async with Gateway([source(add)]) as gateway:
         session = await gateway.begin(Task(ttl_s=0.01))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import anyio
@@ -24,8 +24,10 @@ from gateway.types import ALONE, Context, Hints, Outcome, Task, Text, ToolCall, 
 
 log = logging.getLogger(__name__)
 
-STEP_S = 60.0
-"""Deadline of one `create`, `calc_reward` or `release`."""
+CREATE_S = 60.0
+"""Deadline of one `create`."""
+LAST_S = 25.0
+"""Deadline of all `calc_reward` of a rollout, and then of all `release`: shorter than a session waits at its end."""
 
 
 class ClassTool:
@@ -70,12 +72,17 @@ class NativeToolset:
             await session.release()
 
 
+class _Instance(NamedTuple):
+    tool: BaseTool
+    id: str
+
+
 class _NativeSession:
     __slots__ = ("_context", "_instances", "_task", "_toolset")
 
     def __init__(self, toolset: NativeToolset, task: Task) -> None:
         self._toolset, self._task = toolset, task
-        self._instances: dict[str, str] = {}
+        self._instances: dict[str, _Instance] = {}
         self._context: SessionContext | None = None
 
     @property
@@ -90,18 +97,18 @@ class _NativeSession:
     async def _create(self, name: str, tool: BaseTool) -> None:
         """The instance's name is ours from the start, so that a `create` which breaks half-way is released too."""
         instance_id = str(uuid4())
-        self._instances[name] = instance_id
+        self._instances[name] = _Instance(tool, instance_id)
         given = dict(self._task.create.get(name, {}))
         given = given.get("create_kwargs", given)  # rows written for verl nest them
         kwargs = accepted(tool.create, given | {"create_kwargs": given})
         try:
-            with anyio.fail_after(STEP_S):
+            with anyio.fail_after(CREATE_S):
                 made = await self._toolset.threads.run(tool.create, instance_id, **kwargs)
         except Exception as error:  # user code: whatever it raises, the session cannot open
             problem = f"tool {name!r} could not create its instance: {type(error).__name__}: {error}"
             raise SessionError(problem) from error
         own_id = made[0] if isinstance(made, tuple) else made
-        self._instances[name] = own_id if isinstance(own_id, str) else instance_id
+        self._instances[name] = _Instance(tool, own_id if isinstance(own_id, str) else instance_id)
 
     async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
         tool = self._toolset.tools.get(call.name)
@@ -111,8 +118,7 @@ class _NativeSession:
         try:
             if isinstance(tool, FunctionTool):
                 return await self._call_function(tool, arguments, context)
-            instance_id = self._instances[call.name]
-            return answer(await self._toolset.threads.run(tool.tool.execute, instance_id, arguments))
+            return answer(await self._toolset.threads.run(tool.tool.execute, self._instances[call.name].id, arguments))
         except Exception as error:  # user code: its exceptions are results
             return failure(call.name, error)
 
@@ -133,35 +139,31 @@ class _NativeSession:
         return replace(self._context, call=context)
 
     async def finish(self) -> Mapping[str, float]:
-        rewards: dict[str, float] = {}
-        for name, instance_id in self._instances.items():
-            tool = self._toolset.tools[name]
-            reward = await self._last_word(tool, "calc_reward", instance_id)
-            if isinstance(reward, int | float):
-                rewards[name] = float(reward)
-        return rewards
+        said = await self._last_words("calc_reward")
+        return {name: float(said[name]) for name in self._instances if isinstance(said.get(name), int | float)}
 
     async def release(self) -> None:
-        for name, instance_id in self._instances.items():
-            with anyio.CancelScope(shield=True):
-                await self._last_word(self._toolset.tools[name], "release", instance_id)
+        with anyio.CancelScope(shield=True):
+            await self._last_words("release")
         self._instances = {}
 
-    async def _last_word(self, tool: NativeTool, method: str, instance_id: str) -> Any:
-        """`calc_reward` and `release` come after the policy's last word: their failure is logged, never raised."""
-        act: Callable[..., Awaitable[Any]] = getattr(tool.tool, method) if isinstance(tool, ClassTool) else _nothing
-        with anyio.move_on_after(STEP_S) as scope:
-            try:
-                return await self._toolset.threads.run(act, instance_id)
-            except Exception:  # user code: one broken tool must not keep the others from their release
-                log.exception("%s of tool %r failed", method, tool.spec.name)
-        if scope.cancelled_caught:
-            log.error("%s of tool %r took longer than %s s", method, tool.spec.name, STEP_S)
-        return None
+    async def _last_words(self, method: str) -> dict[str, Any]:
+        """All instances at once, so that one which never answers takes no time from the others."""
+        said: dict[str, Any] = {}
 
+        async def one(name: str, instance: _Instance) -> None:
+            with anyio.move_on_after(LAST_S) as scope:
+                try:
+                    said[name] = await self._toolset.threads.run(getattr(instance.tool, method), instance.id)
+                except Exception:  # user code: what comes after the policy's last word is logged, never raised
+                    log.exception("%s of tool %r failed", method, name)
+            if scope.cancelled_caught:
+                log.error("%s of tool %r took longer than %s s", method, name, LAST_S)
 
-async def _nothing(instance_id: str) -> None:
-    """A function has no instance to speak of."""
+        async with anyio.create_task_group() as tasks:
+            for name, instance in self._instances.items():
+                tasks.start_soon(one, name, instance)
+        return said
 
 
 def accepted(function: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:

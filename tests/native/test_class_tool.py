@@ -7,8 +7,10 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway import session as session_module
 from gateway.errors import SessionError
 from gateway.gateway import Gateway
+from gateway.native import toolset as native
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from gateway.native.gsm8k import Gsm8kTool
 from gateway.native.toolset import ClassTool, NativeToolset
@@ -88,6 +90,61 @@ async def test_release_comes_even_when_the_reward_cannot_be_had() -> None:
             pass
         assert session.rewards == []
     assert life == ["create 1", "calc_reward", "release"]
+
+
+class Silent(Counter):
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        await anyio.sleep_forever()
+        return 0.0
+
+
+async def test_release_comes_even_when_the_reward_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "REWARDS_S", 0.05)
+    life: list[str] = []
+    with anyio.fail_after(5):
+        async with gateway_of(Silent({"life": life})) as gateway:
+            async with gateway.open(Task(create={"count": {"start": 1}})):
+                pass
+            assert not gateway.sessions
+    assert life == ["create 1", "release"]
+
+
+async def test_a_reward_that_never_comes_costs_no_other_tool_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "LAST_S", 0.05)
+    life: list[str] = []
+    other = OpenAIFunctionToolSchema.model_validate({"type": "function", "function": {"name": "other"}})
+    tools = [ClassTool(Silent({"life": life})), ClassTool(Counter({"life": life}, other))]
+    start = {"start": 1}
+    with anyio.fail_after(5):
+        async with (
+            Gateway([Source("classes", NativeToolset(tools))]) as gateway,
+            gateway.open(Task(create={"count": start, "other": start})) as session,
+        ):
+            pass
+    assert session.rewards == [Reward("other", 1.0, "end")]
+    assert life[-2:] == ["release", "release"]
+
+
+async def test_the_reward_is_asked_for_once_every_call_has_let_go() -> None:
+    life: list[str] = []
+
+    class Slow(Counter):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(0.02)
+                life.append("left")
+
+    with anyio.fail_after(5):
+        async with gateway_of(Slow({"life": life})) as gateway:
+            session = await gateway.begin(Task(create={"count": {"start": 1}}))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.call, ToolCall("1", "count"))
+                await anyio.wait_all_tasks_blocked()
+                await session.close()
+    assert life == ["create 1", "left", "calc_reward", "release"]
 
 
 async def test_release_comes_when_the_rollout_is_cancelled() -> None:
