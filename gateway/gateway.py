@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from gateway.errors import GatewayError, TooManySessions, innermost
-from gateway.session import GatewaySession, Observer, hears
+from gateway.session import RELEASE_S, GatewaySession, Observer, hears
 from gateway.table import EMPTY_TABLE, Source, Table, stale, table
 from gateway.types import Task, ToolSpec
 
@@ -149,12 +149,17 @@ class Gateway:
         if len(self.sessions) >= self._most_sessions:
             raise TooManySessions(f"{self._most_sessions} sessions are open; close some, or raise the limit")
         session = self._session(secrets.token_urlsafe(24), task)
-        hosts = {id(host.source): host for host in self._hosts}
+        known = {id(host.source): host for host in self._hosts}
+        hosts = [known[id(source)] for source in session.sources]
+        for host in hosts:
+            # Before the first wait: a reload meanwhile must not end what the session is about to use.
+            host.users += 1
+            session.stack.callback(host.release)
         try:
-            for source in session.sources:
-                await self._join(session, hosts[id(source)])
+            for host in hosts:
+                await self._join(session, host.source)
         except BaseException:
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(RELEASE_S, shield=True):
                 await session.stack.aclose()
             raise
         self.sessions[session.id] = session
@@ -164,10 +169,7 @@ class Gateway:
     def _session(self, id: str, task: Task) -> GatewaySession:
         return GatewaySession(id, task, self.table, self.observers)
 
-    async def _join(self, session: GatewaySession, host: _Host) -> None:
-        host.users += 1
-        session.stack.callback(host.release)
-        source = host.source
+    async def _join(self, session: GatewaySession, source: Source) -> None:
         inner = await session.stack.enter_async_context(source.toolset.open(session.asks_of(source)))
         session.inner[id(source)] = inner
         if hears(inner):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +15,7 @@ from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.toolset import NativeToolset
 from gateway.table import Source
+from gateway.toolset import Session
 from gateway.types import Outcome, Task, ToolCall
 
 
@@ -76,6 +79,36 @@ async def test_an_open_session_keeps_a_source_that_is_gone_until_it_closes() -> 
         await session.close()
         await settled()
         assert life == ["+a", "+b", "-a"]
+
+
+async def test_a_session_that_is_being_opened_keeps_all_that_it_is_about_to_use() -> None:
+    life: list[str] = []
+    opening, go_on = anyio.Event(), anyio.Event()
+
+    class Slow(Noted):
+        @asynccontextmanager
+        async def open(self, task: Task) -> AsyncIterator[Session]:
+            opening.set()
+            await go_on.wait()
+            async with super().open(task) as session:
+                yield session
+
+    async with Gateway([Source("a", Slow("a", life)), source("b", life)]) as gateway:
+
+        async def roll() -> None:
+            async with gateway.open() as session:
+                assert "-b" not in life
+                assert (await session.call(ToolCall("1", "b"))).text == "b"
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(roll)
+                await opening.wait()
+                await gateway.reload([source("c", life)])
+                await settled()
+                go_on.set()
+            await settled()
+        assert sorted(life[3:]) == ["-a", "-b"]
 
 
 async def test_a_source_that_cannot_start_leaves_everything_as_it_was() -> None:
