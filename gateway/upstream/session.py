@@ -60,12 +60,13 @@ def _schema(spec: ToolSpec) -> SimpleNamespace:
 class UpstreamSession:
     """Takes its connection at the first call and keeps it: state that is lost is never silently fresh state."""
 
-    __slots__ = ("_connection", "_server", "_turn")
+    __slots__ = ("_closed", "_connection", "_server", "_turn")
 
     def __init__(self, server: McpToolset) -> None:
         self._server = server
         self._connection: Connection | None = None
         self._turn: anyio.Lock | None = None
+        self._closed = False
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -111,11 +112,15 @@ class UpstreamSession:
             async with self._turn:
                 if self._connection is None:
                     self._connection = await self._server.supply.take()
+        if self._closed:
+            # It came too late for the rollout, and nobody else would give it back.
+            self.close()
         if self._connection.ending is not None:
             raise unavailable(f"the session's state was lost: {self._connection.ending}")
         return self._connection
 
     def close(self) -> None:
+        self._closed = True
         if self._connection is not None:
             self._server.supply.give_back(self._connection)
 

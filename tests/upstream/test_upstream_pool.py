@@ -8,7 +8,7 @@ import anyio
 import psutil
 import pytest
 
-from gateway.types import ALONE, Outcome, Task, ToolCall
+from gateway.types import ALONE, Outcome, Task, ToolCall, ToolResult
 from tests.upstream.reach import TRANSPORTS, call, eventually, reached
 
 everywhere = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -36,6 +36,24 @@ async def test_a_process_per_rollout_ends_with_it() -> None:
             pids = {int((await session.call(ToolCall("1", "pid"))).text) for session in (one, other)}
             assert len(pids) == 2
         await eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+async def test_a_connection_that_comes_after_its_rollout_has_closed_is_not_kept() -> None:
+    async with reached("stdio", isolation="process", most=1) as server:
+        async with server.open(Task()) as first, server.open(Task()) as late:
+            assert (await first.call(COUNT)).text == "1"
+            results: list[ToolResult] = []
+
+            async def count() -> None:
+                results.append(await late.call(COUNT))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(count)
+                await anyio.wait_all_tasks_blocked()
+                late.close()  # type: ignore[attr-defined]
+                first.close()  # type: ignore[attr-defined]
+        assert [result.outcome for result in results] == [Outcome.UNAVAILABLE]
+        assert (await call(server, "count")).text == "1"
 
 
 async def test_a_rollout_that_never_calls_takes_no_connection() -> None:
