@@ -84,7 +84,8 @@ async def echo(call: Call) -> None:
 
 @tool()
 async def hang(call: Call) -> None:
-    """Never answers."""
+    """Says that it has begun, and never answers."""
+    await call.progress(0, 1)
     await asyncio.Event().wait()
 
 
