@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path, family: str = "hermes") -> Path:
     """Random weights: what it writes is noise, and how it is loaded, spoken to and sampled is as with any other."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
@@ -17,7 +17,7 @@ def tiny_model(folder: Path) -> Path:
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
-    folder_for(FAMILIES["hermes"], folder)
+    folder_for(FAMILIES[family], folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
     config = Qwen3Config(

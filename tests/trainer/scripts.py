@@ -29,7 +29,7 @@ ASKS: tuple[Message, ...] = ({"role": "user", "content": "What is 3 + 4?"},)
 
 
 def calling(*calls: tuple[str, Any]) -> str:
-    return "".join(
+    return "\n".join(
         f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(args)}}}\n</tool_call>' for name, args in calls
     )
 

@@ -1,0 +1,36 @@
+"""The trainer's command line with a policy that says what a file tells it, for tests in which tools are really called.
+
+    python scripted_train.py SAYS.json rollout ...
+
+SAYS.json holds the texts of each task's turns, by its id.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scripts import by_task
+
+import trainer.roll
+from trainer.cli import app
+from trainer.config import TemplateSettings
+from trainer.engine.base import Engine
+from trainer.engine.scripted import ScriptedEngine
+from trainer.stage import template_of
+
+
+def scripted(file: Path) -> Callable[..., Engine]:
+    """In place of `engine_of`: a policy that speaks the model's own template."""
+
+    def engine_of(model: Path, decode: Callable[[Sequence[int]], str], rows: int) -> Engine:
+        return ScriptedEngine(by_task(json.loads(file.read_text()), template_of(model, TemplateSettings())))
+
+    return engine_of
+
+
+if __name__ == "__main__":
+    trainer.roll.engine_of = scripted(Path(sys.argv.pop(1)))
+    app()

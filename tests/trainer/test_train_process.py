@@ -1,0 +1,173 @@
+"""The trainer as another process: signals, children, a gateway elsewhere, and a help that is quick."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from models import tiny_model
+from scripts import calling
+
+from gateway.gateway import Gateway
+from tests.served import serving
+from trainer.run.file import Rollouts
+from trainer.run.rollout import StopReason
+
+ROOT = Path(__file__).parents[2]
+SCRIPTED = Path(__file__).with_name("scripted_train.py")
+TIMEOUT_S = 60
+LEAVE_S = 5.0
+
+SLOW = '''
+import time
+import anyio
+
+async def wait() -> str:
+    """Never answers."""
+    await anyio.sleep_forever()
+
+def doze() -> str:
+    """Holds a thread for a minute."""
+    time.sleep(60)
+    return "awake"
+'''
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The shipped configuration, and tools that hold whoever calls them."""
+    tools = tmp_path / "tool_configs"
+    tools.mkdir()
+    (tools / "slow.py").write_text(SLOW)
+    (tools / "tools.yaml").write_text(
+        "tools:\n  - function: slow:wait\n  - function: slow:doze\n  - server: notebook\n    isolation: process\n"
+        "    warm: 1\n"
+    )
+    notebook = str(ROOT / "tool_configs/servers/notebook.py")
+    servers = {"mcpServers": {"notebook": {"command": sys.executable, "args": [notebook]}}}
+    (tmp_path / "mcp_servers.json").write_text(json.dumps(servers))
+    return tmp_path
+
+
+@contextmanager
+def started(place: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SCRIPTED.parent)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+
+
+def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=5)[0]
+        time.sleep(0.02)
+
+
+def saved(run: Path) -> int:
+    return len(Rollouts(run)) if (run / "rollouts.jsonl").exists() else 0
+
+
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """What it says when it is told to stop; it has gone in time, with everything that it started."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=TIMEOUT_S)
+    assert time.monotonic() - began < LEAVE_S, told
+    assert process.returncode == 130, told
+    assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    return told
+
+
+def rows(place: Path, *ids: str) -> str:
+    file = place / "tasks.jsonl"
+    file.write_text("".join(json.dumps({"id": id, "prompt": f"What of {id}?"}) + "\n" for id in ids))
+    return str(file)
+
+
+@pytest.mark.parametrize("tool", ["wait", "doze"])
+def test_ctrl_c_leaves_at_once_with_everything_closed_and_what_was_over_saved(
+    tool: str, place: Path, model: Path
+) -> None:
+    says = {
+        "quick": [calling(("write_note", {"text": "kept"})), "done"],
+        "held": [calling(("write_note", {"text": "lost"})), calling((tool, {}))],
+    }
+    (place / "says.json").write_text(json.dumps(says))
+    words = ("--model", str(model), "--data", rows(place, "quick", "held"), "--out", "runs/a", "--n", "2", "--record")
+    with started(place, str(SCRIPTED), "says.json", "rollout", *words) as process:
+        until(lambda: saved(place / "runs/a") == 2, process)
+        told = interrupted(process)
+    assert "mtrl-train: stopped; what was over is saved" in told and "Traceback" not in told
+    rollouts = list(Rollouts(place / "runs/a"))
+    assert {rollout.task for rollout in rollouts} == {"quick"}
+    assert {rollout.stop for rollout in rollouts} == {StopReason.DONE}
+    assert json.loads((place / "runs/a/metrics.json").read_text())["rollouts/ended"] >= 2
+    assert (place / "runs/a/tape/tape.jsonl").read_text().count("kept") >= 2
+
+
+def test_ctrl_c_while_the_engine_writes_leaves_as_quickly(place: Path, model: Path) -> None:
+    settings = {
+        "model": str(model), "data": rows(place, *(f"t{number}" for number in range(200))), "out": "runs/a", "n": 4,
+        "limits": {"turn_tokens": 256}, "admission": {"writing": 8},
+    }  # fmt: skip
+    (place / "run.yaml").write_text(json.dumps(settings))
+    with started(place, "-m", "trainer.cli", "rollout", "--config", "run.yaml") as process:
+        until(lambda: saved(place / "runs/a") > 0, process)
+        interrupted(process)
+    assert 0 < saved(place / "runs/a") < 800
+    assert all(rollout.ledger.turns for rollout in Rollouts(place / "runs/a"))
+
+
+def test_the_tools_may_be_those_of_a_gateway_elsewhere(place: Path, model: Path) -> None:
+    says = {"t": [calling(("add", {"a": 3, "b": 4}), ("write_note", {"text": "x"})), "done"]}
+    (place / "says.json").write_text(json.dumps(says))
+    words = ("--model", str(model), "--data", rows(place, "t"), "--out", "runs/a", "--n", "2")
+    with serving(lambda: Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json")) as at:
+        with started(place, str(SCRIPTED), "says.json", "rollout", "--tools", at.url, *words) as process:
+            told, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, told
+        with started(place, "-m", "trainer.cli", "check", "--tools", at.url) as process:
+            assert "everything is in order" in process.communicate(timeout=TIMEOUT_S)[0]
+        assert not at.gateway.sessions
+    rollouts = list(Rollouts(place / "runs/a"))
+    assert [rollout.stop for rollout in rollouts] == [StopReason.DONE] * 2
+    assert "Note 1 is written." in str(rollouts[0].ledger.messages)
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from trainer.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "names = {'torch', 'transformers', 'datasets', 'pyarrow', 'numpy', 'mcp', 'starlette', 'pydantic', 'yaml'}\n"
+        "print('heavy:', sorted(names & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.rstrip().endswith("heavy: []")
+    assert all(verb in done.stdout for verb in ("check", "rollout", "show", "why", "replay"))
