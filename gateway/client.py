@@ -241,7 +241,9 @@ def _written(call: ToolCall) -> dict[str, Any]:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    # The words of a request that could not be written quote it, the token included.
+    told = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__
 
 
 async def _tls(url: str) -> ssl.SSLContext:

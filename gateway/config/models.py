@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -58,6 +59,11 @@ def keys(model: type[BaseModel]) -> dict[str, str]:
     return {field.alias or name: name for name, field in model.model_fields.items()}
 
 
+def mistake(problem: str, remedy: str) -> PydanticCustomError:
+    """A rule is broken; the text quotes nothing that a file holds."""
+    return PydanticCustomError("rule", "{problem}", {"problem": problem, "remedy": remedy})
+
+
 class ResultLimit(Frozen):
     """How much of a result the policy reads. What is cut is marked in the text and counted."""
 
@@ -69,6 +75,14 @@ class ResultLimit(Frozen):
     """A tokenizer's folder or file, as `tokenizers.Tokenizer.from_file` or a model folder gives it."""
     side: Side = "middle"
     """The side that is cut away."""
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> ResultLimit:
+        if (self.chars is None) == (self.tokens is None):
+            raise mistake("a limit is in `chars` or in `tokens`", "give exactly one of the two")
+        if (self.tokens is None) != (self.tokenizer is None):
+            raise mistake("a limit in `tokens` and a `tokenizer` go together", "give both, or limit by `chars`")
+        return self
 
 
 def _chars(value: Any) -> Any:
@@ -112,6 +126,18 @@ Transport = Annotated[
 ]
 
 
+def _sendable(value: SecretStr) -> SecretStr:
+    """What a header cannot carry is found here, since the refusal of an HTTP library quotes it."""
+    text = value.get_secret_value()
+    if not text.isascii() or not text.isprintable() or text != text.strip():
+        problem = "holds what no HTTP header can carry"
+        raise mistake(problem, "remove line ends, spaces around it, and all that is not ASCII")
+    return value
+
+
+HeaderSecret = Annotated[SecretStr, AfterValidator(_sendable)]
+
+
 class Server(Frozen):
     """One MCP server of `mcp_servers.json`: started here (`command`), or reached (`url`)."""
 
@@ -127,9 +153,9 @@ class Server(Frozen):
     """Where a running server listens."""
     transport: Transport | None = None
     """How to speak; a bare `url` is tried as streamable HTTP first, then as SSE."""
-    headers: dict[str, SecretStr] = {}
+    headers: dict[str, HeaderSecret] = {}
     """HTTP headers for every request."""
-    auth_token: SecretStr | None = None
+    auth_token: HeaderSecret | None = None
     """Sent as `Authorization: Bearer ...`."""
     isolation: Isolation = "shared"
     """`shared`: one connection for all; `session`: an MCP session per rollout; `process`: a child per rollout."""
@@ -168,8 +194,3 @@ class Server(Frozen):
         if self.isolation == "process" and self.command is None:
             raise mistake("`isolation: process` starts children, and this server is reached", "use `session`")
         return self
-
-
-def mistake(problem: str, remedy: str) -> PydanticCustomError:
-    """A rule between fields is broken; the text quotes nothing that a file holds."""
-    return PydanticCustomError("rule", "{problem}", {"problem": problem, "remedy": remedy})

@@ -108,7 +108,9 @@ async def body(response: httpx2.Response, most_bytes: int) -> bytes | None:
 def note(flight: Flight, error: Exception, url: httpx2.URL) -> str:
     """Puts on the flight what a failed exchange means for it, and says it."""
     place = f"{url.host}:{url.port or url.scheme}"
-    words = str(error) or type(error).__name__
+    # The words of a request that could not be written quote it, secrets included.
+    words = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
+    words = words or type(error).__name__
     if isinstance(error, _NEVER_SENT):
         flight.unreachable = True
         flight.refused = f"cannot connect to {place}: {words}"

@@ -77,6 +77,8 @@ def test_relative_paths_are_seen_from_the_file(write: Write, loaded: Loaded, tmp
         ({"command": "a", "args": "b"}, "s.args: expected a valid tuple, found a text"),
         ({"url": "http://a", "authToken": "t"}, "s.authToken: unknown key\n  remedy: did you mean `auth_token`?"),
         ({"url": "http://a", "auto-approve": []}, "s.auto-approve: unknown key\n  remedy: did you mean `autoApprove`?"),
+        ({"url": "http://a", "auth_token": "t\n"}, "s.auth_token: holds what no HTTP header can carry"),
+        ({"url": "http://a", "headers": {"X-Key": "ü"}}, "s.headers.X-Key: holds what no HTTP header can carry"),
         ("npx", "s: expected a mapping, found 'npx'"),
     ],
 )
@@ -110,6 +112,7 @@ def test_two_files_with_one_server_name_are_both_named(write: Write, refused: Re
         {"url": "http://a", "headers": {"A": {"hunter2": "hunter2"}}, "auth_token": {"k": "hunter2"}},
         {"command": "a", "env": {"KEY": ["hunter2"]}, "args": [["hunter2"]]},
         {"url": "hunter2"},
+        {"url": "http://a", "auth_token": "hunter2\n", "headers": {"A": " hunter2", "B": "hunter2 ü"}},
         {"url": "http://a", "autToken": "hunter2"},
     ],
 )
