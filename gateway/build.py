@@ -15,11 +15,12 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from gateway.config.entries import ClassEntry, FunctionEntry
+from gateway.config.entries import ClassEntry, FunctionEntry, Offer
 from gateway.config.find import find
 from gateway.config.load import Config, load
 from gateway.config.models import Limits
 from gateway.config.servers import ServerEntry
+from gateway.cut import cutter
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.entry import InteractionEntry
 from gateway.feedback.toolset import FeedbackToolset
@@ -56,6 +57,8 @@ def sources(config: Config, services: Services) -> Iterator[Source]:
     """Native tools with the same limits share a source, so that a session holds few things."""
     mistakes: list[ConfigError] = []
     tools = [(entry, tool) for entry in config.tools if (tool := _tried(_native, entry, mistakes)) is not None]
+    offers = {offer.owner: offer for server in config.servers.values() for offer in server.offers}
+    mistakes += [error for entry in (*config.tools, *offers.values()) if (error := _uncuttable(entry)) is not None]
     if mistakes:
         raise ConfigErrors(mistakes)
     for shared, group in groupby(sorted(tools, key=_shared), key=_shared):
@@ -81,6 +84,15 @@ def _tried(make: Callable[[Native], NativeTool], entry: Native, mistakes: list[C
     except Exception as error:  # boundary: an operator's code may raise anything over its configuration
         problem = f"the tool cannot be made: {type(error).__name__}: {error}"
         mistakes.append(ConfigError(problem, file=entry.file, field=entry.field))
+    return None
+
+
+def _uncuttable(entry: Native | Offer) -> ConfigError | None:
+    """A tokenizer that cannot be had is a mistake of the file, and not of the first call."""
+    try:
+        cutter(entry.result_limit)
+    except ConfigError as error:
+        return ConfigError(error.problem, file=entry.file, field=f"{entry.field}.{error.field}", remedy=error.remedy)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ def cutter(limit: ResultLimit | int | None) -> Cutter:
         return lambda result: result
     if isinstance(limit, int):
         limit = ResultLimit(chars=limit)
-    if limit.tokens is None:
+    if limit.tokens is None or limit.tokenizer is None:
         return _Cut(limit.chars or 0, limit.side, None)
     return _Cut(limit.tokens, limit.side, _tokenizer(limit.tokenizer))
 
@@ -92,19 +93,20 @@ def _with_text(parts: Sequence[Part], text: str) -> tuple[Part, ...]:
     return tuple(kept)
 
 
-def _tokenizer(path: str | None) -> Any:
-    if path is None:
-        raise ConfigError(
-            "a limit in tokens needs a tokenizer", field="result_limit", remedy="name its folder in `tokenizer`"
-        )
+@lru_cache(maxsize=8)
+def _tokenizer(path: str) -> Any:
+    """Read once: it is large, and the tools of an entry share it."""
     try:
         from tokenizers import Tokenizer  # an extra: most gateways cut by characters
     except ImportError as error:
         remedy = "pip install 'mtrl[tokens]', or limit by `chars`"
         raise ConfigError("a limit in tokens needs `tokenizers`", field="result_limit", remedy=remedy) from error
-    file = Path(path)
+    file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file
+    remedy = "name a folder that holds tokenizer.json"
     if not file.is_file():
-        remedy = "name a folder that holds tokenizer.json"
-        raise ConfigError("no tokenizer there", file=file, field="result_limit", remedy=remedy)
-    return Tokenizer.from_file(str(file))
+        raise ConfigError(f"there is no tokenizer at {path}", field="result_limit", remedy=remedy)
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # boundary: the library raises bare exceptions over a file that it cannot read
+        raise ConfigError(f"{file} is no tokenizer: {error}", field="result_limit", remedy=remedy) from error

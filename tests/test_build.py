@@ -198,3 +198,19 @@ def test_equal_configuration_has_equal_keys_and_a_changed_secret_has_not(
     monkeypatch.setenv("FAR_TOKEN", "other")
     assert keys()[0] == before[0] and keys()[1] != before[1]
     assert "other" not in "".join(keys())
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("{}", r"tools\[0\].result_limit: a limit is in `chars` or in `tokens`"),
+        ("{chars: 5, tokens: 5, tokenizer: t}", r"tools\[0\].result_limit: a limit is in `chars` or in `tokens`"),
+        ("{tokens: 5}", r"tools\[0\].result_limit: a limit in `tokens` and a `tokenizer` go together"),
+        ("{tokens: 5, tokenizer: nowhere}", r"tools\[0\].result_limit: there is no tokenizer at nowhere"),
+        ("{tokens: 5, tokenizer: tool.yaml}", r"tools\[0\].result_limit: tool.yaml is no tokenizer"),
+    ],
+)
+def test_a_limit_that_cannot_cut_is_found_before_anything_starts(write: Write, limit: str, words: str) -> None:
+    folder = write(tool_yaml=f"tools: [{{function: 'shutil:which', result_limit: {limit}}}]")
+    with pytest.raises(ConfigError, match=rf"tool.yaml: {words}[\s\S]*remedy: "):
+        plan(folder, None)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from gateway.config.models import Limits, ResultLimit
 from gateway.limit import Breaker, Limited, Pace
@@ -166,6 +170,18 @@ async def test_the_side_that_is_cut_can_be_chosen() -> None:
     right = Limited(inner, Limits(result_limit=ResultLimit(chars=4, side="right")))
     assert (await act(left))[0].text.endswith("6789")
     assert (await act(right))[0].text.startswith("0123\n[")
+
+
+async def test_a_long_result_can_be_cut_by_the_tokens_of_a_tokenizer(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    text = "one two  three four\nfive six"
+    limit = ResultLimit(tokens=4, tokenizer=str(tmp_path))
+    (cut,) = await act(Limited(Scripted(result=ToolResult((Text(text),))), Limits(result_limit=limit)))
+    assert cut.text == "one two\n[... 2 tokens cut ...]\nfive six" and cut.metrics["cut"] == 2
+    (whole,) = await act(Limited(Scripted(result=ToolResult((Text("one two"),))), Limits(result_limit=limit)))
+    assert whole.text == "one two" and "cut" not in whole.metrics
 
 
 async def test_cancelling_a_caller_gives_its_place_back() -> None:
