@@ -40,8 +40,7 @@ def serve_files(tools: Path | None, servers: Path | None, settings: Settings, re
 
 
 def _serve(gateway: Gateway, settings: Settings, *beside: AbstractAsyncContextManager[Any]) -> None:
-    hosts = (settings.host, *settings.allow_hosts)
-    app, lifespan = mount(gateway, hosts=hosts, body_bytes=settings.body_bytes)
+    app, lifespan = mount(gateway, body_bytes=settings.body_bytes)
     run(gateway, settings, mounts={"/mcp": app}, beside=(lifespan, *beside))
 
 

@@ -22,7 +22,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         token = settings.token
-        self._bearer = None if token is None else f"Bearer {token.get_secret_value()}".encode()
+        self._token = None if token is None else token.get_secret_value().encode()
         self._names = frozenset(name.lower() for name in (settings.host, *settings.allow_hosts))
         self._most = settings.body_bytes
 
@@ -42,14 +42,15 @@ class Guard:
 
     def _knows_token(self, headers: dict[bytes, bytes]) -> bool:
         """Everyone does where there is none."""
-        return self._bearer is None or hmac.compare_digest(headers.get(b"authorization", b""), self._bearer)
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        return self._token is None or (hmac.compare_digest(given.strip(), self._token) and scheme.lower() == b"bearer")
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         if not scope["trusted"] and scope["path"] not in OPEN_PATHS:
             return _unauthorized()
         host = _name(b"//" + headers.get(b"host", b""))
         if not self._is_ours(host):
-            remedy = "Call by the server's own name, or start it with that name allowed (`allow_hosts`)."
+            remedy = "Call by the server's own address, or start it with a token (`--token-file`)."
             return Problem(403, "forbidden", "This Host is not served here.", remedy=remedy)
         origin = headers.get(b"origin")
         if origin is not None and not self._may_come_from(_name(origin), host):
@@ -59,7 +60,7 @@ class Guard:
 
     def _is_ours(self, host: str) -> bool:
         """A caller with the token has proved more than a name could; a browser's page does not know it."""
-        return self._bearer is not None or is_loopback(host) or host in self._names
+        return self._token is not None or is_loopback(host) or host in self._names
 
     def _may_come_from(self, origin: str, host: str) -> bool:
         return bool(origin) and (origin == host or origin in self._names or (is_loopback(origin) and is_loopback(host)))

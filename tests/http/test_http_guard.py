@@ -35,6 +35,7 @@ async def test_a_token_opens_what_nothing_else_does(locked: Served, caplog: pyte
         answer = await ask("GET", "/v1/tools", **headers)
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
         assert answer.json()["error"]["type"] == "unauthorized"
+    assert (await ask("GET", "/v1/tools", authorization=f"bearer  {TOKEN}")).status_code == 200
     right = Caller(locked.url, authorization=f"Bearer {TOKEN}")
     assert (await right("GET", "/v1/tools")).status_code == 200
     scraped = await right("GET", "/metrics")
@@ -83,6 +84,19 @@ async def test_names_can_be_allowed(locked: Served) -> None:
     assert (await ask("GET", "/v1/tools", origin="https://gateway.example")).status_code == 200
     assert (await ask("GET", "/v1/tools", origin="https://other.example")).status_code == 403
     assert (await ask("GET", "/v1/tools", host="node7.cluster", origin="http://node7.cluster:99")).status_code == 200
+
+
+async def test_who_has_the_token_may_call_mcp_by_any_name_too(locked: Served) -> None:
+    headers = {
+        "authorization": f"Bearer {TOKEN}",
+        "accept": "application/json, text/event-stream",
+        "host": "node7.cluster:8765",
+    }
+    about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
+    async with httpx2.AsyncClient(base_url=locked.url, headers=headers, trust_env=False) as http:
+        assert (await http.post("/mcp", json=hello)).status_code == 200
+        assert (await http.post("/mcp", json=hello, headers={"origin": "https://evil.example"})).status_code == 403
 
 
 async def test_a_body_that_says_it_is_too_long_is_not_read(locked: Served) -> None:
