@@ -70,6 +70,18 @@ def _servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
         yield Finding("wrong", f"{error.file}: {error.field}: {error.problem}", error.remedy)
 
 
+def left_out(gateway: Gateway) -> dict[str, str]:
+    """What a list of the tools does not show, and why."""
+    found = dict(gateway.table.set_aside)
+    for source in gateway.sources:
+        if isinstance(source.leaf, McpToolset):
+            status = source.leaf.status
+            if status.state != "up":
+                found[f"server {status.name}"] = f"it is {status.state}: {status.reason}"
+            found |= {f"{tool} of server {status.name}": reason for tool, reason in status.quarantined.items()}
+    return found
+
+
 def show(found: list[Finding], console: Console) -> bool:
     """Prints the findings; true where nothing is wrong."""
     for finding in found:

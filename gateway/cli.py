@@ -41,7 +41,7 @@ def serve(
     tools: ToolsOption = None,
     mcp: McpOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --token-file.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8765,
     token_file: Annotated[Path | None, typer.Option(help="File with the token that callers must send.")] = None,
     record: Annotated[Path | None, typer.Option(metavar="TAPE", help="Write every call and result to a tape.")] = None,
     replay: Annotated[Path | None, typer.Option(metavar="TAPE", help="Answer from a tape: no server, no key.")] = None,
@@ -68,6 +68,7 @@ def list_tools(
 ) -> None:
     """List every tool, and what was left out and why."""
     from gateway import show
+    from gateway.check import left_out
     from gateway.http.sessions import listed
 
     async def main(plan: Plan) -> None:
@@ -78,7 +79,8 @@ def list_tools(
                 offered = [spec for spec in gateway.specs if spec.audience == "policy"]
                 show.json_text({"object": "list", "data": listed(offered, "openai", strict=strict)})
             else:
-                show.tools(gateway.specs, gateway.table.set_aside)
+                show.tools(gateway.specs)
+            show.left_out(left_out(gateway))
 
     _run(main, tools, mcp)
 

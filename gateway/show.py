@@ -27,8 +27,8 @@ def err() -> Console:
     return Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-def tools(specs: Iterable[ToolSpec], set_aside: Mapping[str, str]) -> None:
-    """Every tool in a row; what was set aside below, with the reason."""
+def tools(specs: Iterable[ToolSpec]) -> None:
+    """Every tool in a row."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("tool", "for", "arguments", "what it does", "from"):
         table.add_column(column, overflow="fold")
@@ -37,7 +37,11 @@ def tools(specs: Iterable[ToolSpec], set_aside: Mapping[str, str]) -> None:
         cells = (spec.name, spec.audience, outline(spec.parameters), says[0] if says else "", spec.owner)
         table.add_row(*(Line(cell) for cell in cells))
     out().print(table)
-    for name, reason in set_aside.items():
+
+
+def left_out(reasons: Mapping[str, str]) -> None:
+    """What is not in the list, with the reason; beside the list, so that a program reads only that."""
+    for name, reason in reasons.items():
         err().print(f"[yellow]left out[/] {escape(name)}: {escape(reason)}")
 
 

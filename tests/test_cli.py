@@ -213,6 +213,20 @@ def test_a_port_in_use_is_one_message_with_a_remedy(place: Path) -> None:
     assert f"127.0.0.1:{port} is in use" in told and "--port" in told
 
 
+def test_a_port_that_is_none_is_one_message(place: Path) -> None:
+    told = run(place, "serve", "--port", "99999", code=2).stderr
+    assert "--port" in told and "Traceback" not in told
+
+
+def test_list_says_beside_the_list_which_server_is_down(place: Path) -> None:
+    servers = {"mcpServers": {"gone": {"command": "no-such-program"}}}
+    (place / "mcp_servers.json").write_text(json.dumps(servers))
+    for words in (["list"], ["list", "--json"]):
+        listed = run(place, *words)
+        assert "server gone: it is down: cannot start 'no-such-program'" in listed.stderr
+        assert "shout" in listed.stdout and "gone" not in listed.stdout
+
+
 def test_another_host_needs_a_token(place: Path) -> None:
     told = run(place, "serve", "--host", "0.0.0.0", "--port", "0", code=2).stderr
     assert "--token-file" in told

@@ -36,6 +36,8 @@ _HUSHED = ("notifications/progress", "notifications/cancelled", "notifications/s
 _ASKS_BACK = ("tools/call", "prompts/get", "resources/read")
 _LAST_WORD_S = 2.0
 _START_REMEDY = "start the server, or mend its `url`"
+_RUN_REMEDY = "run its `command` with its `args` by hand, and see why"
+_MCP_REMEDY = "see whether it speaks MCP at all"
 
 
 class Connection:
@@ -204,7 +206,7 @@ class Connection:
 
     async def _autopsy(self) -> Ending:
         if self.line.child is not None:
-            return Ending(await self.line.child.autopsy())
+            return Ending(await self.line.child.autopsy(), _RUN_REMEDY)
         return Ending(f"the connection was lost: {self._fault}" if self._fault else "the server closed the connection")
 
     async def _unwelcome(self, error: MCPError | UpstreamError) -> Ending:
@@ -219,13 +221,13 @@ class Connection:
         reason = explain(error, self._greeting, None).reason
         if self._greeting.unreachable:
             return Ending(reason, _START_REMEDY)
-        return Ending(f"the handshake failed: {reason}", elsewhere=True)
+        return Ending(f"the handshake failed: {reason}", _MCP_REMEDY, elsewhere=True)
 
     def _silent(self, timeout_s: float) -> Ending:
         if self.line.way == "stdio" and self.line.child is None:
             return Ending(f"no place for another child process came free within {timeout_s:g} s")
         notes = self.line.child.notes() if self.line.child else ()
-        return Ending(f"no answer within {timeout_s:g} s", "see whether it speaks MCP at all", notes=notes)
+        return Ending(f"no answer within {timeout_s:g} s", _MCP_REMEDY, notes=notes)
 
     def _failed(self, error: BaseException) -> Ending:
         while isinstance(error, BaseExceptionGroup):
@@ -236,4 +238,4 @@ class Connection:
             return Ending(unauthorized(self._greeting), AUTH_REMEDY)
         if self._greeting.unreachable:
             return Ending(str(error), _START_REMEDY)
-        return Ending(f"{type(error).__name__}: {error}")
+        return Ending(f"{type(error).__name__}: {error}", _MCP_REMEDY)

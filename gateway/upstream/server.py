@@ -25,6 +25,8 @@ from gateway.upstream.status import ServerStatus, State
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, SETTLED_S = 0.2, 30.0, 10.0
 _GOODBYE_S = 4.0
+_WORD_S = 0.4
+"""Beyond the deadline of connecting, which ends with a reason, so that nobody looks before it is told."""
 _TOOLS_CHANGED = "notifications/tools/list_changed"
 
 OnNotice = Callable[[str, Mapping[str, Any]], None]
@@ -73,7 +75,7 @@ class McpToolset:
         self._tasks.start_soon(self._keep)
         self._tasks.start_soon(self._refresh)
         try:
-            with anyio.move_on_after(self.config.connect_timeout_s):
+            with anyio.move_on_after(self.config.connect_timeout_s + _WORD_S):
                 await self._tried.wait()
         except BaseException:
             await self.__aexit__(None, None, None)
@@ -190,6 +192,7 @@ class McpToolset:
             failed.append((way, connection.ending or Ending("it was lost at once")))
             if not failed[-1][1].elsewhere:
                 break
+            self._say("connecting", failed[-1][1])
         self._fail(failed)
         return None
 
