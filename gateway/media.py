@@ -124,14 +124,15 @@ def size(image: Image) -> tuple[int, int]:
 
 def check(part: Part) -> str | None:
     """Why a part may not pass on, or None."""
-    if isinstance(part, Text | Resource):
+    data = None if isinstance(part, Text) else part.data
+    if isinstance(part, Text) or data is None:
         return None
-    if len(part.data) > MAX_BYTES:
-        return f"{len(part.data)} bytes, more than {MAX_BYTES}"
-    if not isinstance(part, Image):
+    if len(data) > MAX_BYTES:
+        return f"{len(data)} bytes, more than {MAX_BYTES}"
+    if not isinstance(part, Image) and not (part.mime or "").startswith("image/"):
         return None
     try:
-        width, height = size(part)
+        width, height = size(Image(data))
     except MediaError as error:
         return str(error)
     return f"{width}x{height} pixels, more than {MAX_PIXELS}" if width * height > MAX_PIXELS else None

@@ -126,6 +126,13 @@ def test_a_medium_that_may_not_pass_leaves_a_note_in_its_place(data: bytes, word
     assert re.search(words, parts[1].text) and parts[1].text.startswith("[image left out:")  # type: ignore[union-attr]
 
 
+def test_a_picture_in_a_resource_is_measured_as_any_other() -> None:
+    document = Resource("file:///a.pdf", "application/pdf", data=b"%PDF")
+    parts, refused = admitted([Resource("file:///a.png", "image/png", data=bomb(9000, 9000)), document])
+    assert refused == 1 and parts[1] is document
+    assert isinstance(parts[0], Text) and parts[0].text.startswith("[resource left out: 9000x9000 pixels")
+
+
 def test_equal_content_has_one_digest_wherever_it_came_from() -> None:
     assert Image(png()).digest == to_medium(data_uri(Image(png()))).digest
 
