@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "gateway").rglob("*.py"))
+HOUSES = {house: sorted((ROOT / house).rglob("*.py")) for house in ("gateway", "trainer")}
+FILES = [file for files in HOUSES.values() for file in files]
 CODE = [*FILES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "bench").rglob("*.py"))]
 
-DOORS = {
+GATEWAY_DOORS = {
     "mcp": ("upstream/", "front/"),
     "mcp_types": ("upstream/", "front/"),
     "httpx2": ("upstream/", "client/", "client.py", "feedback/endpoint.py"),
@@ -30,29 +31,83 @@ DOORS = {
     "transformers": (),
     "trainer": (),
 }
+TRAINER_DOORS = {
+    "torch": ("engine/torch/", "model.py", "check.py", "stage.py"),
+    "transformers": ("template/", "engine/torch/", "model.py", "check.py"),
+    "numpy": ("engine/torch/",),
+    "datasets": ("data/",),
+    "pyarrow": ("data/",),
+    "typer": ("cli.py",),
+    "rich": ("view/", "check.py", "roll.py", "replay.py", "cli.py"),
+    "asyncio": (),
+    "mcp": (),
+    "starlette": (),
+    "tokenizers": (),
+    "yaml": (),
+}
+DOORS = {"gateway": GATEWAY_DOORS, "trainer": TRAINER_DOORS}
 """Who may import a package: heavy ones have one door each."""
 
 
 def name(file: Path) -> str:
-    return file.relative_to(ROOT / "gateway").as_posix()
+    """Within its house."""
+    return file.relative_to(ROOT / file.relative_to(ROOT).parts[0]).as_posix()
 
 
 def imports(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
+    """What is imported when it runs, whether at once or later; what only names types costs nothing."""
+    tree = ast.parse(file.read_text())
+    guarded = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    typing = {inner for node in guarded for one in node.body for inner in ast.walk(one)}
+    for node in ast.walk(tree):
+        if node in typing:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
 
 
-@pytest.mark.parametrize("package", DOORS)
-def test_a_package_is_imported_only_behind_its_door(package: str) -> None:
+@pytest.mark.parametrize(("house", "package"), [(house, package) for house in DOORS for package in DOORS[house]])
+def test_a_package_is_imported_only_behind_its_door(house: str, package: str) -> None:
     outside = [
         name(file)
-        for file in FILES
-        if any(one.split(".")[0] == package for one in imports(file)) and not name(file).startswith(DOORS[package])
+        for file in HOUSES[house]
+        if any(one.split(".")[0] == package for one in imports(file))
+        and not name(file).startswith(DOORS[house][package])
     ]
     assert outside == []
+
+
+LAYERS = (
+    ("ledger", "parse"),
+    ("task", "run", "engine", "template"),
+    ("config",),
+    ("steps", "data"),
+    ("play",),
+    ("groups", "view"),
+    ("stage", "model"),
+    ("check", "roll", "replay"),
+    ("cli",),
+)
+"""Of the trainer, from what a rollout is to what an operator types; nothing knows what is built on it."""
+
+
+def test_the_trainer_is_built_from_the_ledger_up() -> None:
+    level = {room: place for place, rooms in enumerate(LAYERS) for room in rooms}
+    upward = [
+        f"{name(file)} imports {one}"
+        for file in HOUSES["trainer"]
+        if name(file) != "__init__.py"
+        for one in imports(file)
+        if one.startswith("trainer.") and level[one.split(".")[1]] > level[name(file).split("/")[0].split(".")[0]]
+    ]
+    assert upward == []
+
+
+def test_only_a_stage_opens_a_gateway() -> None:
+    openers = {name(file) for file in HOUSES["trainer"] if {"gateway.gateway", "gateway.client"} & {*imports(file)}}
+    assert openers == {"stage.py"}
 
 
 ORDER = ("types.py", "errors.py", "toolset.py")
