@@ -22,7 +22,7 @@ from gateway.config.models import Limits
 from gateway.config.servers import ServerEntry
 from gateway.cut import cutter
 from gateway.errors import ConfigError, ConfigErrors
-from gateway.feedback.entry import InteractionEntry
+from gateway.feedback.entry import Declared
 from gateway.feedback.toolset import FeedbackToolset
 from gateway.limit import Breaker, Limited
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
@@ -160,7 +160,7 @@ def _limits(entry: Limits) -> Limits:
 
 def _feedback(config: Config) -> Source:
     entries = [
-        InteractionEntry(
+        Declared(
             find(entry.class_name, entry.file, f"{entry.field}.class_name"),
             entry.config,
             entry.name,

@@ -247,5 +247,10 @@ class InteractionEntry(Entry):
 
     @property
     def offered_name(self) -> str:
-        last = self.class_name.replace(":", ".").rpartition(".")[2]
-        return self.name or (last.removesuffix("Interaction") or last).lower()
+        return self.name or interaction_name(self.class_name)
+
+
+def interaction_name(class_name: str) -> str:
+    """`Gsm8kInteraction`, or its whole path, is `gsm8k`."""
+    last = class_name.replace(":", ".").rpartition(".")[2]
+    return (last.removesuffix("Interaction") or last).lower()

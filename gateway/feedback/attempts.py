@@ -11,7 +11,7 @@ from gateway.config.find import find
 from gateway.config.models import Frozen
 from gateway.feedback.answer import ask
 from gateway.feedback.base import BaseInteraction, Message, Turn
-from gateway.feedback.entry import InteractionEntry, build
+from gateway.feedback.entry import Declared, build
 from gateway.media import to_parts
 from gateway.native.thread import Threads
 from gateway.types import Text
@@ -48,7 +48,7 @@ class AttemptsInteraction(BaseInteraction):
         super().__init__(config)
         self.rules = Attempts.model_validate(config)
         inner = self.rules.interaction
-        entry = InteractionEntry(find(inner.class_name, field="interaction.class_name"), inner.config, self.name)
+        entry = Declared(find(inner.class_name, field="interaction.class_name"), inner.config, self.name)
         self.inner = build([entry])[self.name]
         self._scores: dict[str, list[float]] = {}
         self._threads = Threads()

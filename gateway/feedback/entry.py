@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.config.entries import interaction_name
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import BaseInteraction
 
@@ -18,8 +19,8 @@ METHODS = ("start_interaction", "generate_response", "finalize_interaction")
 
 
 @dataclass(frozen=True, slots=True)
-class InteractionEntry:
-    """One interaction as a file declares it, its class already imported."""
+class Declared:
+    """One interaction as a file declares it, its class already found."""
 
     kind: Callable[[dict[str, Any]], BaseInteraction]
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -34,13 +35,7 @@ class InteractionEntry:
         return self.name or interaction_name(getattr(self.kind, "__name__", ""))
 
 
-def interaction_name(class_name: str) -> str:
-    """`Gsm8kInteraction`, or its dotted path, is `gsm8k`."""
-    last = class_name.rpartition(".")[2]
-    return (last.removesuffix("Interaction") or last).lower()
-
-
-def build(entries: Iterable[InteractionEntry]) -> dict[str, BaseInteraction]:
+def build(entries: Iterable[Declared]) -> dict[str, BaseInteraction]:
     """The interactions by name; every mistake is reported at once."""
     built: dict[str, BaseInteraction] = {}
     owners: dict[str, str] = {}
@@ -59,7 +54,7 @@ def build(entries: Iterable[InteractionEntry]) -> dict[str, BaseInteraction]:
     return built
 
 
-def _made(entry: InteractionEntry) -> BaseInteraction:
+def _made(entry: Declared) -> BaseInteraction:
     name = entry.offered_name
     absent = [method for method in METHODS if not callable(getattr(entry.kind, method, None))]
     if absent:

@@ -14,7 +14,7 @@ import anyio
 from gateway.errors import SessionError
 from gateway.feedback.base import BaseInteraction
 from gateway.feedback.conversation import CLOSE_S, Conversation, Counts
-from gateway.feedback.entry import TIMEOUT_S, InteractionEntry, build
+from gateway.feedback.entry import TIMEOUT_S, Declared, build
 from gateway.native.thread import Threads
 from gateway.schema import parse_object
 from gateway.toolset import missing
@@ -55,7 +55,7 @@ class FeedbackToolset:
         self.counts: Counts = Counter()
 
     @classmethod
-    def from_entries(cls, entries: Iterable[InteractionEntry]) -> Self:
+    def from_entries(cls, entries: Iterable[Declared]) -> Self:
         """Builds every entry; raises `ConfigError` over those that cannot be, or that share a name."""
         entries = tuple(entries)
         timeouts_s = {entry.offered_name: entry.timeout_s for entry in entries}

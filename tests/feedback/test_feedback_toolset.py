@@ -12,7 +12,7 @@ from interactions import OlderInteraction, PlainInteraction, Recorder, answers, 
 from gateway.errors import SessionError
 from gateway.feedback import conversation
 from gateway.feedback import toolset as module
-from gateway.feedback.entry import InteractionEntry
+from gateway.feedback.entry import Declared
 from gateway.feedback.gsm8k import RIGHT, WRONG, Gsm8kInteraction
 from gateway.feedback.toolset import FeedbackSession, FeedbackToolset
 from gateway.types import Outcome, Task, Text, ToolCall
@@ -282,7 +282,7 @@ async def test_methods_that_are_not_async_run_in_worker_threads() -> None:
 
 
 async def test_an_interaction_of_the_older_form_loads_without_a_name_and_behaves() -> None:
-    toolset = FeedbackToolset.from_entries([InteractionEntry(OlderInteraction)])
+    toolset = FeedbackToolset.from_entries([Declared(OlderInteraction)])
     assert list(toolset.interactions) == ["older"]
     async with toolset:
         args = {"query": "What is 40 + 2?", "ground_truth": "42"}
