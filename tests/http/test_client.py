@@ -204,3 +204,11 @@ async def test_many_calls_in_flight_lose_nothing_and_double_nothing() -> None:
                     tasks.start_soon(roll, place)
         assert sorted(seen, key=int) == [str(number) for number in range(400)]
         assert not at.gateway.sessions
+
+
+async def test_a_token_that_cannot_be_sent_is_not_told() -> None:
+    async with served(lambda: Gateway(rooms())) as at:
+        with pytest.raises(Unavailable, match="LocalProtocolError") as refused:
+            async with RemoteGateway(at.url, token="hunter2\n"):
+                pass
+    assert "hunter2" not in str(refused.value)
