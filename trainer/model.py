@@ -7,6 +7,12 @@ from typing import cast
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
+
+
+def quiet() -> None:
+    """Loading shows no bars of its own: what it is for is shown by whoever asked for it."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class ModelError(Exception):
