@@ -8,24 +8,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from anyio import to_thread
+
 from gateway.config.models import ResultLimit, Side
 from gateway.errors import ConfigError
 from gateway.types import Part, Text, ToolResult
 
+LONG = 50_000
+"""Characters whose tokens are counted in a thread: everyone else would wait for it."""
+
 
 class Cutter(Protocol):
-    def __call__(self, result: ToolResult) -> ToolResult: ...
+    async def __call__(self, result: ToolResult) -> ToolResult: ...
 
 
 def cutter(limit: ResultLimit | int | None) -> Cutter:
     """What cuts results to `limit`; without one, results pass whole."""
     if limit is None:
-        return lambda result: result
+        return _whole
     if isinstance(limit, int):
         limit = ResultLimit(chars=limit)
     if limit.tokens is None or limit.tokenizer is None:
         return _Cut(limit.chars or 0, limit.side, None)
     return _Cut(limit.tokens, limit.side, _tokenizer(limit.tokenizer))
+
+
+async def _whole(result: ToolResult) -> ToolResult:
+    return result
 
 
 class _Cut:
@@ -34,13 +43,18 @@ class _Cut:
     def __init__(self, most: int, side: Side, tokenizer: Any) -> None:
         self.most, self.side, self.tokenizer = most, side, tokenizer
 
-    def __call__(self, result: ToolResult) -> ToolResult:
+    async def __call__(self, result: ToolResult) -> ToolResult:
         texts = [part.text for part in result.parts if isinstance(part, Text)]
         total = sum(len(text) for text in texts)
         if self.tokenizer is None and total <= self.most:
             return result
         whole = "\n".join(texts)
-        kept, lost = self._cut_tokens(whole) if self.tokenizer else cut(whole, self.most, self.side)
+        if self.tokenizer is None:
+            kept, lost = cut(whole, self.most, self.side)
+        elif total <= LONG:
+            kept, lost = self._cut_tokens(whole)
+        else:
+            kept, lost = await to_thread.run_sync(self._cut_tokens, whole, abandon_on_cancel=True)
         if not lost:
             return result
         metrics = {**result.metrics, "cut": lost}

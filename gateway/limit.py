@@ -169,7 +169,7 @@ class _LimitedSession:
             try:
                 started = anyio.current_time()
                 result = await self._attempts(call, context, limits.retries)
-                return gate.cut(_timed(result, queue=started - began))
+                return await gate.cut(_timed(result, queue=started - began))
             finally:
                 gate.places.release()
         if started is None:

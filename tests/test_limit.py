@@ -182,6 +182,8 @@ async def test_a_long_result_can_be_cut_by_the_tokens_of_a_tokenizer(tmp_path: P
     assert cut.text == "one two\n[... 2 tokens cut ...]\nfive six" and cut.metrics["cut"] == 2
     (whole,) = await act(Limited(Scripted(result=ToolResult((Text("one two"),))), Limits(result_limit=limit)))
     assert whole.text == "one two" and "cut" not in whole.metrics
+    (long,) = await act(Limited(Scripted(result=ToolResult((Text("word " * 20_000),))), Limits(result_limit=limit)))
+    assert long.text == "word word\n[... 19996 tokens cut ...]\nword word " and long.metrics["cut"] == 19_996
 
 
 async def test_cancelling_a_caller_gives_its_place_back() -> None:
