@@ -42,7 +42,7 @@ def find(name: str, near: Path | None = None, field: str = "") -> Any:
         folders = " or ".join(dict.fromkeys(str(shown(one)) for one in (near.parent if near else Path(), Path.cwd())))
         remedy = f"install it, or put it into {folders}"
         raise ConfigError(f"there is no module {error.name!r}", file=near, field=field, remedy=remedy) from None
-    except Exception as error:  # boundary: a user's module may raise anything when it is imported
+    except (Exception, SystemExit) as error:  # boundary: a user's module may raise anything, and a script may end
         raise _raised(module_name, error, near, field) from error
     for step in attributes.split("."):
         if not hasattr(found, step):
@@ -75,7 +75,7 @@ def _lacks(found: ModuleType | type, step: str, near: Path | None, field: str) -
     raise ConfigError(f"{found.__name__!r} ({place}) has no {step!r}", file=near, field=field, remedy=remedy)
 
 
-def _raised(module: str, error: Exception, near: Path | None, field: str) -> ConfigError:
+def _raised(module: str, error: Exception | SystemExit, near: Path | None, field: str) -> ConfigError:
     """The last line of the user's own traceback, and where it points."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     place = f"{frames[-1].filename}:{frames[-1].lineno}"

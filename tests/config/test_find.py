@@ -74,6 +74,7 @@ def test_a_missing_attribute_gets_the_name_that_was_meant(write: Write) -> None:
     ("text", "told"),
     [
         ("x = 1\nraise RuntimeError('no licence')", "RuntimeError: no licence ({file}:2)"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3 ({file}:2)"),
         ("import mine_missing", "ModuleNotFoundError: No module named 'mine_missing' ({file}:1)"),
         ("def broken(:\n    pass", "SyntaxError: "),
     ],
