@@ -133,12 +133,14 @@ def check(tools: ToolsOption = None, mcp: McpOption = None) -> None:
 @app.command()
 def stdio(tools: ToolsOption = None, mcp: McpOption = None) -> None:
     """Be an MCP server on standard input and output, for desktop MCP clients."""
+    from gateway.follow import following
     from gateway.front.stdio import serve_stdio
 
     async def main(plan: Plan) -> None:
         from gateway.gateway import Gateway
 
-        async with Gateway(plan.sources, services=plan.services) as gateway:
+        gateway = Gateway(plan.sources, services=plan.services)
+        async with gateway, following(gateway, plan, *_files(tools, mcp)):
             await serve_stdio(gateway)
 
     _run(main, tools, mcp)

@@ -270,16 +270,30 @@ def test_a_recorded_session_is_replayed_equal_without_the_tools(place: Path) -> 
         assert refused["error"]["type"] == "not_recorded" and "count({})" in refused["error"]["message"]
 
 
-async def test_it_is_an_mcp_server_on_standard_input_and_output(place: Path) -> None:
-    parameters = StdioServerParameters(
+def on_a_pipe(place: Path) -> StdioServerParameters:
+    return StdioServerParameters(
         command=sys.executable,
         args=["-m", "gateway.cli", "stdio"],
         cwd=place,
         env={"PYTHONPATH": str(Path(__file__).parent.parent)},
     )
+
+
+async def test_it_is_an_mcp_server_on_standard_input_and_output(place: Path) -> None:
     with anyio.fail_after(TIMEOUT_S):
-        async with Client(parameters) as client:
+        async with Client(on_a_pipe(place)) as client:
             names = [tool.name for tool in (await client.list_tools()).tools]
             result = await client.call_tool("picture", {})
     assert {"shout", "picture", "echo"} <= set(names)
     assert [part.type for part in result.content] == ["text", "image"]
+
+
+async def test_a_server_on_a_pipe_follows_its_files_too(place: Path) -> None:
+    with anyio.fail_after(TIMEOUT_S):
+        async with Client(on_a_pipe(place)) as client:
+            words = place / "tool_configs" / "words.yaml"
+            words.write_text(TOOLS + "  - {function: words_mod:shout, name: cry}\n")
+            while "cry" not in {tool.name for tool in (await client.list_tools()).tools}:  # noqa: ASYNC110
+                await anyio.sleep(0.1)  # another process, which looks at its files in its own time
+            result = await client.call_tool("cry", {"text": "a"})
+    assert [part.model_dump()["text"] for part in result.content] == ["A"]
