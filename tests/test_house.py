@@ -32,8 +32,8 @@ GATEWAY_DOORS = {
     "trainer": (),
 }
 TRAINER_DOORS = {
-    "torch": ("engine/torch/", "model.py", "check.py", "stage.py"),
-    "transformers": ("template/", "engine/torch/", "model.py", "check.py"),
+    "torch": ("engine/torch/", "model.py", "check.py", "stage.py", "policy.py", "learn/", "demo/"),
+    "transformers": ("template/", "engine/torch/", "model.py", "check.py", "policy.py", "demo/"),
     "numpy": ("engine/torch/",),
     "datasets": ("data/",),
     "pyarrow": ("data/",),
