@@ -40,9 +40,9 @@ TRAINER_DOORS = {
     "typer": ("cli.py",),
     "rich": ("view/", "check.py", "roll.py", "replay.py", "cli.py"),
     "asyncio": (),
-    "mcp": (),
+    "mcp": ("demo/",),
     "starlette": (),
-    "tokenizers": (),
+    "tokenizers": ("demo/",),
     "yaml": (),
 }
 DOORS = {"gateway": GATEWAY_DOORS, "trainer": TRAINER_DOORS}
@@ -86,7 +86,8 @@ LAYERS = (
     ("steps", "data"),
     ("play",),
     ("groups", "view"),
-    ("stage", "model"),
+    ("stage", "model", "learn"),
+    ("policy", "demo"),
     ("check", "roll", "replay"),
     ("cli",),
 )
