@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -24,6 +25,7 @@ from trainer.engine.torch import TorchEngine
 VOCABULARY = 832
 TURNS = 4
 SIBLINGS = 8
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,11 @@ def plans(rollouts: int) -> list[Plan]:
     return made
 
 
-def model() -> PreTrainedModel:
+def model(vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """The tiny model of the default job."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
@@ -106,13 +108,14 @@ def model() -> PreTrainedModel:
     return Qwen3ForCausalLM(config).train(False)
 
 
-def ours(model: PreTrainedModel, chosen: list[Plan], tally: Tally) -> None:
+def ours(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
     async def rollout(engine: TorchEngine, seed: int, plan: Plan) -> None:
         walk, more = Walk(plan), True
         while more:
             written = await engine.generate(walk.ids, Sampling(max_tokens=walk.left, seed=seed))
             tally.cached += written.cached
-            more = walk.take(written.ids, tally)
+            if more := walk.take(written.ids, tally):
+                await anyio.sleep(tool_s)
 
     async def run() -> None:
         async with TorchEngine(model, rows=64) as engine, anyio.create_task_group() as tasks:
@@ -123,16 +126,18 @@ def ours(model: PreTrainedModel, chosen: list[Plan], tally: Tally) -> None:
     tally.possible += sum(len(plan.prompt) for index, plan in enumerate(chosen) if index % SIBLINGS)
 
 
-def one_by_one(model: PreTrainedModel, chosen: list[Plan], tally: Tally) -> None:
+def one_by_one(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
     for plan in chosen:
         walk, more = Walk(plan), True
         while more:
-            more = walk.take(_generate(model, [walk.ids], walk.left)[0], tally)
+            if more := walk.take(_generate(model, [walk.ids], walk.left)[0], tally):
+                time.sleep(tool_s)
 
 
-def lock_step(model: PreTrainedModel, chosen: list[Plan], tally: Tally) -> None:
+def lock_step(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
     walks = [Walk(plan) for plan in chosen]
-    for _ in range(TURNS):
+    for turn in range(TURNS):
+        time.sleep(tool_s if turn else 0.0)
         written = _generate(model, [walk.ids for walk in walks], max(walk.left for walk in walks))
         for walk, ids in zip(walks, written, strict=True):
             walk.take(ids[: walk.left], tally)
@@ -158,26 +163,31 @@ def _generate(model: PreTrainedModel, asked: list[list[int]], count: int) -> lis
     return [[int(token) for token in row] for row in new]
 
 
-def continuous(model: PreTrainedModel, chosen: list[Plan], tally: Tally) -> None:
+def continuous(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
     """Small pages, as prefixes are shared by whole ones; room for all rollouts at once."""
     sampling = GenerationConfig(do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=64)
     config = ContinuousBatchingConfig(
         page_size=32, num_blocks=1024, max_batch_tokens=512, max_requests_per_batch=64, return_logprobs=True
     )
+    due: deque[tuple[float, Walk]] = deque((0.0, Walk(plan)) for plan in chosen)
     with model.continuous_batching_context_manager(sampling, continuous_batching_config=config) as requests:
-        walks = {
-            requests.add_request(walk.ids, max_new_tokens=walk.left): walk for walk in [Walk(plan) for plan in chosen]
-        }
-        while walks:
-            result = requests.get_result(timeout=60)
+        walks: dict[str, Walk] = {}
+        while walks or due:
+            while due and due[0][0] <= time.perf_counter():
+                walk = due.popleft()[1]
+                walks[requests.add_request(walk.ids, max_new_tokens=walk.left)] = walk
+            wait_s = max(0.001, due[0][0] - time.perf_counter()) if due else PATIENCE_S
+            result = requests.get_result(timeout=wait_s)
+            if result is None and due:
+                continue
             if result is None or result.error:
                 raise RuntimeError(f"continuous batching gave up: {result and result.error}")
             walk = walks.pop(result.request_id)
             if walk.take(result.generated_tokens, tally):
-                walks[requests.add_request(walk.ids, max_new_tokens=walk.left)] = walk
+                due.append((time.perf_counter() + tool_s, walk))
 
 
-PEERS: dict[str, Callable[[PreTrainedModel, list[Plan], Tally], None]] = {
+PEERS: dict[str, Callable[[PreTrainedModel, list[Plan], Tally, float], None]] = {
     "torch engine": ours,
     "generate, a rollout at a time": one_by_one,
     "generate, in lock step": lock_step,
@@ -185,10 +195,10 @@ PEERS: dict[str, Callable[[PreTrainedModel, list[Plan], Tally], None]] = {
 }
 
 
-def measure(name: str, chosen: list[Plan]) -> Tally:
-    tally, fresh = Tally(), model()
+def measure(name: str, chosen: list[Plan], tool_s: float = 0.0, vocabulary: int = VOCABULARY) -> Tally:
+    tally, fresh = Tally(), model(vocabulary)
     wall, cpu = time.perf_counter(), time.process_time()
-    PEERS[name](fresh, chosen, tally)
+    PEERS[name](fresh, chosen, tally, tool_s)
     tally.wall_s, tally.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
     expected = sum(sum(plan.lengths) for plan in chosen)
     if tally.tokens != expected:
