@@ -15,7 +15,7 @@ import anyio
 from gateway.errors import SessionError
 from gateway.media import admitted
 from gateway.table import Source, Table, Tool
-from gateway.toolset import Session, missing
+from gateway.toolset import NO_SUCH_TOOL, Session, missing
 from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,10 @@ RELEASE_S = 30.0
 """Everything that a session holds must be given back by then."""
 
 CANCELLED = ToolResult((Text("The call was cancelled."),), Outcome.CANCELLED, reason="cancelled by its caller")
+WITHDRAWN = ToolResult(
+    (Text("The tool is not available any more."),), Outcome.UNAVAILABLE, reason="its owner no longer offers it"
+)
+"""The policy was shown the tool when the session opened, so that calling it is no mistake of the policy."""
 
 
 class FeedbackSession(Session, Protocol):
@@ -188,7 +192,8 @@ class GatewaySession:
             self._scopes.add(scope)
             try:
                 named = call if tool.inner == call.name else replace(call, name=tool.inner)
-                return _admitted(await inner.call(named, context))
+                result = await inner.call(named, context)
+                return WITHDRAWN if result.reason == NO_SUCH_TOOL else _admitted(result)
             except Exception as error:  # boundary: a source that raises broke its own promise, not the rollout's
                 log.exception("source of %r failed", call.name)
                 text = "The tool failed in an unforeseen way."

@@ -146,11 +146,14 @@ def allow(inner: Toolset, names: Iterable[str]) -> Toolset:
     return Renamed(inner, lambda spec: spec.name if spec.name in chosen else None)
 
 
+NO_SUCH_TOOL = "no such tool"
+
+
 def missing(name: str, specs: Sequence[ToolSpec]) -> ToolResult:
     """What the policy reads when it calls a tool that is not there."""
     offered = ", ".join(sorted(spec.name for spec in specs if spec.audience == "policy")) or "none"
     text = f"There is no tool named {name!r}. Available tools: {offered}."
-    return ToolResult((Text(text),), Outcome.INVALID, reason="no such tool")
+    return ToolResult((Text(text),), Outcome.INVALID, reason=NO_SUCH_TOOL)
 
 
 class Combined:

@@ -15,7 +15,7 @@ from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.toolset import NativeToolset
 from gateway.table import Source
-from gateway.toolset import Session
+from gateway.toolset import Session, prefix
 from gateway.types import Outcome, Task, ToolCall
 
 
@@ -127,6 +127,16 @@ async def test_a_collision_in_the_new_configuration_leaves_everything_as_it_was(
             await gateway.reload([source("b", life, "one"), source("b", life, "other")])
         await settled()
         assert names(gateway) == ["a"] and life == ["+a", "+b", "+b", "-b", "-b"]
+
+
+async def test_a_tool_that_its_owner_withdraws_is_no_mistake_of_the_policy() -> None:
+    owner = Noted("a", [])
+    async with Gateway([Source("s", prefix(owner, "my_"))]) as gateway, gateway.open() as session:
+        owner.specs = ()
+        result = await session.call(ToolCall("1", "my_a"))
+        assert (result.outcome, result.reason) == (Outcome.UNAVAILABLE, "its owner no longer offers it")
+        assert [spec.name for spec in session.specs] == ["my_a"] and names(gateway) == []
+        assert (await session.call(ToolCall("2", "my_b"))).outcome is Outcome.INVALID
 
 
 async def test_a_tool_that_appears_later_cannot_take_a_name_over() -> None:
