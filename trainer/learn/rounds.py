@@ -1,0 +1,40 @@
+"""Which of the policy's tokens are learned from, and how much, is a number for each token of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+
+from trainer.ledger import Ledger
+
+Weigh = Callable[[Ledger], Sequence[float]]
+"""A number of 0 or more for each token; 0 for what the policy did not write."""
+
+
+def every(ledger: Ledger) -> tuple[float, ...]:
+    """All that the policy wrote."""
+    return tuple(map(float, ledger.mask))
+
+
+def last(ledger: Ledger) -> tuple[float, ...]:
+    """The policy's last turn alone."""
+    turns = ledger.turns
+    return tuple(float(bool(turns) and entry is turns[-1]) for entry in ledger for _ in entry.ids)
+
+
+NAMES: Mapping[str, Weigh] = {"all": every, "last": last}
+
+
+def weights(ledger: Ledger, weigh: Weigh, name: str) -> tuple[float, ...]:
+    """What `weigh` says, once it is known to make sense; `name` is the rollout's."""
+    given = tuple(map(float, weigh(ledger)))
+    called = getattr(weigh, "__name__", type(weigh).__name__)
+    if len(given) != len(ledger):
+        raise ValueError(f"rollout {name}: {called} gave {len(given)} weights for {len(ledger)} tokens")
+    for token, (weight, written) in enumerate(zip(given, ledger.mask, strict=True)):
+        if not isfinite(weight) or weight < 0:
+            raise ValueError(f"rollout {name}: {called} gave token {token} a weight of {weight}; 0 or more is needed")
+        if weight and not written:
+            author = ledger.author_at(token)
+            raise ValueError(f"rollout {name}: {called} gave token {token} a weight, and the {author} wrote it")
+    return given
