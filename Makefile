@@ -22,6 +22,8 @@ test: install check  ## Lint, types, all tests, coverage
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
+	$(BIN)/coverage report --include 'trainer/*' --fail-under 90 --format total
 
 check: install  ## Lint and types
 	$(BIN)/ruff format --check .

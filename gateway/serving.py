@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ def settings_of(host: str, port: int, token_file: Path | None) -> Settings:
 
 def serve_tape(tape: Path, settings: Settings) -> None:
     """Answers from a tape; there is nothing to watch, and nothing behind."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # whoever asks to reload asks for nothing that there is
     _serve(Replay(tape), settings)
 
 

@@ -264,6 +264,7 @@ def test_a_recorded_session_is_replayed_equal_without_the_tools(place: Path) -> 
     for file in ("mcp_servers.json", "tool_configs/words_mod.py"):
         (place / file).unlink()
     with serving(place, "--replay", "tape") as server:
+        server.process.send_signal(signal.SIGHUP)
         assert talk(server) == before
         opened = server.ask("/v1/sessions", {"task_id": "t"})
         refused = server.ask(f"/v1/sessions/{opened['id']}/calls", {"tool_calls": calls[:1]})
