@@ -1,0 +1,128 @@
+"""The demo's tasks are the same for the same seed, and a perfect policy is right in every one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from gateway.session import AnyGateway
+from trainer.demo.demonstrate import Writer
+from trainer.demo.model import tokenizer
+from trainer.demo.task import KINDS, TOOLS, Problem, number, problem, problems, says, score
+from trainer.engine.base import Sampling
+from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.ledger import Author, Message
+from trainer.play import Player
+from trainer.run.rollout import StopReason
+from trainer.stage import gateway_of
+from trainer.template import Template
+
+FOLDER = Path(__file__).parents[3] / "trainer" / "demo" / "tools"
+PER_KIND = 40
+
+
+@pytest.fixture(scope="module")
+def template() -> Template:
+    return Template.load(tokenizer())
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[AnyGateway]:
+    async with gateway_of(str(FOLDER), None) as opened:
+        yield opened
+
+
+def saying(writer: Writer, by_task: dict[str, Sequence[Message]]) -> ScriptedEngine:
+    """A policy that says these turns in each task, one after the other."""
+    said: Counter[str] = Counter()
+
+    def script(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
+        said[key] += 1
+        return writer.says(by_task[key.split("/")[1]][said[key] - 1])
+
+    return ScriptedEngine(script)
+
+
+def some(split: str = "train", count: int = PER_KIND * len(KINDS)) -> list[Problem]:
+    return list(islice(problems(3, split), count))  # type: ignore[arg-type]
+
+
+def test_the_same_seed_draws_the_same_tasks_and_another_seed_others() -> None:
+    first = [one.task.columns for one in some()]
+    assert first == [one.task.columns for one in some()]
+    assert first != [one.task.columns for one in islice(problems(4), len(first))]
+
+
+def test_each_kind_needs_as_many_calls_as_it_says() -> None:
+    needed = {kind: {len(problem(0, place, kind).calls) for place in range(20)} for kind in KINDS}
+    assert needed == {"fact": {1}, "sum": {1}, "hop": {2}, "move": {3}, "judged": {1}}
+
+
+def test_no_held_out_facts_are_ever_trained_on() -> None:
+    trained = {str((one.task.messages, one.task.columns["facts"])) for one in some()}
+    held = {str((one.task.messages, one.task.columns["facts"])) for one in some("held_out")}
+    assert len(trained) == len(held) == PER_KIND * len(KINDS)
+    assert not trained & held
+
+
+def test_answers_of_each_length_are_as_many() -> None:
+    lengths = Counter(len(one.answer) for one in some(count=1500))
+    assert set(lengths) == {3, 4, 5}
+    assert all(400 <= count <= 600 for count in lengths.values())
+
+
+async def test_a_perfect_policy_is_right_in_every_task_of_every_kind(template: Template, gateway: AnyGateway) -> None:
+    drawn = some("held_out")
+    engine = saying(Writer(template, TOOLS), {one.task.id: one.turns for one in drawn})
+    player = Player(engine, template, gateway)
+    failures = Counter[str]()
+    for one in drawn:
+        rollout = await player.play(one.task)
+        failures[one.kind] += score(one.task, rollout) != 1.0
+        assert len(rollout.ledger.turns) == len(one.calls) + 1
+        assert "drift" not in rollout.infos
+    assert failures == dict.fromkeys(KINDS, 0)
+
+
+async def test_what_is_demonstrated_is_what_a_rollout_would_have_been(template: Template, gateway: AnyGateway) -> None:
+    writer = Writer(template, TOOLS)
+    for kind in ("fact", "sum", "hop", "move"):
+        one = problem(5, 0, kind)
+        engine = saying(writer, {one.task.id: one.turns})
+        rollout = await Player(engine, template, gateway).play(one.task)
+        shown = writer.demonstration(one, Random(0))
+        assert shown.ids == rollout.ledger.ids
+        assert shown.mask == rollout.ledger.mask
+
+
+async def test_a_wrong_result_is_told_and_a_second_try_is_worth_half(template: Template, gateway: AnyGateway) -> None:
+    one = problem(5, 0, "judged")
+    turns = {"late": (says("1"), *one.turns), "never": (says("1"), says("2"), *one.turns)}
+    found = {}
+    for name, said in turns.items():
+        engine = saying(Writer(template, TOOLS), {one.task.id: said})
+        rollout = await Player(engine, template, gateway).play(one.task)
+        assert rollout.stop is StopReason.FEEDBACK_DONE
+        assert sum(entry.author is Author.FEEDBACK for entry in rollout.ledger) == 2
+        found[name] = score(one.task, rollout)
+    assert found == {"late": 0.5, "never": 0.0}
+
+
+async def test_a_guess_earns_nothing(template: Template, gateway: AnyGateway) -> None:
+    drawn = [problem(6, 0, kind) for kind in KINDS]
+    guesses = {one.task.id: [says(number(Random(place)))] * 2 for place, one in enumerate(drawn)}
+    player = Player(saying(Writer(template, TOOLS), guesses), template, gateway)  # type: ignore[arg-type]
+    assert [score(one.task, await player.play(one.task)) for one in drawn] == [0.0] * len(drawn)
+
+
+async def test_the_tools_of_a_rollout_read_as_those_of_the_demonstrations(
+    template: Template, gateway: AnyGateway
+) -> None:
+    one = problem(7, 0, "hop")
+    async with gateway.open(one.task.asked) as session:
+        assert template.open(one.task.messages, session.specs) == template.open(one.task.messages, TOOLS)

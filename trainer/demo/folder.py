@@ -1,0 +1,66 @@
+"""The demo's model is made once for each recipe, and found again by it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+from trainer.demo.demonstrate import Writer
+from trainer.demo.model import build
+from trainer.demo.task import TOOLS
+from trainer.demo.warm import Recipe, warm
+from trainer.model import load_model
+from trainer.template import Template
+
+
+def cache() -> Path:
+    """Where such things are kept for a user."""
+    kept = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(kept) / "mtrl"
+
+
+def made(
+    recipe: Recipe | None = None, kept: Path | None = None, told: Callable[[int, float], None] = lambda *_: None
+) -> Path:
+    """The folder of the warm-started model; where it is not there yet, `told` hears each step's loss."""
+    recipe, kept = recipe or Recipe(), kept or cache()
+    folder = kept / f"demo-{digest(recipe)}"
+    if not folder.is_dir():
+        kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=kept) as beside:
+            _publish(_make(Path(beside) / "model", recipe, told), folder)
+    return folder
+
+
+def digest(recipe: Recipe) -> str:
+    """Of all that decides the weights: the recipe, this package, and those whose arithmetic it uses."""
+    told = sha256(repr(recipe).encode())
+    for name in ("torch", "transformers", "tokenizers"):
+        told.update(version(name).encode())
+    here = Path(__file__).parent
+    for file in sorted([*here.glob("*.py"), *here.glob("*.jinja")]):
+        told.update(file.name.encode() + file.read_bytes())
+    return told.hexdigest()[:16]
+
+
+def _make(folder: Path, recipe: Recipe, told: Callable[[int, float], None]) -> Path:
+    build(folder, recipe.seed)
+    model = load_model(folder)
+    warm(model, Writer(Template.load(folder), TOOLS), recipe, told)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _publish(whole: Path, folder: Path) -> None:
+    """A folder that is there is whole; whoever comes second keeps the first."""
+    try:
+        whole.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(whole)
