@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,21 +87,17 @@ class Batch:
 
     def _written(self) -> None:
         """What is trained was written by the policy, after something."""
-        if self._any(unwritten := (self.weights_T != 0) & ~self.mask_T):
+        if (unwritten := (self.weights_T != 0) & ~self.mask_T).any():
             raise ValueError(f"{self.where(unwritten)} has a weight, and the policy did not write it")
-        if self._any(negative := self.weights_T < 0):
+        if (negative := self.weights_T < 0).any():
             raise ValueError(f"{self.where(negative)} has a negative weight")
-        if self._any(first := self.mask_T & (places(self.sequence_T) == 0)):
+        if (first := self.mask_T & (places(self.sequence_T) == 0)).any():
             raise ValueError(f"{self.where(first)} comes first, and nobody can write after nothing")
 
-    @staticmethod
-    def _any(wrong_T: Tensor) -> bool:
-        return bool(wrong_T.any())
-
     def to(self, device: torch.device | str) -> Batch:
-        return replace(
-            self, **{name: values.to(device) for name, values in vars(self).items() if torch.is_tensor(values)}
-        )
+        tensors = {name: values for name, values in vars(self).items() if torch.is_tensor(values)}
+        moved: dict[str, Any] = {name: values.to(device) for name, values in tensors.items()}
+        return replace(self, **moved)
 
     @property
     def sequences(self) -> int:
@@ -121,7 +118,7 @@ class Batch:
 
     def finite(self, what: str, values_T: Tensor, among_T: Tensor) -> None:
         """Complains of the first number among these tokens that is none, by its rollout."""
-        if self._any(wrong := among_T & ~values_T.isfinite()):
+        if (wrong := among_T & ~values_T.isfinite()).any():
             value = float(values_T[wrong][0])
             raise NotFinite(f"{self.where(wrong)} has {what} {value}; its rollout has to be left out or looked into")
 

@@ -57,4 +57,4 @@ def _ratio(batch: Batch, level: str) -> Tensor:
         log_T = batch.total_S(log_T)[batch.sequence_T]
     elif level == "geometric":
         log_T = batch.mean_S(log_T, batch.trained_T)[batch.sequence_T]
-    return log_T.clamp(-FAR, FAR).exp()
+    return log_T.exp()

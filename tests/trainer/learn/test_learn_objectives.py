@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -159,6 +160,7 @@ def test_past_the_clip_a_gain_pulls_no_more_but_a_loss_does(seed: int) -> None:
     gained = ((ratio > 1.2) & (batch.advantages_T > 0)) | ((ratio < 0.8) & (batch.advantages_T < 0))
     pulled = batch.trained_T & (batch.advantages_T != 0)
     assert not gradient[gained].any()
+    assert torch.equal(NAMES["grpo"].objective(made.logprobs(), batch, bounds(asked)).clipped_T, gained & pulled)
     assert bool((gradient[pulled & ~gained] != 0).all())
 
 
@@ -209,15 +211,29 @@ def test_what_the_loss_tells_of_a_step_that_has_not_moved_is_nothing() -> None:
     }
 
 
-def test_policies_worlds_apart_give_numbers_all_the_same() -> None:
-    made = slow.make(1)
-    batch = made.batch()
-    for name in NAMES:
-        asked = AlgorithmSettings(
-            name=name, kl=KLSettings(coefficient=1.0), mismatch=MismatchSettings(truncate="sequence")
-        )
-        value, gradient = step(batch.old_T + 500, replace(batch, engine_T=batch.old_T + 900), asked)
-        assert bool(value.isfinite()) and bool(gradient.isfinite().all())
+@pytest.mark.parametrize("far", [2000.0, -2000.0])
+@pytest.mark.parametrize("name", ALL)
+def test_policies_worlds_apart_give_numbers_all_the_same(name: Name, far: float) -> None:
+    batch = slow.make(1).batch()
+    batch = replace(batch, engine_T=batch.old_T - far, ref_T=batch.old_T)
+    asked = AlgorithmSettings(
+        name=name, kl=KLSettings(coefficient=1.0), mismatch=MismatchSettings(truncate="sequence", reject="token")
+    )
+    value, gradient = step(batch.old_T + far, batch, asked)
+    assert bool(value.isfinite()) and bool(gradient.isfinite().all())
+    seen = loss(batch.old_T + far, batch, Totals.of([batch]), asked)
+    assert all(map(math.isfinite, seen.metrics.values()))
+
+
+def test_how_far_a_step_went_from_the_old_policy_is_told() -> None:
+    made = slow.make(9)
+    seen = loss(made.logprobs(), made.batch(), Totals.of([made.batch()]), AlgorithmSettings())
+    far = [
+        new[token] - old[token]
+        for row, new, old in zip(made.rows, made.new, made.old, strict=True)
+        for token in slow.trained(row)
+    ]
+    assert seen.metrics["kl/old"] == pytest.approx(sum(math.exp(d) - 1 - d for d in far) / len(far))
 
 
 def test_a_batch_of_single_precision_stays_so() -> None:
