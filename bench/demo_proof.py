@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -151,21 +151,15 @@ async def prove(seed: int, recipe: Recipe, plain: Plain, folder: Path, gateway: 
     return told
 
 
-def _runs(options: argparse.Namespace) -> Iterator[tuple[int, Recipe, Plain]]:
-    for seed in options.seeds:
-        yield seed, Recipe(seed=seed), Plain(steps=options.steps)
-
-
 async def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    told = []
+    plain = Plain(steps=options.steps)
+    told: dict[str, Any] = {"recipe": asdict(Recipe()), "grpo": asdict(plain), "seeds": []}
     async with gateway_of(str(CONFIGS), None) as gateway:
-        for seed, recipe, plain in _runs(options):
+        for seed in options.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                told.append(await prove(seed, recipe, plain, Path(folder), gateway))
-    options.out.write_text(
-        json.dumps({"recipe": asdict(recipe), "grpo": asdict(plain), "seeds": told}, indent=1) + "\n"
-    )
+                told["seeds"].append(await prove(seed, Recipe(seed=seed), plain, Path(folder), gateway))
+            options.out.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
