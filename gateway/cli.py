@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gateway.errors import GatewayError, innermost
+from gateway.leave import leaving
 
 if TYPE_CHECKING:
     from gateway.build import Plan
@@ -203,7 +204,7 @@ def _logging(
 
 
 def main() -> None:
-    app()
+    leaving(app)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.errors import GatewayError, innermost
+from gateway.leave import leaving
 
 if TYPE_CHECKING:
     from trainer.config import RolloutSettings
@@ -208,7 +209,7 @@ def _logging(
 
 
 def main() -> None:
-    app()
+    leaving(app)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from scripts import by_task
 
 import trainer.roll
-from trainer.cli import app
+from trainer.cli import main
 from trainer.config import TemplateSettings
 from trainer.engine.base import Engine
 from trainer.engine.scripted import ScriptedEngine
@@ -33,4 +33,4 @@ def scripted(file: Path) -> Callable[..., Engine]:
 
 if __name__ == "__main__":
     trainer.roll.engine_of = scripted(Path(sys.argv.pop(1)))
-    app()
+    main()

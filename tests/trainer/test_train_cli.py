@@ -225,17 +225,24 @@ SAYS = {
 ROWS = ({**HEARD, "id": "both"}, {**PLAIN, "id": "wrong"})
 
 
-@pytest.fixture
-def recorded(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recorded run with a native tool, a server over stdio, and an interaction in one rollout."""
-    Path("says.json").write_text(json.dumps(SAYS))
-    with monkeypatch.context() as patch:
+@pytest.fixture(scope="module")
+def tape(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recorded run: a native tool, a server over stdio, and an interaction in one rollout."""
+    folder = tmp_path_factory.mktemp("tape")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("says.json").write_text(json.dumps(SAYS))
         patch.setattr(trainer.roll, "engine_of", scripted(Path("says.json")))
-        data = write("t.jsonl", *ROWS)
-        run(
-            *("rollout", "--tools", TOOLS, "--model", model, "--data", data, "--out", "runs/rec", "--n", 2),
-            "--record",
-        )
+        words = ("rollout", "--tools", TOOLS, "--model", model, "--data", write("t.jsonl", *ROWS), "--out", "runs/rec")
+        done = CliRunner().invoke(app, [*map(str, words), "--n", "2", "--record"])
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def recorded(tape: Path, place: Path) -> Path:
+    """A run of one's own to spoil."""
+    shutil.copytree(tape, place, dirs_exist_ok=True)
     return Path("runs/rec")
 
 

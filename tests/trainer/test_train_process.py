@@ -37,6 +37,7 @@ async def wait() -> str:
 
 def doze() -> str:
     """Holds a thread for a minute."""
+    open("dozing", "w").close()
     time.sleep(60)
     return "awake"
 '''
@@ -121,7 +122,7 @@ def test_ctrl_c_leaves_at_once_with_everything_closed_and_what_was_over_saved(
     (place / "says.json").write_text(json.dumps(says))
     words = ("--model", str(model), "--data", rows(place, "quick", "held"), "--out", "runs/a", "--n", "2", "--record")
     with started(place, str(SCRIPTED), "says.json", "rollout", *words) as process:
-        until(lambda: saved(place / "runs/a") == 2, process)
+        until(lambda: saved(place / "runs/a") == 2 and (tool == "wait" or (place / "dozing").exists()), process)
         told = interrupted(process)
     assert "mtrl-train: stopped; what was over is saved" in told and "Traceback" not in told
     rollouts = list(Rollouts(place / "runs/a"))
