@@ -44,7 +44,19 @@ def conformance() -> str:
     return "\n".join([head, "|---|--:|--:|--:|", *lines])
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"costs": costs, "conformance": conformance}
+def scale() -> str:
+    """Every wave of calls that was under way at one moment, and what a session costs that does nothing."""
+    written = results("gateway.json")["scale"]
+    waves = [
+        f"| {wave['calls']:,} calls at one moment through `{wave['tool']}` | {wave['answered']:,} answered, "
+        f"{wave['lost']} lost, {wave['duplicated']} doubled |"
+        for wave in written["waves"]
+    ]
+    idle = f"| an idle session | {written['idle_kib']:.1f} KiB |"
+    return "\n".join([f"| {written['sessions']:,} sessions on one process | |", "|---|--:|", *waves, idle])
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"costs": costs, "scale": scale, "conformance": conformance}
 
 
 def filled(readme: str) -> str:
