@@ -75,23 +75,13 @@ class TemplateSettings(Frozen):
     """Passed on to the template, as `enable_thinking`."""
 
 
-class RolloutSettings(Frozen):
-    """What `mtrl-train rollout` does; a run keeps it beside its rollouts."""
+class PlaySettings(Frozen):
+    """What a rollout is made with, whatever it is made for."""
 
     tools: str = "tool_configs"
     """A folder of YAML, or the URL of a running `mtrl-gateway serve`."""
     mcp: Path | None = None
     """The servers file; by default mcp_servers.json beside the folder."""
-    model: Path
-    """A folder with a model as `save_pretrained` writes it."""
-    data: str
-    """A JSONL or parquet file, a saved data set's folder, or a data set's name."""
-    out: Path
-    """The run's folder."""
-    n: PositiveInt = 4
-    """Rollouts of each row."""
-    rows: PositiveInt | None = None
-    """Only the first so many rows."""
     system: str = ""
     """Said before every chat that does not begin with such a message."""
     seed: int = 0
@@ -105,3 +95,18 @@ class RolloutSettings(Frozen):
     limits: RolloutLimits = RolloutLimits()
     admission: Admission = Admission()
     groups: GroupRules = GroupRules()
+
+
+class RolloutSettings(PlaySettings):
+    """What `mtrl-train rollout` does; a run keeps it beside its rollouts."""
+
+    model: Path
+    """A folder with a model as `save_pretrained` writes it."""
+    data: str
+    """A JSONL or parquet file, a saved data set's folder, or a data set's name."""
+    out: Path
+    """The run's folder."""
+    n: PositiveInt = 4
+    """Rollouts of each row."""
+    rows: PositiveInt | None = None
+    """Only the first so many rows."""

@@ -10,7 +10,7 @@ from gateway.config.find import find
 from gateway.errors import ConfigError
 from gateway.session import AnyGateway
 from gateway.types import ToolSpec
-from trainer.config import RolloutSettings, TemplateSettings
+from trainer.config import PlaySettings, TemplateSettings
 from trainer.engine.base import Engine, Sampling
 from trainer.steps import Stepper, ToolsAndFeedback
 
@@ -79,7 +79,7 @@ def engine_of(model: Path, decode: Callable[[Sequence[int]], str], rows: int) ->
     return TorchEngine(load_model(model, device=device), decode=decode, rows=rows)
 
 
-def stepper_of(settings: RolloutSettings) -> Stepper:
+def stepper_of(settings: PlaySettings) -> Stepper:
     """The plug-in between two turns: an object, or a class that is made without arguments."""
     if settings.stepper is None:
         return ToolsAndFeedback()
@@ -107,5 +107,5 @@ def _plug_in(name: str) -> Any:
     return find(f"{file.stem}:{attribute}", file, "stepper")
 
 
-def sampling_of(settings: RolloutSettings) -> Sampling:
+def sampling_of(settings: PlaySettings) -> Sampling:
     return Sampling(**settings.sampling.model_dump())
