@@ -118,19 +118,22 @@ class Groups:
         self._rank = 0
 
     @asynccontextmanager
-    async def play(self, tasks: Iterable[Task]) -> AsyncIterator[AsyncIterator[Group]]:
-        """Leaving the block cancels what is under way."""
+    async def play(self, tasks: Iterable[Task], name: str = "") -> AsyncIterator[AsyncIterator[Group]]:
+        """Groups are called `name` and a number; seeds go by that. Leaving the block cancels what is under way."""
         send, receive = anyio.create_memory_object_stream[Group](0)
+        named = ((f"{name}{number}", task) for number, task in enumerate(tasks))
         async with anyio.create_task_group() as running, receive:
-            running.start_soon(self._feed, tasks, send, running)
+            running.start_soon(self._feed, named, send, running)
             yield receive
             running.cancel_scope.cancel()
 
-    async def _feed(self, tasks: Iterable[Task], send: MemoryObjectSendStream[Group], running: TaskGroup) -> None:
+    async def _feed(
+        self, named: Iterable[tuple[str, Task]], send: MemoryObjectSendStream[Group], running: TaskGroup
+    ) -> None:
         """Begins rollouts in order, a group's together, as far as there is room."""
         async with send:
-            for number, task in enumerate(tasks):
-                group = _Open(task, f"{number}")
+            for name, task in named:
+                group = _Open(task, name)
                 for index in range(self.count):
                     await self._begin(group, index, send, running)
 

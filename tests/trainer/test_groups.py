@@ -104,6 +104,16 @@ async def test_a_group_comes_out_when_it_is_done_and_not_when_it_is_its_turn() -
     assert {rollout.group for rollout in first.rollouts} == {"1"}
 
 
+async def test_groups_played_again_under_another_name_are_sampled_with_other_seeds() -> None:
+    async with house({"*": ("done",)}) as at:
+        groups = at.groups(2)
+        for name in ("", "12-"):
+            async with groups.play(tasks("t", "t"), name) as done:
+                assert {rollout.group async for group in done for rollout in group.rollouts} == {f"{name}0", f"{name}1"}
+    assert set(at.keys[4:]) == {"12-0/t/0", "12-0/t/1", "12-1/t/0", "12-1/t/1"}
+    assert len({asked.sampling.seed for asked in at.engine.asked}) == 8
+
+
 async def test_a_rollout_that_waits_for_a_tool_lends_its_place_to_another() -> None:
     doors = Doors()
     async with (
