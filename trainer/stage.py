@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from gateway.config.find import find
 from gateway.errors import ConfigError
 from gateway.session import AnyGateway
 from gateway.types import ToolSpec
 from trainer.config import PlaySettings, TemplateSettings
 from trainer.engine.base import Engine, Sampling
+from trainer.plug import plug_in
 from trainer.steps import Stepper, ToolsAndFeedback
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def stepper_of(settings: PlaySettings) -> Stepper:
     """The plug-in between two turns: an object, or a class that is made without arguments."""
     if settings.stepper is None:
         return ToolsAndFeedback()
-    found = _plug_in(settings.stepper)
+    found = plug_in(settings.stepper, "stepper")
     try:
         made = found() if isinstance(found, type) else found
     except TypeError as error:
@@ -94,17 +94,6 @@ def stepper_of(settings: PlaySettings) -> Stepper:
         remedy = "define check_finished(turn) and step(turn), or derive from trainer.steps:ToolsAndFeedback"
         raise ConfigError(f"{settings.stepper!r} lacks {' and '.join(missing)}", field="stepper", remedy=remedy)
     return cast(Stepper, made)
-
-
-def _plug_in(name: str) -> Any:
-    """By `module:name`; or by `folder/plugins.py:name`, whose folder can be imported from then on."""
-    path, _, attribute = name.rpartition(":")
-    if not path.endswith(".py"):
-        return find(name, None, "stepper")
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError("there is no such file", file=file, field="stepper", remedy="correct the path")
-    return find(f"{file.stem}:{attribute}", file, "stepper")
 
 
 def sampling_of(settings: PlaySettings) -> Sampling:
