@@ -42,9 +42,13 @@ class Admission(Frozen):
     """How much goes on at once."""
 
     open: PositiveInt = 256
-    """Rollouts that are under way, those that wait for a tool included."""
+    """Rollouts that are under way, those included that wait for a tool and have not waited long."""
     writing: PositiveInt = 64
     """Rollouts that the engine writes for; one that waits for a tool lends its place to the next."""
+    patience_s: PositiveFloat = 1.0
+    """A rollout that waits longer for a tool, an interaction or a session makes room for one more that is open."""
+    waiting: NonNegativeInt = 1024
+    """Rollouts that have made room, at the most: a bound on memory where a server is slow."""
 
 
 class SamplingSettings(Frozen):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import anyio
 from anyio.abc import TaskGroup
@@ -14,6 +12,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from trainer.config import Admission, GroupRules
 from trainer.play import Player
+from trainer.room import Room, Stay
 from trainer.run.rollout import Rollout
 from trainer.task import Task
 
@@ -31,54 +30,6 @@ class Group:
     """Those that infrastructure ended, whatever became of the group."""
     dropped: bool = False
     """Nothing of it counts."""
-
-
-class Places:
-    """Room at the engine. Whoever began first goes first, so that a group is not overtaken by those behind it."""
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._waiting: list[tuple[int, int, anyio.Event]] = []
-        self._arrivals = 0
-
-    def of(self, rank: int) -> _Place:
-        return _Place(self, rank)
-
-    async def take(self, rank: int) -> None:
-        if self._free and not self._waiting:
-            self._free -= 1
-            return
-        self._arrivals += 1
-        turn = (rank, self._arrivals, anyio.Event())
-        heapq.heappush(self._waiting, turn)
-        try:
-            await turn[2].wait()
-        except BaseException:
-            if turn[2].is_set():
-                self.give()
-            else:
-                self._waiting.remove(turn)
-                heapq.heapify(self._waiting)
-            raise
-
-    def give(self) -> None:
-        if self._waiting:
-            heapq.heappop(self._waiting)[2].set()
-        else:
-            self._free += 1
-
-
-class _Place:
-    def __init__(self, places: Places, rank: int) -> None:
-        self._places, self._rank = places, rank
-
-    async def __aenter__(self) -> None:
-        await self._places.take(self._rank)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._places.give()
 
 
 @dataclass
@@ -113,9 +64,7 @@ class Groups:
     ) -> None:
         """`keep` is given every rollout that is over, those that do not count included, before its group is."""
         self.player, self.count, self.rules, self.keep = player, count, rules, keep
-        self._writing = Places(admission.writing)
-        self._open = anyio.Semaphore(admission.open)
-        self._rank = 0
+        self._room = Room(admission)
 
     @asynccontextmanager
     async def play(self, tasks: Iterable[Task], name: str = "") -> AsyncIterator[AsyncIterator[Group]]:
@@ -138,26 +87,24 @@ class Groups:
                     await self._begin(group, index, send, running)
 
     async def _begin(self, group: _Open, index: int, send: MemoryObjectSendStream[Group], running: TaskGroup) -> None:
-        await self._open.acquire()
-        self._rank += 1
-        running.start_soon(self._play, group, index, self._rank, send.clone())
+        stay = await self._room.enter()
+        running.start_soon(self._play, group, index, stay, send.clone())
 
-    async def _play(self, group: _Open, index: int, rank: int, send: MemoryObjectSendStream[Group]) -> None:
+    async def _play(self, group: _Open, index: int, stay: Stay, send: MemoryObjectSendStream[Group]) -> None:
+        """A group that nobody takes keeps a place, so that what is done does not pile up."""
         async with send:
             try:
-                rollout = await self._played(group, index, rank)
+                group.done[index] = await self._played(group, index, stay)
+                if len(group.done) == self.count:
+                    await send.send(group.judged(self.rules))
             finally:
-                self._open.release()
-            group.done[index] = rollout
-            if len(group.done) == self.count:
-                await send.send(group.judged(self.rules))
+                stay.leave()
 
-    async def _played(self, group: _Open, index: int, rank: int) -> Rollout:
+    async def _played(self, group: _Open, index: int, stay: Stay) -> Rollout:
         """Made anew as long as infrastructure fails it and the rules allow."""
         refills = self.rules.refills if self.rules.on_failure == "refill" else 0
         for attempt in range(refills + 1):
-            place = self._writing.of(rank)
-            rollout = await self.player.play(group.task, group=group.name, index=index, attempt=attempt, place=place)
+            rollout = await self.player.play(group.task, group=group.name, index=index, attempt=attempt, place=stay)
             if self.keep is not None:
                 await self.keep(rollout)
             if not rollout.stop.infrastructure:

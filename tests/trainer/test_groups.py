@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from conversations import template_for
 from scripts import HERMES, by_task, calling, gateway_of, tasks
@@ -65,9 +66,9 @@ class House:
     async def keep(self, rollout: Rollout) -> None:
         self.kept.append(rollout)
 
-    def groups(self, count: int, *, open: int = 256, writing: int = 64, rules: GroupRules | None = None) -> Groups:
-        admission = Admission(open=open, writing=writing)
-        return Groups(self.player, count, admission=admission, rules=rules or GroupRules(), keep=self.keep)
+    def groups(self, count: int, *, rules: GroupRules | None = None, **admission: Any) -> Groups:
+        room = Admission(**admission)
+        return Groups(self.player, count, admission=room, rules=rules or GroupRules(), keep=self.keep)
 
     async def all(self, some: Iterable[Task], count: int, **more: Any) -> list[Group]:
         async with self.groups(count, **more).play(some) as done:
@@ -146,7 +147,7 @@ async def test_no_more_rollouts_are_open_than_may_be_and_the_next_begins_when_on
     names = [f"t{number}" for number in range(5)]
     async with (
         house({name: knocks(name) for name in names}, doors.knock) as at,
-        at.groups(1, open=2).play(tasks(*names)) as done,
+        at.groups(1, open=2, waiting=0).play(tasks(*names)) as done,
     ):
         for name, inside in zip(names, (2, 2, 2, 2, 1), strict=True):
             await anyio.wait_all_tasks_blocked()
@@ -168,6 +169,78 @@ async def test_a_slow_server_holds_up_only_those_that_wait_for_it() -> None:
         doors.door("slow").set()
         assert [len(group.rollouts) async for group in done] == [4] * 8
     assert at.engine.most == 2
+
+
+async def test_a_slow_server_that_all_next_in_line_need_does_not_keep_the_rest_from_beginning() -> None:
+    doors = Doors()
+    some = tasks(*["slow"] * 4, *["quick"] * 6)
+    async with (
+        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
+        at.groups(2, open=2, patience_s=0.01, waiting=8).play(some) as done,
+    ):
+        quick = [await anext(done) for _ in range(6)]
+        assert [(group.task.id, len(group.rollouts)) for group in quick] == [("quick", 2)] * 6
+        assert doors.inside["slow"] == 8, "all of them still wait, four times as many as may be open"
+        doors.door("slow").set()
+        assert [len(group.rollouts) async for group in done] == [2] * 4
+
+
+async def test_rollouts_that_made_room_are_no_more_than_may_wait() -> None:
+    doors = Doors()
+    async with (
+        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
+        at.groups(1, open=2, patience_s=1e-6, waiting=3).play(tasks(*["slow"] * 9, "quick")) as done,
+    ):
+        while doors.inside["slow"] < 5:
+            await anyio.lowlevel.checkpoint()
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+            assert len(at.gateway.sessions) == doors.inside["slow"] == 5
+        doors.door("slow").set()
+        assert len([group async for group in done]) == 10
+
+
+async def test_who_waits_long_makes_room_for_one_and_no_more() -> None:
+    doors = Doors()
+    async with house({"slow": knocks("slow"), "*": ("done",)}, doors.knock) as at:
+        held = [at.engine.hold(f"{number}/writes/0") for number in range(1, 5)]
+        async with at.groups(1, open=2, patience_s=1e-6).play(tasks("slow", *["writes"] * 4)) as done:
+            while at.engine.writing < 2 or doors.inside["slow"] < 1:
+                await anyio.lowlevel.checkpoint()
+            for _ in range(200):
+                await anyio.lowlevel.checkpoint()
+                assert len(at.gateway.sessions) == 3
+            for one in (*held, doors.door("slow")):
+                one.set()
+            assert len([group async for group in done]) == 5
+
+
+async def test_quick_tools_make_no_room_for_more_than_may_be_open() -> None:
+    most = 0
+
+    async def look() -> str:
+        """Looks around."""
+        nonlocal most
+        most = max(most, len(at.gateway.sessions))
+        await anyio.lowlevel.checkpoint()
+        return "nothing"
+
+    async with house({"*": (calling(("look", {})), calling(("look", {})), "done")}, look) as at:
+        assert len(await at.all(tasks(*"abcdefgh"), 4, open=5, patience_s=60)) == 8
+    assert most == 5
+
+
+async def test_groups_that_nobody_takes_do_not_pile_up() -> None:
+    async with (
+        house({"*": ("done",)}) as at,
+        at.groups(1, open=2, waiting=0).play(tasks(*"abcdef")) as done,
+    ):
+        await anyio.wait_all_tasks_blocked()
+        assert len(at.kept) == 2
+        await anext(done)
+        await anyio.wait_all_tasks_blocked()
+        assert len(at.kept) == 3
+        assert len([group async for group in done]) == 5
 
 
 def failing(times: int, error: str = "out of memory") -> Script:

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.groups import Places
+from trainer.room import Places
 
 
 @dataclass
@@ -25,12 +25,13 @@ class Taker:
 
     async def take(self, places: Places) -> None:
         with self.scope:
-            async with places.of(self.rank):
-                self.holds = True
-                try:
-                    await self.go.wait()
-                finally:
-                    self.holds = False
+            await places.take(self.rank)
+            self.holds = True
+            try:
+                await self.go.wait()
+            finally:
+                self.holds = False
+                places.give()
 
 
 @dataclass
