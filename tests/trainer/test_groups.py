@@ -200,21 +200,6 @@ async def test_rollouts_that_made_room_are_no_more_than_may_wait() -> None:
         assert len([group async for group in done]) == 10
 
 
-async def test_who_waits_long_makes_room_for_one_and_no_more() -> None:
-    doors = Doors()
-    async with house({"slow": knocks("slow"), "*": ("done",)}, doors.knock) as at:
-        held = [at.engine.hold(f"{number}/writes/0") for number in range(1, 5)]
-        async with at.groups(1, open=2, patience_s=1e-6).play(tasks("slow", *["writes"] * 4)) as done:
-            while at.engine.writing < 2 or doors.inside["slow"] < 1:
-                await anyio.lowlevel.checkpoint()
-            for _ in range(200):
-                await anyio.lowlevel.checkpoint()
-                assert len(at.gateway.sessions) == 3
-            for one in (*held, doors.door("slow")):
-                one.set()
-            assert len([group async for group in done]) == 5
-
-
 async def test_quick_tools_make_no_room_for_more_than_may_be_open() -> None:
     most = 0
 

@@ -11,7 +11,8 @@ from anyio.abc import TaskGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.room import Places
+from trainer.config import Admission
+from trainer.room import Places, Room
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Taker:
 
 
 @dataclass
-class Room:
+class Modelled:
     """Places beside a model of them: who holds one, and who waits, in order."""
 
     count: int
@@ -98,7 +99,7 @@ def test_places_go_by_rank_and_come_back_however_their_holders_end(
 ) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as running:
-            room = Room(count, running)
+            room = Modelled(count, running)
             for op, number in ops:
                 match op:
                     case "enter":
@@ -124,3 +125,34 @@ def test_places_go_by_rank_and_come_back_however_their_holders_end(
                 last.cancel_scope.cancel()
 
     anyio.run(main, backend=loop)
+
+
+async def test_one_that_waits_long_makes_room_for_one_and_no_more() -> None:
+    room = Room(Admission(open=2, patience_s=1e-6))
+    begun: list[str] = []
+
+    async def begin(name: str) -> None:
+        stay = await room.enter()
+        async with stay:
+            begun.append(name)
+            await go[name].wait()
+        stay.leave()
+
+    go = {name: anyio.Event() for name in "abc"}
+    with anyio.fail_after(10):
+        waits = await room.enter()
+        async with anyio.create_task_group() as running:
+            for number, name in enumerate(go):
+                running.start_soon(begin, name)
+                while len(begun) < min(number + 1, 2):
+                    await anyio.lowlevel.checkpoint()
+            await settled()
+            assert begun == ["a", "b"], "two that write, and one that made room"
+            waits.leave()
+            await settled()
+            assert begun == ["a", "b"]
+            go["a"].set()
+            while len(begun) < 3:
+                await anyio.lowlevel.checkpoint()
+            go["b"].set()
+            go["c"].set()
