@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from gateway.feedback.base import BaseInteraction, Message, Turn, said
-from gateway.feedback.score import compute_score
+from gateway.feedback.score import compute_score, extract_solution
 
 RIGHT = "Your response is correct!"
 WRONG = "Your response is incorrect! You need to reflect on your answer and try again."
@@ -33,7 +33,8 @@ class Gsm8kInteraction(BaseInteraction):
         if ground_truth is None:
             raise ValueError("gsm8k needs `ground_truth` in the session's feedback arguments")
         instance_id = instance_id or str(uuid4())
-        self._instances[instance_id] = {"response": "", "ground_truth": ground_truth, "method": self.method}
+        truth = extract_solution(str(ground_truth)) or ground_truth  # As the data set has it: a solution, then `#### n`.
+        self._instances[instance_id] = {"response": "", "ground_truth": truth, "method": self.method}
         return instance_id
 
     async def generate_response(self, instance_id: str, messages: list[Message], **kwargs: Any) -> Turn:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.feedback.gsm8k import Gsm8kInteraction
 from gateway.feedback.score import compute_score, extract_solution
 
 NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**9), max_value=10**9, places=3)
@@ -90,3 +91,10 @@ def test_a_truth_that_is_no_number_is_never_met_by_one() -> None:
 def test_an_unknown_method_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'loose'"):
         extract_solution("#### 4", "loose")  # type: ignore[arg-type]
+
+
+async def test_a_truth_may_be_the_whole_solution_that_the_data_set_has() -> None:
+    judge = Gsm8kInteraction({})
+    instance = await judge.start_interaction(ground_truth="16 - 3 - 4 = 9 eggs, and 9 * 2 = 18.\n#### 18")
+    assert (await judge.generate_response(instance, [{"role": "assistant", "content": "#### 18"}]))[0] is True
+    assert (await judge.generate_response(instance, [{"role": "assistant", "content": "#### 16"}]))[0] is False
