@@ -36,12 +36,14 @@ TRAINER_DOORS = {
     "transformers": ("template/", "engine/torch/", "model.py", "check.py", "policy.py", "demo/"),
     "numpy": ("engine/torch/",),
     "datasets": ("data/",),
+    "matplotlib": ("view/",),
     "pyarrow": ("data/",),
     "typer": ("cli.py",),
     "rich": ("view/", "check.py", "roll.py", "replay.py", "cli.py"),
     "asyncio": (),
     "mcp": (),
     "starlette": (),
+    "tensorboard": (),
     "tokenizers": ("demo/",),
     "yaml": (),
 }
@@ -88,6 +90,7 @@ LAYERS = (
     ("room", "groups", "view"),
     ("stage", "model", "learn"),
     ("policy", "demo"),
+    ("train",),
     ("check", "roll", "replay"),
     ("cli",),
 )
