@@ -16,7 +16,7 @@ import torch
 from gateway.types import Image
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.torch import TorchEngine
-from trainer.engine.torch.batch import Batch
+from trainer.engine.torch.batch import AT_ONCE, Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LONG = Sampling(max_tokens=500, temperature=0)
@@ -216,6 +216,24 @@ async def test_the_event_loop_goes_on_while_a_step_runs(engine: TorchEngine, mon
         for _ in range(100):
             await anyio.lowlevel.checkpoint()
         gate.open()
+
+
+async def test_a_sibling_that_comes_late_still_waits_for_a_long_prompt_that_is_being_read(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked, found = Gate(monkeypatch, 1), tiny.prompt(AT_ONCE + 60), []
+
+    async def write() -> None:
+        found.append(await engine.generate(asked, SHORT))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write)
+        await gate.reached.wait()
+        for _ in range(3):
+            tasks.start_soon(write)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    assert sorted(written.cached for written in found) == [0, *[len(asked) - 1] * 3]
 
 
 def raises(error: Exception) -> Callable[..., object]:

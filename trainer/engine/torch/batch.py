@@ -168,5 +168,5 @@ class Batch:
 
 
 def _shares(reading: Row, row: Row, length: int) -> bool:
-    """Whether another row is about to have the first `length` ids of this one in its slot, and so in the tree."""
-    return reading.held < length < min(reading.asked, len(row.ids)) and reading.ids[:length] == row.ids[:length]
+    """Whether another row will have the first `length` ids of this one in the tree, once it has read all of its own."""
+    return length < min(reading.asked, len(row.ids)) and reading.ids[:length] == row.ids[:length]
