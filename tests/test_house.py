@@ -87,7 +87,7 @@ LAYERS = (
     ("config", "plug"),
     ("steps", "data"),
     ("play",),
-    ("room", "groups", "view"),
+    ("room", "groups", "view", "reward"),
     ("stage", "model", "learn"),
     ("policy", "demo"),
     ("train",),

@@ -204,6 +204,7 @@ class _Rollout:
             cached=written.cached,
             stop=written.stop,
             calls=reply.calls,
+            info={"own": self.player.template.words(written.ids)} if self.unfinished else NOTHING,
         )
         return reply
 

@@ -21,13 +21,14 @@ class Scored:
     turns: tuple[float, ...]
     """Of each of the policy's turns, over all ledgers and earlier ones first, what tools and feedback scored it.
 
-    Tools' scores are weighted as the component that is the function `tools`, feedback's as the one that is `feedback`;
-    scores of a kind without such a component count in full.
+    Tools' scores are weighted as the component whose function is `tools`, feedback's as the one whose function is
+    `feedback` or `outcome`; scores of a kind that no component sums count in full.
     """
     success: bool
     """Whether the component that tells success reached its mark."""
     spread: float = 0.0
-    """Of `reward`, the part that `turns` holds as well: `reward - spread` is what came at the end alone."""
+    """The sum of those `turns` that components sum: `reward - spread` is what came at the end alone, so that it and
+    these turns together are the reward once, and not twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,16 @@ class Rollout:
             raise ValueError(f"a rollout that ended with {self.stop} says nothing of the policy and has no rewards")
 
     @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.group}/{self.task}/{self.index}"
+
+    @property
+    def ledgers(self) -> tuple[Ledger, ...]:
+        """All of them, oldest first."""
+        return (*self.earlier, self.ledger)
+
+    @property
     def reward(self) -> float | None:
         """The components' plain sum; None where it was not scored."""
         return fsum(self.rewards.values()) if self.rewards else None

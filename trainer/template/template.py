@@ -119,7 +119,11 @@ class Template:
 
     def read(self, ids: Sequence[int]) -> Reply:
         """What the policy wrote in one turn, for reading only."""
-        return self.parser.parse(self.opened + self.tokens.decode(ids[:-1] if self.ended(ids) else ids))
+        return self.parser.parse(self.opened + self.words(ids))
+
+    def words(self, ids: Sequence[int]) -> str:
+        """The text of these ids, reasoning and calls included, without what ended the turn."""
+        return self.tokens.decode(ids[:-1] if self.ended(ids) else ids)
 
     def message(self, reply: Reply) -> Message:
         """The chat message of a policy's turn, as a ledger keeps it."""
