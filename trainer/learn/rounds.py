@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 
+from gateway.errors import ConfigError
 from trainer.ledger import Ledger
+from trainer.plug import plug_in
 
+FIELD = "algorithm.credit.rounds"
 Weigh = Callable[[Ledger], Sequence[float]]
-"""A number of 0 or more for each token; 0 for what the policy did not write."""
+"""A number of 0 or more for each token; 0 for what the policy did not write. A rollout of several ledgers comes as one,
+end to end."""
 
 
 def every(ledger: Ledger) -> tuple[float, ...]:
@@ -25,10 +29,26 @@ def last(ledger: Ledger) -> tuple[float, ...]:
 NAMES: Mapping[str, Weigh] = {"all": every, "last": last}
 
 
+def weigh_of(name: str) -> Weigh:
+    """`all`, `last`, or one's own by `module:function` or `file.py:function`."""
+    if known := NAMES.get(name):
+        return known
+    remedy = f"write {', '.join(NAMES)}, or module:function with a function that gives each token of a ledger a number"
+    if ":" not in name:
+        raise ConfigError(f"there are no rounds called {name!r}", field=FIELD, remedy=remedy)
+    found: Weigh = plug_in(name, FIELD)
+    if not callable(found):
+        raise ConfigError(f"{name!r} is no function", field=FIELD, remedy=remedy)
+    return found
+
+
 def weights(ledger: Ledger, weigh: Weigh, name: str) -> tuple[float, ...]:
     """What `weigh` says, once it is known to make sense; `name` is the rollout's."""
-    given = tuple(map(float, weigh(ledger)))
     called = getattr(weigh, "__name__", type(weigh).__name__)
+    try:
+        given = tuple(map(float, weigh(ledger)))
+    except Exception as error:  # boundary: a function of the user's own may raise anything
+        raise ValueError(f"rollout {name}: {called} raised {type(error).__name__}: {error}") from error
     if len(given) != len(ledger):
         raise ValueError(f"rollout {name}: {called} gave {len(given)} weights for {len(ledger)} tokens")
     for token, (weight, written) in enumerate(zip(given, ledger.mask, strict=True)):

@@ -54,18 +54,19 @@ class CreditSettings(Frozen):
     scored from the turn on; `turns`: all rewards from the turn on, against siblings that got as far; `gae`: against a
     critic."""
     discount: Share = 1.0
-    """What a reward one turn later counts now."""
+    """What a reward one turn later counts now; with `gae`, one token later."""
     trust: Share = 0.95
     """`gae`: how far rewards are believed rather than the critic; lambda elsewhere."""
     rounds: str = "all"
-    """Which turns are trained: `all`, `last`, or `module:function`, which weighs each token of a ledger."""
+    """Which turns are trained: `all`, `last`, or `module:function` or `file.py:function`, which weighs each token of a
+    ledger."""
 
 
 class OverlongSettings(Frozen):
     """What length costs before it costs everything."""
 
     limit: PositiveInt
-    """Tokens at which a rollout has lost `cost`."""
+    """Tokens of the policy's own at which a rollout has lost `cost`."""
     margin: PositiveInt
     """Tokens before the limit at which the loss begins."""
     cost: PositiveFloat = 1.0

@@ -15,7 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.learn.lessons import group as grouped
+from tests.trainer.learn.lessons import scored
 from trainer.learn.credit import scores, turns
+from trainer.learn.lesson import lesson
+from trainer.learn.rounds import every
+from trainer.learn.settings import AlgorithmSettings
+from trainer.learn.worth import rows
 
 Estimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 GO, CHOICE = 0.4, -0.3
@@ -105,6 +111,23 @@ def test_the_bias_of_centring_by_index_is_the_mean_of_the_later_turns_that_a_sto
     met = 1 - (1 - go) ** (size - 1)  # Else nobody else took the turn, and nothing is taken off.
     spared = go * (1 - go) * last * met
     assert toy.expected(index_by_index, size)[0] - toy.gradient()[0] == pytest.approx(-spared, abs=1e-12)
+
+
+def through_a_lesson(rewards_K: Tensor, sequence_K: Tensor, group_S: Tensor) -> Tensor:
+    """The same groups as rollouts of one token a turn, whose last reward is the outcome."""
+    rollouts = []
+    for number in range(len(group_S)):
+        mine = rewards_K[sequence_K == number].tolist()
+        rollouts.append(scored("qab"[: len(mine) + 1], sum(mine), [*mine[:-1], 0.0], index=number))
+    settings = AlgorithmSettings.model_validate({"credit": {"kind": "turns"}, "kl": {"coefficient": 1.0}})
+    made = rows(lesson([grouped(*rollouts)], settings, every), settings)
+    return torch.tensor([advantage for row in made.rows for advantage in row.advantages[1:]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("toy", TOYS)
+def test_rows_made_of_scored_groups_find_the_true_gradient_too(toy: Toy, size: int) -> None:
+    assert toy.expected(through_a_lesson, size) == pytest.approx(toy.gradient(), abs=1e-12)
 
 
 def test_training_on_arms_worth_the_same_stays_put_and_by_index_drifts_to_stopping() -> None:

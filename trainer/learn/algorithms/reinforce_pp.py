@@ -16,7 +16,7 @@ def advantages(rewards_S: Tensor, group_S: Tensor) -> Tensor:
 
 def whitened(advantages_T: Tensor, trained_T: Tensor) -> Tensor:
     """Mean 0 and deviation 1 over all trained tokens of a step; 0 where there is but one value."""
-    kept = advantages_T[trained_T]
+    kept = advantages_T[trained_T].sort().values  # Sums round by their order, and this one has none.
     if len(kept) < 2 or bool(kept.max() == kept.min()):
         return torch.zeros_like(advantages_T)
     return torch.where(trained_T, (advantages_T - kept.mean()) / (kept.std() + EPSILON), 0)
