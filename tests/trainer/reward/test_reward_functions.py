@@ -246,3 +246,8 @@ def test_a_process_ends_while_a_reward_function_still_holds_a_thread(write: Writ
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 3 and "gave nothing within 0.1 s" in done.stdout
     assert time.monotonic() - began < 60
+
+
+async def test_what_does_not_tell_how_it_is_asked_is_asked_and_may_fail() -> None:
+    group = await scored(None, saying("what"), mine={"function": "math:hypot"})
+    assert "component 'mine' (math:hypot) raised TypeError: must be real number, not Attempt" in reasons(group)[0]
