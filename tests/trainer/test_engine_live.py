@@ -15,8 +15,8 @@ import torch
 
 from gateway.types import Image
 from trainer.engine.base import EngineError, Sampling, Written
-from trainer.engine.torch import TorchEngine
-from trainer.engine.torch.batch import AT_ONCE, Batch
+from trainer.engine.torch import TorchEngine, batch
+from trainer.engine.torch.batch import Batch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LONG = Sampling(max_tokens=500, temperature=0)
@@ -221,7 +221,8 @@ async def test_the_event_loop_goes_on_while_a_step_runs(engine: TorchEngine, mon
 async def test_a_sibling_that_comes_late_still_waits_for_a_long_prompt_that_is_being_read(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, asked, found = Gate(monkeypatch, 1), tiny.prompt(AT_ONCE + 60), []
+    monkeypatch.setattr(batch, "AT_ONCE", 32)
+    gate, asked, found = Gate(monkeypatch, 1), tiny.prompt(120), []
 
     async def write() -> None:
         found.append(await engine.generate(asked, SHORT))
