@@ -34,19 +34,19 @@ async def replay(run: Path, console: Console) -> bool:
             if task is None:
                 remedy = "replay it beside the data that it was made from"
                 raise ConfigError(f"the task {before.task!r} is no longer there", file=settings.data, remedy=remedy)
-            engine = ScriptedEngine(_says(before))
+            engine = ScriptedEngine(says(before))
             sampling, stepper = sampling_of(settings), stepper_of(settings)
             player = Player(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
             async with engine:
                 after = await player.play(task, group=before.group, index=before.index)
-            if problem := _differs(before, after):
+            if problem := differs(before, after):
                 different += 1
                 console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)
     console.print(f"{len(recorded)} rollouts replayed, {different} of them differ", markup=False)
     return not different
 
 
-def _says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
+def says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
     """What the policy wrote, in order; under a template that takes words back, over all ledgers."""
     turns = iter([turn for ledger in (*rollout.earlier, rollout.ledger) for turn in ledger.turns])
 
@@ -58,7 +58,7 @@ def _says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
     return say
 
 
-def _differs(before: Rollout, after: Rollout) -> str:
+def differs(before: Rollout, after: Rollout) -> str:
     for what, one, other in (
         ("ids", before.ledger.ids, after.ledger.ids),
         ("masks", before.ledger.mask, after.ledger.mask),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Scorer:
         await self._ask(telling, _left(tries))
         left = _left(tries)
         for one in left:
-            one.attempt = replace(one.attempt, success=one.given[telling] >= self.settings.success_at)
+            one.attempt = replace(one.attempt, success=self._succeeded(one.given))
         async with anyio.create_task_group() as asking:
             for other in self._components:
                 if other != telling:
@@ -59,6 +59,18 @@ class Scorer:
         for failure in failed:
             log.warning("not scored: %s", failure.reason)
         return ScoredGroup(task, scored, failed)
+
+    def recalled(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
+        """Of rollouts that were scored before, by what they are known to have been given; no function is asked.
+
+        One without all of its components was not scored, and is left out.
+        """
+        known = [one for one in rollouts if self._components.keys() <= one.rewards.keys()]
+        tries = [_Try(Attempt(task, one, self._succeeded(one.rewards)), dict(one.rewards)) for one in known]
+        return ScoredGroup(task, tuple(made for one in tries if (made := self._scored(one)) is not None))
+
+    def _succeeded(self, given: Mapping[str, float]) -> bool:
+        return given[self.settings.telling] >= self.settings.success_at
 
     async def _ask(self, named: str, tries: Sequence[_Try]) -> None:
         if not tries:

@@ -1,0 +1,70 @@
+"""Reading a run from the command line: its rollouts, its tokens, its curves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.errors import GatewayError
+from trainer.cli.options import Run, app
+from trainer.cli.told import told
+
+
+@app.command()
+def show(
+    run: Run,
+    rollout: Annotated[int | None, typer.Argument(help="One rollout by its number, token by token.")] = None,
+) -> None:
+    """Show a run's rollouts, or one of them with its tokens coloured by author."""
+    from rich.console import Console
+
+    from trainer.run.file import Rollouts
+    from trainer.view.show import show as print_run
+
+    with told():
+        print_run(Rollouts(run), Console(), rollout=rollout, decode=_decode(run) if rollout is not None else None)
+
+
+@app.command()
+def why(
+    run: Run,
+    rollout: Annotated[int, typer.Argument(help="The rollout's number, as `show` counts.")],
+    token: Annotated[int, typer.Argument(help="The token's place in it, from 0.")],
+) -> None:
+    """Say who wrote a token, in which turn, under which policy version, and why it is (not) trained."""
+    from trainer.run.file import Rollouts
+    from trainer.view.why import why as ask
+
+    with told():
+        sys.stdout.write(f"{ask(Rollouts(run), rollout, token, _decode(run))}\n")
+
+
+@app.command()
+def plot(
+    run: Run,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A PNG. Default: curves.png in the run")] = None,
+) -> None:
+    """Draw a training run's curves, in the terminal and as a PNG."""
+    from rich.console import Console
+
+    from trainer.view.plot import plot as draw
+
+    with told():
+        draw(run, out, Console())
+
+
+def _decode(run: Path) -> Any:
+    """The run's own tokenizer, where it is still there."""
+    from trainer.roll import settings_of
+    from trainer.stage import template_of
+    from trainer.template import TemplateError
+
+    try:
+        settings = settings_of(run)
+        return template_of(settings.model, settings.template).tokens.decode
+    except (GatewayError, TemplateError) as error:
+        sys.stderr.write(f"mtrl-train: shown without text: {error}\n")
+        return None

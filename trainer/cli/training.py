@@ -1,0 +1,115 @@
+"""Training from the command line: the command without a name, and asking what a run has learned."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainer.cli.options import Mcp, Run, app
+from trainer.cli.told import told
+
+if TYPE_CHECKING:
+    from trainer.train.settings import TrainSettings
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error what happens.")]
+
+
+@app.callback(invoke_without_command=True)
+def train(
+    context: typer.Context,
+    tools: Annotated[str | None, typer.Option(metavar="DIR|URL", help="Tools. Default: tool_configs")] = None,
+    mcp: Mcp = None,
+    config: Annotated[str | None, typer.Option(metavar="FILE|JOB", help="Run file, or a shipped job's name.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="PATH", help="Folder of a model. Default: a tiny one")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks: JSONL, parquet, or a data set.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="auto|torch", help="What writes the rollouts.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: next in runs/")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same run.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with --out, or with the newest run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look at everything, show it, and train nothing.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train language models to use tools: rollouts over many turns, exact to the token.
+
+    Without a command it trains. `mtrl-train --tools tool_configs/` makes a tiny model and lets you watch it learn.
+    """
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    given: dict[str, Any] = {
+        "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
+        "out": out, "steps": steps, "seed": seed,
+    }  # fmt: skip
+    asked = config is not None or resume or dry_run or any(value is not None for value in given.values())
+    if context.invoked_subcommand is not None:
+        if asked:
+            raise typer.BadParameter(f"write options of {context.invoked_subcommand!r} behind it")
+        return
+    with told():
+        _train(given, config, resume=resume, dry_run=dry_run)
+
+
+def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: bool) -> None:
+    import anyio
+    from rich.console import Console
+
+    from trainer.train.dry import dry_run as look
+    from trainer.train.start import folder_of
+    from trainer.train.start import train as begin
+
+    console = Console()
+    settings, name = _chosen(given, config, resume=resume)
+    if dry_run:
+        if not anyio.run(look, settings, console):
+            raise typer.Exit(1)
+        return
+    folder = folder_of(settings, name, resume=resume)
+
+    async def main() -> None:
+        await begin(settings, folder, console, resume=resume)
+
+    anyio.run(main)
+
+
+def _chosen(given: dict[str, Any], config: str | None, *, resume: bool) -> tuple[TrainSettings, str]:
+    """The run's settings, and the name that it goes by. What goes on has those that it began with."""
+    from trainer.cli.settings import job, validated
+    from trainer.train.folder import newest, settings_of
+    from trainer.train.settings import DEFAULT, TrainSettings
+
+    if resume and config is None:
+        before = settings_of(given["out"] or newest()).model_dump()
+        return TrainSettings.model_validate(before | {key: one for key, one in given.items() if one is not None}), ""
+    if config is None and given["model"] is None and given["data"] is None:
+        config = DEFAULT
+    file = job(config) if config is not None else None
+    name = file.stem if file else Path(given["model"] or given["data"]).stem
+    return validated(TrainSettings, file, given), name
+
+
+@app.command("eval")
+def evaluate(
+    run: Run,
+    rows: Annotated[int | None, typer.Option(help="Tasks to try. Default: as the run says")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Other tasks than the run's own.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """Success before and after, sampled and by the likeliest tokens, by kind of task, with 95 % intervals."""
+    import anyio
+    from rich.console import Console
+
+    from trainer.train.compare import compare
+
+    async def main() -> None:
+        comparison = await compare(run, rows, data, Console(stderr=True))
+        if json:
+            sys.stdout.write(comparison.json + "\n")
+        else:
+            Console().print(comparison.table)
+
+    with told():
+        anyio.run(main)

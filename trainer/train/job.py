@@ -1,0 +1,155 @@
+"""What a run stands on, opened in the order in which mistakes cost least: files, servers, template, memory, weights."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anyio import to_thread
+
+from gateway.errors import ConfigError, ConfigErrors
+from gateway.session import AnyGateway
+from gateway.tape import recorded
+from gateway.types import ToolSpec
+from trainer.data.check import check
+from trainer.data.curriculum import Course
+from trainer.data.tasks import load
+from trainer.engine.base import Engine, Sampling
+from trainer.learn.rounds import Weigh, weigh_of
+from trainer.play import Player, Watch
+from trainer.reward.scorer import Scorer
+from trainer.stage import down, engine_of, gateway_of, sampling_of, stepper_of, template_of
+from trainer.steps import Stepper
+from trainer.task import Task
+from trainer.train.settings import DEMO, TrainSettings
+
+if TYPE_CHECKING:
+    from trainer.template import Template
+
+Told = Callable[[str], None]
+DRAWN = 4096
+"""Of the demo's tasks, which have no end: so many are trained on."""
+HELD_OUT = 10**6
+"""The demo's evaluation has tasks of its own, whatever the run's seed."""
+LOOKED_AT = 20
+"""Of the demo's tasks, which are all alike, so many are looked at."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    train: Mapping[str | None, Sequence[Task]]
+    """By the name that a stage of the curriculum gives them."""
+    held_out: Sequence[Task]
+    apart: bool
+    """False where nothing but the training tasks was there to evaluate on."""
+
+
+def tasks_of(settings: TrainSettings) -> Tasks:
+    named = {stage.data for stage in settings.curriculum.stages}
+    train = {name: _source(name or settings.data, settings) for name in named}
+    if settings.evaluation.data is not None:
+        held_out = load(settings.evaluation.data, system=settings.system, split=settings.evaluation.split)
+        return Tasks(train, held_out, apart=True)
+    if settings.data == DEMO:
+        from trainer.demo.data import Drawn
+
+        return Tasks(train, Drawn(HELD_OUT, settings.evaluation.rows, "held_out", settings.kinds), apart=True)
+    return Tasks(train, next(iter(train.values())), apart=False)
+
+
+def _source(name: str, settings: TrainSettings) -> Sequence[Task]:
+    if name != DEMO:
+        return load(name, system=settings.system)
+    from trainer.demo.data import Drawn
+
+    return Drawn(settings.seed, DRAWN, "train", settings.kinds)
+
+
+def mistakes(settings: TrainSettings, tasks: Tasks, gateway: AnyGateway) -> list[ConfigError]:
+    """All that is wrong with what the rows and the curriculum ask of the gateway."""
+    found = [ConfigError(one.problem, remedy=one.remedy) for one in down(gateway) if not one.optional]
+    for source in [*tasks.train.values(), tasks.held_out]:
+        found += check(source[:LOOKED_AT] if settings.data == DEMO else source, gateway.specs)
+    if found and settings.data == DEMO:
+        found.append(ConfigError("the demo's tasks need the shipped tools", remedy="name tasks of yours with --data"))
+    return found + settings.curriculum.check(gateway.specs)
+
+
+def model_of(settings: TrainSettings, progress: Callable[[int, int, float], None] = lambda *_: None) -> Path:
+    """The model's folder; the demo's is made where it is not there yet."""
+    if settings.model != DEMO:
+        return Path(settings.model)
+    from trainer.demo.folder import made
+    from trainer.demo.warm import Recipe
+
+    return made(Recipe(seed=settings.seed), told=progress)
+
+
+@dataclass
+class Job:
+    """What a run is made with, all of it found in order."""
+
+    settings: TrainSettings
+    tasks: Tasks
+    course: Course
+    gateway: AnyGateway
+    stepper: Stepper
+    template: Template
+    scorer: Scorer
+    rounds: Weigh
+    model: Path
+
+    def held_out(self, most: int) -> list[Task]:
+        """As the last stage of the curriculum asks for them: what the run is to learn in the end."""
+        return [self.settings.curriculum.stages[-1].of(task) for task in islice(self.tasks.held_out, most)]
+
+    def player(self, engine: Engine, watch: Watch, sampling: Sampling | None = None) -> Player:
+        chosen = sampling_of(self.settings) if sampling is None else sampling
+        return Player(
+            engine, self.template, self.gateway, self.settings.limits, chosen, self.stepper, watch, self.settings.seed
+        )
+
+    def greedy(self, player: Player) -> Player:
+        return replace(player, sampling=replace(player.sampling, temperature=0.0))
+
+    def engine(self) -> Engine:
+        return engine_of(self.model, self.template.tokens.decode, self.settings.admission.writing)
+
+
+@asynccontextmanager
+async def opened(
+    settings: TrainSettings,
+    *,
+    tape: Path | None = None,
+    gateway: AnyGateway | None = None,
+    warming: Callable[[int, int, float], None] = lambda *_: None,
+) -> AsyncIterator[Job]:
+    """`tape` is where to record; a `gateway` that is given, as a tape's, takes the place of the tools."""
+    tasks = tasks_of(settings)
+    stepper, rounds = stepper_of(settings), weigh_of(settings.algorithm.credit.rounds)
+    scorer = Scorer(settings.reward)
+    async with AsyncExitStack() as stack:
+        used = gateway or gateway_of(settings.tools, settings.mcp)
+        if tape is not None:
+            shutil.rmtree(tape, ignore_errors=True)  # Of steps that are made again.
+            used = recorded(used, tape)  # type: ignore[arg-type]
+        await stack.enter_async_context(used)
+        if gateway is None and (found := mistakes(settings, tasks, used)):
+            raise ConfigErrors(found)
+        model = await to_thread.run_sync(model_of, settings, warming)
+        template = _template(settings, model, used.specs)
+        course = Course(settings.curriculum, tasks.train, seed=settings.seed)
+        yield Job(settings, tasks, course, used, stepper, template, scorer, rounds, model)
+
+
+def _template(settings: TrainSettings, model: Path, specs: Sequence[ToolSpec]) -> Template:
+    from trainer.template import probe
+
+    template = template_of(model, settings.template, specs)
+    probe(template).require()
+    return template

@@ -1,0 +1,150 @@
+"""The loop: roll out, score, learn, publish; look now and then; keep what a later start needs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from anyio import move_on_after, to_thread
+from trainer.view.training import TrainingProgress
+
+from trainer.engine.base import Engine
+from trainer.learn.lesson import lesson
+from trainer.learn.lesson import metrics as lesson_metrics
+from trainer.policy import Learner, Policy
+from trainer.reward.scored import metrics as reward_metrics
+from trainer.run.file import Writer
+from trainer.train.alarms import Alarms
+from trainer.train.evaluate import evaluate
+from trainer.train.folder import Folder
+from trainer.train.job import Job
+from trainer.train.metrics import Metrics
+from trainer.train.reports import Reports
+from trainer.train.rolling import Rolled, Roller
+
+KEEP_S = 5.0
+"""To write what is over to the disk, when the run is stopped in the midst of a step."""
+BARREN = 3
+"""Steps in a row of which nothing could be scored: what is broken does not mend itself."""
+
+
+class NothingScored(Exception):
+    """Infrastructure ended every rollout, step after step."""
+
+
+@dataclass
+class Training:
+    """What goes from step to step."""
+
+    job: Job
+    folder: Folder
+    engine: Engine
+    policy: Policy
+    learner: Learner
+    progress: TrainingProgress
+    metrics: Metrics
+    reports: Reports
+    writer: Writer
+    step: int = 0
+    """Done so far; the version of the weights that the engine has."""
+    alarms: Alarms = field(default_factory=Alarms)
+    barren: int = 0
+    saved: int = -1
+    """The step of the latest checkpoint."""
+    saved_at: float = field(default_factory=time.monotonic)
+    saving_s: float = 0.0
+
+    async def run(self) -> None:
+        settings = self.job.settings
+        if not self.step:
+            await self._look_before()
+        while self.step < settings.steps:
+            await self._step(self.step + 1)
+        if self.saved != self.step:
+            await self._save()
+
+    async def _step(self, step: int) -> None:
+        progress, settings = self.progress, self.job.settings
+        progress.begin(step, settings.prompts * settings.n)
+        rolled = await self._rolled(step)
+        told = (
+            {"step": float(step), "policy/version": float(self.step)} | reward_metrics(rolled.groups) | rolled.metrics()
+        )
+        with progress.phase("learning"):
+            told |= await to_thread.run_sync(self._learn, rolled)
+        with progress.phase("publishing"):
+            await self.engine.publish(self.policy.weights, step)
+        self.step = step
+        self.job.course.tell(step - 1, told.get("success/sampled"))
+        if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
+            told |= await self._look()
+        self._tell(told)
+        await self._save_if_due()
+        self._barren(rolled)
+
+    async def _rolled(self, step: int) -> Rolled:
+        """Whatever ends it, what is over is saved."""
+        player = self.job.player(self.engine, self.progress)
+        roller, rolled = Roller(player, self.job.scorer, self.job.settings), Rolled()
+        try:
+            with self.progress.phase("rolling_out"):
+                await roller.step(step, self.job.course, rolled)
+        finally:
+            with move_on_after(KEEP_S, shield=True):
+                await to_thread.run_sync(self._keep, rolled)
+        return rolled
+
+    def _keep(self, rolled: Rolled) -> None:
+        for rollout in rolled.rollouts:
+            self.writer.add(rollout)
+
+    def _learn(self, rolled: Rolled) -> dict[str, float]:
+        if not any(group.scored for group in rolled.groups):
+            return {}
+        learned = lesson(rolled.groups, self.job.settings.algorithm, self.job.rounds)
+        return lesson_metrics(learned) | self.learner.learn(learned)
+
+    async def _look(self) -> dict[str, float]:
+        """At a few tasks that are not trained on, by the likeliest tokens."""
+        settings, job = self.job.settings, self.job
+        tasks = job.held_out(settings.evaluation.few)
+        player = job.greedy(job.player(self.engine, self.progress))
+        with self.progress.phase("evaluating", rollouts=len(tasks)):
+            seen = await evaluate(player, job.scorer, tasks, settings.admission, settings.evaluation.kind)
+        return {"eval/greedy": seen.all.value, "eval/tasks": float(seen.all.tried), "eval/lost": float(seen.lost)}
+
+    async def _look_before(self) -> None:
+        if self.job.settings.evaluation.every:
+            self._tell({"step": 0.0} | await self._look())
+
+    def _tell(self, told: dict[str, float]) -> None:
+        step = int(told.pop("step"))
+        whole = told | self.progress.measured()
+        self.metrics.add(step, whole)
+        self.reports.log(step, whole)
+        for alarm in self.alarms.look(told):
+            self.progress.said(alarm)
+        self.progress.stepped(step, whole)
+
+    async def _save_if_due(self) -> None:
+        chosen, now = self.job.settings.checkpoint, time.monotonic()
+        if chosen.every is None:
+            due = self.saving_s <= chosen.share * (now - self.saved_at)
+        else:
+            due = self.step % chosen.every == 0
+        if due:
+            await self._save()
+
+    async def _save(self) -> None:
+        began = time.monotonic()
+        with self.progress.phase("saving"):
+            state = {"position": self.job.course.position, "rollouts": self.folder.written}
+            await to_thread.run_sync(self.folder.checkpoints.save, self.step, state, self.policy.save)
+        self.saved, self.saved_at = self.step, time.monotonic()
+        self.saving_s = self.saved_at - began
+
+    def _barren(self, rolled: Rolled) -> None:
+        self.barren = 0 if any(group.scored for group in rolled.groups) else self.barren + 1
+        if self.barren == BARREN:
+            commonest = "; ".join(f"{count} x {reason}" for reason, count in rolled.reasons.most_common(3))
+            raise NothingScored(f"nothing of the last {BARREN} steps could be scored: {commonest}")

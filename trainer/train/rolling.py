@@ -1,0 +1,122 @@
+"""A step's rollouts, scored: groups come as they are done, and are learned from in the order in which they began."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import anyio
+
+from trainer.groups import Group, Groups
+from trainer.learn.lesson import teaches
+from trainer.ledger import NOTHING
+from trainer.play import Player
+from trainer.reward.scored import ScoredGroup
+from trainer.reward.scorer import Scorer
+from trainer.run.rollout import Rollout, StopReason
+from trainer.task import Task
+from trainer.train.settings import TrainSettings
+
+TRUNCATED = frozenset({StopReason.LENGTH_TURN, StopReason.LENGTH_ROLLOUT})
+
+
+@dataclass
+class Rolled:
+    """What a step's rolling out came to; at any moment it holds what is done so far."""
+
+    groups: list[ScoredGroup] = field(default_factory=list)
+    """Those that are learned from, in the order in which they began."""
+    left: list[ScoredGroup] = field(default_factory=list)
+    """Those that taught nothing, and were replaced by others."""
+    over: list[Rollout] = field(default_factory=list)
+    """Every rollout, as it ended."""
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All that is kept, with their scores where they have any, in an order that no clock decides."""
+        scored = {
+            (one.rollout.group, one.rollout.index): one.rollout
+            for group in [*self.groups, *self.left]
+            for one in group.scored
+        }
+        kept = [
+            one if one.stop.infrastructure else scored.get((one.group, one.index), replace(one, rewards=NOTHING))
+            for one in self.over
+        ]
+        return sorted(kept, key=lambda one: (*place(one.group), one.index))
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Of what does not count, and is not the policy's doing."""
+        reasons = Counter(f"{one.stop}: {one.reason}" for one in self.over if one.stop.infrastructure)
+        reasons.update(one.reason for group in [*self.groups, *self.left] for one in group.failed)
+        return reasons
+
+    def metrics(self) -> dict[str, float]:
+        rollouts = [one.rollout for group in self.groups for one in group.scored]
+        told = {"rollout/count": float(len(rollouts)), "rollout/lost": float(sum(self.reasons.values()))}
+        if not rollouts:
+            return told
+        told |= {
+            "rollout/turns": _mean(len(rollout.ledger.turns) for rollout in rollouts),
+            "rollout/tokens": _mean(len(rollout.ledger) for rollout in rollouts),
+            "rollout/written": _mean(sum(rollout.ledger.mask) for rollout in rollouts),
+            "rollout/calls": _mean(sum(len(turn.calls) for turn in rollout.ledger.turns) for rollout in rollouts),
+            "rollout/truncated": _mean(rollout.stop in TRUNCATED for rollout in rollouts),
+        }
+        stops = Counter(rollout.stop for rollout in rollouts)
+        return told | {f"stops/{stop}": count / len(rollouts) for stop, count in sorted(stops.items())}
+
+
+def _mean(values: Iterator[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+def place(group: str) -> tuple[int, ...]:
+    """Of a group's name, `step-draw-number`: numbers, so that the tenth comes after the ninth."""
+    return tuple(int(part) for part in group.split("-"))
+
+
+@dataclass(frozen=True, slots=True)
+class Roller:
+    """Rolls out and scores steps."""
+
+    player: Player
+    scorer: Scorer
+    settings: TrainSettings
+
+    async def step(self, step: int, tasks: Iterator[Task], into: Rolled) -> None:
+        """Where `dynamic` is set, groups that teach nothing are replaced, a few times over."""
+        settings, missing = self.settings, self.settings.prompts
+        draws = settings.draws if settings.algorithm.dynamic else 0
+        for draw in range(draws + 1):
+            await self._play(f"{step}-{draw}-", list(islice(tasks, missing)), into)
+            if draw == draws:
+                return
+            into.left += [group for group in into.groups if not teaches(group, settings.algorithm)]
+            into.groups = [group for group in into.groups if teaches(group, settings.algorithm)]
+            missing = settings.prompts - len(into.groups)
+            if not missing:
+                return
+
+    async def _play(self, name: str, tasks: Sequence[Task], into: Rolled) -> None:
+        """Scoring one group does not wait for the next."""
+        known = list(into.groups)
+        done: dict[tuple[int, ...], ScoredGroup] = {}
+
+        async def score(group: Group) -> None:
+            done[place(group.rollouts[0].group)] = await self.scorer.score(group.task, group.rollouts)
+            into.groups = known + [done[key] for key in sorted(done)]
+
+        async def keep(rollout: Rollout) -> None:
+            into.over.append(rollout)
+
+        settings = self.settings
+        groups = Groups(self.player, settings.n, admission=settings.admission, rules=settings.groups, keep=keep)
+        async with groups.play(tasks, name=name) as playing, anyio.create_task_group() as scoring:
+            async for group in playing:
+                if group.rollouts:
+                    scoring.start_soon(score, group)

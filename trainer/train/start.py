@@ -1,0 +1,87 @@
+"""A run begins where its folder says: at its first step, or behind the last one that is safe."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from anyio import to_thread
+from rich.console import Console
+from trainer.view.training import TrainingProgress
+
+from gateway.errors import ConfigError
+from trainer.policy import Learner, Policy, plan
+from trainer.run.file import Writer
+from trainer.train.checkpoint import Checkpoint
+from trainer.train.folder import METRICS, Folder, differences, free, newest
+from trainer.train.job import Job, opened
+from trainer.train.loop import Training
+from trainer.train.metrics import Metrics
+from trainer.train.reports import Reports
+from trainer.train.settings import TrainSettings
+from trainer.view.warming import warming
+
+log = logging.getLogger(__name__)
+
+
+def folder_of(settings: TrainSettings, name: str, *, resume: bool) -> Path:
+    """The run's folder: the one that is named, the newest to go on with, or the next free one."""
+    if settings.out is not None:
+        return settings.out
+    return newest() if resume else free(name)
+
+
+async def train(settings: TrainSettings, path: Path, console: Console, *, resume: bool = False) -> None:
+    """Everything that can be wrong is looked at before the weights are loaded."""
+    with Folder(path, settings.checkpoint.keep) as folder:
+        found = _found(folder, settings, console) if resume else None
+        if not resume and folder.begun:
+            remedy = "go on with it by --resume, or name another folder with --out"
+            raise ConfigError("there is a run already", file=folder.path, remedy=remedy)
+        step = found.step if found else 0
+        async with AsyncExitStack() as stack:
+            tape = folder.tape(step + 1) if settings.record else None
+            shown = stack.enter_context(warming(console))
+            job = await stack.enter_async_context(opened(settings, tape=tape, warming=shown))
+            training = await _training(job, folder, found, stack, console)
+            await training.run()
+
+
+def _found(folder: Folder, settings: TrainSettings, console: Console) -> Checkpoint | None:
+    """Where to go on; None where the run was ended before its first checkpoint."""
+    changed = differences(folder.settings(), settings)
+    if changed:
+        remedy = "leave that out to go on with the run, or begin another without --resume"
+        raise ConfigError(f"was begun with other settings: {'; '.join(changed)}", file=folder.path, remedy=remedy)
+    return folder.checkpoints.latest(lambda said: console.print(said, markup=False, soft_wrap=True))
+
+
+async def _training(
+    job: Job, folder: Folder, found: Checkpoint | None, stack: AsyncExitStack, console: Console
+) -> Training:
+    settings, step = job.settings, found.step if found else 0
+    plan(settings, job.model).require()
+    policy = await to_thread.run_sync(_policy, job, found)
+    engine = await stack.enter_async_context(job.engine())
+    if found:
+        await engine.publish(policy.weights, step)
+        job.course.resume(found.state["position"])
+    folder.cut(found.state["rollouts"] if found else 0)
+    folder.describe(settings, engine.capabilities.name)
+    metrics = stack.enter_context(Metrics(folder.path / METRICS))
+    history = metrics.cut(step)
+    reports = Reports(settings.report, folder.path, settings.model_dump(mode="json"), folder.path.name)
+    stack.callback(reports.close)
+    writer = stack.enter_context(Writer(folder.path))
+    progress = stack.enter_context(TrainingProgress(settings.steps, console=console, history=history))
+    exact, temperature = engine.capabilities.exact, settings.sampling.temperature
+    learner = Learner(policy, settings.algorithm, exact=exact, temperature=temperature)
+    return Training(job, folder, engine, policy, learner, progress, metrics, reports, writer, step, saved=step)
+
+
+def _policy(job: Job, found: Checkpoint | None) -> Policy:
+    policy = Policy.load(job.model, job.settings.update)
+    if found:
+        policy.resume(found.folder)
+    return policy
