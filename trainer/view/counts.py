@@ -209,6 +209,11 @@ class Counts:
                 waits={name: Waits(waits.buckets, waits.longest_s) for name, waits in self._waits.items()},
             )
 
+    @property
+    def written(self) -> int:
+        """Tokens so far."""
+        return self._sums["written"]
+
     def snapshot(self) -> dict[str, float]:
         """Metrics by area/name."""
         return self.seen().metrics

@@ -28,21 +28,37 @@ Piece = tuple[str, str]
 
 def panel(seen: Seen, per_s: float, width: int, *, over: bool = False) -> RenderableType:
     """`per_s` is the tokens written per second of late. Only colours that every palette has, light or dark."""
-    rows = Table.grid(padding=(0, 1), expand=True)
-    rows.add_column(style=QUIET, no_wrap=True, width=8)
-    rows.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    rows.add_row("rollouts", _bar(seen))
-    rows.add_row("now", _joined(_plain(seen.states.get(state, 0), state) for state in STATES))
-    rows.add_row("tokens", _joined(_tokens(seen, per_s)))
-    rows.add_row("slowest", _joined(_slowest(seen)))
-    rows.add_row("answers", _joined(_outcomes(seen.outcomes)))
-    rows.add_row("ended", _joined([*_refilled(seen), *_counted(seen.stops.items())]))
+    return framed(rollouts(seen, per_s), _when(seen, over=over), width)
+
+
+def framed(content: RenderableType, when: str, width: int) -> Panel:
     return Panel(
-        rows,
-        title=Text(_when(seen, over=over), style="default"),
+        content,
+        title=Text(when, style="default"),
         title_align="right",
         border_style=QUIET,
         width=min(width - ROOM, WIDTH),
+    )
+
+
+def rows(**content: RenderableType) -> Table:
+    """Each under its name."""
+    table = Table.grid(padding=(0, 1), expand=True)
+    table.add_column(style=QUIET, no_wrap=True, width=8)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for name, row in content.items():
+        table.add_row(name, row)
+    return table
+
+
+def rollouts(seen: Seen, per_s: float) -> Table:
+    return rows(
+        rollouts=bar(seen.ended, seen.total),
+        now=joined(_plain(seen.states.get(state, 0), state) for state in STATES),
+        tokens=joined(_tokens(seen, per_s)),
+        slowest=joined(_slowest(seen)),
+        answers=joined(_outcomes(seen.outcomes)),
+        ended=joined([*_refilled(seen), *_counted(seen.stops.items())]),
     )
 
 
@@ -61,14 +77,14 @@ def plain(seen: Seen, per_s: float, *, over: bool = False) -> str:
     return "; ".join(", ".join(text for text, _ in section) for section in sections if section)
 
 
-def _bar(seen: Seen) -> RenderableType:
-    if not seen.total:
-        return Text(f"{seen.ended:,}")
+def bar(done: int, total: int) -> RenderableType:
+    if not total:
+        return Text(f"{done:,}")
     row = Table.grid(padding=(0, 1), expand=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True, justify="right")
-    bar = ProgressBar(seen.total, seen.ended, style="bright_black", complete_style="green", finished_style="green")
-    row.add_row(bar, Text.assemble((f"{seen.ended:,}", "bold"), f" of {seen.total:,}"))
+    drawn = ProgressBar(total, done, style="bright_black", complete_style="green", finished_style="green")
+    row.add_row(drawn, Text.assemble((f"{done:,}", "bold"), f" of {total:,}"))
     return row
 
 
@@ -92,9 +108,9 @@ def _slowest(seen: Seen) -> list[Piece]:
     shown = shown if len(shown) <= NAME else f"{shown[: NAME - 1]}…"
     return [
         (shown, "bold"),
-        (f"p50 {_seconds(waits.within_s(0.5))}", ""),
-        (f"p95 {_seconds(waits.within_s(0.95))}", ""),
-        (f"max {_seconds(waits.longest_s)}", ""),
+        (f"p50 {duration(waits.within_s(0.5))}", ""),
+        (f"p95 {duration(waits.within_s(0.95))}", ""),
+        (f"max {duration(waits.longest_s)}", ""),
         (f"{waits.count:,} call{'' if waits.count == 1 else 's'}", ""),
     ]
 
@@ -115,11 +131,14 @@ def _refilled(seen: Seen) -> list[Piece]:
 
 
 def _when(seen: Seen, *, over: bool) -> str:
-    since = _clock(seen.elapsed_s)
-    return since if over or seen.left_s is None else f"{since}, {_clock(seen.left_s)} left"
+    return when(seen.elapsed_s, None if over else seen.left_s)
 
 
-def _joined(pieces: Iterable[Piece]) -> Text:
+def when(elapsed_s: float, left_s: float | None) -> str:
+    return clock(elapsed_s) if left_s is None else f"{clock(elapsed_s)}, {clock(left_s)} left"
+
+
+def joined(pieces: Iterable[Piece]) -> Text:
     text = Text()
     for piece in pieces:
         text.append(" · " if text else "", QUIET)
@@ -127,11 +146,11 @@ def _joined(pieces: Iterable[Piece]) -> Text:
     return text if text else Text("none yet", QUIET)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _seconds(seconds: float) -> str:
+def duration(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
