@@ -97,7 +97,7 @@ def test_a_panel_says_it_all_in_eighty_columns() -> None:
         "success  sampled 80% ▁▃▆█ · greedy 80% after step 4",
         "policy   entropy 0.41 · KL 1e-05 · mismatch 1.8e-07 · grad norm 0.83",
         "time     4.0 s a step · rolling out 75% · learning 25%",
-        "rollouts of step 5 ─────────────────────────────────────────────────────────",
+        f"rollouts of step 5 {'─' * 55}",
         "rollouts ━ 2 of 8",
         "now      0 pending · 0 generating · 0 calling · 0 interacting",
         "tokens   13 per s · 20 in 2 turns · cached 100% of possible",
