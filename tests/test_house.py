@@ -32,14 +32,15 @@ GATEWAY_DOORS = {
     "trainer": (),
 }
 TRAINER_DOORS = {
-    "torch": ("engine/torch/", "model.py", "check.py", "stage.py", "policy.py", "learn/", "demo/"),
-    "transformers": ("template/", "engine/torch/", "model.py", "check.py", "policy.py", "demo/"),
+    "torch": ("engine/torch/", "model.py", "check.py", "stage.py", "policy/", "learn/", "demo/"),
+    "peft": ("policy/",),
+    "transformers": ("template/", "engine/torch/", "model.py", "policy/", "demo/"),
     "numpy": ("engine/torch/",),
     "datasets": ("data/",),
     "matplotlib": ("view/",),
     "pyarrow": ("data/",),
-    "typer": ("cli.py",),
-    "rich": ("view/", "check.py", "roll.py", "replay.py", "cli.py"),
+    "typer": ("cli/",),
+    "rich": ("view/", "check.py", "roll.py", "replay.py", "train/", "cli/"),
     "asyncio": (),
     "mcp": (),
     "starlette": (),
@@ -90,8 +91,8 @@ LAYERS = (
     ("room", "groups", "view", "reward"),
     ("stage", "model", "learn"),
     ("policy", "demo"),
-    ("train",),
     ("check", "roll", "replay"),
+    ("train",),
     ("cli",),
 )
 """Of the trainer, from what a rollout is to what an operator types; nothing knows what is built on it."""
