@@ -100,7 +100,7 @@ def test_a_panel_says_it_all_in_eighty_columns() -> None:
         f"rollouts of step 5 {'─' * 55}",
         "rollouts ━ 2 of 8",
         "now      0 pending · 0 generating · 0 calling · 0 interacting",
-        "tokens   13 per s · 20 in 2 turns · cached 100% of possible",
+        "tokens   13 per s · 20 in 2 turns · cached 67% of possible",
         "slowest  search · p50 500 ms · p95 500 ms · max 500 ms · 2 calls",
         "answers  2 ok",
         "ended    2 done",
