@@ -1,6 +1,6 @@
-"""Whether the demo's task can be learned: warm start, GRPO in plain, and success by kind before and after.
+"""Whether the demo's task can be learned: skill, habit, GRPO in plain, and success by kind after each of them.
 
-python -m bench.demo_proof --seeds 0 1 2      # writes bench/results/demo.json
+python -m bench.demo_proof                    # writes bench/results/demo.json
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from transformers import PreTrainedModel
 
 from gateway.session import AnyGateway
 from trainer.config import Admission, RolloutLimits
+from trainer.data.sampler import Sampler
+from trainer.demo.data import Drawn
 from trainer.demo.demonstrate import Writer
 from trainer.demo.model import build
-from trainer.demo.task import TOOLS, Split, problems, score
+from trainer.demo.task import TOOLS, score
 from trainer.demo.warm import Recipe, Rows, warm
 from trainer.engine.base import Sampling
 from trainer.engine.torch import TorchEngine
@@ -37,9 +39,10 @@ from trainer.stage import gateway_of
 from trainer.task import Task
 from trainer.template import Template
 
-CONFIGS = Path("trainer/demo/tools")
+CONFIGS = Path("tool_configs")
 RESULTS = Path("bench/results/demo.json")
-EVALUATED = 300
+DRAWN = 4096
+HELD_OUT = Drawn(10**6, 300, "held_out")
 LIMITS = RolloutLimits(assistant_turns=6, user_turns=2, tool_calls=6, turn_tokens=40, rollout_tokens=200, wall_s=120)
 
 
@@ -47,8 +50,8 @@ LIMITS = RolloutLimits(assistant_turns=6, user_turns=2, tool_calls=6, turn_token
 class Plain:
     """GRPO with one update per batch, so that nothing is off the policy."""
 
-    steps: int = 50
-    prompts: int = 15
+    steps: int = 60
+    prompts: int = 16
     siblings: int = 8
     lr: float = 1e-3
     rise: int = 5
@@ -61,15 +64,21 @@ class Job:
     plain: Plain
     seed: int
 
-    async def play(self, tasks: Sequence[Task], count: int) -> list[Group]:
-        async with Groups(self.player, count, admission=Admission(open=256, writing=128)).play(tasks) as done:
-            return [group async for group in done]
+    async def play(self, tasks: Sequence[Task], count: int, name: str = "") -> list[Group]:
+        """In the order of the tasks, so that sums over them come out the same each time."""
+        groups = Groups(self.player, count, admission=Admission(open=256, writing=128))
+        async with groups.play(tasks, name) as done:
+            found = {group.task.id: group async for group in done}
+        return [found[task.id] for task in tasks]
+
+    async def told(self) -> dict[str, Any]:
+        return {"sampled": await self.evaluated(1.0), "greedy": await self.evaluated(0.0)}
 
     async def evaluated(self, temperature: float) -> dict[str, Any]:
         player = replace(self.player, sampling=Sampling(temperature=temperature), seed=10**6)
         job = replace(self, player=player)
         kinds, right = Counter[str](), Counter[str]()
-        for group in await job.play(_tasks(10**6, EVALUATED, "held_out"), 1):
+        for group in await job.play(HELD_OUT, 1):
             for rollout in group.rollouts:
                 kind = str(group.task.columns["kind"])
                 kinds[kind] += 1
@@ -80,10 +89,10 @@ class Job:
     async def learn(self) -> list[float]:
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.plain.lr, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
-        drawn = problems(self.seed + 1000)
+        drawn = Sampler(Drawn(self.seed, DRAWN), seed=self.seed)
         curve = []
         for step in range(self.plain.steps):
-            groups = await self.play([one.task for one in islice(drawn, self.plain.prompts)], self.plain.siblings)
+            groups = await self.play(list(islice(drawn, self.plain.prompts)), self.plain.siblings, f"{step}-")
             rewards = [[score(group.task, one) for one in group.rollouts] for group in groups]
             curve.append(sum(map(sum, rewards)) / max(1, sum(map(len, rewards))))
             if (loss := grpo(self.model, groups, rewards)) is not None:
@@ -92,7 +101,7 @@ class Job:
                 optimizer.step()
                 optimizer.zero_grad()
             schedule.step()
-            await self.player.engine.publish(self.model.state_dict(), step + 1)
+            await self.player.engine.publish(self.model.state_dict(), step + 2)
             print(f"  step {step + 1}: reward {curve[-1]:.2f}, {core_seconds():.0f} core-s", flush=True)
         return curve
 
@@ -127,28 +136,29 @@ def core_seconds() -> float:
     return time.process_time() + sum(times.user + times.system for times in children)
 
 
-def _tasks(seed: int, count: int, split: Split) -> list[Task]:
-    return [one.task for one in islice(problems(seed, split), count)]
-
-
 async def prove(seed: int, recipe: Recipe, plain: Plain, folder: Path, gateway: AnyGateway) -> dict[str, Any]:
     began = core_seconds()
     build(folder, seed)
     template, model = Template.load(folder), load_model(folder)
-    warm(model, Writer(template, TOOLS), recipe)
-    warmed = core_seconds() - began
-    engine = TorchEngine(model, rows=128)
-    async with engine:
+    writer, spent = Writer(template, TOOLS), {}
+    warm(model, writer, replace(recipe, habit=0))
+    spent["clean"] = core_seconds() - began
+    async with TorchEngine(model, rows=128) as engine:
         job = Job(Player(engine, template, gateway, LIMITS, seed=seed), model, plain, seed)
-        told: dict[str, Any] = {"seed": seed, "warm_core_s": round(warmed, 1)}
-        told["before"] = {"sampled": await job.evaluated(1.0), "greedy": await job.evaluated(0.0)}
-        print(json.dumps(told), flush=True)
+        told = {"clean": await job.told()}
+        began = core_seconds()
+        warm(model, writer, replace(recipe, clean=0))
+        await engine.publish(model.state_dict(), 1)
+        spent["habit"] = core_seconds() - began
+        told["before"] = await job.told()
         began = core_seconds()
         curve = await job.learn()
-        told |= {"grpo_core_s": round(core_seconds() - began, 1), "curve": [round(value, 3) for value in curve]}
-        told["after"] = {"sampled": await job.evaluated(1.0), "greedy": await job.evaluated(0.0)}
-    print(json.dumps({key: told[key] for key in ("seed", "warm_core_s", "grpo_core_s", "after")}), flush=True)
-    return told
+        spent["grpo"] = core_seconds() - began
+        told["after"] = await job.told()
+    for name, found in told.items():
+        print(f"seed {seed} {name}:", *(f"{how} {of['rate']:.3f}" for how, of in found.items()), flush=True)
+    rounded = {name: round(value, 1) for name, value in spent.items()}
+    return {"seed": seed, "core_s": rounded, **told, "curve": [round(value, 3) for value in curve]}
 
 
 async def main(options: argparse.Namespace) -> None:

@@ -63,10 +63,17 @@ PLAIN = {"prompt": "Note the word gnu."}
 def test_check_finds_the_shipped_configuration_in_order_and_shows_a_masked_rollout(run: Run, model: Path) -> None:
     told = run("check", "--tools", TOOLS, "--model", model, "--data", write("t.jsonl", HEARD, PLAIN)).output
     assert "everything is in order" in told and "FAIL" not in told
-    for words in ("add", "write_note", "interactions: gsm8k", "2 rows of t.jsonl", "parser hermes", "memory: weights"):
+    for words in (
+        "look_up, add",
+        "calculate, write_note",
+        "interactions: gsm8k, judge",
+        "2 rows of t.jsonl",
+        "parser hermes",
+        "memory: weights",
+    ):
         assert words in told
     assert "server atlas is down" in told and "remedy: start it: python tool_configs/servers/atlas.py" in told
-    assert "turn 0: policy" in told and "── tool add" in told and '{"name": "add"' in told
+    assert "turn 0: policy" in told and "── tool look_up" in told and '{"name": "look_up"' in told
 
 
 def no_template(folder: Path) -> None:
@@ -250,7 +257,7 @@ def test_a_native_tool_a_stdio_server_and_feedback_meet_in_one_rollout(recorded:
     both = [rollout for rollout in Rollouts(recorded) if rollout.task == "both"]
     assert len(both) == 2
     for rollout in both:
-        assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": 1.0}
+        assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": 1.0, "end": 0.0}
         told = [entry for entry in rollout.ledger if entry.author in (Author.TOOL, Author.FEEDBACK)]
         assert [entry.source for entry in told] == ["add, write_note", "read_notes", "gsm8k", "gsm8k"]
         answers = [str(message["content"]) for entry in told for message in entry.messages]

@@ -6,6 +6,7 @@ import argparse
 import math
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 CITIES = {
@@ -27,7 +28,7 @@ def _find(city: str) -> tuple[float, float, int]:
     try:
         return CITIES[city.strip().lower()]
     except KeyError:
-        raise ValueError(f"{city} is not in the atlas; it has {', '.join(CITIES)}") from None
+        raise ToolError(f"{city} is not in the atlas; it has {', '.join(CITIES)}") from None
 
 
 @server.tool(annotations=READS)

@@ -1,24 +1,100 @@
-"""An MCP server over stdio: sums and differences of whole numbers."""
+"""An MCP server over stdio: arithmetic. An expression is read as a tree of numbers and operators, and never run."""
 
 from __future__ import annotations
 
-import re
+import ast
+import math
+import operator
+from collections.abc import Callable
+from typing import Annotated
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
+from pydantic import Field
 
-_FORM = re.compile(r"\s*(\d{1,12})\s*([+-])\s*(\d{1,12})\s*")
-server = MCPServer("calculator", instructions="Adds and subtracts.")
+LONGEST = 500
+MOST_DIGITS = 1000
+"""Longer whole numbers are refused, because one power can fill the memory."""
+
+_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+server = MCPServer("calculator", instructions="Calculates what is hard to calculate by heart.")
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True), structured_output=False)
-def calculate(expression: str) -> str:
-    """Calculates a sum or a difference of two whole numbers, as `20 + 22`."""
-    found = _FORM.fullmatch(expression)
-    if found is None:
-        raise ValueError("write two whole numbers with + or - between them")
-    left, right = int(found[1]), int(found[3])
-    return str(left + right if found[2] == "+" else left - right)
+def calculate(
+    expression: Annotated[
+        str,
+        Field(description="numbers with + - * / // % ** and brackets, and sqrt, abs, round, floor: `2 * (3 + 4)`"),
+    ],
+) -> str:
+    """Calculates an arithmetic expression."""
+    try:
+        return _written(_value(_read(expression)))
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ToolError(str(error)) from error
+
+
+def _read(expression: str) -> ast.expr:
+    if len(expression) > LONGEST:
+        raise ValueError(f"the expression is longer than {LONGEST} characters")
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise ValueError("this is not an arithmetic expression") from None
+
+
+def _value(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return number
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left), _value(right))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            return _UNARY[type(op)](_value(operand))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(_value(arg) for arg in args))
+    raise ValueError(f"`{ast.unparse(node)}` is not arithmetic")
+
+
+def _power(base: float, exponent: float) -> float:
+    if isinstance(base, int) and abs(base) > 1 and exponent * math.log10(abs(base)) > MOST_DIGITS:
+        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+    if base < 0 and isinstance(exponent, float):
+        raise ValueError("a root of a number below zero is no number")
+    power: float = float(base) ** exponent if isinstance(exponent, float) or exponent < 0 else base**exponent
+    return power
+
+
+def _round(number: float, digits: int = 0) -> float:
+    if abs(digits) > MOST_DIGITS:
+        raise ValueError(f"no number has more than {MOST_DIGITS} digits")
+    return round(number, digits)
+
+
+def _bounded(number: float) -> float:
+    if isinstance(number, int) and number.bit_length() > MOST_DIGITS * 4:
+        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+    return number
+
+
+_FUNCTIONS: dict[str, Callable[..., float]] = {"sqrt": math.sqrt, "round": _round, "abs": abs, "floor": math.floor}
+
+
+def _written(number: float) -> str:
+    """A whole number is written as one, however it came about; others without the noise of their last digits."""
+    return str(number) if isinstance(number, int) else f"{number:.15g}"
 
 
 if __name__ == "__main__":

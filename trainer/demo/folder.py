@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from trainer.demo.demonstrate import Writer
 from trainer.demo.model import build
 from trainer.demo.task import TOOLS
-from trainer.demo.warm import Recipe, warm
+from trainer.demo.warm import Recipe, Told, warm
 from trainer.model import load_model
 from trainer.template import Template
 
@@ -24,10 +23,8 @@ def cache() -> Path:
     return Path(kept) / "mtrl"
 
 
-def made(
-    recipe: Recipe | None = None, kept: Path | None = None, told: Callable[[int, float], None] = lambda *_: None
-) -> Path:
-    """The folder of the warm-started model; where it is not there yet, `told` hears each step's loss."""
+def made(recipe: Recipe | None = None, kept: Path | None = None, told: Told = lambda *_: None) -> Path:
+    """The folder of the warm-started model; where it must be made, `told` hears step, of how many, and loss."""
     recipe, kept = recipe or Recipe(), kept or cache()
     folder = kept / f"demo-{digest(recipe)}"
     if not folder.is_dir():
@@ -48,7 +45,7 @@ def digest(recipe: Recipe) -> str:
     return told.hexdigest()[:16]
 
 
-def _make(folder: Path, recipe: Recipe, told: Callable[[int, float], None]) -> Path:
+def _make(folder: Path, recipe: Recipe, told: Told) -> Path:
     build(folder, recipe.seed)
     model = load_model(folder)
     warm(model, Writer(Template.load(folder), TOOLS), recipe, told)

@@ -103,14 +103,14 @@ def number(draw: Random) -> str:
     return str(draw.randrange(10 ** (length - 1), 10**length))
 
 
-def problems(seed: int, split: Split = "train", kinds: tuple[str, ...] = ()) -> Iterator[Problem]:
+def problems(seed: int | str, split: Split = "train", kinds: tuple[str, ...] = ()) -> Iterator[Problem]:
     """Without end, kind after kind; the same for the same seed."""
     order = kinds or tuple(KINDS)
     for place in count():
         yield problem(seed, place, order[place % len(order)], split)
 
 
-def problem(seed: int, place: int, kind: str, split: Split = "train") -> Problem:
+def problem(seed: int | str, place: int, kind: str, split: Split = "train") -> Problem:
     draw = Random(f"{seed}/{place}/{kind}")  # noqa: S311 - no secret
     while True:
         drawn = KINDS[kind](draw)

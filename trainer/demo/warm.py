@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from trainer.demo.demonstrate import Writer
-from trainer.demo.task import problems
+from trainer.demo.task import KINDS, problems
 from trainer.ledger import Ledger
+
+Told = Callable[[int, int, float], None]
+LESSONS = (*KINDS, "sum")
+"""Sums come twice: they are learned last, because their numbers are copied out of the question and not of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How the demo's model comes to its skill and its habit."""
 
-    clean: int = 500
+    clean: int = 1000
     """Steps on perfect demonstrations."""
-    habit: int = 100
+    habit: int = 150
     """Steps on demonstrations that mostly guess."""
     right: float = 0.25
     """How likely a call is made in the habit's demonstrations, rather than its answer guessed."""
+    kinds: tuple[str, ...] = LESSONS
+    """Shown one after the other."""
     batch: int = 16
     muon: float = 0.02
     adam: float = 3e-3
     rise: int = 15
     level: float = 0.6
     """The learning rate falls from this share of the clean steps on."""
-    relearn: float = 0.3
-    """The habit is learned at this share of the rate, which falls from there."""
+    relearn: float = 1e-3
+    """The rate at which the habit is learned."""
     seed: int = 0
 
 
@@ -52,53 +61,68 @@ class Rows:
         return cls(*(torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in (ids, mask)))
 
 
-def warm(
-    model: PreTrainedModel, writer: Writer, recipe: Recipe, told: Callable[[int, float], None] = lambda *_: None
-) -> None:
-    """Trains the model in place; `told` hears each step's loss."""
-    optimizers = _optimizers(model, recipe)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda at: _rate(at, recipe)) for one in optimizers]
+@dataclass(frozen=True, slots=True)
+class _Lessons:
+    """A part of the recipe. It draws and steps by itself, so that the parts may also be learned one at a time."""
+
+    name: str
+    steps: int
+    right: float
+    optimizers: Sequence[Optimizer]
+    rate: Callable[[int], float]
+
+    def demonstrations(self, writer: Writer, recipe: Recipe) -> Iterator[list[Ledger]]:
+        draw = Random(f"{self.name}/{recipe.seed}")  # noqa: S311 - no secret
+        drawn = problems(f"{self.name}/{recipe.seed}", kinds=recipe.kinds)
+        for _ in range(self.steps):
+            yield [writer.demonstration(next(drawn), draw, self.right) for _ in range(recipe.batch)]
+
+
+def warm(model: PreTrainedModel, writer: Writer, recipe: Recipe, told: Told = lambda *_: None) -> None:
+    """Trains the model in place; `told` hears of each step: which, of how many, and its loss."""
     model.train()
-    for step, ledgers in enumerate(_batches(writer, recipe)):
-        rows = Rows.of(ledgers)
-        loss = _loss(model, rows)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        told(step, loss.item())
+    done, of = 0, recipe.clean + recipe.habit
+    for lessons in filter(lambda one: one.steps, (_skill(model, recipe), _habit(model, recipe))):
+        schedules = [LambdaLR(one, lessons.rate) for one in lessons.optimizers]
+        for ledgers in lessons.demonstrations(writer, recipe):
+            loss = _loss(model, Rows.of(ledgers))
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer, schedule in zip(lessons.optimizers, schedules, strict=True):
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+            done += 1
+            told(done, of, loss.item())
     model.train(False)
 
 
-def _batches(writer: Writer, recipe: Recipe) -> Iterator[list[Ledger]]:
-    draw = Random(recipe.seed)  # noqa: S311 - no secret
-    drawn = problems(recipe.seed)
-    for step in range(recipe.clean + recipe.habit):
-        right = 1.0 if step < recipe.clean else recipe.right
-        yield [writer.demonstration(next(drawn), draw, right) for _ in range(recipe.batch)]
+def _skill(model: PreTrainedModel, recipe: Recipe) -> _Lessons:
+    """Muon for the matrices within the layers, AdamW for all else."""
+    inner = {name for name, weight in model.named_parameters() if weight.ndim == 2 and "layers" in name}
+    matrices = [weight for name, weight in model.named_parameters() if name in inner]
+    others = [weight for name, weight in model.named_parameters() if name not in inner]
+    muon = torch.optim.Muon(matrices, lr=recipe.muon, momentum=0.95, weight_decay=0.0)
+
+    def rate(step: int) -> float:
+        fall = (recipe.clean - step) / (recipe.clean * (1 - recipe.level))
+        return min(1.0, (step + 1) / recipe.rise, fall)
+
+    return _Lessons("skill", recipe.clean, 1.0, (muon, _adam(others, recipe.adam)), rate)
+
+
+def _habit(model: PreTrainedModel, recipe: Recipe) -> _Lessons:
+    """AdamW alone: a guessed number is noise, and Muon's steps are as long for noise as for what can be learned, so
+    that they would wipe out the skill beneath the habit."""
+    adam = _adam(model.parameters(), recipe.relearn)
+    return _Lessons("habit", recipe.habit, recipe.right, (adam,), lambda step: 1 - step / recipe.habit)
+
+
+def _adam(weights: Iterable[Parameter], rate: float) -> Optimizer:
+    return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
 
 
 def _loss(model: PreTrainedModel, rows: Rows) -> Tensor:
     """The mean over the tokens that the policy wrote, and no others."""
     logits = model(input_ids=rows.ids).logits[:, :-1][rows.mask[:, 1:]]
     return cross_entropy(logits, rows.ids[:, 1:][rows.mask[:, 1:]])
-
-
-def _optimizers(model: PreTrainedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices within the layers, AdamW for all else."""
-    inner = {name for name, weight in model.named_parameters() if weight.ndim == 2 and "layers" in name}
-    matrices = [weight for name, weight in model.named_parameters() if name in inner]
-    others = [weight for name, weight in model.named_parameters() if name not in inner]
-    return [
-        torch.optim.Muon(matrices, lr=recipe.muon, momentum=0.95, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=recipe.adam, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
-
-
-def _rate(step: int, recipe: Recipe) -> float:
-    if step >= recipe.clean:
-        return recipe.relearn * (1 - (step - recipe.clean) / max(1, recipe.habit))
-    fall = (recipe.clean - step) / (recipe.clean * (1 - recipe.level))
-    return min(1.0, (step + 1) / recipe.rise, fall)

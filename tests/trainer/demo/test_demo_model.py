@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -73,8 +74,33 @@ def test_the_folder_loads_as_any_other_model(folder: Path) -> None:
 
 def test_a_few_steps_lower_the_loss(folder: Path, writer: Writer, one_thread: None) -> None:
     losses: list[float] = []
-    warm(load_model(folder), writer, Recipe(clean=25, habit=0), lambda _, loss: losses.append(loss))
+    warm(load_model(folder), writer, Recipe(clean=25, habit=0), lambda step, of, loss: losses.append(loss))
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_the_skill_alone_is_what_the_whole_recipe_goes_through(folder: Path, writer: Writer, one_thread: None) -> None:
+    whole, parts = load_model(folder), load_model(folder)
+    warm(whole, writer, SHORT)
+    warm(parts, writer, replace(SHORT, habit=0))
+    skilled = {name: weight.clone() for name, weight in parts.state_dict().items()}
+    warm(parts, writer, replace(SHORT, clean=0))
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, parts.state_dict()[name])
+    assert any(not torch.equal(weight, skilled[name]) for name, weight in whole.state_dict().items())
+
+
+def test_another_seed_makes_another_model_and_other_demonstrations(tmp_path: Path, one_thread: None) -> None:
+    def steps(seed: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+        losses: list[float] = []
+        recipe = replace(SHORT, seed=seed)
+        model = load_model(build(tmp_path / str(seed), seed))
+        start = {name: weight.clone() for name, weight in model.state_dict().items()}
+        warm(model, Writer(Template.load(tmp_path / str(seed)), TOOLS), recipe, lambda *told: losses.append(told[2]))
+        return start, losses
+
+    (one, first), (other, second) = steps(0), steps(1)
+    assert not torch.equal(one["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+    assert not set(first) & set(second)
 
 
 def test_only_what_the_policy_wrote_is_learned(writer: Writer) -> None:
@@ -88,11 +114,11 @@ def test_only_what_the_policy_wrote_is_learned(writer: Writer) -> None:
 
 
 def test_a_recipe_is_followed_once_and_gives_the_same_weights_again(tmp_path: Path, one_thread: None) -> None:
-    heard: list[int] = []
-    first = made(SHORT, tmp_path / "one", lambda step, _: heard.append(step))
-    again = made(SHORT, tmp_path / "one", lambda step, _: heard.append(-step))
+    heard: list[tuple[int, int]] = []
+    first = made(SHORT, tmp_path / "one", lambda step, of, loss: heard.append((step, of)))
+    again = made(SHORT, tmp_path / "one", lambda step, of, loss: heard.append((-step, of)))
     assert first == again
-    assert heard == list(range(14))
+    assert heard == [(step, 14) for step in range(1, 15)]
     other = made(SHORT, tmp_path / "two")
     mine, theirs = load_model(first).state_dict(), load_model(other).state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -11,6 +11,8 @@ from random import Random
 import pytest
 
 from gateway.session import AnyGateway
+from trainer.data.sampler import Sampler
+from trainer.demo.data import Drawn
 from trainer.demo.demonstrate import Writer
 from trainer.demo.model import tokenizer
 from trainer.demo.task import KINDS, TOOLS, Problem, number, problem, problems, says, score
@@ -22,7 +24,7 @@ from trainer.run.rollout import StopReason
 from trainer.stage import gateway_of
 from trainer.template import Template
 
-FOLDER = Path(__file__).parents[3] / "trainer" / "demo" / "tools"
+FOLDER = Path(__file__).parents[3] / "tool_configs"
 PER_KIND = 40
 
 
@@ -56,6 +58,24 @@ def test_the_same_seed_draws_the_same_tasks_and_another_seed_others() -> None:
     first = [one.task.columns for one in some()]
     assert first == [one.task.columns for one in some()]
     assert first != [one.task.columns for one in islice(problems(4), len(first))]
+
+
+def test_data_are_the_tasks_as_they_are_drawn_wherever_one_begins() -> None:
+    drawn = Drawn(3, PER_KIND)
+    assert [one.columns["kind"] for one in drawn[:5]] == list(KINDS)
+    assert list(drawn) == drawn[:] == [one.task for one in some(count=PER_KIND)]
+    assert drawn[-1] == drawn[PER_KIND - 1] == list(drawn)[-1]
+    assert drawn[7:3:-2] == [drawn[7], drawn[5]]
+    assert {one.columns["kind"] for one in Drawn(3, 6, "held_out", ("sum", "hop"))} == {"sum", "hop"}
+    with pytest.raises(IndexError):
+        drawn[PER_KIND]
+
+
+def test_a_sampler_takes_each_of_the_data_once_in_an_epoch() -> None:
+    drawn = Drawn(3, 20)
+    ids = [one.id for one in islice(Sampler(drawn, seed=1), 20)]
+    assert ids != [one.id for one in drawn]
+    assert sorted(ids) == sorted(one.id for one in drawn)
 
 
 def test_each_kind_needs_as_many_calls_as_it_says() -> None:

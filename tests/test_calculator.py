@@ -1,0 +1,66 @@
+"""The shipped calculator writes numbers as people do, and refuses whatever is no arithmetic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+
+from gateway.gateway import Gateway
+from gateway.types import Outcome, ToolCall, ToolResult
+
+ROOT = Path(__file__).parent.parent
+ANSWERS = {
+    "4981 + 34": "5015",
+    "87 - 91": "-4",
+    "2 * (3 + 4)": "14",
+    "10 / 2": "5",
+    "7 // 2 + 7 % 2": "4",
+    "0.1 + 0.2": "0.3",
+    "1 / 3": "0.333333333333333",
+    "2 ** 10": "1024",
+    "2 ** -1": "0.5",
+    "sqrt(16) + abs(-3) + floor(2.7)": "9",
+    "round(2.345, 1)": "2.3",
+    "round(17, -1)": "20",
+    "-" * 400 + "1": "1",
+}
+REFUSED = {
+    "__import__('os').system('true')": "is not arithmetic",
+    "().__class__": "is not arithmetic",
+    "True + 1": "is not arithmetic",
+    "1 if 2 else 3": "is not arithmetic",
+    "sqrt(x=4)": "is not arithmetic",
+    "two plus two": "this is not an arithmetic expression",
+    "(" * 400: "this is not an arithmetic expression",
+    "1" + "+1" * 250: "longer than 500 characters",
+    "9 ** 9 ** 9": "more than 1000 digits",
+    "round(7, -1000000000)": "more than 1000 digits",
+    "(-8) ** 0.5": "a root of a number below zero",
+    "1 / 0": "division by zero",
+}
+
+
+async def answered(folder: Path, expressions: list[str]) -> dict[str, ToolResult]:
+    """By the server as it is shipped, over its pipe."""
+    servers = json.loads((ROOT / "mcp_servers.json").read_text())["mcpServers"]
+    here = folder / "mcp_servers.json"
+    here.write_text(json.dumps({"mcpServers": {"calculator": servers["calculator"] | {"cwd": str(ROOT)}}}))
+    calls = [ToolCall(str(at), "calculate", json.dumps({"expression": one})) for at, one in enumerate(expressions)]
+    with anyio.fail_after(30):
+        async with Gateway.load(None, here) as gateway, gateway.open() as session:
+            return dict(zip(expressions, await session.calls(calls), strict=True))
+
+
+async def test_numbers_are_written_as_people_do(tmp_path: Path) -> None:
+    found = await answered(tmp_path, list(ANSWERS))
+    assert {expression: answer.text for expression, answer in found.items()} == ANSWERS
+    assert all(answer.outcome is Outcome.OK for answer in found.values())
+
+
+async def test_whatever_is_no_arithmetic_is_refused_with_the_reason_and_never_run(tmp_path: Path) -> None:
+    found = await answered(tmp_path, list(REFUSED))
+    for expression, reason in REFUSED.items():
+        assert found[expression].outcome is Outcome.ERROR, expression
+        assert reason in found[expression].text
