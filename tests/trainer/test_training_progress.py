@@ -105,7 +105,7 @@ def test_a_panel_says_it_all_in_eighty_columns() -> None:
         "answers  2 ok",
         "ended    2 done",
     ]
-    assert lines[0].endswith(" 0:17, 0:22 left ─╮")
+    assert lines[0].endswith(" 0:18, 0:22 left ─╮")
 
 
 @pytest.mark.parametrize("width", [30, 80, 120, 300])

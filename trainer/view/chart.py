@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, log
 
 from rich.text import Text
 
@@ -67,63 +67,71 @@ class Frame:
     high: float
     width: int
     height: int
+    log: bool = False
+
+    @classmethod
+    def of(cls, curves: Sequence[Curve], width: int, height: int, scale: str) -> Frame:
+        steps = [step for curve in curves for step, _ in curve.points]
+        values = [value for curve in curves for _, value in curve.points]
+        low, high = (0.0, 1.0) if scale == "share" else (min(values), max(values))
+        return cls(min(steps), max(steps), low, high, width, height, scale == "log")
 
     def dot(self, point: tuple[float, float]) -> tuple[int, int]:
         """Column and row of the dot, the first row on top."""
+        low, value, high = (log(one) if self.log else one for one in (self.low, point[1], self.high))
         across = (point[0] - self.left) / ((self.right - self.left) or 1.0)
-        up = (point[1] - self.low) / ((self.high - self.low) or 1.0)
+        up = (value - low) / ((high - low) or 1.0)
         return round(across * (self.width * 2 - 1)), round((1 - up) * (self.height * 4 - 1))
 
 
-def drawn(title: str, curves: Sequence[Curve], width: int, height: int) -> Text:
-    """A chart of so many characters. Its curves share their scale."""
-    numbers = [value for curve in curves for _, value in curve.points]
-    steps = [step for curve in curves for step, _ in curve.points]
-    low, high = min(numbers), max(numbers)
-    scale = [number(high), number(low)]
-    margin = max(map(len, scale)) + 1
-    names = max(len(curve.name) for curve in curves) + 7
-    frame = Frame(min(steps), max(steps), low, high, max(8, width - margin - names - 1), height)
+def drawn(title: Text, curves: Sequence[Curve], width: int, height: int, *, scale: str = "linear") -> Text:
+    """A chart in so many characters, its curves' names and last values beside their ends."""
+    names = [f" {curve.name} {number(curve.points[-1][1])}" for curve in curves]
+    frame = Frame.of(curves, 0, height, scale)
+    marks = {0: number(frame.high), height - 1: number(frame.low)}
+    margin = max(map(len, marks.values()))
+    frame = replace(frame, width=max(8, width - margin - 1 - max(map(len, names))))
     cells: dict[tuple[int, int], tuple[int, str]] = {}
     labels: dict[int, tuple[str, str]] = {}
-    for place, curve in enumerate(curves):
+    for place, (curve, name) in enumerate(zip(curves, names, strict=True)):
         colour = COLOURS[place % len(COLOURS)]
         _draw(cells, curve, frame, colour)
-        row = frame.dot(curve.points[-1])[1] // 4
-        free = min((one for one in range(height) if one not in labels), key=lambda one: abs(one - row), default=None)
+        end = frame.dot(curve.points[-1])[1] // 4
+        free = min((row for row in range(height) if row not in labels), key=lambda row: abs(row - end), default=None)
         if free is not None:
-            labels[free] = (f" {curve.name} {number(curve.points[-1][1])}", colour)
-    text = Text(f"{' ' * margin}{title}\n", style="bold")
+            labels[free] = name, colour
+    text = Text(" " * (margin + 1)).append_text(title).append("\n")
     for row in range(height):
-        mark = scale[0] if row == 0 else scale[1] if row == height - 1 else ""
-        text.append(f"{mark:>{margin - 1}}│", QUIET)
+        text.append(f"{marks.get(row, ''):>{margin}}│", QUIET)
         for column in range(frame.width):
             bits, colour = cells.get((column, row), (0, ""))
-            text.append(chr(BRAILLE + bits) if bits else " ", f"not bold {colour}")
-        text.append(f"{labels.get(row, ('', ''))[0]}\n", f"not bold {labels.get(row, ('', ''))[1]}")
-    ends = f"step {frame.left:.0f}", f"{frame.right:.0f}"
-    text.append(f"{' ' * (margin - 1)}└{'─' * frame.width}\n", QUIET)
-    text.append(f"{' ' * margin}{ends[0]}{ends[1]:>{max(1, frame.width - len(ends[0]))}}", QUIET)
-    return text
+            text.append(chr(BRAILLE + bits) if bits else " ", colour)
+        text.append(*labels.get(row, ("", ""))).append("\n")
+    return text.append(_axis(frame, margin), QUIET)
+
+
+def _axis(frame: Frame, margin: int) -> str:
+    first, last = f"step {frame.left:.0f}", f"{frame.right:.0f}"
+    return f"{' ' * margin}└{'─' * frame.width}\n{' ' * (margin + 1)}{first}{last:>{max(1, frame.width - len(first))}}"
 
 
 def _draw(cells: dict[tuple[int, int], tuple[int, str]], curve: Curve, frame: Frame, colour: str) -> None:
     dots = [frame.dot(point) for point in curve.points]
     lit = set(dots)
     if curve.sparse:
-        lit |= {(x + dx, y + dy) for x, y in dots for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1))}
+        lit |= {(x + right, y + down) for x, y in dots for right, down in ((1, 0), (0, 1), (1, 1))}
     else:
         lit |= {dot for start, stop in pairwise(dots) for dot in _between(start, stop)}
     for x, y in lit:
-        if 0 <= x < frame.width * 2 and 0 <= y < frame.height * 4:
+        if x < frame.width * 2 and y < frame.height * 4:
             cell = x // 2, y // 4
             cells[cell] = cells.get(cell, (0, ""))[0] | DOTS[y % 4][x % 2], colour
 
 
 def _between(start: tuple[int, int], stop: tuple[int, int]) -> list[tuple[int, int]]:
-    (x, y), (dx, dy) = start, (stop[0] - start[0], stop[1] - start[1])
-    count = max(abs(dx), abs(dy), 1)
-    return [(x + round(dx * part / count), y + round(dy * part / count)) for part in range(count + 1)]
+    (x, y), (across, down) = start, (stop[0] - start[0], stop[1] - start[1])
+    count = max(abs(across), abs(down), 1)
+    return [(x + round(across * part / count), y + round(down * part / count)) for part in range(count + 1)]
 
 
 def number(value: float) -> str:

@@ -1,0 +1,94 @@
+"""The charts on paper: raw values pale, smoothed ones strong, told apart by colour and by dashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from trainer.view.chart import Curve
+from trainer.view.curves import Chart, smooth
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
+"""Okabe and Ito's, which people tell apart whatever colours they see."""
+DASHES = ("-", "--", "-.", ":")
+MARKS = "osD^"
+INCHES = 5.2, 2.7
+"""Of one chart."""
+HEADROOM = 1.35
+"""Above the times, for their names."""
+FEW = 30
+"""Points that are their own curve: there is nothing to smooth."""
+STYLE: dict[Any, Any] = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "font.size": 9,
+    "grid.alpha": 0.3,
+    "legend.fontsize": 8,
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.8,
+}
+
+Spent = dict[str, list[tuple[float, float]]]
+
+
+def save(charts: Sequence[Chart], spent: Spent, title: str, file: Path) -> None:
+    count = len(charts) + bool(spent)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(2 * INCHES[0], ceil(count / 2) * INCHES[1] + 0.5), layout="constrained")
+        places = figure.subplots(ceil(count / 2), 2, squeeze=False).flat
+        for chart, axes in zip(charts, places, strict=False):
+            _draw(axes, chart)
+        if spent:
+            _stack(figure.axes[count - 1], spent)
+        for axes in figure.axes[count:]:
+            axes.remove()
+        figure.suptitle(title, fontweight="bold")
+        figure.savefig(file, dpi=150, format="png")
+
+
+def _draw(axes: Axes, chart: Chart) -> None:
+    for place, curve in enumerate(chart.curves):
+        colour, dashes = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+        if curve.sparse:
+            axes.plot(*_xy(curve), dashes, marker=MARKS[place % len(MARKS)], ms=4, color=colour, label=curve.name)
+        elif len(curve.points) < FEW:
+            axes.plot(*_xy(curve), dashes, color=colour, label=curve.name)
+        else:
+            axes.plot(*_xy(curve), color=colour, lw=0.7, alpha=0.35)
+            axes.plot(*_xy(smooth(curve)), dashes, color=colour, label=curve.name)
+    if chart.scale == "share":
+        axes.set_ylim(-0.02, 1.02)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    elif chart.scale == "log":
+        axes.set_yscale("log")
+    _named(axes, chart.title, chart.unit, legend=len(chart.curves) > 1)
+
+
+def _stack(axes: Axes, spent: Spent) -> None:
+    steps = [step for step, _ in next(iter(spent.values()))]
+    seconds = [[value for _, value in points] for points in spent.values()]
+    axes.stackplot(steps, seconds, labels=list(spent), colors=COLOURS, step="mid", lw=0)
+    axes.set_ylim(0, HEADROOM * max(map(sum, zip(*seconds, strict=True))))
+    _named(axes, "Time", "seconds a step", legend=True)
+    axes.legend(loc="upper left", ncols=3)
+
+
+def _named(axes: Axes, title: str, unit: str, *, legend: bool) -> None:
+    axes.set_title(title, loc="left", fontweight="bold", fontsize=10)
+    axes.set_xlabel("step")
+    axes.set_ylabel(unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if legend:
+        axes.legend(loc="best")
+
+
+def _xy(curve: Curve) -> tuple[list[float], list[float]]:
+    return [step for step, _ in curve.points], [value for _, value in curve.points]
