@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from trainer.run.rollout import StopReason
 from trainer.train.alarms import ALARMS, KNOBS, WELL, Alarms
+from trainer.train.settings import TrainSettings
 
 Told = dict[str, float]
 GOOD: Told = {
@@ -173,8 +174,6 @@ def every_alarm() -> list[str]:
 
 
 def test_every_alarm_names_settings_that_there_are() -> None:
-    from trainer.train.settings import TrainSettings
-
     named = {
         name for text in every_alarm() for name in re.findall(r"`([a-z_.]+)(?:: \w+)?`", text.partition("remedy")[2])
     }
