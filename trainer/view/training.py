@@ -166,7 +166,7 @@ class TrainingProgress(Display):
         self._marked, self._written = now, written
 
     def _phase(self) -> tuple[str, float]:
-        return self._phases[-1] if self._phases else ("", self._now())
+        return next(iter(self._phases[-1:]), ("", self._now()))  # It may end meanwhile: another thread draws.
 
     def _phase_row(self, *, over: bool) -> list[tuple[str, str]]:
         name, since = self._phase()
