@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 Grade = Literal["ok", "note", "wrong"]
 MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
-GIB = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,36 +114,14 @@ def _model(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
 
 
 def _memory(settings: RolloutSettings) -> Iterator[Finding]:
-    """Counted on the shapes alone: nothing of the model's size is allocated."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from trainer.policy import PolicyError, plan
 
     try:
-        config = AutoConfig.from_pretrained(settings.model, local_files_only=True)
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, KeyError) as error:
-        yield Finding("wrong", f"{settings.model} holds no causal language model: {error}", "give a model's folder")
+        planned = plan(settings, settings.model)
+    except PolicyError as error:
+        yield Finding("wrong", error.problem, error.remedy)
         return
-    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rows = settings.admission.writing * settings.limits.rollout_tokens
-    keys = 2 * 4 * rows * config.num_hidden_layers * heads * width
-    room = _room()
-    parts = (("weights", weights), ("keys and values at the most", keys), ("room", room))
-    told = ", ".join(f"{what} {size / GIB:.2f} GiB" for what, size in parts)
-    fits = weights + keys < room
-    remedy = "" if fits else "lower `admission.writing` or `limits.rollout_tokens`, or take a smaller model"
-    yield Finding("ok" if fits else "wrong", f"memory: {told}", remedy)
-
-
-def _room() -> int:
-    import torch
-
-    if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info()[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield Finding("ok" if planned.fits else "wrong", str(planned), planned.remedy)
 
 
 def shown(template: Template, specs: list[ToolSpec] | Any) -> Rollout:

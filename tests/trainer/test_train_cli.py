@@ -16,7 +16,7 @@ from scripts import calling
 from tokenizers_for_tests import BROKEN, folder_for
 from typer.testing import CliRunner, Result
 
-import trainer.check
+import trainer.policy.memory
 import trainer.roll
 from trainer.cli import app
 from trainer.ledger import Author, Ledger
@@ -111,7 +111,7 @@ def test_a_model_that_cannot_be_used_is_told_with_its_remedy_and_not_rolled_out(
 
 
 def test_check_says_when_a_model_does_not_fit(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer.check, "_room", lambda: 1000)
+    monkeypatch.setattr(trainer.policy.memory, "free", lambda: 1000)
     told = run("check", "--tools", TOOLS, "--model", model, code=1).output
     assert "FAIL memory:" in told and "remedy: lower `admission.writing`" in told
 
