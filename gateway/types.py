@@ -181,6 +181,8 @@ class Task:
     """The interaction by name; None means `gsm8k` where there is one and feedback is asked for."""
     feedback_args: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     ttl_s: float | None = None
+    rollout: str = ""
+    """Which of the rollouts of one task this is: where it is given, a tape tells them apart by it."""
 
 
 Progress = Callable[[float, float | None, str | None], Awaitable[None]]

@@ -20,9 +20,9 @@ from trainer.engine.base import Engine, EngineError, Sampling, Written
 from trainer.ledger import NOTHING, Author, Entry, Ledger
 from trainer.parse.base import Reply
 from trainer.run.rollout import Rollout, StopReason
-from trainer.steps import Step, Stepper, ToolsAndFeedback, Turn, settled
+from trainer.steps import OF_CALLS, Step, Stepper, ToolsAndFeedback, Turn, settled
 from trainer.task import Task
-from trainer.template import Template, drifts
+from trainer.template import Cause, Template, drifts
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,8 @@ class Player:
     watch: Watch = field(default_factory=Unwatched)
     seed: int = 0
     """Of the run: with it and the same weights, every rollout is written again as it was."""
+    shown: set[Cause] = field(default_factory=set)
+    """The causes of drift that an example was shown of."""
 
     async def play(
         self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, place: Place | None = None
@@ -118,7 +120,7 @@ class _Rollout:
     async def _ending(self) -> tuple[StopReason, str]:
         """Runs until a reason to stop; what goes wrong around the policy is one too."""
         try:
-            async with self.player.gateway.open(self.task.asked) as session:
+            async with self.player.gateway.open(replace(self.task.asked, rollout=self.key)) as session:
                 stop = await self._turns(session)
                 await self._last_rewards(session)
                 self._tell_drifts(session.specs)
@@ -224,7 +226,7 @@ class _Rollout:
         step: Step = await settled(self.player.stepper.step(turn))
         self._spent("calling" if step.author is Author.TOOL else "interacting", began)
         self.player.watch.answered(self.key, step, time.perf_counter() - began)
-        self.infos.update(step.info if step.author is Author.FEEDBACK else {})
+        self.infos.update((name, value) for name, value in step.info.items() if name != OF_CALLS)
         self.counts["calls"] += len(turn.reply.calls)
         self.counts["user_turns"] += step.author is Author.FEEDBACK and bool(step.messages)
         wrong = bool(step.outcomes) and all(outcome is Outcome.INVALID for outcome in step.outcomes)
@@ -253,7 +255,7 @@ class _Rollout:
         )
         if why is not None:
             raise _Stop(why, reason)
-        if self.player.template.settings.history != "full":
+        if not step.insert:
             self._begin_anew(specs)
 
     def _next_ids(self, step: Step, ended: bool) -> tuple[int, ...]:
@@ -274,13 +276,15 @@ class _Rollout:
 
     def _begin_anew(self, specs: Sequence[ToolSpec]) -> None:
         """Where the template takes back what the policy wrote, the next turn sees a history that it did not write."""
-        shown = self.player.template.open(self.ledger.messages, specs)
-        if shown != self.ledger.ids:
-            self.earlier.append(self.ledger)
-            self.ledger = Ledger((Entry(Author.TASK, shown, self.ledger.messages, source=self.task.place),))
+        before = self.ledger
+        shown = self.player.template.anew(before, specs)
+        if shown is not None:
+            media = tuple(medium for entry in before for medium in entry.media)
+            self.earlier.append(before)
+            self.ledger = Ledger((Entry(Author.TASK, shown, before.messages, parts=media, source=self.task.place),))
 
     def _tell_drifts(self, specs: Sequence[ToolSpec]) -> None:
-        """What differs from the template's own rendering is counted by cause; what nothing explains is logged."""
+        """What differs from the template's own rendering is counted by cause; of each, the first of a run is shown."""
         entries = list(self.ledger.entries)
         while entries and not entries[-1].ids:
             entries.pop()
@@ -288,8 +292,9 @@ class _Rollout:
         for drift in found:
             counts = self.infos.setdefault("drift", {})
             counts[drift.cause] = counts.get(drift.cause, 0) + 1
-            if not drift.harmless:
-                log.warning("rollout %s: %s", self.key, drift)
+            known = drift.harmless or drift.cause in self.player.shown
+            self.player.shown.add(drift.cause)
+            log.log(logging.INFO if known else logging.WARNING, "rollout %s: %s", self.key, drift)
 
     @property
     def _room(self) -> int:

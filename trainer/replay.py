@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -25,11 +26,11 @@ async def replay(run: Path, console: Console) -> bool:
     if not (run / "tape").exists():
         raise ConfigError("has no tape", file=run, remedy="make the run with --record")
     tasks = {task.id: task for task in load(settings.data, system=settings.system)}
-    recorded = [rollout for rollout in Rollouts(run) if not rollout.stop.infrastructure]
+    recorded = list(attempts(Rollouts(run)))
     different = 0
     async with Replay(run / "tape") as gateway:
         template = template_of(settings.model, settings.template, gateway.specs)
-        for before in recorded:
+        for before, attempt in recorded:
             task = tasks.get(before.task)
             if task is None:
                 remedy = "replay it beside the data that it was made from"
@@ -38,12 +39,22 @@ async def replay(run: Path, console: Console) -> bool:
             sampling, stepper = sampling_of(settings), stepper_of(settings)
             player = Player(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
             async with engine:
-                after = await player.play(task, group=before.group, index=before.index)
+                after = await player.play(task, group=before.group, index=before.index, attempt=attempt)
             if problem := differs(before, after):
                 different += 1
                 console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)
     console.print(f"{len(recorded)} rollouts replayed, {different} of them differ", markup=False)
     return not different
+
+
+def attempts(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, int]]:
+    """Those to be replayed, and how often each was begun before: what infrastructure ended stands before its refill."""
+    failed: Counter[tuple[str, int]] = Counter()
+    for rollout in rollouts:
+        if rollout.stop.infrastructure:
+            failed[rollout.group, rollout.index] += 1
+        else:
+            yield rollout, failed[rollout.group, rollout.index]
 
 
 def says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:

@@ -15,6 +15,9 @@ from trainer.parse.base import Reply
 from trainer.run.rollout import StopReason
 from trainer.task import Task
 
+OF_CALLS = "tools"
+"""Of a step's information, what is known of each call; it stays with the step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -93,7 +96,7 @@ class ToolsAndFeedback:
             stop=StopReason.TOOL_FAILED if broken else stop,
             reason="; ".join(result.reason or result.outcome for result in broken),
             source=", ".join(dict.fromkeys(call.name for call in calls)) or "parser",
-            info={"tools": [_told(call, result) for call, result in zip(calls, results, strict=False)]},
+            info={OF_CALLS: [_told(call, result) for call, result in zip(calls, results, strict=False)]},
         )
 
     async def _hear(self, turn: Turn) -> Step:

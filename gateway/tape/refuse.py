@@ -27,7 +27,8 @@ def no_session(tape: Tape, task: Task) -> ReplayError:
     if same_id is None:
         return ReplayError(problem)
     asked = task_line(task)
-    others = [name for name in asked if name != "ttl_s" and canonical(asked[name]) != canonical(same_id[name])]
+    names = dict.fromkeys((*asked, *same_id))
+    others = [name for name in names if name != "ttl_s" and canonical(asked.get(name)) != canonical(same_id.get(name))]
     return ReplayError(f"{problem}. The task of that id differs in: {', '.join(others)}")
 
 

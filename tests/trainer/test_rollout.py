@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -279,6 +280,40 @@ async def test_a_template_that_takes_reasoning_back_begins_a_ledger_anew_where_t
     assert "hm" not in anew.tokens.decode(rollout.ledger.ids) and "so" in anew.tokens.decode(rollout.ledger.ids)
     assert engine.asked[1].ids == rollout.ledger.entries[0].ids
     assert sum(rollout.ledger.mask) == len(rollout.ledger.turns[0].ids)
+
+
+async def test_a_continuation_under_a_template_that_takes_reasoning_back_goes_on_with_its_own_words() -> None:
+    template = template_for(FAMILIES["qwen3"], Settings(history="inference_template"))
+    stepper = BackIntoThinking(lambda text, task: "7" in text, "\nWait, that is wrong. ")
+    (begun,) = says(template, "It is 8", end=False)
+    rollout, engine = await play([begun, *says(template, "7")], template=template, stepper=stepper)
+    assert rollout.earlier == () and engine.asked[1].ids[: len(engine.asked[0].ids)] == engine.asked[0].ids
+    assert template.tokens.decode(rollout.ledger.ids).endswith("It is 8\nWait, that is wrong. 7<|im_end|>")
+
+
+async def test_what_a_plug_in_passes_on_with_a_tools_answer_reaches_the_reward_too() -> None:
+    class Adds(ToolsAndFeedback):
+        async def step(self, turn: Turn) -> Step:
+            step = await super().step(turn)
+            return replace(step, info={**step.info, "level": 3})
+
+    turns = says(template_for(HERMES), calling(("add", {"a": 1, "b": 1})), "2")
+    rollout, _ = await play(turns, stepper=Adds())
+    assert rollout.infos == {"level": 3}
+    assert rollout.ledger.entries[2].info["tools"][0]["name"] == "add"
+
+
+async def test_of_each_cause_of_drift_the_first_is_shown_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    template = template_for(HERMES)
+    tight = '<tool_call>\n{"name":"add","arguments":{"a": 1, "b": 1}}\n</tool_call>'
+    said = iter(says(template, tight, "2") * 3)
+    engine = ScriptedEngine(lambda ids, sampling, key: next(said))
+    async with gateway() as opened, engine:
+        player = Player(engine, template, opened)
+        rollouts = [await player.play(PLAIN, group="g", index=index) for index in range(3)]
+    assert [rollout.infos["drift"] for rollout in rollouts] == [{"whitespace": 1}] * 3
+    (shown,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert '{"name": "add"' in shown and '{"name":"add"' in shown
 
 
 def turns_of(sampling: Iterable[Sampling]) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 from conversations import TASK, TOOL, asks, calls, replies, says, template_for
 from tokenizers_for_tests import FAMILIES
 
-from trainer.ledger import Author, Entry, Ledger
+from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.template import Settings, Template, drifts, written
 from trainer.template.chat import Chat
 from trainer.template.tokens import Tokens
@@ -26,30 +26,33 @@ def _ledger(template: Template, *turns: tuple[str, str]) -> Ledger:
     return ledger
 
 
-AFTER = ({"role": "user", "content": "Why?"},)
+AFTER: tuple[Message, ...] = ({"role": "user", "content": "Why?"},)
+
+
+def asked(template: Template, ledger: Ledger, after: tuple[Message, ...] = AFTER) -> Ledger:
+    """Answered, up to where the policy writes again."""
+    ids = template.tail(after, ended=template.ended(ledger.ids))
+    return ledger + Entry(Author.FEEDBACK, ids, after)
 
 
 def test_a_full_history_goes_on_in_the_same_ledger() -> None:
     template = template_for(FAMILIES["qwen3"])
-    step = template.advance(_ledger(template, ("Hm.", "A gnu.")), AFTER)
-    assert (step.fresh, step.ids) == (False, template.tail(AFTER, ended=True))
+    assert template.anew(asked(template, _ledger(template, ("Hm.", "A gnu.")))) is None
 
 
 def test_a_history_as_at_inference_begins_anew_where_reasoning_is_taken_away() -> None:
     template = template_for(FAMILIES["qwen3"], Settings(history="inference_template"))
     ledger = _ledger(template, ("Hm.", "A gnu."))
-    step = template.advance(ledger, AFTER)
-    assert step.fresh
-    assert step.ids == template.open([*ledger.messages, *AFTER])
-    text = template.tokens.decode(step.ids)
+    ids = template.anew(asked(template, ledger))
+    assert ids is not None and ids == template.open([*ledger.messages, *AFTER])
+    text = template.tokens.decode(ids)
     assert "A gnu." in text and "Hm." not in text
 
 
 def test_a_ledger_that_begins_anew_is_the_full_render() -> None:
     template = template_for(FAMILIES["qwen3"], Settings(history="inference_template"))
-    before = _ledger(template, ("Hm.", "A gnu."))
-    messages = (*before.messages, *AFTER)
-    ledger = Ledger((Entry(Author.TASK, template.advance(before, AFTER).ids, messages),))
+    before = asked(template, _ledger(template, ("Hm.", "A gnu.")))
+    ledger = Ledger((Entry(Author.TASK, template.anew(before) or (), before.messages),))
     ids = template.tokens.encode("<think>\nSo.\n</think>\n\nBecause.<|im_end|>")
     turn = {**says("Because."), "reasoning_content": "So."}
     ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop")
@@ -72,7 +75,9 @@ def test_a_turn_costs_what_is_new_in_it(monkeypatch: pytest.MonkeyPatch) -> None
     costs = []
     for length in (1, 200):
         work.clear()
-        template.advance(Ledger((turn,) * length), AFTER)
+        ledger = Ledger((turn,) * length)
+        template.tail(AFTER, ended=template.ended(ledger.entries[-1].ids))
+        assert template.anew(ledger) is None
         costs.append(list(work))
     assert costs[0] == costs[1]
 
@@ -84,5 +89,13 @@ def test_a_history_as_at_inference_goes_on_where_nothing_is_taken_away() -> None
     ids = written(template, TASK, turn, [TOOL])
     ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop")
     after = replies(calls("gnu"), "found")
-    assert template.advance(ledger, after, [TOOL]).ids == template.tail(after, ended=True)
-    assert not template.advance(ledger, after, [TOOL]).fresh
+    assert template.anew(asked(template, ledger, after), [TOOL]) is None
+
+
+def test_what_the_policy_wrote_in_tokens_of_its_own_choice_is_not_taken_back() -> None:
+    template = template_for(HERMES, Settings(history="inference_template"))
+    ledger = Ledger((Entry(Author.TASK, template.open(TASK), TASK),))
+    ids = tuple(id for char in "A gnu." for id in template.tokens.encode(char)) + template.stop_ids[:1]
+    assert ids != written(template, TASK, says("A gnu."))
+    ledger += Entry(Author.POLICY, ids, (says("A gnu."),), logprobs=(0.0,) * len(ids), stop="stop")
+    assert template.anew(asked(template, ledger)) is None

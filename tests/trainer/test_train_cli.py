@@ -272,6 +272,38 @@ def test_a_recorded_run_is_replayed_to_the_last_id(recorded: Path, run: Run, mon
     assert "4 rollouts replayed, 0 of them differ" in run("replay", recorded).output
 
 
+ODD = '''
+from collections.abc import Iterator
+from itertools import count
+
+numbers: Iterator[int] = count()
+
+async def draw() -> int:
+    """Draws the next number; each third time the line is dead."""
+    number = next(numbers)
+    if number % 3 == 0:
+        raise ConnectionResetError("the line is dead")
+    return number
+'''
+
+
+def test_what_was_made_anew_and_siblings_that_were_answered_otherwise_are_replayed_each_as_it_was(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("odd").mkdir()
+    Path("odd/draws.py").write_text(ODD)
+    Path("odd/tools.yaml").write_text("tools:\n  - function: draws:draw\n")
+    Path("says.json").write_text(json.dumps({"*": [calling(("draw", {})), "done"]}))
+    monkeypatch.setattr(trainer.roll, "engine_of", scripted(Path("says.json")))
+    data = write("t.jsonl", {**PLAIN, "id": "a"}, {**PLAIN, "id": "b"})
+    words = ("--tools", "odd", "--model", model, "--data", data, "--out", "r", "--n", 4, "--record")
+    told = run("rollout", *words).output
+    assert "tool_failed: tool 'draw' raised ConnectionResetError" in told
+    counted = [rollout for rollout in Rollouts(Path("r")) if not rollout.stop.infrastructure]
+    assert len({rollout.ledger.entries[2].ids for rollout in counted}) == len(counted) == 8
+    assert "8 rollouts replayed, 0 of them differ" in run("replay", "r").output
+
+
 def shortened(ledger: Ledger) -> Ledger:
     """As if the first tool had said less."""
     task, turn, tool, *rest = ledger

@@ -4,12 +4,11 @@ from .chat import Tool, schema
 from .drift import Cause, Drift, drifts
 from .errors import TemplateError
 from .probe import Finding, ProbeReport, probe
-from .template import Continuation, Settings, Template
+from .template import Settings, Template
 from .written import written
 
 __all__ = [
     "Cause",
-    "Continuation",
     "Drift",
     "Finding",
     "ProbeReport",

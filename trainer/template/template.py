@@ -26,15 +26,6 @@ _MARKUP = re.compile(r"[<\[](\w+)[>\]]")
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
-    """What leads to the policy's next turn."""
-
-    ids: tuple[int, ...]
-    fresh: bool
-    """The ids begin a new ledger, by author `task`: the template wrote the history anew."""
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """How a template is used."""
 
@@ -103,15 +94,15 @@ class Template:
         """Text that goes on in the policy's unfinished turn; its markup is meant, its special tokens are not."""
         return self.tokens.encode(self.tokens.fenced(text, markup=True), after=self.stops[0])
 
-    def advance(self, ledger: Ledger, after: Sequence[Message], tools: Sequence[Tool] = ()) -> Continuation:
-        """To the next turn, as `history` has it. `inference_template` costs a render of the history each time."""
-        tail = self.tail(after, ended=self.ended(ledger.entries[-1].ids))
+    def anew(self, ledger: Ledger, tools: Sequence[Tool] = ()) -> tuple[int, ...] | None:
+        """Where `history` is as at inference and that takes words back: the prompt that a new ledger begins with.
+
+        Costs a render of the history each time. What the policy wrote in tokens of its own choice is not taken back.
+        """
         if self.settings.history == "full":
-            return Continuation(tail, fresh=False)
-        shown = self.chat.text([*ledger.messages, *after], tools, prompt=True)
-        if plain(shown) == self.tokens.decode((*ledger.ids, *tail)):
-            return Continuation(tail, fresh=False)
-        return Continuation(self.tokens.encode(shown), fresh=True)
+            return None
+        shown = self.chat.text(ledger.messages, tools, prompt=True)
+        return None if plain(shown) == self.tokens.decode(ledger.ids) else self.tokens.encode(shown)
 
     def ended(self, ids: Sequence[int]) -> bool:
         """Whether the policy itself ended the turn that these ids end with."""

@@ -17,7 +17,7 @@ from trainer.engine.scripted import ScriptedEngine
 from trainer.learn.lesson import lesson, teaches
 from trainer.play import Unwatched
 from trainer.policy import Learner, Policy
-from trainer.replay import differs, says
+from trainer.replay import attempts, differs, says
 from trainer.reward.scored import ScoredGroup
 from trainer.run.file import Rollouts
 from trainer.run.rollout import Rollout
@@ -42,8 +42,8 @@ async def again(run: Path, step: int, console: Console) -> bool:
     async with opened(settings, gateway=Replay(tape)) as job:
         tasks = _tasks(job, recorded)
         different = 0
-        for before in [one for one in recorded if not one.stop.infrastructure]:
-            after = await _played(job, before, tasks[before.task])
+        for before, attempt in attempts(recorded):
+            after = await _played(job, before, tasks[before.task], attempt)
             if problem := differs(before, after):
                 different += 1
                 console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)
@@ -57,10 +57,11 @@ async def again(run: Path, step: int, console: Console) -> bool:
     return not different and not apart
 
 
-async def _played(job: Job, before: Rollout, task: Task) -> Rollout:
+async def _played(job: Job, before: Rollout, task: Task, attempt: int) -> Rollout:
     engine = ScriptedEngine(says(before))
     async with engine:
-        after = await job.player(engine, Unwatched()).play(task, group=before.group, index=before.index)
+        player = job.player(engine, Unwatched())
+        after = await player.play(task, group=before.group, index=before.index, attempt=attempt)
     group = await job.scorer.score(task, [after])
     return group.scored[0].rollout if group.scored else after
 
