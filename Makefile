@@ -1,4 +1,4 @@
-# Every verb does its own set-up: on a fresh machine with Python 3.11, `make test` is all it takes.
+# Every verb does its own set-up: on a fresh machine with Python 3.11, `make train` and `make test` are all it takes.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # A machine without CUDA takes the CPU build of torch.
@@ -16,6 +16,9 @@ install: .venv/installed  ## Make .venv with everything in it
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
+
+train: install  ## Make a tiny model and watch it learn to use tools
+	$(BIN)/mtrl-train --tools tool_configs/
 
 test: install check  ## Lint, types, all tests, coverage
 	$(BIN)/coverage erase
