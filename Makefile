@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A machine without CUDA takes the CPU build of torch.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
 
-.PHONY: help install test check format serve atlas bench conformance clean
+.PHONY: help install train test check format serve atlas bench conformance clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these verbs
