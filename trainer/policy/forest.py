@@ -22,7 +22,7 @@ from torch import Tensor
 WIDE = 512
 """Nodes of a block that is seen through a mask, at the most: longer rows are quicker alone, without one."""
 ALIKE = 0.7
-"""Blocks of these sizes, smaller to larger, are padded to one size and attended together."""
+"""Blocks are padded to one size and attended together, if the smallest is at least this share of the largest."""
 
 
 @dataclass(frozen=True, slots=True)

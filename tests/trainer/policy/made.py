@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from trainer.learn.lesson import Draft, Lesson
-from trainer.policy import Policy
+from trainer.policy.policy import Policy
 
 SIZES = {
     "vocab_size": 50,
@@ -61,10 +61,10 @@ def lesson(
     n: int = 3,
     off: float = 0.0,
     rewards: tuple[float, ...] = (),
-    seed: int = 0,
+    temperature: float = 1.0,
 ) -> Lesson:
     """A task, a turn, a tool's answer, a turn; siblings begin alike. `off` is by how much the engine is mistaken."""
-    draw = Random(seed)
+    draw = Random(0)
     drafts, owners = [], []
     for group in range(groups):
         opening = [draw.randrange(50) for _ in range(4)]
@@ -74,7 +74,10 @@ def lesson(
             wrote = [place != 1 for place, turn in enumerate(turns) for _ in turn]
             mask = [False] * 4 + wrote
             turn_of = [-1] * 4 + [(0, -1, 1)[place] for place, turn in enumerate(turns) for _ in turn]
-            known = [value + off if own else 0.0 for value, own in zip(alone(one, ids).tolist(), mask, strict=True)]
+            known = [
+                value + off if own else 0.0
+                for value, own in zip(alone(one, ids, temperature).tolist(), mask, strict=True)
+            ]
             drafts.append(
                 Draft(f"{group}/{len(drafts)}", len(drafts), ids, mask, known, [float(own) for own in mask], turn_of)
             )

@@ -9,8 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.policy.made import logprobs, model
-from trainer.policy import Policy, PolicyError, UpdateSettings
+from trainer.policy.errors import PolicyError
 from trainer.policy.optimizers import share
+from trainer.policy.policy import Policy
+from trainer.policy.settings import UpdateSettings
 
 ROWS = [[1, 2, 3, 4], [7, 8, 9]]
 

@@ -22,9 +22,12 @@ from trainer.learn.lesson import Lesson
 from trainer.learn.loss import loss
 from trainer.learn.settings import AlgorithmSettings, CreditSettings, KLSettings
 from trainer.learn.worth import rows
-from trainer.policy import CriticSettings, Learner, Policy, PolicyError, UpdateSettings
 from trainer.policy.cut import micro, shares
+from trainer.policy.errors import PolicyError
+from trainer.policy.learner import Learner
+from trainer.policy.policy import Policy
 from trainer.policy.reader import Read
+from trainer.policy.settings import CriticSettings, UpdateSettings
 
 GRPO = AlgorithmSettings()
 GAE = AlgorithmSettings(name="reinforce_pp", credit=CreditSettings(kind="gae", trust=1.0))
@@ -120,6 +123,14 @@ def test_several_steps_of_one_lesson_do_without_a_pass_where_the_engine_is_exact
     policy, told = learned(given, epochs=2, minibatches=3)
     assert policy.steps == 6 and told["kl/old"] > 0
     assert told["mismatch/pass_skipped"] == 1.0 and 0 < told["mismatch/max"] < 1e-5
+
+
+def test_what_was_sampled_at_a_temperature_is_learned_at_it() -> None:
+    given = lesson(model(), temperature=0.7)
+    told = [
+        Learner(Policy(model(), UpdateSettings()), GRPO, exact=True, temperature=at).learn(given) for at in (0.7, 1)
+    ]
+    assert told[0]["mismatch/max"] < 1e-5 < 0.1 < told[1]["mismatch/max"]
 
 
 def test_they_make_the_pass_where_it_is_not_and_measure_it_all() -> None:

@@ -13,7 +13,10 @@ from transformers import AutoModelForCausalLM
 from tests.trainer.policy.made import alone, lesson, logprobs, model
 from trainer.learn.settings import AlgorithmSettings, KLSettings
 from trainer.model import load_model
-from trainer.policy import Learner, LoraSettings, Policy, PolicyError, UpdateSettings
+from trainer.policy.errors import PolicyError
+from trainer.policy.learner import Learner
+from trainer.policy.policy import Policy
+from trainer.policy.settings import LoraSettings, UpdateSettings
 
 UPDATE = UpdateSettings(lr=3e-2, lora=LoraSettings(rank=4, alpha=8))
 KL = AlgorithmSettings(kl=KLSettings(coefficient=0.01))

@@ -12,8 +12,10 @@ from torch import Tensor
 from tests.trainer.policy.made import model, packed
 from trainer.config import RolloutSettings
 from trainer.learn.settings import AlgorithmSettings, KLSettings
-from trainer.policy import CriticSettings, LoraSettings, Plan, Policy, PolicyError, UpdateSettings, plan
-from trainer.policy.memory import free, moving
+from trainer.policy.errors import PolicyError
+from trainer.policy.memory import Plan, free, moving, plan
+from trainer.policy.policy import Policy
+from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 
 GIB = 1024**3
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,10 +15,12 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHead
 
 from tests.trainer import tiny
 from tests.trainer.policy.made import alone, gradient, logprobs, model, packed
-from trainer.policy import Policy, UpdateSettings
 from trainer.policy import forest as woods
+from trainer.policy import reader
 from trainer.policy.forest import forest, places
+from trainer.policy.policy import Policy
 from trainer.policy.reader import Reader
+from trainer.policy.settings import UpdateSettings
 
 ROW = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 ROWS = st.lists(ROW, min_size=1, max_size=6)
@@ -34,10 +40,12 @@ def test_a_row_has_the_logprobs_that_it_has_alone(
     assert torch.allclose(got, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("wide", [1, 512])
 @pytest.mark.parametrize("family", sorted(tiny.MAKE))
-def test_every_family_is_read_together(family: str) -> None:
+def test_every_family_is_read_together(family: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(woods, "WIDE", wide)
     one = tiny.MAKE[family]()
-    rows = [[5, 6, 7, *range(40)], [5, 6, 8], [9], [5, 6, 7, *range(30), 1]]
+    rows = [[5, 6, 7, *range(40)], [5, 6, 7, *range(30), 1], [5, 6, 8], [9]]
     expected = torch.cat([alone(one, ids) for ids in rows])
     policy = Policy(one, UpdateSettings())
     assert policy.notes == ()
@@ -114,6 +122,24 @@ def test_a_model_that_cannot_be_read_so_is_read_row_by_row_and_says_so() -> None
     assert torch.allclose(logprobs(policy, rows), expected, atol=1e-5)
     assert float(policy.read(*packed(rows)).entropy_T[0]) == 0.0
     assert policy.reader.hidden(*packed(rows)[:2]).values_UD.shape == (7, 16)
+
+
+def test_so_is_one_whose_layers_are_of_an_unknown_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "LAYERS", {"sliding_attention"})
+    assert "it has layers of kind full_attention" in Reader(model(), 8).note
+
+
+def test_so_is_one_that_knows_no_forest() -> None:
+    deaf = model()
+    deaf.base_model.forward = functools.partial(heard, deaf.base_model.forward)  # type: ignore[method-assign]
+    assert "TypeError: no such argument" in Reader(deaf, 8).note
+    assert deaf.config._attn_implementation == "sdpa"
+
+
+def heard(forward: Callable[..., Any], **given: Any) -> Any:
+    if "forest" in given:
+        raise TypeError("no such argument")
+    return forward(**given)
 
 
 def test_nothing_is_dropped_at_random() -> None:
