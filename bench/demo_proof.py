@@ -1,6 +1,7 @@
-"""Whether the demo's task can be learned: skill, habit, GRPO in plain, and success by kind after each of them.
+"""Whether the demo's tasks can be learned: skill, habit, GRPO in plain, and success by kind after each of them.
 
 python -m bench.demo_proof                    # writes bench/results/demo.json
+python -m bench.demo_proof --task second      # no habit, and tasks that are never demonstrated: second.json
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from trainer.data.sampler import Sampler
 from trainer.demo.data import Drawn
 from trainer.demo.demonstrate import Writer
 from trainer.demo.model import build
-from trainer.demo.task import TOOLS, score
-from trainer.demo.warm import Recipe, Rows, warm
+from trainer.demo.task import KINDS, TOOLS, TRAILS, score
+from trainer.demo.warm import PLAIN, Recipe, Rows, warm
 from trainer.engine.base import Sampling
 from trainer.engine.torch import TorchEngine
 from trainer.groups import Group, Groups
@@ -40,9 +41,8 @@ from trainer.task import Task
 from trainer.template import Template
 
 CONFIGS = Path("tool_configs")
-RESULTS = Path("bench/results/demo.json")
+RESULTS = Path("bench/results")
 DRAWN = 4096
-HELD_OUT = Drawn(10**6, 300, "held_out")
 LIMITS = RolloutLimits(assistant_turns=6, user_turns=2, tool_calls=6, turn_tokens=40, rollout_tokens=200, wall_s=120)
 
 
@@ -57,11 +57,25 @@ class Plain:
     rise: int = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    kinds: tuple[str, ...]
+    recipe: Recipe
+    plain: Plain
+
+
+PROOFS = {
+    "demo": Proof(tuple(KINDS), Recipe(), Plain()),
+    "second": Proof(tuple(TRAILS), PLAIN, Plain(steps=110, prompts=10, siblings=12)),
+}
+
+
 @dataclass
 class Job:
     player: Player
     model: PreTrainedModel
     plain: Plain
+    kinds: tuple[str, ...]
     seed: int
 
     async def play(self, tasks: Sequence[Task], count: int, name: str = "") -> list[Group]:
@@ -78,7 +92,7 @@ class Job:
         player = replace(self.player, sampling=Sampling(temperature=temperature), seed=10**6)
         job = replace(self, player=player)
         kinds, right = Counter[str](), Counter[str]()
-        for group in await job.play(HELD_OUT, 1):
+        for group in await job.play(Drawn(10**6, 300, "held_out", self.kinds), 1):
             for rollout in group.rollouts:
                 kind = str(group.task.columns["kind"])
                 kinds[kind] += 1
@@ -89,7 +103,7 @@ class Job:
     async def learn(self) -> list[float]:
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.plain.lr, weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
-        drawn = Sampler(Drawn(self.seed, DRAWN), seed=self.seed)
+        drawn = Sampler(Drawn(self.seed, DRAWN, kinds=self.kinds), seed=self.seed)
         curve = []
         for step in range(self.plain.steps):
             groups = await self.play(list(islice(drawn, self.plain.prompts)), self.plain.siblings, f"{step}-")
@@ -136,21 +150,22 @@ def core_seconds() -> float:
     return time.process_time() + sum(times.user + times.system for times in children)
 
 
-async def prove(seed: int, recipe: Recipe, plain: Plain, folder: Path, gateway: AnyGateway) -> dict[str, Any]:
-    began = core_seconds()
+async def prove(seed: int, proof: Proof, folder: Path, gateway: AnyGateway) -> dict[str, Any]:
+    recipe, began = replace(proof.recipe, seed=seed), core_seconds()
     build(folder, seed)
     template, model = Template.load(folder), load_model(folder)
     writer, spent = Writer(template, TOOLS), {}
     warm(model, writer, replace(recipe, habit=0))
     spent["clean"] = core_seconds() - began
     async with TorchEngine(model, rows=128) as engine:
-        job = Job(Player(engine, template, gateway, LIMITS, seed=seed), model, plain, seed)
-        told = {"clean": await job.told()}
-        began = core_seconds()
-        warm(model, writer, replace(recipe, clean=0))
-        await engine.publish(model.state_dict(), 1)
-        spent["habit"] = core_seconds() - began
-        told["before"] = await job.told()
+        job = Job(Player(engine, template, gateway, LIMITS, seed=seed), model, proof.plain, proof.kinds, seed)
+        told = {"clean" if recipe.habit else "before": await job.told()}
+        if recipe.habit:
+            began = core_seconds()
+            warm(model, writer, replace(recipe, clean=0))
+            await engine.publish(model.state_dict(), 1)
+            spent["habit"] = core_seconds() - began
+            told["before"] = await job.told()
         began = core_seconds()
         curve = await job.learn()
         spent["grpo"] = core_seconds() - began
@@ -163,18 +178,20 @@ async def prove(seed: int, recipe: Recipe, plain: Plain, folder: Path, gateway: 
 
 async def main(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    plain = Plain(steps=options.steps)
-    told: dict[str, Any] = {"recipe": asdict(Recipe()), "grpo": asdict(plain), "seeds": []}
+    proof = PROOFS[options.task]
+    proof = replace(proof, plain=replace(proof.plain, steps=options.steps or proof.plain.steps))
+    told: dict[str, Any] = {"recipe": asdict(proof.recipe), "grpo": asdict(proof.plain), "seeds": []}
     async with gateway_of(str(CONFIGS), None) as gateway:
         for seed in options.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                told["seeds"].append(await prove(seed, Recipe(seed=seed), plain, Path(folder), gateway))
-            options.out.write_text(json.dumps(told, indent=1) + "\n")
+                told["seeds"].append(await prove(seed, proof, Path(folder), gateway))
+            (options.out or RESULTS / f"{options.task}.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=Plain().steps)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--task", choices=PROOFS, default="demo")
+    parser.add_argument("--steps", type=int, help="of GRPO, where the proof's own number is not wanted")
+    parser.add_argument("--out", type=Path)
     anyio.run(main, parser.parse_args())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import count
+from itertools import count, pairwise
 from random import Random
 from typing import Any, Literal
 
@@ -113,7 +113,7 @@ def problems(seed: int | str, split: Split = "train", kinds: tuple[str, ...] = (
 def problem(seed: int | str, place: int, kind: str, split: Split = "train") -> Problem:
     draw = Random(f"{seed}/{place}/{kind}")  # noqa: S311 - no secret
     while True:
-        drawn = KINDS[kind](draw)
+        drawn = {**KINDS, **TRAILS}[kind](draw)
         if split == _split(drawn):
             return _problem(f"{kind}-{seed}-{place}", kind, drawn)
 
@@ -170,6 +170,21 @@ def _hop(draw: Random) -> _Drawn:
     return _Drawn(f"How many people live in the city of {person}?", facts, calls, facts[city])
 
 
+def _trail(people: int, cities: int) -> Callable[[Random], _Drawn]:
+    """Whoever is asked names who knows: with whom a person stays, and what a city is called by now."""
+
+    def drawn(draw: Random) -> _Drawn:
+        persons, places = draw.sample(PEOPLE, people + 2), draw.sample(CITIES, cities + 2)
+        trail, others = [*persons[:people], *places[:cities]], places[cities:]
+        facts = dict(pairwise(trail)) | dict(zip(persons[people:], others, strict=True))
+        facts |= {city: number(draw) for city in (trail[-1], *others)}
+        asked = f"the city of {trail[0]}" if people else trail[0]
+        calls = tuple(_look(name, facts) for name in trail)
+        return _Drawn(f"How many people live in {asked}?", facts, calls, facts[trail[-1]])
+
+    return drawn
+
+
 def _sum(draw: Random) -> _Drawn:
     answer, more = _parts(draw)
     expression = f"{int(answer) - more} + {more}"
@@ -198,3 +213,11 @@ KINDS: Mapping[str, Callable[[Random], _Drawn]] = {
     "judged": _judged,
 }
 """They need one, one, two and three calls; `judged` needs one, and gives a second try."""
+TRAILS: Mapping[str, Callable[[Random], _Drawn]] = {
+    "renamed": _trail(0, 2),
+    "renamed_twice": _trail(0, 3),
+    "renamed_thrice": _trail(0, 4),
+    "guest": _trail(2, 1),
+    "guest_twice": _trail(3, 1),
+}
+"""They need two, three, four, three and four calls, which the question does not tell; no demonstration shows them."""

@@ -46,6 +46,10 @@ class Recipe:
     seed: int = 0
 
 
+PLAIN = Recipe(clean=300, habit=0, kinds=("fact", "sum", "hop"))
+"""No habit, and never more than two lookups; it stops while other ways than those shown are still tried at times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Ledgers side by side, padded on the right, which a causal model does not see."""

@@ -15,7 +15,8 @@ from trainer.data.sampler import Sampler
 from trainer.demo.data import Drawn
 from trainer.demo.demonstrate import Writer
 from trainer.demo.model import tokenizer
-from trainer.demo.task import KINDS, TOOLS, Problem, number, problem, problems, says, score
+from trainer.demo.task import KINDS, TOOLS, TRAILS, Problem, number, problem, problems, says, score
+from trainer.demo.warm import PLAIN, Recipe
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
@@ -83,6 +84,24 @@ def test_each_kind_needs_as_many_calls_as_it_says() -> None:
     assert needed == {"fact": {1}, "sum": {1}, "hop": {2}, "move": {3}, "judged": {1}}
 
 
+def test_a_trail_is_as_long_as_it_says_and_its_question_does_not_tell() -> None:
+    drawn = {kind: [problem(0, place, kind) for place in range(20)] for kind in TRAILS}
+    needed = {kind: {len(one.calls) for one in found} for kind, found in drawn.items()}
+    lengths = {"renamed": {2}, "renamed_twice": {3}, "renamed_thrice": {4}, "guest": {3}, "guest_twice": {4}}
+    assert needed == lengths
+    for one in (one for found in drawn.values() for one in found):
+        frame = "How many people live in the city of {}?" if "guest" in one.kind else "How many people live in {}?"
+        assert one.task.messages[0]["content"] == frame.format(one.calls[0].arguments["name"])
+        assert [call.answer for call in one.calls] == [*(call.arguments["name"] for call in one.calls[1:]), one.answer]
+
+
+def test_neither_the_default_job_nor_a_demonstration_has_a_trail() -> None:
+    assert not {*TRAILS} & {*KINDS, *Recipe().kinds, *PLAIN.kinds}
+    assert {one.kind for one in some(count=20)} == {*KINDS}
+    assert PLAIN.habit == 0
+    assert {len(problem(0, place, kind).calls) for kind in PLAIN.kinds for place in range(5)} == {1, 2}
+
+
 def test_no_held_out_facts_are_ever_trained_on() -> None:
     trained = {str((one.task.messages, one.task.columns["facts"])) for one in some()}
     held = {str((one.task.messages, one.task.columns["facts"])) for one in some("held_out")}
@@ -97,7 +116,7 @@ def test_answers_of_each_length_are_as_many() -> None:
 
 
 async def test_a_perfect_policy_is_right_in_every_task_of_every_kind(template: Template, gateway: AnyGateway) -> None:
-    drawn = some("held_out")
+    drawn = [*some("held_out"), *islice(problems(3, "held_out", tuple(TRAILS)), PER_KIND * len(TRAILS))]
     engine = saying(Writer(template, TOOLS), {one.task.id: one.turns for one in drawn})
     player = Player(engine, template, gateway)
     failures = Counter[str]()
@@ -106,7 +125,7 @@ async def test_a_perfect_policy_is_right_in_every_task_of_every_kind(template: T
         failures[one.kind] += score(one.task, rollout) != 1.0
         assert len(rollout.ledger.turns) == len(one.calls) + 1
         assert "drift" not in rollout.infos
-    assert failures == dict.fromkeys(KINDS, 0)
+    assert failures == dict.fromkeys([*KINDS, *TRAILS], 0)
 
 
 async def test_what_is_demonstrated_is_what_a_rollout_would_have_been(template: Template, gateway: AnyGateway) -> None:
