@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -16,6 +17,8 @@ from trainer.room import Room, Stay
 from trainer.run.rollout import Rollout
 from trainer.task import Task
 
+Fate = Literal["whole", "short", "dropped"]
+"""What the rules made of a group."""
 Keep = Callable[[Rollout], Awaitable[None]]
 
 
@@ -28,8 +31,14 @@ class Group:
     """Those that count."""
     failed: tuple[Rollout, ...] = ()
     """Those that infrastructure ended, whatever became of the group."""
+    lost: int = 0
+    """Rollouts that it has to do without."""
     dropped: bool = False
     """Nothing of it counts."""
+
+    @property
+    def fate(self) -> Fate:
+        return "dropped" if self.dropped else "short" if self.lost else "whole"
 
 
 @dataclass
@@ -44,10 +53,10 @@ class _Open:
 
     def judged(self, rules: GroupRules) -> Group:
         counted = tuple(self.done[index] for index in sorted(self.done) if not self.done[index].stop.infrastructure)
-        lost = len(counted) < len(self.done)
+        lost = len(self.done) - len(counted)
         if lost and rules.on_failure == "drop":
-            return Group(self.task, (), tuple(self.failed), dropped=True)
-        return Group(self.task, counted, tuple(self.failed), dropped=not counted)
+            counted = ()
+        return Group(self.task, counted, tuple(self.failed), lost, dropped=not counted)
 
 
 class Groups:

@@ -30,8 +30,8 @@ def load_model(
         dtype = _dtype(dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder}: cannot be loaded as a causal language model: {error}") from error
+    except Exception as error:  # boundary: files of weights are read by several libraries, each with errors of its own
+        raise ModelError(f"{folder}: cannot be loaded as a causal language model: {error}; copy it anew") from error
     return cast(PreTrainedModel, torch.nn.Module.to(model, device).train(False))
 
 

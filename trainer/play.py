@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -289,9 +290,9 @@ class _Rollout:
         while entries and not entries[-1].ids:
             entries.pop()
         found = drifts(self.player.template, Ledger(tuple(entries)), specs)
+        if found:
+            self.infos["drift"] = dict(Counter(drift.cause for drift in found))
         for drift in found:
-            counts = self.infos.setdefault("drift", {})
-            counts[drift.cause] = counts.get(drift.cause, 0) + 1
             known = drift.harmless or drift.cause in self.player.shown
             self.player.shown.add(drift.cause)
             log.log(logging.INFO if known else logging.WARNING, "rollout %s: %s", self.key, drift)

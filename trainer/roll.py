@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,7 +21,8 @@ from gateway.tape import recorded
 from trainer.config import RolloutSettings
 from trainer.data.check import check
 from trainer.data.tasks import load
-from trainer.groups import Groups
+from trainer.engine.base import Capabilities
+from trainer.groups import Fate, Groups
 from trainer.play import Player
 from trainer.run.file import NAME, Writer
 from trainer.run.rollout import Rollout
@@ -41,8 +42,7 @@ REASONS = 5
 
 async def roll(settings: RolloutSettings, console: Console) -> int:
     """How many rollouts count. Everything that can be wrong is looked at before the weights are loaded."""
-    if (settings.out / NAME).exists():
-        raise ConfigError("there are rollouts already", file=settings.out, remedy="name another folder with --out")
+    _begin(settings.out)
     tasks = load(settings.data, system=settings.system)
     stepper = stepper_of(settings)
     gateway = gateway_of(settings.tools, settings.mcp)
@@ -62,6 +62,16 @@ async def roll(settings: RolloutSettings, console: Console) -> int:
         return await _rolled(settings, list(islice(tasks, settings.rows)), stage, stack, console)
 
 
+def _begin(out: Path) -> None:
+    remedy = "name another folder with --out"
+    if (out / NAME).exists():
+        raise ConfigError("there are rollouts already", file=out, remedy=remedy)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot be made ({error.strerror})", file=out, remedy=remedy) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What was found in order."""
@@ -77,12 +87,15 @@ async def _rolled(
     template = stage.template
     engine = engine_of(settings.model, template.tokens.decode, settings.admission.writing)
     await stack.enter_async_context(engine)
-    _about(settings, engine.capabilities.name)
+    _about(settings, engine.capabilities)
     used = f"{engine.capabilities.name} engine, {template.parser.name} parser"
     console.print(f"{len(tasks)} tasks x {settings.n} rollouts: {used}")
+    for note in engine.capabilities.notes:
+        console.print(f"note: the {engine.capabilities.name} engine {note}", markup=False, soft_wrap=True)
     writer = stack.enter_context(Writer(settings.out))
     progress = stack.enter_context(Progress(len(tasks) * settings.n, console=console))
-    stack.callback(_metrics, settings.out, progress)
+    fates: Counter[Fate] = Counter({"whole": 0, "short": 0, "dropped": 0})
+    stack.callback(_metrics, settings.out, progress, fates)
     player = Player(
         engine,
         template,
@@ -104,20 +117,33 @@ async def _rolled(
     async with groups.play(tasks) as done:
         async for group in done:
             counted += len(group.rollouts)
+            fates[group.fate] += 1
             reasons.update(f"{rollout.stop}: {rollout.reason}" for rollout in group.failed)
-    for reason, count in reasons.most_common(REASONS):
-        console.print(f"{count} x {reason}", soft_wrap=True, markup=False)
+    for said in _said(reasons, fates, progress):
+        console.print(said, soft_wrap=True, markup=False)
     return counted
 
 
-def _about(settings: RolloutSettings, engine: str) -> None:
-    settings.out.mkdir(parents=True, exist_ok=True)
-    about = {"mtrl": version("mtrl"), "engine": engine, "settings": settings.model_dump(mode="json")}
+def _said(reasons: Counter[str], fates: Counter[Fate], progress: Progress) -> Iterator[str]:
+    """What somebody should know of a run that is over, beside what progress shows."""
+    for reason, count in reasons.most_common(REASONS):
+        yield f"{count} x {reason}"
+    if fates["short"] or fates["dropped"]:
+        yield f"groups: {fates['whole']} whole, {fates['short']} short of a rollout, {fates['dropped']} dropped"
+    if drifts := progress.seen().drifts:
+        causes = ", ".join(f"{count} {cause}" for cause, count in drifts.items())
+        yield f"differences from the template's own rendering, by cause: {causes}"
+
+
+def _about(settings: RolloutSettings, engine: Capabilities) -> None:
+    used = {"engine": engine.name, "notes": engine.notes}
+    about = {"mtrl": version("mtrl"), **used, "settings": settings.model_dump(mode="json")}
     (settings.out / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def _metrics(out: Path, progress: Progress) -> None:
-    (out / METRICS).write_text(json.dumps(progress.snapshot(), indent=2) + "\n", encoding="utf-8")
+def _metrics(out: Path, progress: Progress, fates: Counter[Fate]) -> None:
+    told = progress.snapshot() | {f"groups/{fate}": count for fate, count in fates.items()}
+    (out / METRICS).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def settings_of(run: Path) -> RolloutSettings:

@@ -245,7 +245,7 @@ async def test_a_rollout_that_infrastructure_failed_is_made_anew_with_another_se
     assert [(rollout.index, rollout.stop) for rollout in group.rollouts] == [
         (index, StopReason.FEEDBACK_DONE) for index in range(3)
     ]
-    assert not group.dropped and at.counts.seen().refilled == 1
+    assert group.fate == "whole" and at.counts.seen().refilled == 1
     (failed,) = group.failed
     assert (failed.index, failed.stop, failed.reason) == (0, StopReason.ENGINE_FAILED, "out of memory")
     assert failed.reward is None and {rollout.reward for rollout in group.rollouts} == {1.0}
@@ -267,6 +267,7 @@ async def test_a_group_that_lost_a_rollout_goes_by_its_rules(
     async with house(failing(99)) as at:
         (group,) = await at.all(tasks("t", truth="7"), 3, rules=rules)
     assert (len(group.rollouts), len(group.failed), group.dropped) == (counted, failed, dropped)
+    assert (group.lost, group.fate) == (1, "dropped" if dropped else "short")
     assert all(rollout.rewards == {} and rollout.stop.infrastructure for rollout in group.failed)
     assert not any(rollout.stop.infrastructure for rollout in group.rollouts)
     assert len(at.kept) == failed + 2, "what does not count is kept too"
@@ -279,7 +280,7 @@ async def test_of_a_group_that_lost_all_nothing_counts(rule: Any) -> None:
 
     async with house(script) as at:
         (group,) = await at.all(tasks("t"), 2, rules=GroupRules(on_failure=rule, refills=1))
-    assert group.dropped and group.rollouts == () and len(group.failed) == (4 if rule == "refill" else 2)
+    assert group.fate == "dropped" and group.rollouts == () and len(group.failed) == (4 if rule == "refill" else 2)
 
 
 async def test_a_policy_that_does_badly_is_no_failure_of_its_group() -> None:

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -68,7 +69,7 @@ def played() -> tuple[Counts, Clock]:
     counts.wrote("0/t/1", written(20, cached=99), 100)
     counts.answered("0/t/1", Step(outcomes=(Outcome.OK,), source="gsm8k"), 0.5)
     counts.wrote("0/t/1", written(5, cached=100), 130)
-    counts.ended("0/t/1", over(StopReason.FEEDBACK_DONE))
+    counts.ended("0/t/1", replace(over(StopReason.FEEDBACK_DONE), infos={"drift": {"whitespace": 2}}))
     counts.state("0/t/2", "calling")
     clock.now += 10
     return counts, clock
@@ -98,6 +99,7 @@ def test_counts_are_metrics() -> None:
             "outcomes/timeout": 1,
             "outcomes/invalid": 1,
             "outcomes/ok": 1,
+            "drift/whitespace": 2,
             "tools/search/count": 1,
             "tools/search/p50_s": 2.0,
             "tools/search/p95_s": 2.0,

@@ -8,10 +8,13 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,7 +127,7 @@ def test_half_a_line_on_a_full_disk_spoils_no_other(tmp_path: Path, monkeypatch:
 
         with monkeypatch.context() as patched:
             patched.setattr(run, "_file", Full())
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(RunError, match=r"rollouts.jsonl: cannot be written \(No space left.*\)\n.*make room"):
                 run.add(ROLLOUT)
         run.add(replace(ROLLOUT, index=1))
     assert [rollout.index for rollout in Rollouts(tmp_path)] == [0, 1]
@@ -181,10 +184,18 @@ def test_a_folder_without_a_run_says_what_is_missing(tmp_path: Path) -> None:
         Rollouts(tmp_path)
 
 
-def test_what_is_no_json_is_refused_with_the_rollout_named(tmp_path: Path) -> None:
+def test_what_json_has_no_word_for_is_saved_as_numbers_or_as_text(tmp_path: Path) -> None:
+    odd = {"day": date(2024, 5, 1), "kinds": {"a"}, "grid": np.ones((2, 2), dtype=np.int32), "mean": np.float32(0.5)}
+    save(tmp_path, replace(ROLLOUT, infos=odd))
+    assert Rollouts(tmp_path)[0].infos == {"day": "2024-05-01", "kinds": ["a"], "grid": [[1, 1], [1, 1]], "mean": 0.5}
+
+
+def test_what_no_text_can_hold_is_refused_with_the_rollout_named(tmp_path: Path) -> None:
+    endless: dict[str, Any] = {}
+    endless["self"] = endless
     with Writer(tmp_path) as run:
-        with pytest.raises(ValueError, match="rollout 0 of task 't' cannot be saved: object is no JSON value"):
-            run.add(replace(ROLLOUT, infos={"odd": object()}))
+        with pytest.raises(ValueError, match="rollout 0 of task 't' cannot be saved: Circular"):
+            run.add(replace(ROLLOUT, infos=endless))
         run.add(ROLLOUT)
     assert len(Rollouts(tmp_path)) == 1
 

@@ -89,6 +89,8 @@ def test_what_failed_is_shown_with_its_reason_and_no_score() -> None:
     assert "not scored: tool_failed says nothing of the policy" in text
     assert "reason: server 'calc' is down" in text
     assert "time: calling 2.5 s" in text
+    text = shown([replace(SCORED, infos={"drift": {"whitespace": 2, "truncated": 1}})], 0)
+    assert "differs from the template's own rendering: 2 whitespace, 1 truncated" in text
 
 
 def test_without_a_tokenizer_messages_are_shown_and_it_is_said() -> None:

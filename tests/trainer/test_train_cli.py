@@ -214,6 +214,27 @@ def test_a_rollout_run_leaves_files_that_say_how_it_was_made(run: Run, model: Pa
     assert again == {(rollout.group, rollout.index): rollout.ledger.ids for rollout in rollouts}
 
 
+def test_a_model_that_runs_more_slowly_than_others_says_why(run: Run, model: Path) -> None:
+    config = shutil.copytree(model, Path("other")) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": "gelu"}))
+    Path("small.yaml").write_text(json.dumps(SMALL))
+    data = write("t.jsonl", PLAIN)
+    words = ("--config", "small.yaml", "--tools", TOOLS, "--model", "other", "--data", data, "--out", "r", "--n", 1)
+    why = "runs through its own module, one row at a time, since its activation is gelu"
+    assert f"note: the torch engine {why}" in run("rollout", *words).output
+    assert json.loads(Path("r/run.json").read_text())["notes"] == [why]
+
+
+def test_weights_that_are_torn_are_told_and_so_is_a_folder_that_cannot_be_made(run: Run, model: Path) -> None:
+    weights = shutil.copytree(model, Path("torn")) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    words = ("rollout", "--tools", TOOLS, "--data", write("t.jsonl", PLAIN))
+    told = run(*words, "--model", "torn", "--out", "r", code=2).output
+    assert "mtrl-train: torn: cannot be loaded as a causal language model" in told and "copy it anew" in told
+    told = run(*words, "--model", model, "--out", "t.jsonl", code=2).output
+    assert "t.jsonl: cannot be made (File exists)" in told and "name another folder with --out" in told
+
+
 def test_a_gateway_that_does_not_answer_is_named(run: Run, model: Path) -> None:
     data = write("t.jsonl", PLAIN)
     told = run("rollout", "--tools", "http://127.0.0.1:9", "--model", model, "--data", data, "--out", "r", code=2)
@@ -370,6 +391,8 @@ def test_a_run_of_which_nothing_counts_says_why_and_fails(
     data = write("t.jsonl", {**PLAIN, "interaction_kwargs": {"name": "gsm8k"}})
     told = run("rollout", "--tools", TOOLS, "--model", model, "--data", data, "--out", "r", "--n", 2, code=1).output
     assert "6 x tool_failed: interaction 'gsm8k' could not start" in told
+    assert "groups: 0 whole, 0 short of a rollout, 1 dropped" in told
+    assert json.loads(Path("r/metrics.json").read_text())["groups/dropped"] == 1
     assert len(Rollouts(Path("r"))) == 6 and "saved in r" in told
 
 

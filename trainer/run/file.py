@@ -47,7 +47,15 @@ class Writer:
         self._file.close()
 
     def add(self, rollout: Rollout) -> None:
-        line = dump(rollout, self._blobs)
+        try:
+            self._add(dump(rollout, self._blobs))
+        except OSError as error:
+            raise RunError(
+                f"{self._file.name}: cannot be written ({error.strerror})\n"
+                "  remedy: make room there, or give another folder; what was over before is saved"
+            ) from error
+
+    def _add(self, line: bytes) -> None:
         with self._lock:
             start = self._file.seek(0, 2)
             rest = memoryview(line)

@@ -11,8 +11,9 @@
             `parts` has `{"kind": "text", "text": ...}`, `{"kind": "image" | "audio" | "video", "mime": ..., "sha256":
             ...}` or `{"kind": "resource", "uri": ..., ...}`: bytes lie once in `blobs/`, under their sha256.
 
-What has its default is left out. Numbers that JSON lacks are `NaN`, `Infinity` and `-Infinity`, as Python's `json`
-has them; half a surrogate pair, which a model's JSON can hold, is written as its three bytes.
+What has its default is left out. What JSON has no word for, as objects of a plug-in's or an interaction's own, becomes
+numbers where it holds numbers, and else its text. Numbers that JSON lacks are `NaN`, `Infinity` and `-Infinity`, as
+Python's `json` has them; half a surrogate pair, which a model's JSON can hold, is written as its three bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
+from gateway.media import plain
 from gateway.types import Audio, Image, Outcome, Part, Resource, Text, ToolCall, Video
 from trainer.ledger import NOTHING, Author, Entry, Ledger
 from trainer.run.packed import pack, unpack
@@ -42,7 +44,7 @@ class Blobs(Protocol):
 
 
 def dump(rollout: Rollout, blobs: Blobs) -> bytes:
-    """The line, its end included. Raises ValueError for what is no JSON value, and names the rollout."""
+    """The line, its end included. Raises ValueError for what no text can hold, and names the rollout."""
     line = _sparse(
         v=FORMAT,
         task=rollout.task,
@@ -56,8 +58,8 @@ def dump(rollout: Rollout, blobs: Blobs) -> bytes:
         earlier=[_ledger(ledger, blobs) for ledger in rollout.earlier],
     ) | _ledger(rollout.ledger, blobs)
     try:
-        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_mapping)
-    except TypeError as error:
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"rollout {rollout.index} of task {rollout.task!r} cannot be saved: {error}") from error
     return text.encode("utf-8", "surrogatepass") + b"\n"
 
@@ -70,10 +72,9 @@ def load(line: bytes, blobs: Blobs) -> Rollout:
         raise ValueError(f"the line is damaged ({type(error).__name__}: {error})") from error
 
 
-def _mapping(value: object) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy and torch are unwrapped; there is no need to know their libraries."""
+    return value.tolist() if hasattr(value, "tolist") else plain(value)
 
 
 def _sparse(**fields: Any) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class Seen:
     outcomes: Mapping[Outcome, int]
     waits: Mapping[str, Waits]
     """By tool, and by interaction as `feedback NAME`."""
+    drifts: Mapping[str, int]
+    """By cause, how often what stands in a ledger differs from what the template would write."""
 
     @property
     def ended(self) -> int:
@@ -122,6 +124,8 @@ class Seen:
             yield f"stops/{stop}", count
         for outcome, count in self.outcomes.items():
             yield f"outcomes/{outcome}", count
+        for cause, count in self.drifts.items():
+            yield f"drift/{cause}", count
         for name, waits in self.waits.items():
             yield f"tools/{name}/count", waits.count
             yield f"tools/{name}/p50_s", waits.within_s(0.5)
@@ -146,6 +150,7 @@ class Counts:
         self._stops: Counter[StopReason] = Counter()
         self._outcomes: Counter[Outcome] = Counter()
         self._waits: dict[str, Waits] = {}
+        self._drifts: Counter[str] = Counter()
 
     def state(self, key: str, state: str) -> None:
         with self._lock:
@@ -190,6 +195,7 @@ class Counts:
             self._stops[rollout.stop] += 1
             self._sums["ended_turns"] += self._turns.pop(key, 0)
             self._known.pop(key, None)
+            self._drifts.update(rollout.infos.get("drift", {}))
 
     def seen(self) -> Seen:
         with self._lock:
@@ -206,6 +212,7 @@ class Counts:
                 possible=self._sums["possible"],
                 cached=self._sums["cached"],
                 outcomes=dict(self._outcomes),
+                drifts=dict(self._drifts),
                 waits={name: Waits(waits.buckets, waits.longest_s) for name, waits in self._waits.items()},
             )
 

@@ -98,6 +98,9 @@ def _head(rollout: Rollout, number: int) -> Iterator[Line]:
         yield Line(f"reward {_number(rollout.reward)}: {parts}")
     if rollout.reason:
         yield Line(f"reason: {printable(rollout.reason)}")
+    if drift := rollout.infos.get("drift"):
+        causes = ", ".join(f"{count} {line(cause)}" for cause, count in drift.items())
+        yield Line(f"differs from the template's own rendering: {causes}")
     if rollout.timing:
         yield Line("time: " + ", ".join(f"{line(phase)} {spent:.3g} s" for phase, spent in rollout.timing.items()))
 
