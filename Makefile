@@ -3,12 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 # A machine without CUDA takes the CPU build of torch.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
+# And SGLang as it was tested there, whose own pins are for CUDA.
+SGLANG := $(if $(shell command -v nvidia-smi),sglang,--no-deps --requirement .ci/sglang-cpu.txt)
 
-.PHONY: help install train test check format serve atlas bench conformance clean
+.PHONY: help install train test check format serve atlas bench conformance sglang test-sglang clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these verbs
-	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 20
 
 install: .venv/installed  ## Make .venv with everything in it
 
@@ -49,5 +51,15 @@ bench: install  ## Measure the gateway beside its peers
 conformance: install  ## The official MCP conformance suite, through the gateway (needs npm)
 	$(BIN)/python tests/conformance/run.py
 
+sglang: .sglang/installed  ## Make .sglang: SGLang with a Python of its own, for CUDA or for the CPU
+
+.sglang/installed: .ci/sglang-cpu.txt
+	$(PYTHON) -m venv .sglang
+	.sglang/bin/python -m pip install --quiet --disable-pip-version-check $(SGLANG)
+	@touch $@
+
+test-sglang: install sglang  ## What is true only of a real SGLang server
+	$(BIN)/python -m pytest tests/sglang
+
 clean:         ## Remove what the other verbs made
-	rm -rf .venv .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -32,10 +32,12 @@ GATEWAY_DOORS = {
     "trainer": (),
 }
 TRAINER_DOORS = {
-    "torch": ("engine/torch/", "model.py", "check.py", "stage.py", "policy/", "learn/", "demo/"),
+    "torch": ("engine/torch/", "engine/sglang/", "model.py", "check.py", "stage.py", "policy/", "learn/", "demo/"),
     "peft": ("policy/",),
     "transformers": ("template/", "engine/torch/", "model.py", "policy/", "demo/"),
     "numpy": ("engine/torch/",),
+    "httpx2": ("engine/sglang/",),
+    "sglang": (),
     "datasets": ("data/",),
     "matplotlib": ("view/",),
     "pyarrow": ("data/",),

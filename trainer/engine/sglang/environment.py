@@ -1,0 +1,40 @@
+"""SGLang's pins and ours never fight: it has a Python of its own, of which only the path is known here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from trainer.engine.base import EngineError
+
+NAMED = "MTRL_SGLANG_PYTHON"
+MADE = ".sglang/bin/python"
+"""By `make sglang`, in the folder one works in or in that of the source."""
+OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Would lead that Python to our packages."""
+
+
+def python() -> Path:
+    """What is named; else what `make sglang` made; else this one, where SGLang is installed beside the trainer."""
+    if named := os.environ.get(NAMED):
+        if os.access(named, os.X_OK):
+            return Path(named)
+        raise EngineError(f"{NAMED} is {named!r}, which cannot be run: name the Python that SGLang is installed for")
+    made = next((place / MADE for place in _places() if os.access(place / MADE, os.X_OK)), None)
+    if made is not None:
+        return made
+    if find_spec("sglang"):
+        return Path(sys.executable)
+    looked = " and ".join(str(place / MADE) for place in _places())
+    raise EngineError(f"no SGLang here (looked at {looked}): run `make sglang`, or set {NAMED} to its Python")
+
+
+def environment() -> Mapping[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in OURS}
+
+
+def _places() -> tuple[Path, ...]:
+    return tuple(dict.fromkeys((Path.cwd(), Path(__file__).parents[3])))
