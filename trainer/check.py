@@ -114,7 +114,8 @@ def _model(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
 
 
 def _memory(settings: RolloutSettings) -> Iterator[Finding]:
-    from trainer.policy import PolicyError, plan
+    from trainer.policy.errors import PolicyError
+    from trainer.policy.memory import plan
 
     try:
         planned = plan(settings, settings.model)

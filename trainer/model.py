@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 
-def quiet() -> None:
-    """Loading shows no bars of its own: what it is for is shown by whoever asked for it."""
+def settle() -> None:
+    """Of this process: loading shows no bars of its own, and products are made by one thread."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)  # More are slower for models that fit a machine without a GPU.
 
 
 class ModelError(Exception):

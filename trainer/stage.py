@@ -71,10 +71,9 @@ def engine_of(model: Path, decode: Callable[[Sequence[int]], str], rows: int) ->
     import torch
 
     from trainer.engine.torch import TorchEngine
-    from trainer.model import load_model, quiet
+    from trainer.model import load_model, settle
 
-    quiet()
-    torch.set_num_threads(1)  # More are slower for models that fit a machine without a GPU.
+    settle()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return TorchEngine(load_model(model, device=device), decode=decode, rows=rows)
 

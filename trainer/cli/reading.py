@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.errors import GatewayError
+from gateway.errors import ConfigError, GatewayError
 from trainer.cli.options import Run, app
 from trainer.cli.told import told
+
+if TYPE_CHECKING:
+    from trainer.config import TemplateSettings
 
 
 @app.command()
@@ -24,7 +28,7 @@ def show(
     from trainer.run.file import Rollouts
     from trainer.view.show import show as print_run
 
-    with told():
+    with told(IndexError):
         print_run(Rollouts(run), Console(), rollout=rollout, decode=_decode(run) if rollout is not None else None)
 
 
@@ -38,7 +42,7 @@ def why(
     from trainer.run.file import Rollouts
     from trainer.view.why import why as ask
 
-    with told():
+    with told(IndexError):
         sys.stdout.write(f"{ask(Rollouts(run), rollout, token, _decode(run))}\n")
 
 
@@ -58,13 +62,26 @@ def plot(
 
 def _decode(run: Path) -> Any:
     """The run's own tokenizer, where it is still there."""
-    from trainer.roll import settings_of
     from trainer.stage import template_of
     from trainer.template import TemplateError
 
     try:
-        settings = settings_of(run)
-        return template_of(settings.model, settings.template).tokens.decode
+        return template_of(*_spoken(run)).tokens.decode
     except (GatewayError, TemplateError) as error:
         sys.stderr.write(f"mtrl-train: shown without text: {error}\n")
         return None
+
+
+def _spoken(run: Path) -> tuple[Path, TemplateSettings]:
+    """The model and the template of a run, or of the one whose evaluation it is."""
+    from trainer.config import TemplateSettings
+    from trainer.roll import ABOUT
+
+    whole = next((folder for folder in (run, *run.absolute().parents[:2]) if (folder / ABOUT).exists()), run)
+    try:
+        about = json.loads((whole / ABOUT).read_text(encoding="utf-8"))
+        settings = about["settings"]
+        return Path(about.get("model", settings["model"])), TemplateSettings.model_validate(settings["template"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "name a folder that `mtrl-train --out` or `mtrl-train rollout --out` made"
+        raise ConfigError(f"is no run ({type(error).__name__})", file=run, remedy=remedy) from error

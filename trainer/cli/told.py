@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
 
 from gateway.errors import GatewayError, innermost
 
+MISTAKES = (
+    ("trainer.engine.base", "EngineError"),
+    ("trainer.run.file", "RunError"),
+    ("trainer.template.errors", "TemplateError"),
+    ("trainer.model", "ModelError"),
+    ("trainer.learn.finite", "NotFinite"),
+    ("trainer.policy.errors", "PolicyError"),
+    ("trainer.train.checkpoint", "CheckpointError"),
+    ("trainer.train.loop", "NothingScored"),
+)
+"""What tells an operator how to mend it. What nobody has imported, nobody has raised."""
+
+
+def saved() -> str:
+    return "what was over is saved"
+
 
 @contextmanager
-def told() -> Iterator[None]:
-    """An operator's mistake ends in its message; anything else is ours, and keeps its traceback."""
+def told(*also: type[Exception], stopped: Callable[[], str] = saved) -> Iterator[None]:
+    """`also` are mistakes where they come from what was typed; `stopped` is said to whoever leaves by Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
-        sys.stderr.write("\nmtrl-train: stopped; what was over is saved\n")
+        sys.stderr.write(f"\nmtrl-train: stopped; {stopped()}\n")
         raise typer.Exit(130) from None
     except Exception as error:
         found = innermost(error)
-        if not isinstance(found, _mistakes()):
+        if not isinstance(found, (*_mistakes(), *also)):
             raise
         sys.stderr.write(f"mtrl-train: {found}\n")
         raise typer.Exit(2) from None
 
 
 def _mistakes() -> tuple[type[BaseException], ...]:
-    from trainer.engine.base import EngineError
-    from trainer.run.file import RunError
-    from trainer.template.errors import TemplateError
-
-    known = sys.modules.get("trainer.model")
-    return (GatewayError, EngineError, RunError, TemplateError, IndexError, *([known.ModelError] if known else []))
+    known = ((sys.modules.get(module), name) for module, name in MISTAKES)
+    return (GatewayError, *(getattr(module, name) for module, name in known if module is not None))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -13,9 +14,19 @@ from trainer.cli.options import Mcp, Run, app
 from trainer.cli.told import told
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from trainer.train.settings import TrainSettings
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error what happens.")]
+
+
+class Aside(logging.StreamHandler[TextIO]):
+    """To standard error as it is now: while a panel is shown, it stands in for it and writes above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 @app.callback(invoke_without_command=True)
@@ -39,7 +50,7 @@ def train(
     Without a command it trains. `mtrl-train --tools tool_configs/` makes a tiny model and lets you watch it learn.
     """
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[Aside()])
     given: dict[str, Any] = {
         "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
         "out": out, "steps": steps, "seed": seed,
@@ -58,6 +69,7 @@ def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: 
     from rich.console import Console
 
     from trainer.train.dry import dry_run as look
+    from trainer.train.folder import ABOUT
     from trainer.train.start import folder_of
     from trainer.train.start import train as begin
 
@@ -72,7 +84,34 @@ def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: 
     async def main() -> None:
         await begin(settings, folder, console, resume=resume)
 
-    anyio.run(main)
+    def stopped() -> str:
+        begun = (folder / ABOUT).exists()
+        return f"go on with: mtrl-train --resume --out {quote(str(folder))}" if begun else "nothing had begun"
+
+    with told(stopped=stopped):
+        anyio.run(main)
+    _next(folder, console)
+
+
+def _next(folder: Path, console: Console) -> None:
+    """Where things are, and what to ask them."""
+    from trainer.train.checkpoint import Checkpoints
+    from trainer.train.folder import settings_of
+
+    found, run = Checkpoints(folder).latest(), quote(str(folder))
+    if found is None:
+        return
+    asks = {
+        f"plot {run}": "its curves",
+        f"eval {run}": "success before and after, on tasks that it was not trained on",
+        f"show {run}": "its rollouts; with a number behind it, one of them token by token",
+    }
+    if settings_of(folder).record:
+        asks[f"replay {run} {found.step}"] = "the last step once more, from its tape"
+    console.print(f"{found.step} steps are over; the model is {found.folder}", markup=False, soft_wrap=True)
+    width = max(map(len, asks))
+    for ask, what in asks.items():
+        console.print(f"  mtrl-train {ask:{width}}  {what}", markup=False, soft_wrap=True, highlight=False)
 
 
 def _chosen(given: dict[str, Any], config: str | None, *, resume: bool) -> tuple[TrainSettings, str]:

@@ -16,7 +16,8 @@ from gateway.tape import Replay
 from trainer.engine.scripted import ScriptedEngine
 from trainer.learn.lesson import lesson, teaches
 from trainer.play import Unwatched
-from trainer.policy import Learner, Policy
+from trainer.policy.learner import Learner
+from trainer.policy.policy import Policy
 from trainer.replay import attempts, differs, says
 from trainer.reward.scored import ScoredGroup
 from trainer.run.file import Rollouts

@@ -15,7 +15,7 @@ from rich.table import Table
 from gateway.errors import ConfigError
 from trainer.engine.base import Engine
 from trainer.play import Unwatched
-from trainer.policy import Policy
+from trainer.policy.policy import Policy
 from trainer.run.file import Writer
 from trainer.task import Task
 from trainer.train.checkpoint import Checkpoints
@@ -25,6 +25,7 @@ from trainer.train.job import Job, opened
 from trainer.train.settings import EvaluationSettings
 
 FOLDER = "eval"
+FOUND = "comparison.json"
 WAYS = ("sampled_before", "greedy_before", "sampled", "greedy")
 """In the order in which they are made."""
 
@@ -107,7 +108,9 @@ async def compared(
         ways[way] = await _seen(job, engine, tasks, greedy=way.startswith("greedy"))
         told(f"{way.replace('_', ' ')}: {_told(ways[way].all)}")
         await to_thread.run_sync(_keep, run / FOLDER / way, ways[way])
-    return Comparison(ways, step, len(tasks), job.tasks.apart)
+    comparison = Comparison(ways, step, len(tasks), job.tasks.apart)
+    (run / FOLDER / FOUND).write_text(comparison.json + "\n", encoding="utf-8")
+    return comparison
 
 
 async def _seen(job: Job, engine: Engine, tasks: Sequence[Task], *, greedy: bool) -> Evaluation:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+
 from rich.console import Console
 from rich.text import Text
 
 from trainer.check import shown
-from trainer.policy import plan
+from trainer.policy.memory import plan
 from trainer.train.job import opened
 from trainer.train.settings import TrainSettings
 from trainer.view.show import show
@@ -15,16 +17,17 @@ from trainer.view.warming import warming
 
 async def dry_run(settings: TrainSettings, console: Console) -> bool:
     """True where it could begin. A demo's model that is not there yet is made, as nothing can be shown without it."""
-    with warming(console) as told:
-        async with opened(settings, warming=told) as job:
-            console.print_json(settings.model_dump_json())
-            planned = plan(settings, job.model)
-            console.print(Text(str(planned)), soft_wrap=True)
-            rows = {name or settings.data: len(source) for name, source in job.tasks.train.items()}
-            for name, count in rows.items():
-                console.print(Text(f"{count} tasks of {name}; {settings.prompts} x {settings.n} rollouts a step"))
-            if not job.tasks.apart:
-                console.print(Text("no tasks are held out: success is looked at on those that are trained on"))
-            console.print()
-            show([shown(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokens.decode)
-            return planned.fits
+    async with AsyncExitStack() as stack:
+        with warming(console) as told:
+            job = await stack.enter_async_context(opened(settings, warming=told))
+        console.print_json(settings.model_dump_json())
+        planned = plan(settings, job.model)
+        console.print(Text(str(planned)), soft_wrap=True)
+        rows = {name or settings.data: len(source) for name, source in job.tasks.train.items()}
+        for name, count in rows.items():
+            console.print(Text(f"{count} tasks of {name}; {settings.prompts} x {settings.n} rollouts a step"))
+        if not job.tasks.apart:
+            console.print(Text("no tasks are held out: success is looked at on those that are trained on"))
+        console.print()
+        show([shown(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokens.decode)
+        return planned.fits

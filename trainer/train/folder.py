@@ -14,7 +14,9 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -77,18 +79,28 @@ class Folder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self.begun:
+            self._leave_nothing()
         os.close(self._lock)
+
+    def _leave_nothing(self) -> None:
+        """Of what was made for a run that never began; what was in the folder before stays."""
+        shutil.rmtree(self.path / TAPES, ignore_errors=True)
+        (self.path / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
 
     @property
     def begun(self) -> bool:
         return (self.path / ABOUT).exists()
 
-    def describe(self, settings: TrainSettings, engine: str) -> None:
-        """Written before the first step; a name in it is in the file whole."""
+    def describe(self, settings: TrainSettings, model: Path, engine: str) -> None:
+        """Written before the first step, whole or not at all."""
         about = {
             "versions": {name: _version(name) for name in VERSIONS} | {"python": platform.python_version()},
             "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
             "engine": engine,
+            "model": str(model),
             "settings": settings.model_dump(mode="json"),
         }
         beside = self.path / f"{ABOUT}.writing"
@@ -112,7 +124,10 @@ class Folder:
         return file.stat().st_size if file.exists() else 0
 
     def tape(self, step: int) -> Path:
-        """Of the steps from this one on; a run that goes on begins another."""
+        """A new one of the steps from this one on; what was recorded of them before is gone."""
+        for tape in (self.path / TAPES).glob("[0-9]*"):
+            if int(tape.name) >= step:
+                shutil.rmtree(tape, ignore_errors=True)
         return self.path / TAPES / f"{step:06}"
 
     def tape_of(self, step: int) -> Path | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -29,13 +30,16 @@ from trainer.task import Task
 from trainer.train.settings import DEMO, TrainSettings
 
 if TYPE_CHECKING:
-    from trainer.template import Template
+    from trainer.template import Cause, Template
 
-Told = Callable[[str], None]
+Warming = Callable[[int, int, float], None]
+"""Told step, steps in all, and loss."""
 DRAWN = 4096
 """Of the demo's tasks, which have no end: so many are trained on."""
 HELD_OUT = 10**6
 """The demo's evaluation has tasks of its own, whatever the run's seed."""
+SPOKEN = ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*")
+"""Files of a model that are neither its weights nor their configuration."""
 LOOKED_AT = 20
 """Of the demo's tasks, which are all alike, so many are looked at."""
 
@@ -80,14 +84,32 @@ def mistakes(settings: TrainSettings, tasks: Tasks, gateway: AnyGateway) -> list
     return found + settings.curriculum.check(gateway.specs)
 
 
-def model_of(settings: TrainSettings, progress: Callable[[int, int, float], None] = lambda *_: None) -> Path:
+async def model_of(settings: TrainSettings, progress: Warming = lambda *_: None) -> Path:
     """The model's folder; the demo's is made where it is not there yet."""
+    from trainer.model import settle
+
+    settle()
     if settings.model != DEMO:
         return Path(settings.model)
-    from trainer.demo.folder import made
-    from trainer.demo.warm import Recipe
+    stopped = Event()
 
-    return made(Recipe(seed=settings.seed), told=progress)
+    def told(step: int, steps: int, loss: float) -> None:
+        if stopped.is_set():  # Whoever waited has gone: the thread lets go as well, of what it has half made too.
+            raise SystemExit
+        progress(step, steps, loss)
+
+    try:
+        return await to_thread.run_sync(_demo, settings, told)
+    finally:
+        stopped.set()
+
+
+def _demo(settings: TrainSettings, told: Warming) -> Path:
+    from trainer.demo.folder import made
+    from trainer.demo.warm import PLAIN, Recipe
+
+    recipe = PLAIN if settings.warm == "plain" else Recipe()
+    return made(replace(recipe, seed=settings.seed), told=told)
 
 
 @dataclass
@@ -103,6 +125,8 @@ class Job:
     scorer: Scorer
     rounds: Weigh
     model: Path
+    shown: set[Cause] = field(default_factory=set)
+    """The causes of drift that an example was shown of, by whatever player."""
 
     def held_out(self, most: int) -> list[Task]:
         """As the last stage of the curriculum asks for them: what the run is to learn in the end."""
@@ -110,12 +134,17 @@ class Job:
 
     def player(self, engine: Engine, watch: Watch, sampling: Sampling | None = None) -> Player:
         chosen = sampling_of(self.settings) if sampling is None else sampling
-        return Player(
-            engine, self.template, self.gateway, self.settings.limits, chosen, self.stepper, watch, self.settings.seed
-        )
+        limits, seed = self.settings.limits, self.settings.seed
+        return Player(engine, self.template, self.gateway, limits, chosen, self.stepper, watch, seed, shown=self.shown)
 
     def greedy(self, player: Player) -> Player:
         return replace(player, sampling=replace(player.sampling, temperature=0.0))
+
+    def spoken(self, folder: Path) -> None:
+        """Puts beside weights what they are spoken to with."""
+        for pattern in SPOKEN:
+            for file in self.model.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
 
     def engine(self) -> Engine:
         return engine_of(self.model, self.template.tokens.decode, self.settings.admission.writing)
@@ -127,7 +156,7 @@ async def opened(
     *,
     tape: Path | None = None,
     gateway: AnyGateway | None = None,
-    warming: Callable[[int, int, float], None] = lambda *_: None,
+    warming: Warming = lambda *_: None,
 ) -> AsyncIterator[Job]:
     """`tape` is where to record; a `gateway` that is given, as a tape's, takes the place of the tools."""
     tasks = tasks_of(settings)
@@ -136,12 +165,11 @@ async def opened(
     async with AsyncExitStack() as stack:
         used = gateway or gateway_of(settings.tools, settings.mcp)
         if tape is not None:
-            shutil.rmtree(tape, ignore_errors=True)  # Of steps that are made again.
             used = recorded(used, tape)  # type: ignore[arg-type]
         await stack.enter_async_context(used)
         if gateway is None and (found := mistakes(settings, tasks, used)):
             raise ConfigErrors(found)
-        model = await to_thread.run_sync(model_of, settings, warming)
+        model = await model_of(settings, warming)
         template = _template(settings, model, used.specs)
         course = Course(settings.curriculum, tasks.train, seed=settings.seed)
         yield Job(settings, tasks, course, used, stepper, template, scorer, rounds, model)

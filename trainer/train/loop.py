@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from anyio import move_on_after, to_thread
-from trainer.view.training import TrainingProgress
 
 from trainer.engine.base import Engine
 from trainer.learn.lesson import lesson
 from trainer.learn.lesson import metrics as lesson_metrics
-from trainer.policy import Learner, Policy
+from trainer.ledger import NOTHING
+from trainer.policy.learner import Learner
+from trainer.policy.policy import Policy
 from trainer.reward.scored import metrics as reward_metrics
 from trainer.run.file import Writer
 from trainer.train.alarms import Alarms
@@ -21,15 +25,25 @@ from trainer.train.job import Job
 from trainer.train.metrics import Metrics
 from trainer.train.reports import Reports
 from trainer.train.rolling import Rolled, Roller
+from trainer.view.training import TrainingProgress
 
 KEEP_S = 5.0
 """To write what is over to the disk, when the run is stopped in the midst of a step."""
 BARREN = 3
 """Steps in a row of which nothing could be scored: what is broken does not mend itself."""
+SHOWN = 3
+"""Of the reasons why, the commonest."""
 
 
 class NothingScored(Exception):
     """Infrastructure ended every rollout, step after step."""
+
+    def __init__(self, reasons: Counter[str]) -> None:
+        commonest = "".join(f"\n  {count} x {reason}" for reason, count in reasons.most_common(SHOWN))
+        remedy = "mend what these name, then go on with --resume from the last step that was learned from"
+        super().__init__(
+            f"nothing of the last {BARREN} steps could be scored; of the last one:{commonest}\n  remedy: {remedy}"
+        )
 
 
 @dataclass
@@ -78,9 +92,9 @@ class Training:
         self.job.course.tell(step - 1, told.get("success/sampled"))
         if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
             told |= await self._look()
-        self._tell(told)
-        await self._save_if_due()
-        self._barren(rolled)
+        self._tell(told, rolled.reasons)
+        if not self._barren(rolled):
+            await self._save_if_due()
 
     async def _rolled(self, step: int) -> Rolled:
         """Whatever ends it, what is over is saved."""
@@ -117,12 +131,12 @@ class Training:
         if self.job.settings.evaluation.every:
             self._tell({"step": 0.0} | await self._look())
 
-    def _tell(self, told: dict[str, float]) -> None:
+    def _tell(self, told: dict[str, float], reasons: Mapping[str, int] = NOTHING) -> None:
         step = int(told.pop("step"))
         whole = told | self.progress.measured()
         self.metrics.add(step, whole)
         self.reports.log(step, whole)
-        for alarm in self.alarms.look(told):
+        for alarm in self.alarms.look(told, reasons):
             self.progress.said(alarm)
         self.progress.stepped(step, whole)
 
@@ -139,12 +153,18 @@ class Training:
         began = time.monotonic()
         with self.progress.phase("saving"):
             state = {"position": self.job.course.position, "rollouts": self.folder.written}
-            await to_thread.run_sync(self.folder.checkpoints.save, self.step, state, self.policy.save)
+            await to_thread.run_sync(self.folder.checkpoints.save, self.step, state, self._write)
         self.saved, self.saved_at = self.step, time.monotonic()
         self.saving_s = self.saved_at - began
 
-    def _barren(self, rolled: Rolled) -> None:
+    def _write(self, folder: Path) -> None:
+        """A whole model, as `--model` takes it."""
+        self.policy.save(folder)
+        self.job.spoken(folder)
+
+    def _barren(self, rolled: Rolled) -> bool:
+        """Whether nothing came of a step. It is not saved either, or it would take the place of one that is good."""
         self.barren = 0 if any(group.scored for group in rolled.groups) else self.barren + 1
         if self.barren == BARREN:
-            commonest = "; ".join(f"{count} x {reason}" for reason, count in rolled.reasons.most_common(3))
-            raise NothingScored(f"nothing of the last {BARREN} steps could be scored: {commonest}")
+            raise NothingScored(rolled.reasons)
+        return self.barren > 0

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
-from trainer.policy.settings import UpdateSettings
 
 from gateway.config.models import Frozen
 from trainer.config import PlaySettings
 from trainer.data.curriculum import Curriculum
 from trainer.learn.settings import AlgorithmSettings
+from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings
 
 DEFAULT = "default"

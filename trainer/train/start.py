@@ -8,18 +8,21 @@ from pathlib import Path
 
 from anyio import to_thread
 from rich.console import Console
-from trainer.view.training import TrainingProgress
 
 from gateway.errors import ConfigError
-from trainer.policy import Learner, Policy, plan
+from trainer.policy.learner import Learner
+from trainer.policy.memory import plan
+from trainer.policy.policy import Policy
 from trainer.run.file import Writer
 from trainer.train.checkpoint import Checkpoint
+from trainer.train.compare import compare
 from trainer.train.folder import METRICS, Folder, differences, free, newest
 from trainer.train.job import Job, opened
 from trainer.train.loop import Training
 from trainer.train.metrics import Metrics
 from trainer.train.reports import Reports
 from trainer.train.settings import TrainSettings
+from trainer.view.training import TrainingProgress
 from trainer.view.warming import warming
 
 log = logging.getLogger(__name__)
@@ -42,10 +45,13 @@ async def train(settings: TrainSettings, path: Path, console: Console, *, resume
         step = found.step if found else 0
         async with AsyncExitStack() as stack:
             tape = folder.tape(step + 1) if settings.record else None
-            shown = stack.enter_context(warming(console))
-            job = await stack.enter_async_context(opened(settings, tape=tape, warming=shown))
+            with warming(console) as shown:
+                job = await stack.enter_async_context(opened(settings, tape=tape, warming=shown))
             training = await _training(job, folder, found, stack, console)
             await training.run()
+        if settings.evaluation.after:
+            console.print("what it has learned: the model as it was, and as it is", markup=False)
+            console.print((await compare(folder.path, None, None, console)).table)
 
 
 def _found(folder: Folder, settings: TrainSettings, console: Console) -> Checkpoint | None:
@@ -68,16 +74,20 @@ async def _training(
         await engine.publish(policy.weights, step)
         job.course.resume(found.state["position"])
     folder.cut(found.state["rollouts"] if found else 0)
-    folder.describe(settings, engine.capabilities.name)
+    folder.describe(settings, job.model, engine.capabilities.name)
     metrics = stack.enter_context(Metrics(folder.path / METRICS))
-    history = metrics.cut(step)
-    reports = Reports(settings.report, folder.path, settings.model_dump(mode="json"), folder.path.name)
-    stack.callback(reports.close)
+    history = metrics.cut(step if found else -1)  # Without a checkpoint it begins anew, step 0 included.
     writer = stack.enter_context(Writer(folder.path))
     progress = stack.enter_context(TrainingProgress(settings.steps, console=console, history=history))
+    dumped = settings.model_dump(mode="json")
+    reports = Reports(settings.report, folder.path, dumped, folder.path.name, said=progress.said)
+    stack.callback(reports.close)
     exact, temperature = engine.capabilities.exact, settings.sampling.temperature
     learner = Learner(policy, settings.algorithm, exact=exact, temperature=temperature)
-    return Training(job, folder, engine, policy, learner, progress, metrics, reports, writer, step, saved=step)
+    training = Training(job, folder, engine, policy, learner, progress, metrics, reports, writer, step, saved=step)
+    for measured in history:  # What was alarming then was told then.
+        training.alarms.look(measured)
+    return training
 
 
 def _policy(job: Job, found: Checkpoint | None) -> Policy:

@@ -28,9 +28,9 @@ def warming(console: Console) -> Iterator[Callable[[int, int, float], None]]:
                 bar.start()
                 bar.add_task("warm start", total=steps)
         if console.is_terminal:
-            bar.update(bar.task_ids[0], completed=step + 1, description=f"warm start, loss {loss:.3f}")
-        elif (step + 1) % max(1, steps // LINES) == 0:
-            console.print(f"warm start: step {step + 1} of {steps}, loss {loss:.3f}")
+            bar.update(bar.task_ids[0], completed=step, description=f"warm start, loss {loss:.3f}")
+        elif step % max(1, steps // LINES) == 0:
+            console.print(f"warm start: step {step} of {steps}, loss {loss:.3f}")
 
     try:
         yield told
