@@ -61,7 +61,6 @@ def test_a_ledger_that_begins_anew_is_the_full_render() -> None:
 
 
 def test_a_turn_costs_what_is_new_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = template_for(HERMES)
     work = []
 
     def counted(tokens: Tokens, text: str, after: str = "") -> tuple[int, ...]:
@@ -72,8 +71,9 @@ def test_a_turn_costs_what_is_new_in_it(monkeypatch: pytest.MonkeyPatch) -> None
     render = Chat._text
     monkeypatch.setattr(Chat, "_text", lambda *args: work.append(len(args[1])) or render(*args))
     turn = Entry(Author.POLICY, (1, 2), (says("A gnu."),), logprobs=(0.0, 0.0), stop="stop")
+    first, second = template_for(HERMES), template_for(HERMES)
     costs = []
-    for length in (1, 200):
+    for length, template in ((1, first), (200, second)):
         work.clear()
         ledger = Ledger((turn,) * length)
         template.tail(AFTER, ended=template.ended(ledger.entries[-1].ids))

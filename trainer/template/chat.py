@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from gateway.types import ToolSpec
 from trainer.ledger import Message
 
 from .errors import TemplateError
+from .known import Known
 from .tokens import Tokens
 
 if TYPE_CHECKING:
@@ -44,6 +46,12 @@ class Chat:
         self, tokenizer: PreTrainedTokenizerFast, tokens: Tokens, template: str | None, settings: Mapping[str, Any]
     ) -> None:
         self._tokenizer, self.tokens, self._template, self._settings = tokenizer, tokens, template, dict(settings)
+        self._known: Known[bytes, str] = Known()
+
+    @cached_property
+    def _timed(self) -> bool:
+        """Whether it looks at a clock, and so may write another text for the same messages."""
+        return "strftime_now" in self.source
 
     @cached_property
     def source(self) -> str:
@@ -51,7 +59,14 @@ class Chat:
         return str(self._tokenizer.get_chat_template(self._template, tools=[{}]))
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = False) -> str:
-        return self._text(messages, tools, prompt, self._objects)
+        def make() -> str:
+            return self._text(messages, tools, prompt, self._objects)
+
+        try:
+            asked = json.dumps([messages, [schema(tool) for tool in tools], prompt])
+        except TypeError:  # something that is no JSON, which only the template knows what to make of
+            return make()
+        return make() if self._timed else self._known.of(sha256(asked.encode()).digest(), make)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], prompt: bool, objects: bool) -> str:
         rows = [self._row(message, objects) for message in messages]

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from .known import Known
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -36,10 +38,12 @@ class Tokens:
         self._ids = frozenset(self.control.values())
         self._any = _either(self.control)
         self._special = _either(self.special)
+        self._suspect = re.compile("|".join((_FENCE.pattern, _SURROGATE.pattern, self._any.pattern)))
         self._written = re.compile(f"(?<!{OPEN})({self._any.pattern})")
         self._bracketed = frozenset(token[1:-1].lstrip("/") for token in self.control) - _STRUCTURE
         eos = str(tokenizer.eos_token)
         self._anchor = self.control[eos], eos
+        self._encoded: Known[tuple[str, str], tuple[int, ...]] = Known()
 
     def fenced(self, value: Any, *, markup: bool = False) -> Any:
         """`value` with fences around what looks like a control token, and without what no tokenizer can encode.
@@ -47,6 +51,8 @@ class Tokens:
         `markup` lets through tokens that are not special, as `<think>`: an operator and the policy may mean them.
         """
         if isinstance(value, str):
+            if not self._suspect.search(value):  # as nearly always
+                return value
             pattern = self._special if markup else self._any
             return pattern.sub(f"{OPEN}\\g<0>{SHUT}", _SURROGATE.sub("\ufffd", plain(value)))
         if isinstance(value, Mapping):
@@ -63,6 +69,9 @@ class Tokens:
 
     def encode(self, text: str, *, after: str = "") -> tuple[int, ...]:
         """The ids of `text` where it follows the control token `after`, which some tokenizers take into account."""
+        return self._encoded.of((text, after), lambda: self._anew(text, after))
+
+    def _anew(self, text: str, after: str) -> tuple[int, ...]:
         if after:
             ids = self._encode(after + text)
             if ids[0] == self.control[after]:

@@ -1,0 +1,41 @@
+"""What the rollouts of a task ask for again and again is worked out once: the prompt, and answers that are the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sized
+from threading import Lock
+from typing import Generic, TypeVar
+
+MOST = 2**20
+"""Characters, or ids, that are kept in all."""
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value", bound=Sized)
+
+
+class Known(Generic[Key, Value]):
+    """A function's values, one for each key. The least recently asked for goes first; any thread may ask."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most, self._held = most, 0
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, key: Key, make: Callable[[], Value]) -> Value:
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        with self._lock:
+            self._forget(key)
+            self._values[key] = value
+            self._held += len(value)
+            while self._held > self._most:
+                self._forget(next(iter(self._values)))
+        return value
+
+    def _forget(self, key: Key) -> None:
+        if key in self._values:
+            self._held -= len(self._values.pop(key))
