@@ -116,8 +116,7 @@ def _skill(model: PreTrainedModel, recipe: Recipe) -> _Lessons:
 
 
 def _habit(model: PreTrainedModel, recipe: Recipe) -> _Lessons:
-    """AdamW alone: a guessed number is noise, and Muon's steps are as long for noise as for what can be learned, so
-    that they would wipe out the skill beneath the habit."""
+    """AdamW alone, with steps as large as those of the job that is to undo it."""
     adam = _adam(model.parameters(), recipe.relearn)
     return _Lessons("habit", recipe.habit, recipe.right, (adam,), lambda step: 1 - step / recipe.habit)
 
