@@ -28,7 +28,7 @@ NOTE_S = 10.0
 _POLL_S = 0.2
 _HEALTH_S = 25.0
 """It generates a token for an answer, and gives itself 20 seconds."""
-_END_S = 5.0
+_END_S = 3.0
 _WORDS_LINES = 20
 _WORDS_BYTES = 8192
 
@@ -150,19 +150,25 @@ class Server:
     async def _healthy(self) -> None:
         began, noted = anyio.current_time(), 0.0
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, and reading the trust store takes a tenth of a second
-        async with httpx2.AsyncClient(verify=tls, trust_env=False, timeout=_HEALTH_S) as http:
-            while (taken := anyio.current_time() - began) < self.options.start_s:
-                if not self.alive:
-                    raise self.fault("did not start")
-                with suppress(httpx2.TransportError):
-                    if (await http.get(f"{self.url}/health")).is_success:
-                        self.told(f"SGLang is there after {taken:.0f} s: {self.url}, log {self.log}")
-                        return
-                if taken - noted >= NOTE_S:
-                    noted = taken
-                    self.told(f"SGLang is starting, {taken:.0f} s, log {self.log}")
-                await anyio.sleep(_POLL_S)
+        with anyio.move_on_after(self.options.start_s):
+            async with httpx2.AsyncClient(verify=tls, trust_env=False, timeout=_HEALTH_S) as http:
+                while not await self._answers(http):
+                    if not self.alive:
+                        raise self.fault("did not start")
+                    taken = anyio.current_time() - began
+                    if taken - noted >= NOTE_S:
+                        noted = taken
+                        self.told(f"SGLang is starting, {taken:.0f} s, log {self.log}")
+                    await anyio.sleep(_POLL_S)
+            self.told(f"SGLang is there after {anyio.current_time() - began:.0f} s: {self.url}, log {self.log}")
+            return
         raise self.fault(f"did not answer within {self.options.start_s:.0f} s")
+
+    async def _answers(self, http: httpx2.AsyncClient) -> bool:
+        try:
+            return (await http.get(f"{self.url}/health")).is_success
+        except httpx2.TransportError:
+            return False
 
     async def _end(self) -> None:
         """The first process dies, the others with it, and the last of them tidies up; what is left is killed."""
@@ -170,11 +176,10 @@ class Server:
         if process is None:
             return
         process.kill()
-        with anyio.move_on_after(_END_S):
-            while _lives(process):  # noqa: ASYNC110 (a group of processes has no event)
-                await anyio.sleep(_POLL_S)
+        await _gone(process)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        await _gone(process)
         await to_thread.run_sync(process.wait)
         self._reaper.remove(process.pid)
 
@@ -196,6 +201,13 @@ def _reserved() -> socket.socket:
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind((HOST, 0))
     return port
+
+
+async def _gone(process: subprocess.Popen[bytes]) -> None:
+    """It and all of its group, or that takes too long."""
+    with anyio.move_on_after(_END_S):
+        while _lives(process):  # noqa: ASYNC110 (a group of processes has no event)
+            await anyio.sleep(_POLL_S)
 
 
 def _lives(process: subprocess.Popen[bytes]) -> bool:
