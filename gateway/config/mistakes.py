@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -69,6 +69,9 @@ class _Told:
                 return "is missing", f"add `{loc[-1]}`"
             case "rule":
                 return str(detail["ctx"]["problem"]), str(detail["ctx"]["remedy"])
+            case "value_error":
+                problem, _, remedy = str(detail["ctx"]["error"]).partition("; ")
+                return problem, remedy or (self._remedy(loc, detail) if loc else "")
             case "model_type" | "model_attributes_type" | "dict_type":
                 return f"expected a mapping, found {self._seen(loc)}", "write `key: value` pairs there"
             case "union_tag_not_found":
@@ -120,11 +123,15 @@ class _Told:
         return [*keys(INNER.get(str(owner[-1])) or self._inner(owner))]
 
     def _inner(self, owner: Loc) -> type[BaseModel]:
-        """The model of a field of a field."""
-        model: Any = self.model
-        for name in owner:
-            model = model.model_fields[str(name)].annotation
-        return cast("type[BaseModel]", model)
+        """The model of a field of a field; of a list or a mapping, that of what it holds."""
+        model, within = self.model, False
+        for step in owner:
+            if not within:
+                annotation = model.model_fields[str(step)].annotation
+                model, within = _held(annotation) or model, get_origin(annotation) in (tuple, list, dict)
+            else:
+                within = False
+        return model
 
 
 def at(raw: Any, loc: Iterable[str | int]) -> Any:
@@ -135,6 +142,13 @@ def at(raw: Any, loc: Iterable[str | int]) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return raw
+
+
+def _held(annotation: Any) -> type[BaseModel] | None:
+    """The first model in what a field may be."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for inner in get_args(annotation) if (model := _held(inner))), None)
 
 
 def _formless(entry: Any) -> str:

@@ -91,7 +91,7 @@ def no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words", "remedy"),
     [
-        (no_template, "has no chat template", "give one by the setting `chat_template`, or put a chat_template.jinja"),
+        (no_template, "has no chat template", "give one by the setting `template.chat_template`, or put a chat_template"),
         (
             numbered,
             "what a turn appends is not what the template writes",

@@ -45,4 +45,12 @@ def validated(kind: type[Settings], file: Path | None, given: Mapping[str, Any])
         return kind.model_validate(values)
     except ValidationError as error:
         where = file or Path("the options")
-        raise ConfigErrors(mistakes(error, values, where, Expansion({}, where), kind)) from error
+        found = mistakes(error, values, where, Expansion({}, where), kind)
+        raise ConfigErrors([_placed(one, given) for one in found]) from error
+
+
+def _placed(mistake: ConfigError, given: Mapping[str, Any]) -> ConfigError:
+    """With the option that it was made in, where it was one."""
+    if given.get(mistake.field) is None:
+        return mistake
+    return ConfigError(mistake.problem, field=f"--{mistake.field}", remedy=mistake.remedy)

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+REMEDY = "begin again with a lower `update.lr`; `--model RUN/checkpoints/STEP` begins with what was still well"
+
 
 class NotFinite(ValueError):
     """NaN or infinity where a number is needed."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}\n  remedy: {REMEDY}")
 
 
 def finite_S(what: str, values_S: Tensor, names_S: Sequence[str]) -> None:

@@ -8,6 +8,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gateway.config.models import Frozen
 
+Rate = Annotated[float, Field(gt=0, le=10)]
+"""Of learning; beyond, there would be no numbers left after a step."""
+
 
 class LoraSettings(Frozen):
     """Small matrices are learned beside the model's own, which stay as they are."""
@@ -23,7 +26,7 @@ class LoraSettings(Frozen):
 class CriticSettings(Frozen):
     """Who says what to expect of a rollout, for `algorithm.credit.kind: gae`."""
 
-    lr: PositiveFloat = 1e-3
+    lr: Rate = 1e-3
     """Learning rate of its AdamW."""
 
 
@@ -32,9 +35,9 @@ class UpdateSettings(Frozen):
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` moves matrices by Muon and everything else by AdamW."""
-    lr: PositiveFloat = 1e-3
+    lr: Rate = 1e-3
     """Learning rate of AdamW."""
-    muon_lr: PositiveFloat = 0.02
+    muon_lr: Rate = 0.02
     """Learning rate of Muon."""
     betas: tuple[float, float] = (0.9, 0.98)
     """AdamW's."""

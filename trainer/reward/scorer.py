@@ -20,6 +20,8 @@ from trainer.run.rollout import Rollout
 from trainer.task import Task
 
 log = logging.getLogger(__name__)
+SHOWN = 3
+"""So many examples of what cannot be scored are shown; the others are counted."""
 
 
 class Scorer:
@@ -37,6 +39,7 @@ class Scorer:
                 errors.append(error)
         if errors:
             raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+        self._told = 0
         self._summed = {author: self._weight_of(author) for author in SPREAD.values()}
 
     async def score(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
@@ -57,7 +60,8 @@ class Scorer:
         scored = tuple(made for one in _left(tries) if (made := self._scored(one)) is not None)
         failed = tuple(Failed(one.attempt.rollout, one.reason) for one in tries if one.reason)
         for failure in failed:
-            log.warning("not scored: %s", failure.reason)
+            self._told += 1
+            log.log(logging.WARNING if self._told <= SHOWN else logging.INFO, "not scored: %s", failure.reason)
         return ScoredGroup(task, scored, failed)
 
     def recalled(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:

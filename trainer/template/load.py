@@ -26,9 +26,26 @@ def tokenizer_of(source: str | Path | PreTrainedTokenizerFast, template: str | N
     if template is None and not tokenizer.chat_template:
         raise TemplateError(
             f"{where} has no chat template",
-            "give one by the setting `chat_template`, or put a chat_template.jinja into the folder",
+            "give one by the setting `template.chat_template`, or put a chat_template.jinja into the folder",
         )
+    if isinstance(source, str | Path):
+        _fits(Path(source) / "config.json", tokenizer)
     return tokenizer
+
+
+def _fits(config: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Into the model's vocabulary; a folder without a model is asked by whoever needs one."""
+    try:
+        told = json.loads(config.read_text(encoding="utf-8"))
+        size = int(told.get("text_config", told)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= size:
+        raise TemplateError(
+            f"the tokenizer of '{config.parent}' has ids up to {largest}, and the model has {size} of them, from 0",
+            "copy the tokenizer that the model was made with into its folder",
+        )
 
 
 def _loaded(folder: Path) -> PreTrainedTokenizerFast:

@@ -23,7 +23,7 @@ _TASK: tuple[Message, ...] = (
     {"role": "system", "content": "You answer."},
     {"role": "user", "content": "What is a gnu?"},
 )
-_OTHER_TEMPLATE = "give another by the setting `chat_template`"
+_OTHER_TEMPLATE = "give another by the setting `template.chat_template`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def _parses(template: Template) -> Iterator[Finding]:
             "the parser",
             False,
             f"the parser '{template.parser.name}' does not read the calls that the template writes as {text!r}",
-            "choose the parser of this model's family by the setting `parser`",
+            "choose the parser of this model's family by the setting `template.parser`",
         )
 
 

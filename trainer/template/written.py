@@ -24,7 +24,7 @@ def written(
         raise TemplateError(
             "a turn of the policy changes what stands before it: "
             f"{prompted[apart : apart + 60]!r} becomes {text[apart : apart + 60]!r}",
-            "give another template by the setting `chat_template`",
+            "give another template by the setting `template.chat_template`",
         )
     text = body(template, text[len(prompted) :])
     if template.opened:

@@ -172,6 +172,12 @@ def many_lost(looked: Looked) -> str | None:
         return None
     reason, count = max(looked.reasons.items(), key=lambda item: item[1], default=("", 0))
     named = f", {count:,} of them by: {reason.rstrip('.')}" if reason else ""
+    if reason.startswith("component "):
+        return _said(
+            f"{lost:,.0f} of {lost + counted:,.0f} rollouts have no reward{named}",
+            "a reward function fails on them; they are left out, and those that are left may be the easy ones",
+            "mend that function of `reward`, so that it gives a number for every rollout",
+        )
     return _said(
         f"{lost:,.0f} of {lost + counted:,.0f} rollouts were lost to what surrounds the policy{named}",
         "something is down or overloaded; lost rollouts are left out, and those that are left may be the easy ones",

@@ -23,6 +23,8 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         console.print_json(settings.model_dump_json())
         planned = plan(settings, job.model)
         console.print(Text(str(planned)), soft_wrap=True)
+        if not planned.fits:
+            console.print(Text(f"  it does not fit\n  remedy: {planned.remedy}"), soft_wrap=True)
         rows = {name or settings.data: len(source) for name, source in job.tasks.train.items()}
         for name, count in rows.items():
             console.print(Text(f"{count} tasks of {name}; {settings.prompts} x {settings.n} rollouts a step"))

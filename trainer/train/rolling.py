@@ -51,7 +51,8 @@ class Rolled:
     def reasons(self) -> Counter[str]:
         """Of what does not count, and is not the policy's doing."""
         reasons = Counter(f"{one.stop}: {one.reason}" for one in self.over if one.stop.infrastructure)
-        reasons.update(one.reason for group in [*self.groups, *self.left] for one in group.failed)
+        failed = [one for group in [*self.groups, *self.left] for one in group.failed]
+        reasons.update(one.reason.partition("; rollout")[0] for one in failed)  # What befell many is one reason.
         return reasons
 
     def metrics(self) -> dict[str, float]:

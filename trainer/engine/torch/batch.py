@@ -144,7 +144,10 @@ class Batch:
         ids, logprobs = sample(logits, [row.draw for row in rows])
         for row, token, logprob in zip(rows, ids, logprobs, strict=True):
             if not -torch.inf < logprob <= 0:
-                raise EngineError(f"the model's logits are not finite under version {self.version} of the weights")
+                raise EngineError(
+                    f"the model's logits are not finite under version {self.version} of the weights: lower `update.lr`,"
+                    " or begin with weights that are well"
+                )
             row.append(token, logprob, self.version)
             row.stop = row.end(self._forward.context, self._decode)
             if row.stop:
