@@ -6,7 +6,7 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
 # And SGLang as it was tested there, whose own pins are for CUDA.
 SGLANG := $(if $(shell command -v nvidia-smi),sglang,--no-deps --requirement .ci/sglang-cpu.txt)
 
-.PHONY: help install train test check format serve atlas bench conformance sglang test-sglang clean
+.PHONY: help install train test check format serve atlas bench conformance bars bars-second ablations sglang test-sglang clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these verbs
@@ -47,6 +47,15 @@ atlas: install  ## Start the example MCP server that is reached over HTTP
 
 bench: install  ## Measure the gateway beside its peers
 	$(BIN)/python bench/gateway.py
+
+bars: install  ## The default job on five seeds: success before and after, and what it cost
+	$(BIN)/python bench/bars.py
+
+bars-second: install  ## The same of the second task
+	$(BIN)/python bench/bars.py --job second
+
+ablations: install  ## The default job without masking, and with credit by turn
+	$(BIN)/python bench/ablations.py
 
 conformance: install  ## The official MCP conformance suite, through the gateway (needs npm)
 	$(BIN)/python tests/conformance/run.py
