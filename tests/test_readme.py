@@ -20,10 +20,11 @@ from gateway.build import plan
 from gateway.config.load import load
 from tests.servers.start import free_port
 from tests.trainer.models import tiny_model
+from tests.trainer.train import jobs
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PATHS = re.compile(r"^# (my_tools/[\w.]+)$", re.MULTILINE)
+PATHS = re.compile(r"^# (my_(?:tools|run)/[\w.]+)$", re.MULTILINE)
 TIMEOUT_S = 60
 
 
@@ -70,9 +71,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(place: Path) -> Path:
     """The model and the task that the README speaks of, the model in small."""
-    tiny_model(place / "models" / "Qwen2.5-0.5B-Instruct")
+    tiny_model(place / "models" / "Qwen2.5-0.5B-Instruct", kind="qwen2")
     (task,) = [block.text for block in SHOWN if block.language == "json" and '"prompt"' in block.text]
     (place / "tasks.jsonl").write_text(task)
+    small = jobs.small(tools="tool_configs", evaluation={"every": 0, "rows": 4})
+    (place / "small.json").write_text(small.model_dump_json())
+    run(["mtrl-train", "--config", "small.json", "--out", "runs/default"], place)
     return place
 
 
@@ -139,11 +143,15 @@ def test_a_serving_command_comes_up_and_goes_down(line: str, place: Path, tmp_pa
             assert server.wait(TIMEOUT_S) == 0
 
 
-def test_the_trainers_commands_work_one_after_the_other(trained: Path) -> None:
-    printed = [run(split(line)[0], trained) for line in commands("mtrl-train")]
-    assert "everything is in order" in printed[0]
-    assert "4 of 4 rollouts" in printed[1] and "torch engine" in printed[1]
-    assert "sum" in printed[2] and "not trained" in printed[3] and "0 of them differ" in printed[4]
+@pytest.mark.parametrize("line", [line for line in commands("mtrl-train") if "runs/first" not in line])
+def test_a_command_of_the_trainer_ends_well(line: str, trained: Path) -> None:
+    assert run(split(line)[0], trained)
+
+
+def test_rollouts_are_made_and_read_one_command_after_the_other(trained: Path) -> None:
+    printed = [run(split(line)[0], trained) for line in commands("mtrl-train") if "runs/first" in line]
+    assert "4 of 4 rollouts" in printed[0] and "torch engine" in printed[0]
+    assert "sum" in printed[1] and "not trained" in printed[2] and "0 of them differ" in printed[3]
 
 
 @pytest.mark.parametrize("line", commands("curl"))

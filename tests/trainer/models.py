@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def tiny_model(folder: Path, family: str = "hermes") -> Path:
+def tiny_model(folder: Path, family: str = "hermes", kind: str = "qwen3") -> Path:
     """Random weights: what it writes is noise, and how it is loaded, spoken to and sampled is as with any other."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
@@ -14,13 +14,14 @@ def tiny_model(folder: Path, family: str = "hermes") -> Path:
     finally:
         sys.path.pop(0)
     import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     folder_for(FAMILIES[family], folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
-    config = Qwen3Config(
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=len(tokenizer),
         hidden_size=64,
         num_hidden_layers=2,
@@ -33,5 +34,5 @@ def tiny_model(folder: Path, family: str = "hermes") -> Path:
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

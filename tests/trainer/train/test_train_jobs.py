@@ -1,0 +1,57 @@
+"""The run files that come with the package, on small stand-ins of the models and the data that they name."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jobs import ROOT
+from rich.console import Console
+
+from tests.trainer.models import tiny_model
+from trainer.cli.settings import JOBS, job
+from trainer.run.file import Rollouts
+from trainer.train.settings import TrainSettings
+from trainer.train.start import train
+
+ROWS = (
+    {"question": "Ann has 3 eggs and buys 4. How many has she?", "answer": "She has 3+4=<<3+4=7>>7 eggs.\n#### 7"},
+    {"question": "A box holds 12 pens. How many are in 3 boxes?", "answer": "There are 3*12=36 pens.\n#### 36"},
+)
+
+
+def written(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(job(name).read_text())
+    return found
+
+
+@pytest.mark.parametrize("file", sorted(JOBS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_shipped_job_says_nothing_that_the_settings_do_not_know(file: Path) -> None:
+    TrainSettings.model_validate(written(file.stem))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "gsm8k_feedback"])
+async def test_gsm8k_is_trained_on_with_a_stand_in_of_the_same_architecture(
+    name: str, tmp_path: Path, one_thread: None
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    values = written(name)
+    values |= {"tools": str(ROOT / "tool_configs"), "model": str(tiny_model(tmp_path / "model", kind="qwen2"))}
+    values |= {"data": str(tmp_path / "rows.jsonl"), "steps": 1, "prompts": 2, "n": 2}
+    values["evaluation"] |= {"data": str(tmp_path / "rows.jsonl"), "few": 2}
+    values["limits"] |= {"turn_tokens": 16}
+    settings = TrainSettings.model_validate(values)
+    await train(settings, tmp_path / "run", Console(file=io.StringIO()))
+    rollouts = list(Rollouts(tmp_path / "run"))
+    assert len(rollouts) == 4 and all("answer" in rollout.rewards for rollout in rollouts)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["step"] == 1 and line["reward/answer"] == 0.0 and line["rollout/lost"] == 0
