@@ -35,14 +35,16 @@ ENVIRONMENT = {
     # Its processes fight for the cores otherwise.
     "OMP_NUM_THREADS": "1",
 }
-OPTIONS = {
-    "--device": "cpu",
-    "--attention-backend": "torch_native",
-    "--dtype": "float32",
+OPTIONS = (
+    *("--device", "cpu"),
+    *("--attention-backend", "torch_native"),
+    *("--dtype", "float32"),
     # Else as much as the machine has free.
-    "--max-total-tokens": "65536",
-    "--max-running-requests": "64",
-}
+    *("--max-total-tokens", "65536"),
+    *("--max-running-requests", "64"),
+    # Else a server that has nothing to do takes a core, which the trainer needs.
+    "--sleep-on-idle",
+)
 KERNELS = (
     "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
@@ -61,8 +63,7 @@ def main(arguments: Sequence[str]) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         stand_in()
-        chosen = [word for option in OPTIONS.items() for word in option]
-        arguments = [*chosen, *arguments]
+        arguments = [*OPTIONS, *arguments]
     sys.argv = ["sglang.launch_server", *arguments]
     # The processes it spawns run the file of `__main__` first, which stays this one.
     runpy.run_module("sglang.launch_server", run_name="__main__")

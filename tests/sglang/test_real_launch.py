@@ -1,0 +1,195 @@
+"""SGLang as it is computes what the trainer computes, on a machine without CUDA, and is started and ended by us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from base64 import urlsafe_b64decode
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import psutil
+import pytest
+
+from tests.sglang.conftest import CONTEXT, OPTIONS
+from trainer.engine.base import EngineError
+from trainer.engine.sglang.environment import python
+from trainer.engine.sglang.server import Server
+
+ROOT = Path(__file__).parents[2]
+START_S = 600
+AGREE = 1e-5
+PROMPT = list(range(40, 64))
+TRAINER = """
+import sys, anyio
+from pathlib import Path
+from tests.sglang.conftest import OPTIONS
+from trainer.engine.sglang.server import Server
+
+async def main():
+    async with Server(Path(sys.argv[1]), OPTIONS, log=Path(sys.argv[2])):
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+async def test_logprobs_are_those_that_the_trainer_computes(server: Server, model: Path) -> None:
+    answer = await generated(server, PROMPT, 200, temperature=1.0)
+    written = answer["output_ids"]
+    logprobs = [logprob for logprob, *_ in answer["meta_info"]["output_token_logprobs"]]
+    assert len(written) == len(logprobs) == 200
+    ours = own_logprobs(model, PROMPT, written)
+    assert max(abs(one - other) for one, other in zip(logprobs, ours, strict=True)) <= AGREE
+
+
+async def test_many_sequences_at_once_are_each_what_they_are_alone(server: Server) -> None:
+    prompts = [PROMPT[: 4 + place % 20] for place in range(64)]
+    answers: list[Any] = [None] * len(prompts)
+
+    async def ask(place: int) -> None:
+        answers[place] = await generated(server, prompts[place], 16, temperature=0.0)
+
+    async with anyio.create_task_group() as tasks:
+        for place in range(len(prompts)):
+            tasks.start_soon(ask, place)
+    alone = {tuple(prompt): await generated(server, prompt, 16, temperature=0.0) for prompt in prompts[:20]}
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer["output_ids"] == alone[tuple(prompt)]["output_ids"]
+
+
+async def test_a_server_that_has_nothing_to_do_leaves_the_cores_to_the_trainer(server: Server) -> None:
+    assert server.pid is not None
+    await generated(server, PROMPT, 1, temperature=0.0)
+    before = cpu_seconds(group_of(server.pid))
+    await anyio.sleep(5)  # the time that is measured
+    assert cpu_seconds(group_of(server.pid)) - before < 0.5
+
+
+async def test_a_sequence_that_is_too_long_is_refused_and_the_server_lives(server: Server) -> None:
+    async with client() as http:
+        body = {"input_ids": [5] * (CONTEXT + 1), "sampling_params": {"max_new_tokens": 1}}
+        assert (await http.post(f"{server.url}/generate", json=body)).status_code == 400
+    assert len((await generated(server, PROMPT, 3, temperature=0.0))["output_ids"]) == 3
+
+
+async def test_a_killed_server_is_started_again_at_its_address_with_the_folders_weights(server: Server) -> None:
+    before = await generated(server, PROMPT, 20, temperature=0.0)
+    assert server.pid is not None
+    group = group_of(server.pid)
+    assert len(group) >= 3
+    os.kill(server.pid, signal.SIGKILL)
+    with anyio.fail_after(START_S):
+        await server.restart()
+    assert not any(alive(pid) for pid in group)
+    after = await generated(server, PROMPT, 20, temperature=0.0)
+    assert after["output_ids"] == before["output_ids"]
+    assert after["meta_info"]["weight_version"] == "0"
+
+
+async def test_a_trainer_that_is_killed_while_its_server_starts_leaves_no_process(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "sglang.log"
+    command = [sys.executable, "-c", TRAINER, str(model), str(log)]
+    trainer = await anyio.open_process(command, cwd=ROOT, stdin=None, stdout=None, stderr=None)
+    try:
+        await eventually(lambda: len(started_by(trainer.pid)) >= 4)
+        processes = started_by(trainer.pid)
+    finally:
+        trainer.kill()
+        await trainer.wait()
+    await eventually(lambda: not any(alive(pid) for pid in processes), within_s=30)
+
+
+async def test_a_model_that_sglang_cannot_read_is_told_in_its_words(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "none"}', encoding="utf-8")
+    with anyio.fail_after(START_S), pytest.raises(EngineError, match=r"model.type") as told:
+        async with Server(tmp_path, OPTIONS, log=tmp_path / "sglang.log"):
+            pass
+    assert "did not start" in str(told.value) and str(tmp_path / "sglang.log") in str(told.value)
+
+
+def test_sglang_is_installed_as_it_was_published() -> None:
+    """Each file has the digest that its wheel says."""
+    (record,) = packages().glob("sglang-*.dist-info/RECORD")
+    rows = [line.rsplit(",", 2) for line in record.read_text(encoding="utf-8").splitlines()]
+    digests = {
+        name: digest.removeprefix("sha256=") for name, digest, _ in rows if name.startswith("sglang/") and digest
+    }
+    assert len(digests) > 1000
+    changed = [
+        name
+        for name, digest in digests.items()
+        if sha256((packages() / name).read_bytes()).digest() != urlsafe_b64decode(digest + "==")
+    ]
+    assert changed == []
+
+
+def test_what_is_installed_is_what_was_tested() -> None:
+    words = [str(python()), "-m", "pip", "freeze", "--all", "--disable-pip-version-check"]
+    frozen = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    lock = (ROOT / ".ci/sglang-cpu.txt").read_text(encoding="utf-8").splitlines()
+    found = {line.split("+")[0].lower() for line in frozen.splitlines() if not line.startswith("pip==")}
+    assert found == {line.lower() for line in lock if not line.startswith("#")}
+
+
+def own_logprobs(folder: Path, asked: Sequence[int], written: Sequence[int]) -> list[float]:
+    """One forward over all of it, as the trainer does."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([[*asked, *written]])
+    with torch.no_grad():
+        logits = network(ids).logits[0, len(asked) - 1 : -1]
+    return [float(value) for value in logits.log_softmax(-1).gather(1, ids[0, len(asked) :, None])[:, 0]]
+
+
+async def generated(server: Server, ids: list[int], tokens: int, *, temperature: float) -> dict[str, Any]:
+    sampling = {"max_new_tokens": tokens, "temperature": temperature, "ignore_eos": True}
+    body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
+    async with client() as http:
+        answer = await http.post(f"{server.url}/generate", json=body)
+    assert answer.is_success, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+def client() -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(timeout=120, trust_env=False)
+
+
+def packages() -> Path:
+    return next((python().parents[1] / "lib").glob("python3*/site-packages"))
+
+
+def group_of(leader: int) -> list[int]:
+    return [
+        process.pid for process in psutil.process_iter() if alive(process.pid) and os.getpgid(process.pid) == leader
+    ]
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def started_by(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:
+    with anyio.fail_after(within_s):
+        while not holds():  # noqa: ASYNC110 (another process has no event)
+            await anyio.sleep(0.1)
