@@ -1,92 +1,21 @@
-"""Groups at their own pace: who may begin, who may write, and what becomes of a group that lost a rollout."""
+"""Groups at their own pace, and what becomes of one that lost a rollout."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
-from conversations import template_for
-from scripts import HERMES, by_task, calling, gateway_of, tasks
+from crowd import Doors, house, knocks
+from scripts import by_task, calling, tasks
 
-from gateway.gateway import Gateway
-from trainer.config import Admission, GroupRules
+from trainer.config import GroupRules
 from trainer.engine.base import EngineError, Sampling
-from trainer.engine.scripted import Answer, Script, ScriptedEngine
-from trainer.groups import Group, Groups
-from trainer.play import Player
-from trainer.run.rollout import Rollout, StopReason
+from trainer.engine.scripted import Answer, Script
+from trainer.run.rollout import StopReason
 from trainer.steps import ToolsAndFeedback, Turn
-from trainer.task import Task
-from trainer.view.counts import Counts
-
-
-class Doors:
-    """Tools that answer when the test lets them."""
-
-    def __init__(self) -> None:
-        self.opened: dict[str, anyio.Event] = {}
-        self.inside: Counter[str] = Counter()
-        self.cancelled: Counter[str] = Counter()
-
-    def door(self, name: str) -> anyio.Event:
-        return self.opened.setdefault(name, anyio.Event())
-
-    async def knock(self, name: str) -> str:
-        """Waits until the door is opened."""
-        self.inside[name] += 1
-        try:
-            await self.door(name).wait()
-        except anyio.get_cancelled_exc_class():
-            self.cancelled[name] += 1
-            raise
-        finally:
-            self.inside[name] -= 1
-        return "come in"
-
-
-def knocks(name: str) -> tuple[str, str]:
-    return calling(("knock", {"name": name})), "done"
-
-
-class House:
-    """A player, what it stands on, and what the test wants to know of it."""
-
-    def __init__(self, script: Script, gateway: Gateway, **more: Any) -> None:
-        self.engine = ScriptedEngine(script)
-        self.gateway, self.counts = gateway, Counts()
-        self.player = Player(self.engine, template_for(HERMES), gateway, watch=self.counts, **more)
-        self.kept: list[Rollout] = []
-
-    async def keep(self, rollout: Rollout) -> None:
-        self.kept.append(rollout)
-
-    def groups(self, count: int, *, rules: GroupRules | None = None, **admission: Any) -> Groups:
-        room = Admission(**admission)
-        return Groups(self.player, count, admission=room, rules=rules or GroupRules(), keep=self.keep)
-
-    async def all(self, some: Iterable[Task], count: int, **more: Any) -> list[Group]:
-        async with self.groups(count, **more).play(some) as done:
-            return [group async for group in done]
-
-    @property
-    def keys(self) -> list[str]:
-        return [asked.key for asked in self.engine.asked]
-
-
-@asynccontextmanager
-async def house(
-    said: dict[str, tuple[str, ...]] | Script, *tools: Callable[..., Any], **more: Any
-) -> AsyncIterator[House]:
-    with anyio.fail_after(30):
-        async with gateway_of(*tools) as gateway:
-            yield House(said if callable(said) else by_task(said), gateway, **more)
-            assert not gateway.sessions
 
 
 async def test_a_group_comes_out_when_it_is_done_and_not_when_it_is_its_turn() -> None:
@@ -113,119 +42,6 @@ async def test_groups_played_again_under_another_name_are_sampled_with_other_see
                 assert {rollout.group async for group in done for rollout in group.rollouts} == {f"{name}0", f"{name}1"}
     assert set(at.keys[4:]) == {"12-0/t/0", "12-0/t/1", "12-1/t/0", "12-1/t/1"}
     assert len({asked.sampling.seed for asked in at.engine.asked}) == 8
-
-
-async def test_a_rollout_that_waits_for_a_tool_lends_its_place_to_another() -> None:
-    doors = Doors()
-    async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(1, writing=1).play(tasks("slow", "quick")) as done,
-    ):
-        assert (await anext(done)).task.id == "quick"
-        assert doors.inside["slow"] == 1
-        doors.door("slow").set()
-        assert (await anext(done)).task.id == "slow"
-    assert at.engine.most == 1 and at.keys == ["0/slow/0", "1/quick/0", "0/slow/0"]
-
-
-async def test_who_began_earlier_writes_earlier() -> None:
-    doors = Doors()
-    async with house({"slow": knocks("slow"), "*": ("done",)}, doors.knock) as at:
-        held = at.engine.hold("1/a/0")
-        async with at.groups(1, writing=1).play(tasks("slow", "a", "b", "c")) as done:
-            await anyio.wait_all_tasks_blocked()
-            assert (doors.inside["slow"], at.engine.writing) == (1, 1)
-            doors.door("slow").set()
-            await anyio.wait_all_tasks_blocked()
-            held.set()
-            assert len([group async for group in done]) == 4
-    assert at.keys == ["0/slow/0", "1/a/0", "0/slow/0", "2/b/0", "3/c/0"]
-
-
-async def test_no_more_rollouts_are_open_than_may_be_and_the_next_begins_when_one_is_over() -> None:
-    doors = Doors()
-    names = [f"t{number}" for number in range(5)]
-    async with (
-        house({name: knocks(name) for name in names}, doors.knock) as at,
-        at.groups(1, open=2, waiting=0).play(tasks(*names)) as done,
-    ):
-        for name, inside in zip(names, (2, 2, 2, 2, 1), strict=True):
-            await anyio.wait_all_tasks_blocked()
-            assert len(at.gateway.sessions) == doors.inside.total() == inside
-            doors.door(name).set()
-            assert (await anext(done)).task.id == name
-
-
-async def test_a_slow_server_holds_up_only_those_that_wait_for_it() -> None:
-    doors = Doors()
-    some = tasks(*["slow"] * 8, *["quick"] * 8)
-    async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(4, open=64, writing=2).play(some) as done,
-    ):
-        quick = [await anext(done) for _ in range(8)]
-        assert {group.task.id for group in quick} == {"quick"}
-        assert doors.inside["slow"] == 32 and at.engine.writing == 0
-        doors.door("slow").set()
-        assert [len(group.rollouts) async for group in done] == [4] * 8
-    assert at.engine.most == 2
-
-
-async def test_a_slow_server_that_all_next_in_line_need_does_not_keep_the_rest_from_beginning() -> None:
-    doors = Doors()
-    some = tasks(*["slow"] * 4, *["quick"] * 6)
-    async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(2, open=2, patience_s=0.01, waiting=8).play(some) as done,
-    ):
-        quick = [await anext(done) for _ in range(6)]
-        assert [(group.task.id, len(group.rollouts)) for group in quick] == [("quick", 2)] * 6
-        assert doors.inside["slow"] == 8, "all of them still wait, four times as many as may be open"
-        doors.door("slow").set()
-        assert [len(group.rollouts) async for group in done] == [2] * 4
-
-
-async def test_rollouts_that_made_room_are_no_more_than_may_wait() -> None:
-    doors = Doors()
-    async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(1, open=2, patience_s=1e-6, waiting=3).play(tasks(*["slow"] * 9, "quick")) as done,
-    ):
-        while doors.inside["slow"] < 5:
-            await anyio.lowlevel.checkpoint()
-        for _ in range(200):
-            await anyio.lowlevel.checkpoint()
-            assert len(at.gateway.sessions) == doors.inside["slow"] == 5
-        doors.door("slow").set()
-        assert len([group async for group in done]) == 10
-
-
-async def test_quick_tools_make_no_room_for_more_than_may_be_open() -> None:
-    most = 0
-
-    async def look() -> str:
-        """Looks around."""
-        nonlocal most
-        most = max(most, len(at.gateway.sessions))
-        await anyio.lowlevel.checkpoint()
-        return "nothing"
-
-    async with house({"*": (calling(("look", {})), calling(("look", {})), "done")}, look) as at:
-        assert len(await at.all(tasks(*"abcdefgh"), 4, open=5, patience_s=60)) == 8
-    assert most == 5
-
-
-async def test_groups_that_nobody_takes_do_not_pile_up() -> None:
-    async with (
-        house({"*": ("done",)}) as at,
-        at.groups(1, open=2, waiting=0).play(tasks(*"abcdef")) as done,
-    ):
-        await anyio.wait_all_tasks_blocked()
-        assert len(at.kept) == 2
-        await anext(done)
-        await anyio.wait_all_tasks_blocked()
-        assert len(at.kept) == 3
-        assert len([group async for group in done]) == 5
 
 
 def failing(times: int, error: str = "out of memory") -> Script:

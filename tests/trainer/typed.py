@@ -1,0 +1,24 @@
+"""What a person types, and the data they have: shared by the tests of the commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typer.testing import Result
+
+ROOT = Path(__file__).parents[2]
+TOOLS = str(ROOT / "tool_configs")
+SMALL = {"limits": {"turn_tokens": 24, "rollout_tokens": 3000}, "admission": {"writing": 8}}
+Run = Callable[..., Result]
+
+
+def write(file: str, *rows: Any) -> str:
+    Path(file).write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return file
+
+
+HEARD = {"prompt": "What is 3 + 4?", "ground_truth": "7", "interaction_kwargs": {"name": "gsm8k"}}
+PLAIN = {"prompt": "Note the word gnu."}
