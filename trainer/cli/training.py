@@ -37,7 +37,7 @@ def train(
     config: Annotated[str | None, typer.Option(metavar="FILE|JOB", help="Run file, or a shipped job's name.")] = None,
     model: Annotated[str | None, typer.Option(metavar="PATH", help="Folder of a model. Default: a tiny one")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks: JSONL, parquet, or a data set.")] = None,
-    engine: Annotated[str | None, typer.Option(metavar="auto|torch", help="What writes the rollouts.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="auto|torch|sglang|URL", help="What writes.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: next in runs/")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same run.")] = None,
@@ -65,6 +65,8 @@ def train(
 
 
 def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: bool) -> None:
+    settings, name = _chosen(given, config, resume=resume)  # What is wrong there is told before torch is awake.
+
     import anyio
     from rich.console import Console
 
@@ -74,7 +76,6 @@ def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: 
     from trainer.train.start import train as begin
 
     console = Console()
-    settings, name = _chosen(given, config, resume=resume)
     if dry_run:
         if not anyio.run(look, settings, console):
             raise typer.Exit(1)
@@ -122,7 +123,8 @@ def _chosen(given: dict[str, Any], config: str | None, *, resume: bool) -> tuple
 
     if resume and config is None:
         before = settings_of(given["out"] or newest()).model_dump()
-        return TrainSettings.model_validate(before | {key: one for key, one in given.items() if one is not None}), ""
+        typed = {name: value for name, value in given.items() if value is not None}
+        return validated(TrainSettings, None, before | typed), ""
     if config is None and given["model"] is None and given["data"] is None:
         config = DEFAULT
     file = job(config) if config is not None else None
