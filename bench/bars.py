@@ -120,22 +120,23 @@ def trained(job: str, seed: int, steps: int | None, folder: Path, kind: str) -> 
     Both have their own start in it, imports and servers; GRPO has its looks on the way as well. The comparison at the
     end, which is no part of learning, is asked for by itself.
     """
-    os.environ |= {"XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     run, file = folder / "run", folder / f"{job}.yaml"
     settings = yaml.safe_load((JOBS / file.name).read_text(encoding="utf-8"))
     settings["evaluation"]["after"] = False
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     asked = ["--tools", str(ROOT / "tool_configs"), "--config", str(file), "--seed", str(seed)]
-    _, warm = _ran([*asked, "--dry-run"])
-    _, grpo = _ran([*asked, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])])
-    compared, _ = _ran(["eval", str(run), "--json"])
+    _, warm = _ran([*asked, "--dry-run"], folder)
+    _, grpo = _ran([*asked, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])], folder)
+    compared, _ = _ran(["eval", str(run), "--json"], folder)
     return Seed(seed, round(warm, 1), round(grpo, 1), json.loads(compared), _curve(run), _read(run, kind))
 
 
-def _ran(asked: Sequence[str]) -> tuple[str, float]:
+def _ran(asked: Sequence[str], cache: Path) -> tuple[str, float]:
     """What it said, and the CPU of it and of all that it started: whoever ends leaves that with who waited for it."""
     before = getrusage(RUSAGE_CHILDREN)
-    command, env = [sys.executable, "-m", "trainer.cli", *asked], os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "trainer.cli", *asked]
+    alone = {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    env = os.environ | alone
     ran = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     after = getrusage(RUSAGE_CHILDREN)
     if ran.returncode != 0:
