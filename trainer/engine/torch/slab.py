@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAGE = 256
+PAGE = 64
 """Positions that attention takes at a time. A fixed shape gives the same rounding however long the other rows are."""
 
 
