@@ -32,11 +32,12 @@ GATEWAY_DOORS = {
     "trainer": (),
 }
 TRAINER_DOORS = {
-    "torch": ("engine/torch/", "engine/sglang/", "model.py", "check.py", "stage.py", "policy/", "learn/", "demo/"),
+    "torch": ("engine/torch/", "engine/sglang/", "model.py", "check.py", "engines.py", "policy/", "learn/", "demo/"),
     "peft": ("policy/",),
     "transformers": ("template/", "engine/torch/", "model.py", "policy/", "demo/"),
     "numpy": ("engine/torch/",),
     "httpx2": ("engine/sglang/",),
+    "safetensors": ("engine/sglang/publish/", "policy/"),
     "sglang": (),
     "datasets": ("data/",),
     "matplotlib": ("view/",),
@@ -91,7 +92,7 @@ LAYERS = (
     ("steps", "data"),
     ("play",),
     ("room", "groups", "view", "reward"),
-    ("stage", "model", "learn"),
+    ("stage", "engines", "model", "learn"),
     ("policy", "demo"),
     ("check", "roll", "replay"),
     ("train",),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gateway.config.models import Frozen
 
@@ -79,6 +80,31 @@ class TemplateSettings(Frozen):
     """Passed on to the template, as `enable_thinking`."""
 
 
+class ServingSettings(Frozen):
+    """How SGLang serves, where it is the engine."""
+
+    replicas: PositiveInt = 1
+    """Servers that are started."""
+    options: tuple[str, ...] = ()
+    """For each of them, further options of `sglang.launch_server`, word by word."""
+    publish: Literal["auto", "tensors", "disk", "group"] = "auto"
+    """How new weights come to them: by tensors through their memory, by a folder, or by a process group; by default as
+    suits where the servers are."""
+    folder: Path | None = None
+    """With `publish: disk`, a folder that the servers see as well; by default a temporary one of this machine."""
+    in_place: bool = False
+    """What is being written when there are new weights goes on with what it has read under the earlier ones; by default
+    it reads that again."""
+
+
+def _engine(written: str) -> str:
+    if written in ("auto", "torch", "sglang"):
+        return written
+    if all(re.fullmatch(r"https?://[^/\s,]+/?", url) for url in written.split(",")):
+        return written
+    raise ValueError("should be auto, torch, sglang, or addresses of SGLang servers as http://host:30000,http://...")
+
+
 class PlaySettings(Frozen):
     """What a rollout is made with, whatever it is made for."""
 
@@ -90,6 +116,10 @@ class PlaySettings(Frozen):
     """Said before every chat that does not begin with such a message."""
     seed: int = 0
     """The same seed, weights and tools give the same rollouts."""
+    engine: Annotated[str, AfterValidator(_engine)] = "auto"
+    """What writes: `torch` in this process, `sglang` in servers that are started for it, or the addresses of servers
+    that run; `auto` takes SGLang where it is installed and CUDA is there, and torch elsewhere."""
+    serving: ServingSettings = ServingSettings()
     stepper: str | None = None
     """A plug-in between two turns in place of tools and feedback: `module:name`, or `folder/plugins.py:name`."""
     record: bool = False

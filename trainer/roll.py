@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -22,11 +23,12 @@ from trainer.config import RolloutSettings
 from trainer.data.check import check
 from trainer.data.tasks import load
 from trainer.engine.base import Capabilities
+from trainer.engines import engine_of, notes
 from trainer.groups import Fate, Groups
 from trainer.play import Player
 from trainer.run.file import NAME, Writer
 from trainer.run.rollout import Rollout
-from trainer.stage import down, engine_of, gateway_of, sampling_of, stepper_of, template_of
+from trainer.stage import down, gateway_of, sampling_of, stepper_of, template_of
 from trainer.steps import Stepper
 from trainer.task import Task
 from trainer.template import Template, probe
@@ -85,13 +87,14 @@ async def _rolled(
     settings: RolloutSettings, tasks: Sequence[Task], stage: Stage, stack: AsyncExitStack, console: Console
 ) -> int:
     template = stage.template
-    engine = engine_of(settings.model, template.tokens.decode, settings.admission.writing)
+    starting = partial(console.print, markup=False, soft_wrap=True)
+    engine = engine_of(settings, settings.model, template, settings.out, told=starting)
     await stack.enter_async_context(engine)
     _about(settings, engine.capabilities)
     used = f"{engine.capabilities.name} engine, {template.parser.name} parser"
     console.print(f"{len(tasks)} tasks x {settings.n} rollouts: {used}")
-    for note in engine.capabilities.notes:
-        console.print(f"note: the {engine.capabilities.name} engine {note}", markup=False, soft_wrap=True)
+    for note in notes(engine.capabilities):
+        console.print(note, markup=False, soft_wrap=True)
     writer = stack.enter_context(Writer(settings.out))
     progress = stack.enter_context(Progress(len(tasks) * settings.n, console=console))
     fates: Counter[Fate] = Counter({"whole": 0, "short": 0, "dropped": 0})

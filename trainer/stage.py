@@ -1,8 +1,8 @@
-"""What a run stands on, opened from what its settings name: the tools, the template, the engine, the plug-in."""
+"""What a run stands on, opened from what its settings name: the tools, the template, the plug-in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -10,7 +10,7 @@ from gateway.errors import ConfigError
 from gateway.session import AnyGateway
 from gateway.types import ToolSpec
 from trainer.config import PlaySettings, TemplateSettings
-from trainer.engine.base import Engine, Sampling
+from trainer.engine.base import Sampling
 from trainer.plug import plug_in
 from trainer.steps import Stepper, ToolsAndFeedback
 
@@ -60,22 +60,10 @@ def template_of(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpe
     try:
         text = own.read_text(encoding="utf-8") if own else None
     except (OSError, UnicodeError) as error:
-        remedy = "name a Jinja file in UTF-8"
-        raise ConfigError(f"cannot be read: {error}", file=own, field="chat_template", remedy=remedy) from error
+        field, remedy = "template.chat_template", "name a Jinja file in UTF-8"
+        raise ConfigError(f"cannot be read: {error}", file=own, field=field, remedy=remedy) from error
     used = Settings(settings.history, settings.sanity, text, settings.chat_template_kwargs)
     return Template.load(model, settings.parser, used, specs)
-
-
-def engine_of(model: Path, decode: Callable[[Sequence[int]], str], rows: int) -> Engine:
-    """The embedded engine on the model's weights."""
-    import torch
-
-    from trainer.engine.torch import TorchEngine
-    from trainer.model import load_model, settle
-
-    settle()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return TorchEngine(load_model(model, device=device), decode=decode, rows=rows)
 
 
 def stepper_of(settings: PlaySettings) -> Stepper:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from scripts import by_task
 
 import trainer.roll
 from trainer.cli import main
-from trainer.config import TemplateSettings
+from trainer.config import PlaySettings
 from trainer.engine.base import Engine
 from trainer.engine.scripted import ScriptedEngine
 from trainer.stage import template_of
@@ -25,8 +25,8 @@ from trainer.stage import template_of
 def scripted(file: Path) -> Callable[..., Engine]:
     """In place of `engine_of`: a policy that speaks the model's own template."""
 
-    def engine_of(model: Path, decode: Callable[[Sequence[int]], str], rows: int) -> Engine:
-        return ScriptedEngine(by_task(json.loads(file.read_text()), template_of(model, TemplateSettings())))
+    def engine_of(settings: PlaySettings, model: Path, *_: object, **__: object) -> Engine:
+        return ScriptedEngine(by_task(json.loads(file.read_text()), template_of(model, settings.template)))
 
     return engine_of
 

@@ -52,6 +52,7 @@ def rollout(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the rollouts go, as runs/NAME.")] = None,
     tools: Annotated[str | None, typer.Option(metavar="DIR|URL", help="Default: tool_configs")] = None,
     mcp: Mcp = None,
+    engine: Annotated[str | None, typer.Option(metavar="auto|torch|sglang|URL", help="What writes.")] = None,
     n: Annotated[int | None, typer.Option("--n", help="Rollouts of each task. Default: 4")] = None,
     rows: Annotated[int | None, typer.Option(help="Only the first so many tasks.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same rollouts.")] = None,
@@ -64,7 +65,7 @@ def rollout(
 
     given: dict[str, Any] = {
         "model": model, "data": data, "out": out, "tools": tools, "mcp": mcp,
-        "n": n, "rows": rows, "seed": seed, "record": record,
+        "engine": engine, "n": n, "rows": rows, "seed": seed, "record": record,
     }  # fmt: skip
     with told():
         from trainer.cli.settings import validated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -86,6 +86,14 @@ class Reader:
         how = self._each if self.note else self._shared
         with self._cast():
             return how(ids_T, sequence_T, among_T, temperature)
+
+    def finds(self, ids: Sequence[int]) -> list[float]:
+        """Of each id but the first, as the weights are: what an engine is held against that has them too."""
+        ids_T = torch.tensor(ids, device=self.model.device)
+        how = self._each if self.note else self._shared
+        with torch.no_grad():
+            read = how(ids_T, torch.zeros_like(ids_T), places(torch.zeros_like(ids_T)) > 0, 1.0)
+        return read.logprobs_T[1:].tolist()
 
     def hidden(self, ids_T: Tensor, sequence_T: Tensor) -> Hidden:
         base = self.model.base_model

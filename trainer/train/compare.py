@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from anyio import to_thread
@@ -91,9 +92,12 @@ async def compare(run: Path, rows: int | None, data: str | None, console: Consol
         raise ConfigError("has no checkpoint yet", file=run, remedy="go on with the run by --resume")
     async with opened(settings.model_copy(update={"evaluation": evaluation, "record": False})) as job:
         policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
-        await to_thread.run_sync(policy.resume, found.folder)
-        async with job.engine() as engine:
-            return await compared(job, engine, policy, found.step, run, lambda said: console.print(said, markup=False))
+        told = partial(console.print, markup=False)
+        async with job.engine(run / FOLDER, policy.reader.finds, told) as engine:
+            if engine.version:
+                await engine.publish(policy.weights, 0)
+            await to_thread.run_sync(policy.resume, found.folder)
+            return await compared(job, engine, policy, found.step, run, told)
 
 
 async def compared(

@@ -32,7 +32,7 @@ METRICS = "metrics.jsonl"
 TAPES = "tapes"
 RUNS = Path("runs")
 LOCK = ".lock"
-MAY_CHANGE = frozenset({"out", "steps", "evaluation", "checkpoint", "report"})
+MAY_CHANGE = frozenset({"out", "steps", "evaluation", "checkpoint", "report", "engine", "serving"})
 """Settings that say nothing of what a step is."""
 VERSIONS = ("mtrl", "torch", "transformers", "mcp")
 

@@ -21,10 +21,11 @@ from trainer.data.check import check
 from trainer.data.curriculum import Course
 from trainer.data.tasks import load
 from trainer.engine.base import Engine, Sampling
+from trainer.engines import Finds, Told, engine_of
 from trainer.learn.rounds import Weigh, weigh_of
 from trainer.play import Player, Watch
 from trainer.reward.scorer import Scorer
-from trainer.stage import down, engine_of, gateway_of, sampling_of, stepper_of, template_of
+from trainer.stage import down, gateway_of, sampling_of, stepper_of, template_of
 from trainer.steps import Stepper
 from trainer.task import Task
 from trainer.train.settings import DEMO, TrainSettings
@@ -146,8 +147,9 @@ class Job:
             for file in self.model.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
-    def engine(self) -> Engine:
-        return engine_of(self.model, self.template.tokens.decode, self.settings.admission.writing)
+    def engine(self, folder: Path, finds: Finds, told: Told) -> Engine:
+        """`folder` is where servers log, `finds` the policy's reading, and `told` hears how servers start."""
+        return engine_of(self.settings, self.model, self.template, folder, finds=finds, told=told)
 
 
 @asynccontextmanager

@@ -60,8 +60,6 @@ class TrainSettings(PlaySettings):
     """A JSONL or parquet file, a saved data set's folder, a data set's name; or `demo`, tasks made up on the spot."""
     out: Path | None = None
     """The run's folder; by default the next free one in `runs/`."""
-    engine: Literal["auto", "torch"] = "auto"
-    """What writes the rollouts; `auto` is the embedded engine."""
     steps: PositiveInt = 100
     """Steps of the run; each rolls out, scores, and learns."""
     prompts: PositiveInt = 16

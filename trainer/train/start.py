@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from trainer.engines import notes
 from trainer.policy.learner import Learner
 from trainer.policy.memory import plan
 from trainer.policy.policy import Policy
@@ -69,12 +71,16 @@ async def _training(
     settings, step = job.settings, found.step if found else 0
     plan(settings, job.model).require()
     policy = await to_thread.run_sync(_policy, job, found)
-    engine = await stack.enter_async_context(job.engine())
-    if found:
+    told = partial(console.print, markup=False, soft_wrap=True)
+    engine = await stack.enter_async_context(job.engine(folder.path, policy.reader.finds, told))
+    if engine.version != step:
         await engine.publish(policy.weights, step)
+    told(f"rollouts are written by the {engine.capabilities.name} engine")
+    for note in notes(engine.capabilities):
+        told(note)
+    if found:
         job.course.resume(found.state["position"])
     folder.cut(found.state["rollouts"] if found else 0)
-    folder.describe(settings, job.model, engine.capabilities.name)
     metrics = stack.enter_context(Metrics(folder.path / METRICS))
     history = metrics.cut(step if found else -1)  # Without a checkpoint it begins anew, step 0 included.
     writer = stack.enter_context(Writer(folder.path))
@@ -84,6 +90,7 @@ async def _training(
     stack.callback(reports.close)
     exact, temperature = engine.capabilities.exact, settings.sampling.temperature
     learner = Learner(policy, settings.algorithm, exact=exact, temperature=temperature)
+    folder.describe(settings, job.model, engine.capabilities.name)
     training = Training(job, folder, engine, policy, learner, progress, metrics, reports, writer, step, saved=step)
     for measured in history:  # What was alarming then was told then.
         training.alarms.look(measured)

@@ -1,0 +1,64 @@
+"""An engine that was given weights must find a prompt as likely as the trainer does: otherwise it has others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.engine.base import EngineError
+from trainer.engine.sglang.wire import Wire
+
+Finds = Callable[[Sequence[int]], Sequence[float]]
+"""How likely the trainer's model finds each id but the first, given those before it: logprobs at temperature 1."""
+PROMPT = tuple(range(2, 34))
+"""Any will do, if every vocabulary has it: other weights find it otherwise."""
+EXACT = 1e-4
+"""Nats; what is nearer, differs by rounding alone."""
+FAR: Mapping[str, float] = {"float32": 0.01}
+"""Nats, that rounding alone never makes."""
+FAR_ROUNDED = 0.5
+"""Of other types of numbers."""
+SCORE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    most: float
+    """The largest difference between two logprobs of the same id."""
+    mean: float
+
+    @property
+    def exact(self) -> bool:
+        return self.most <= EXACT
+
+
+async def found(wire: Wire) -> list[float]:
+    """By a server, of the prompt. In rollouts logprobs of a prompt are never asked for."""
+    asked = {
+        "input_ids": PROMPT,
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    answer = await wire.post("/generate", asked, within=SCORE_S)
+    return [float(pair[0]) for pair in answer["meta_info"]["input_token_logprobs"][1:]]
+
+
+def agreement(server: Sequence[float], trainer: Sequence[float]) -> Agreement:
+    if len(server) != len(trainer):
+        raise EngineError(f"SGLang told {len(server)} logprobs of a prompt with {len(trainer)}")
+    apart = [abs(one - other) for one, other in zip(server, trainer, strict=True)]
+    return Agreement(max(apart), sum(apart) / len(apart))
+
+
+def agreed(
+    url: str, server: Sequence[float], trainer: Sequence[float], before: Sequence[float] | None, dtype: str
+) -> Agreement:
+    """Raises where the server has other weights, or those that the trainer had before."""
+    now = agreement(server, trainer)
+    if not now.most <= FAR.get(dtype, FAR_ROUNDED):
+        told = f"its logprobs differ from the trainer's by up to {now.most:.3g} nats"
+        raise EngineError(f"SGLang at {url} has other weights than were published: {told}")
+    if before is not None and agreement(server, before).most < now.most and agreement(trainer, before).most > EXACT:
+        raise EngineError(f"SGLang at {url} has the weights of the time before, and says they are those just published")
+    return now

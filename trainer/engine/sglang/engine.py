@@ -1,0 +1,240 @@
+"""Rollouts are written by SGLang servers, one or many, with the weights that the trainer published, or not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
+
+import anyio
+from anyio import to_thread
+
+from gateway.types import Image
+from trainer.engine.base import Capabilities, EngineError, Sampling, Written
+from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, found
+from trainer.engine.sglang.probe import probe
+from trainer.engine.sglang.publish.way import Way
+from trainer.engine.sglang.replica import Replica
+from trainer.engine.sglang.routes import Routes
+from trainer.engine.sglang.server import Server
+from trainer.engine.sglang.together import together
+from trainer.engine.sglang.wire import ASK_S, Gone, Wire
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+UNPUBLISHED = -1
+TRIES = 2
+"""To publish: once more where a server was lost on the way."""
+
+
+class SGLangEngine:
+    """`servers` are addresses of servers that run, or servers to be started; `finds` is the trainer's own reading.
+
+    With `in_place`, what is being written while weights are published goes on with what it has read under the earlier
+    ones; otherwise it reads it again.
+    """
+
+    def __init__(
+        self, servers: Sequence[str | Server], way: Way, *, finds: Finds | None = None, in_place: bool = False
+    ) -> None:
+        self._servers, self._way, self._finds = servers, way, finds
+        self._mode = "in_place" if in_place else "retract"
+        self._stack = AsyncExitStack()
+        self.replicas: list[Replica] = []
+        self.routes = Routes()
+        self.agreement: Agreement | None = None
+        """Between the servers and the trainer, when weights were last published; the worst of all."""
+        self._version = UNPUBLISHED
+        self._alone = anyio.Lock()
+        self._paused = False
+        self._unseen = False
+        """There are weights that were published while nobody could be asked about them."""
+        self._before: Sequence[float] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        if not self.replicas:
+            raise EngineError("the engine is not open; enter it with `async with` first")
+        facts = [replica.facts for replica in self.replicas]
+        return Capabilities(
+            facts[0].name + (f" x {len(facts)}" if len(facts) > 1 else ""),
+            exact=self.agreement is not None and self.agreement.exact,
+            images=all(one.images for one in facts),
+            context=min(one.context for one in facts),
+            notes=tuple(sorted({note for one in facts for note in one.notes})),
+        )
+
+    @property
+    def version(self) -> int:
+        """-1 until weights are published: what a server was started with, it alone knows."""
+        return self._version
+
+    async def __aenter__(self) -> Self:
+        cache = uuid4().hex
+        async with AsyncExitStack() as stack:
+            for server in self._servers:
+                url = server if isinstance(server, str) else (await stack.enter_async_context(server)).url
+                wire = await stack.enter_async_context(Wire(url))
+                await wire.post("/continue_generation", {})  # Whoever paused it may be dead.
+                self.replicas.append(Replica(wire, await probe(wire), cache))
+            stack.push_async_callback(self._closed)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+        self.replicas = []
+
+    async def _closed(self) -> None:
+        with anyio.move_on_after(ASK_S, shield=True):
+            await self._way.close()
+
+    async def generate(
+        self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
+    ) -> Written:
+        """A server that fails is left out, and another continues: nobody was told anything yet."""
+        self._check(ids, sampling, images)
+        version = max(self._version, 0)
+        if sampling.max_tokens <= 0:
+            return Written((), (), "length", version)
+        begins = bool(key and group) and not self.routes.knows(key)
+        while True:
+            replica = self._chosen(key, group)
+            try:
+                read = await replica.read(ids, key, group, version, images) if begins else None
+                if read and read.stop == "abort":
+                    return read
+                written = await replica.write(ids, sampling, key, version, images)
+                return replace(written, cached=read.cached) if read else written
+            except Gone as error:
+                self._lost(replica, error)
+
+    def _check(self, ids: Sequence[int], sampling: Sampling, images: Sequence[Image]) -> None:
+        """What a server would do otherwise, or end over, is refused here with what to do."""
+        able = self.capabilities
+        facts = [replica.facts for replica in self.replicas]
+        problems = (
+            (not ids, "there are no ids to continue"),
+            (
+                len(ids) >= able.context,
+                f"{len(ids)} ids leave no room in the {able.context} that the server takes",
+            ),
+            (
+                images and not able.images,
+                "the model that SGLang serves sees no images, or has no tokenizer there; use one that does",
+            ),
+            (
+                sampling.stop and not all(one.tokenizer for one in facts),
+                "stop strings need the server's tokenizer; start it without --skip-tokenizer-init, or stop at ids",
+            ),
+            (
+                sampling.min_p and any(one.seeded for one in facts),
+                "SGLang's deterministic sampling knows no min_p; use top_p",
+            ),
+            (
+                sampling.temperature not in (0, 1) and not all(one.tempered for one in facts),
+                "the server tells logprobs of temperature 1, whatever it samples with; sample at temperature 1, "
+                "or unset SGLANG_RETURN_ORIGINAL_LOGPROB there",
+            ),
+        )
+        for wrong, problem in problems:
+            if wrong:
+                raise EngineError(problem)
+
+    def _chosen(self, key: str, group: str) -> Replica:
+        up = [place for place, replica in enumerate(self.replicas) if replica.up]
+        return self.replicas[self.routes.choose(key, group, [replica.load for replica in self.replicas], up)]
+
+    def _lost(self, replica: Replica, error: Gone) -> None:
+        """It is asked again when there are weights to give to it. Without the last one there is nobody to go on."""
+        if not any(one.up for one in self.replicas if one is not replica):
+            raise error
+        replica.up = False
+        log.warning("%s; the other servers go on", error)
+
+    async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Where a server's version or its logprobs are not those of what was published, the error ends the run."""
+        async with self._alone:
+            for replica in self.replicas:
+                replica.up = True
+            await self._sent(weights, version)
+            self._version, self._unseen = version, True
+            self._forget()
+            if not self._paused:
+                await self._see()
+
+    def _forget(self) -> None:
+        self.routes.forget()
+        for replica in self.replicas:
+            replica.forget()
+
+    async def _sent(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """While nobody writes. A server that is lost on the way is left out, and the others are given it all again."""
+        for tried in range(1, TRIES + 1):
+            await self._each(self._stop)  # Finds out as well who is there.
+            try:
+                there = [replica.target for replica in self.replicas if replica.up]
+                await self._way.send(there, weights, version, self._mode == "retract")
+                return
+            except Gone:
+                if tried == TRIES or len(self.replicas) == 1:
+                    raise
+            finally:
+                if not self._paused:
+                    with anyio.move_on_after(ASK_S, shield=True):
+                        await self._each(self._go_on)
+
+    async def _see(self) -> None:
+        """Asks every server which weights it has, and how likely it finds a prompt with them."""
+        trainer = await to_thread.run_sync(self._finds, PROMPT) if self._finds else None
+        worst: list[Agreement] = []
+
+        async def see(replica: Replica) -> None:
+            if (version := await replica.version()) != self._version:
+                raise EngineError(f"SGLang at {replica.url} has weights {version} where {self._version} were published")
+            if trainer is not None:
+                server = await found(replica.wire)
+                worst.append(agreed(replica.url, server, trainer, self._before, replica.facts.dtype))
+
+        await self._each(see)
+        self._before, self._unseen = trainer, False
+        self.agreement = max(worst, key=lambda one: one.most, default=None)
+
+    async def pause(self) -> None:
+        async with self._alone:
+            self._paused = True
+            await self._each(self._stop)
+
+    async def resume(self) -> None:
+        async with self._alone:
+            self._paused = False
+            await self._each(self._go_on)
+            if self._unseen:
+                await self._see()
+
+    async def abort(self, key: str = "") -> None:
+        await self._each(lambda replica: replica.abort(key))
+
+    async def _stop(self, replica: Replica) -> None:
+        await replica.wire.post("/pause_generation", {"mode": self._mode})
+
+    async def _go_on(self, replica: Replica) -> None:
+        await replica.wire.post("/continue_generation", {})
+
+    async def _each(self, act: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
+        async def acted(replica: Replica) -> None:
+            try:
+                await act(replica)
+            except Gone as error:
+                self._lost(replica, error)
+
+        await together(partial(acted, replica) for replica in self.replicas if replica.up)

@@ -1,0 +1,138 @@
+"""What a server is, asked once: all that differs between releases of SGLang is known here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.engine.base import EngineError
+from trainer.engine.sglang.wire import Refused, Wire
+
+OLDEST, NEWEST = (0, 5, 9), (0, 5, 23)
+NEEDED = frozenset(
+    {
+        "/generate",
+        "/abort_request",
+        "/pause_generation",
+        "/continue_generation",
+        "/update_weights_from_disk",
+        "/update_weights_from_tensor",
+        "/init_weights_update_group",
+        "/update_weights_from_distributed",
+        "/destroy_weights_update_group",
+    }
+)
+BEGIN, END = "/begin_weight_update", "/end_weight_update"
+"""Of releases that take weights between the two only."""
+TEMPERED = (11, 12, 13, 14)
+"""Ids of which two continuations at two temperatures are asked for."""
+WARM = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    release: str
+    context: int
+    """The longest sequence that it takes."""
+    dtype: str
+    ranks: int
+    """Processes that each hold a part of the weights."""
+    begins: bool
+    """Weights are taken between `BEGIN` and `END`."""
+    seeded: bool
+    """A request's seed decides what is sampled."""
+    tokenizer: bool
+    """Without one it knows neither stop strings nor images."""
+    images: bool
+    tempered: bool
+    """Logprobs are those of the temperature that is sampled with."""
+
+    @property
+    def name(self) -> str:
+        return f"sglang {self.release}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        notes = []
+        if not self.seeded:
+            notes.append("samples without seeds: no run of it is repeated to the bit")
+        if number(self.release) > NEWEST:
+            notes.append(f"{self.release} is newer than any that was tested ({_told(NEWEST)})")
+        return tuple(notes)
+
+
+async def probe(wire: Wire) -> Facts:
+    """What cannot be worked with is told here, with what can."""
+    told = await _info(wire)
+    release = str(told.get("version", ""))
+    if number(release) < OLDEST:
+        raise EngineError(_unfit(wire, release, "is too old"))
+    paths = await _paths(wire)
+    if missing := sorted(NEEDED - paths):
+        raise EngineError(_unfit(wire, release, f"has no {missing[0]}"))
+    if int(told.get("dp_size") or 1) > 1:
+        remedy = "start a server for each replica, and name all of them"
+        raise EngineError(f"SGLang at {wire.url} has replicas of its own, which take no weights: {remedy}")
+    model = await wire.get("/model_info")
+    tokenizer = not told.get("skip_tokenizer_init")
+    return Facts(
+        release=release,
+        context=int(told.get("max_req_input_len") or told.get("context_length") or 0),
+        dtype=str(told.get("dtype", "auto")),
+        ranks=int(told.get("tp_size") or 1) * int(told.get("pp_size") or 1),
+        begins={BEGIN, END} <= paths,
+        seeded=bool(told.get("enable_deterministic_inference")),
+        tokenizer=tokenizer,
+        images=tokenizer and bool(model.get("has_image_understanding")),
+        tempered=await _tempered(wire),
+    )
+
+
+async def _info(wire: Wire) -> dict[str, Any]:
+    try:
+        told = await wire.get("/server_info")
+    except Refused as error:
+        remedy = "name the servers themselves; behind a router they take no weights"
+        raise EngineError(f"no SGLang server answers at {wire.url} ({error}): {remedy}") from error
+    if not isinstance(told, dict):
+        raise EngineError(f"no SGLang server answers at {wire.url}: give the address that `/server_info` is under")
+    return told
+
+
+async def _paths(wire: Wire) -> frozenset[str]:
+    return frozenset((await wire.get("/openapi.json"))["paths"])
+
+
+async def _tempered(wire: Wire) -> bool:
+    """Between two ids, logprobs at a temperature of 2 are half as far apart as at 1."""
+    apart = [await _apart(wire, temperature) for temperature in (1.0, WARM)]
+    return abs(apart[0] - WARM * apart[1]) <= abs(apart[0] - apart[1])
+
+
+async def _apart(wire: Wire, temperature: float) -> float:
+    asked = {
+        "input_ids": TEMPERED,
+        "sampling_params": {"max_new_tokens": 1, "temperature": temperature, "ignore_eos": True},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    answer = await wire.post("/generate", asked)
+    first, second = answer["meta_info"]["output_top_logprobs"][0][:2]
+    return float(first[0] - second[0])
+
+
+def number(release: str) -> tuple[int, ...]:
+    """To be compared; of what comes behind the numbers nothing is known."""
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:3])
+
+
+def _unfit(wire: Wire, release: str, why: str) -> str:
+    tested = f"{_told(OLDEST)} to {_told(NEWEST)}"
+    return (
+        f"SGLang {release or 'of an unknown release'} at {wire.url} {why}: use one of {tested}, as `make sglang` does"
+    )
+
+
+def _told(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))

@@ -1,0 +1,139 @@
+"""A replica is one server as the engine sees it: what it is, whether it answers, and how much it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import anyio
+
+from gateway.types import Image
+from trainer.engine.base import EngineError, Sampling, Written
+from trainer.engine.sglang.probe import Facts
+from trainer.engine.sglang.publish.way import Target
+from trainer.engine.sglang.request import asked, numbered, written
+from trainer.engine.sglang.wire import Gone, Refused, Wire
+
+WRITE_S = 3600.0
+"""For one turn, the time included in which the engine is paused; a rollout's own limits are shorter."""
+ABORT_S = 5.0
+READ_S = 60.0
+"""For a sibling to read what a group begins with; who waits for longer reads it as well."""
+OPENING = Sampling(max_tokens=0)
+
+
+@dataclass(eq=False)
+class _Live:
+    """A request that is being answered."""
+
+    key: str
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    aborted: bool = False
+    over: anyio.Event = field(default_factory=anyio.Event)
+
+
+@dataclass(eq=False)
+class Replica:
+    wire: Wire
+    facts: Facts
+    cache: str
+    """With a version, names what may be read again: another run's weights may have the same number."""
+    up: bool = True
+    _openings: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
+    """By group and version, what its rollouts begin with: set when it was read."""
+    _live: dict[str, _Live] = field(default_factory=dict)
+    """By request."""
+
+    @property
+    def url(self) -> str:
+        return self.wire.url
+
+    @property
+    def load(self) -> int:
+        return len(self._live)
+
+    @property
+    def target(self) -> Target:
+        return Target(self.wire, self.facts)
+
+    async def write(
+        self, ids: Sequence[int], sampling: Sampling, key: str, version: int, images: Sequence[Image]
+    ) -> Written:
+        """Whoever stops waiting has it stop writing, too."""
+        # A server aborts every request whose id begins with the one it is told, so that none may begin with another's.
+        rid = f"{key}#{uuid4().hex}"
+        live = self._live[rid] = _Live(key)
+        body = asked(ids, sampling, rid, f"{self.cache} {version}", images)
+        try:
+            with live.scope:
+                return self._result(await self._answer(rid, body), live, len(ids), bool(images))
+        except (Refused, Gone):
+            if not live.aborted:
+                raise
+        finally:
+            del self._live[rid]
+            live.over.set()
+        return Written((), (), "abort", version)  # It had not begun, or did not say how far it had come.
+
+    async def read(
+        self, ids: Sequence[int], key: str, group: str, version: int, images: Sequence[Image]
+    ) -> Written | None:
+        """The first of a group reads what all of them begin with, and the others wait: a server that is asked by all of
+        them at once reads it as often. Nothing for those that waited."""
+        opening = self._openings.get((group, version))
+        if opening is not None:
+            with anyio.move_on_after(READ_S):
+                await opening.wait()
+            return None
+        opening = self._openings[group, version] = anyio.Event()
+        try:
+            return await self.write(ids, OPENING, key, version, images)
+        finally:
+            opening.set()
+
+    def forget(self) -> None:
+        """With new weights, what was read is of no use."""
+        self._openings.clear()
+
+    async def _answer(self, rid: str, body: Mapping[str, Any]) -> Any:
+        over = False
+        try:
+            answer = await self.wire.post("/generate", body, within=WRITE_S, again=True)
+            over = True
+            return answer
+        except EngineError:
+            over = True
+            raise
+        finally:
+            if not over:
+                await self._hung_up(rid)
+
+    def _result(self, answer: Any, live: _Live, asked_ids: int, images: bool) -> Written:
+        result = written(answer, asked_ids, images)
+        if result.stop == "abort" and not live.aborted:
+            raise Gone(f"SGLang at {self.url} stopped writing: {answer['meta_info']['finish_reason'].get('message')}")
+        return result
+
+    async def abort(self, key: str) -> None:
+        """Of one rollout, or of all: they are answered with what they have, or without it where that takes long."""
+        told = {rid: live for rid, live in self._live.items() if not key or live.key == key}
+        for rid, live in told.items():
+            live.aborted = True
+            await self.wire.post("/abort_request", {"rid": rid})
+        with anyio.move_on_after(ABORT_S):
+            for live in told.values():
+                await live.over.wait()
+        for live in told.values():
+            live.scope.cancel()
+
+    async def version(self) -> int:
+        return numbered((await self.wire.get("/model_info"))["weight_version"])
+
+    async def _hung_up(self, rid: str) -> None:
+        with anyio.move_on_after(ABORT_S, shield=True):
+            try:
+                await self.wire.post("/abort_request", {"rid": rid})
+            except EngineError:
+                return  # Who does not answer does not write either.

@@ -1,0 +1,77 @@
+"""What is asked of a server and what it answered, in ids: nothing here knows text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.types import Image
+from trainer.engine.base import EngineError, Sampling, Stop, Written
+
+BARRED = -1e9
+"""Added to a logit, it leaves no chance, and no number that JSON cannot write."""
+STOPS: Mapping[str, Stop] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def asked(ids: Sequence[int], sampling: Sampling, rid: str, cache: str, images: Sequence[Image]) -> dict[str, Any]:
+    """Logprobs of the prompt are never asked for: that would compute it anew. Caches of other names are not read."""
+    body: dict[str, Any] = {
+        "input_ids": list(ids),
+        "sampling_params": _params(sampling),
+        "return_logprob": True,
+        "rid": rid,
+        "extra_key": cache,
+    }
+    if images:
+        body["image_data"] = [f"data:{image.mime};base64,{base64.b64encode(image.data).decode()}" for image in images]
+    return body
+
+
+def _params(sampling: Sampling) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "stop_token_ids": list(sampling.stop_ids),
+        "skip_special_tokens": False,
+    }
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
+    if sampling.barred:
+        params["logit_bias"] = {str(token): BARRED for token in sampling.barred}
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed % 2**63
+    return params
+
+
+def written(answer: Any, asked_ids: int, images: bool) -> Written:
+    """Raises where the answer is of other ids than those that were asked for."""
+    try:
+        meta = answer["meta_info"]
+        pairs = meta.get("output_token_logprobs") or []
+        ids = tuple(int(pair[1]) for pair in pairs)
+        stop = STOPS[meta["finish_reason"]["type"]]
+        read = int(meta.get("prompt_tokens", asked_ids))  # Left out where it was aborted in the queue.
+        version, cached = _version(meta), int(meta.get("cached_tokens") or 0)
+        told = tuple(answer["output_ids"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"SGLang answered in a form that we do not know ({type(error).__name__}: {error})") from error
+    if told[len(told) - len(ids) :] != ids or len(told) != len(ids):
+        raise EngineError(f"SGLang wrote {len(told)} ids and gave logprobs of {len(ids)}, which are not the same")
+    if read != asked_ids and not images:
+        raise EngineError(f"SGLang read {read} ids where it was asked to continue {asked_ids}")
+    return Written(ids, tuple(float(pair[0]) for pair in pairs), stop, version, cached)
+
+
+def _version(meta: Mapping[str, Any]) -> int:
+    """Of the last id; releases that tell no spans tell the version that was there at the end."""
+    spans = meta.get("weight_versions")
+    return numbered(spans[-1]["version"] if spans else meta.get("weight_version"))
+
+
+def numbered(version: object) -> int:
+    """Weights that nobody published are version 0."""
+    return int(str(version)) if str(version).isdecimal() else 0

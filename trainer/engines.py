@@ -1,0 +1,112 @@
+"""Which engine writes is chosen once, before anything is written, and told: nothing takes another's place later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from trainer.config import PlaySettings, ServingSettings
+from trainer.engine.base import Capabilities, Engine, EngineError
+from trainer.template import Template
+
+if TYPE_CHECKING:
+    from trainer.engine.sglang.publish.way import Way
+
+Finds = Callable[[Sequence[int]], Sequence[float]]
+Told = Callable[[str], None]
+HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def engine_of(
+    settings: PlaySettings,
+    model: Path,
+    template: Template,
+    folder: Path,
+    *,
+    finds: Finds | None = None,
+    told: Told = lambda _: None,
+) -> Engine:
+    """On the weights in the model's folder. Servers that are started leave their logs in `folder`; `finds` is how the
+    trainer reads a prompt with the weights that it publishes, which servers are held against; `told` hears how they
+    start."""
+    chosen = settings.engine
+    if chosen == "auto":
+        chosen = "sglang" if _for_sglang() else "torch"
+    if chosen == "torch":
+        return _torch(settings, model, template)
+    return _sglang(chosen, settings.serving, model, folder, finds, told)
+
+
+def notes(capabilities: Capabilities) -> Iterator[str]:
+    """What an operator should know of the engine."""
+    for note in capabilities.notes:
+        yield f"note: the {capabilities.name} engine {note}"
+
+
+def _for_sglang() -> bool:
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    from trainer.engine.sglang.environment import python
+
+    try:
+        python()
+    except EngineError:
+        return False
+    return True
+
+
+def _torch(settings: PlaySettings, model: Path, template: Template) -> Engine:
+    import torch
+
+    from trainer.engine.torch import TorchEngine
+    from trainer.model import load_model, settle
+
+    settle()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded = load_model(model, device=device)
+    return TorchEngine(loaded, decode=template.tokens.decode, rows=settings.admission.writing)
+
+
+def _sglang(
+    chosen: str, serving: ServingSettings, model: Path, folder: Path, finds: Finds | None, told: Told
+) -> Engine:
+    from trainer.engine.sglang.engine import SGLangEngine
+    from trainer.engine.sglang.server import Options, Server
+
+    if chosen != "sglang":
+        urls = tuple(chosen.split(","))
+        near = all(urlsplit(url).hostname in HERE for url in urls)
+        return SGLangEngine(urls, _way(serving, model, near), finds=finds, in_place=serving.in_place)
+    options = Options(more=serving.options, tokenizer=_sees(model))
+    logs = [folder / f"sglang-{place}.log" for place in range(serving.replicas)]
+    servers = [Server(model, options, log=log, told=told) for log in logs]
+    return SGLangEngine(servers, _way(serving, model, True), finds=finds, in_place=serving.in_place)
+
+
+def _way(serving: ServingSettings, model: Path, near: bool) -> Way:
+    """By tensors on one machine, and from one without a GPU; between machines by the network of the GPUs."""
+    import torch
+
+    from trainer.engine.sglang.publish.disk import ByDisk
+    from trainer.engine.sglang.publish.group import ByGroup
+    from trainer.engine.sglang.publish.tensors import ByTensors
+
+    chosen = serving.publish
+    if chosen == "auto":
+        chosen = "tensors" if near or not torch.cuda.is_available() else "group"
+    if chosen == "disk":
+        return ByDisk(model, serving.folder)
+    return ByGroup() if chosen == "group" else ByTensors()
+
+
+def _sees(model: Path) -> bool:
+    """Whether the model takes images."""
+    try:
+        return "vision_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
