@@ -30,7 +30,8 @@ from trainer.train.metrics import Metrics
 
 Run = Callable[..., str]
 TINY: dict[str, Any] = {
-    **SMALL, "kinds": ["fact"], "prompts": 2, "n": 2, "steps": 4, "record": False, "evaluation": {"every": 0},
+    **SMALL, "tools": "tools", "kinds": ["fact"], "prompts": 2, "n": 2, "steps": 4, "record": False,
+    "evaluation": {"every": 0},
 }  # fmt: skip
 MACHINE = ("time/", "engine/")
 NUMBERS = count()
@@ -54,7 +55,17 @@ def run(place: Path) -> Run:
     return run
 
 
+NATIVE = {
+    "tools/calculator.py": 'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    return "0"\n',
+    "tools/tools.yaml": "tools:\n  - class_name: trainer.demo.lookup.LookUp\n  - function: calculator:calculate\n",
+}
+"""Facts need no server, and none has to be started for each of these tests."""
+
+
 def config(**changes: Any) -> str:
+    Path("tools").mkdir(exist_ok=True)
+    for file, text in NATIVE.items():
+        Path(file).write_text(text)
     Path("run.yaml").write_text(json.dumps({**TINY, "model": str(model()), **changes}))
     return "run.yaml"
 
@@ -263,13 +274,16 @@ def test_a_slip_is_told_before_anything_heavy_is_imported(place: Path) -> None:
 # What happens on the way.
 
 
+WHOLE: dict[str, Any] = {"steps": 3, "prompts": 4, "n": 4}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps, and what made it."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        done = CliRunner().invoke(app, ["--config", config(steps=3, prompts=4, n=4), "--out", "r"])
+        done = CliRunner().invoke(app, ["--config", config(**WHOLE), "--out", "r"])
         assert done.exit_code == 0, done.output
     return folder
 
@@ -344,7 +358,7 @@ def full(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int) ->
 def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
     run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int, says: str
 ) -> None:
-    shutil.copy(whole / "run.yaml", "run.yaml")
+    config(**WHOLE)
     with full(monkeypatch, owner, name, after):
         told = run("--config", "run.yaml", "--out", "r", code=2)
     assert says in told and "remedy: make room" in told and "Traceback" not in told
@@ -355,7 +369,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(
 def test_a_full_disk_where_metrics_are_written_is_told_as_well(
     run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(whole / "run.yaml", "run.yaml")
+    config(**WHOLE)
     Path("r").mkdir()
     Path("r/metrics.jsonl").symlink_to("/dev/full")
     with monkeypatch.context() as patch:
