@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import typer
 
-from gateway.errors import GatewayError, innermost
+from gateway.errors import ConfigError, GatewayError, innermost
 
 MISTAKES = (
     ("trainer.engine.base", "EngineError"),
@@ -21,6 +22,9 @@ MISTAKES = (
     ("trainer.train.loop", "NothingScored"),
 )
 """What tells an operator how to mend it. What nobody has imported, nobody has raised."""
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+ROOM = "make room there, or name a folder of yours with --out"
 
 
 def saved() -> str:
@@ -37,6 +41,8 @@ def told(*also: type[Exception], stopped: Callable[[], str] = saved) -> Iterator
         raise typer.Exit(130) from None
     except Exception as error:
         found = innermost(error)
+        if isinstance(found, OSError) and found.errno in DISK:
+            found = ConfigError(f"cannot be written ({found.strerror})", file=found.filename or "the disk", remedy=ROOM)
         if not isinstance(found, (*_mistakes(), *also)):
             raise
         sys.stderr.write(f"mtrl-train: {found}\n")

@@ -53,7 +53,7 @@ class Checkpoints:
             shutil.rmtree(whole, ignore_errors=True)  # Of a run that went back to an earlier step.
             beside.rename(whole)
             _sync(self.folder)
-        except OSError as error:
+        except Exception as error:  # boundary: a full disk is another error in each format that is written
             shutil.rmtree(beside, ignore_errors=True)
             raise CheckpointError(self._unwritten(step, error)) from error
         for old in self._all()[: -self.keep]:
@@ -83,13 +83,14 @@ class Checkpoints:
     def _all(self) -> list[Path]:
         return sorted(folder for folder in self.folder.glob("[0-9]*") if folder.is_dir())
 
-    def _unwritten(self, step: int, error: OSError) -> str:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room on the disk" if full else "look at the folder's owner and its disk"
+    def _unwritten(self, step: int, error: Exception) -> str:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room on the disk" if full else "look at the disk's room and the folder's owner"
+        why = getattr(error, "strerror", None) or error
         stands = self._all()
         kept = f"that of step {int(stands[-1].name)} stands" if stands else "there is none yet"
         return (
-            f"{self.folder}: the checkpoint of step {step} cannot be written ({error.strerror or error}); {kept}\n"
+            f"{self.folder}: the checkpoint of step {step} cannot be written ({why}); {kept}\n"
             f"  remedy: {remedy}, then go on with --resume"
         )
 

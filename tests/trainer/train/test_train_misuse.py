@@ -331,6 +331,18 @@ def test_a_folder_that_another_process_writes_is_left_alone(run: Run, begun: Pat
     assert "r: another process trains here" in told and len(measured(begun)) == 3
 
 
+def test_disks_that_fill_up_in_the_midst_of_weights_and_before_anything_began(run: Run) -> None:
+    from test_train_metrics import no_file_larger_than
+
+    run_file = config(steps=1)
+    with no_file_larger_than(400_000):
+        told = run("--config", run_file, "--out", "r", code=2)
+    assert "the checkpoint of step 1 cannot be written (" in told and "there is none yet\n  remedy: look at" in told
+    with no_file_larger_than(1000):
+        told = run("--config", run_file, "--out", "s", code=2)
+    assert "the disk: cannot be written (File too large)" in told and "--out" in told
+
+
 @contextmanager
 def full(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int) -> Iterator[None]:
     """A disk without room, from a method's so-manieth call on."""
