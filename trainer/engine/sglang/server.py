@@ -180,7 +180,8 @@ class Server:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         await _gone(process)
-        await to_thread.run_sync(process.wait)
+        with suppress(subprocess.TimeoutExpired):
+            await to_thread.run_sync(process.wait, _END_S)
         self._reaper.remove(process.pid)
 
     def _words(self) -> str:
@@ -213,10 +214,7 @@ async def _gone(process: subprocess.Popen[bytes]) -> None:
 def _lives(process: subprocess.Popen[bytes]) -> bool:
     """Any of its group."""
     process.poll()
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
         return True
-    return True
+    return False
