@@ -1,7 +1,7 @@
 """Whether the demo's tasks can be learned: skill, habit, GRPO in plain, and success by kind after each of them.
 
-python -m bench.demo_proof                    # writes bench/results/demo.json
-python -m bench.demo_proof --task second      # no habit, and tasks that are never demonstrated: second.json
+python -m bench.demo_proof                    # writes bench/results/proof_demo.json
+python -m bench.demo_proof --task second      # no habit, and tasks that are never demonstrated: proof_second.json
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ async def main(options: argparse.Namespace) -> None:
         for seed in options.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 told["seeds"].append(await prove(seed, proof, Path(folder), gateway))
-            (options.out or RESULTS / f"{options.task}.json").write_text(json.dumps(told, indent=1) + "\n")
+            (options.out or RESULTS / f"proof_{options.task}.json").write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":
