@@ -1,0 +1,247 @@
+"""Speaks what SGLang speaks, in this process: its model says what follows each id alone, and its cache is as it should
+be. What real servers do is tested in `tests/sglang`; here it is what ours does with it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import anyio
+import torch
+import uvicorn
+from safetensors.torch import load_file
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+VOCABULARY = 40
+NAME = "follows.weight"
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    """How likely each id follows each, as logits."""
+    return {NAME: torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))}
+
+
+def reads(given: dict[str, torch.Tensor]) -> Callable[[Sequence[int]], list[float]]:
+    """The trainer's reading."""
+
+    def finds(ids: Sequence[int]) -> list[float]:
+        logprobs = given[NAME].log_softmax(-1)
+        return [float(logprobs[one, other]) for one, other in pairwise(ids)]
+
+    return finds
+
+
+@dataclass
+class Fake:
+    release: str = "0.5.23"
+    info: dict[str, Any] = field(default_factory=dict)
+    lacks: frozenset[str] = frozenset()
+    deaf: bool = False
+    """Says that it takes weights, and takes none."""
+    original: bool = False
+    """Tells logprobs of temperature 1."""
+    url: str = ""
+    weights: dict[str, torch.Tensor] = field(default_factory=lambda: weights(0))
+    version: str = "default"
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    """Of each request, its path and its body."""
+    cached: dict[str | None, list[tuple[int, ...]]] = field(default_factory=dict)
+    updating: bool = False
+    going: anyio.Event = field(default_factory=anyio.Event)
+    aborted: set[str] = field(default_factory=set)
+    hold_at: int | None = None
+    """Of each continuation, so many ids are written before it waits for `released`."""
+    released: anyio.Event = field(default_factory=anyio.Event)
+    writing: int = 0
+    fails: dict[str, Response] = field(default_factory=dict)
+    """By path, what is answered in place of an answer."""
+
+    @property
+    def spans(self) -> bool:
+        return self.release == "0.5.23"
+
+    def bodies(self, path: str) -> list[Any]:
+        return [body for asked, body in self.asked if asked == path]
+
+    def app(self) -> Starlette:
+        served: dict[str, Callable[[Any], Any]] = {
+            "/generate": self.generate,
+            "/abort_request": self.abort,
+            "/pause_generation": self.pause,
+            "/continue_generation": self.go_on,
+            "/update_weights_from_disk": self.from_disk,
+            "/update_weights_from_tensor": self.from_tensor,
+            "/init_weights_update_group": self.nothing,
+            "/update_weights_from_distributed": self.nothing,
+            "/destroy_weights_update_group": self.nothing,
+        }
+        if self.release == "0.5.23":
+            served |= {"/begin_weight_update": self.begin, "/end_weight_update": self.end}
+        told = {
+            "/server_info": lambda: self._info(),
+            "/model_info": lambda: {"weight_version": self.version, "has_image_understanding": False},
+            "/openapi.json": lambda: {"paths": {path: {} for path in [*served] if path not in self.lacks}},
+        }
+        posts = [Route(path, self._post(path, act), methods=["POST"]) for path, act in served.items()]
+        gets = [Route(path, self._get(act)) for path, act in told.items()]
+        return Starlette(routes=[*posts, *gets])
+
+    def _post(self, path: str, act: Callable[[Any], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            body = json.loads(await request.body())
+            self.asked.append((path, body))
+            return self.fails.get(path) or JSONResponse(await act(body))
+
+        return answer
+
+    def _get(self, act: Callable[[], Any]) -> Callable[[Request], Any]:
+        async def answer(_: Request) -> Response:
+            return JSONResponse(act())
+
+        return answer
+
+    def _info(self) -> dict[str, Any]:
+        known = {"version": self.release, "max_req_input_len": 200, "dtype": "float32", "tp_size": 1, "dp_size": 1}
+        return known | self.info
+
+    async def generate(self, body: Any) -> Any:
+        await self.going.wait()
+        ids, params, rid = list(body["input_ids"]), body["sampling_params"], body.get("rid", "")
+        cached = self._cached(body.get("extra_key"), ids)
+        begun, pairs, tops, end = self.version, [], [], {"type": "length"}
+        self.writing += 1
+        while len(pairs) < params["max_new_tokens"]:
+            if self.hold_at == len(pairs):
+                await self.released.wait()
+            await self.going.wait()
+            if rid in self.aborted:
+                end = {"type": "abort", "message": "told to"}
+                break
+            token, logprob, top = self._next(ids[-1], params)
+            ids.append(token)
+            pairs.append([logprob, token, None])
+            tops.append(top)
+            if token in params.get("stop_token_ids", ()):
+                end = {"type": "stop", "matched": token}
+                break
+        self.writing -= 1
+        self.cached.setdefault(body.get("extra_key"), []).append(tuple(ids[: len(ids) - bool(pairs)]))
+        read = [[None, ids[0], None]]
+        read += [[value, token, None] for value, token in zip(reads(self.weights)(ids), ids[1:], strict=True)]
+        meta = {
+            "finish_reason": end,
+            "prompt_tokens": len(body["input_ids"]),
+            "cached_tokens": cached,
+            "weight_version": self.version,
+            "output_token_logprobs": pairs,
+            "output_top_logprobs": tops,
+            "input_token_logprobs": read if body.get("logprob_start_len") == 0 else [],
+        }
+        if self.spans:
+            meta["weight_versions"] = [{"version": one, "start": 0, "end": 0} for one in (begun, self.version)]
+        return {"text": "", "output_ids": [pair[1] for pair in pairs], "meta_info": meta}
+
+    def _cached(self, name: str | None, ids: Sequence[int]) -> int:
+        """All but the last can be known."""
+        most = 0
+        for known in self.cached.get(name, ()):
+            same = next((at for at, (a, b) in enumerate(zip(ids, known, strict=False)) if a != b), len(known))
+            most = max(most, same)
+        return min(most, len(ids) - 1)
+
+    def _next(self, last: int, params: Any) -> tuple[int, float, list[list[float]]]:
+        logits = self.weights[NAME][last]
+        told = (logits if self.original else logits / (params["temperature"] or 1.0)).log_softmax(-1)
+        token = int(logits.argmax()) if not params["temperature"] else int(torch.multinomial(told.exp(), 1))
+        top = [[float(value), int(place), None] for value, place in zip(*told.topk(2), strict=True)]  # type: ignore[misc]
+        return token, float(told[token]), top
+
+    async def abort(self, body: Any) -> None:
+        self.aborted.add(body["rid"])
+        self.released.set()
+
+    async def pause(self, _: Any) -> Any:
+        if self.going.is_set():
+            self.going = anyio.Event()
+        return {"status": "ok", "message": ""}
+
+    async def go_on(self, _: Any) -> Any:
+        self.going.set()
+        return {"status": "ok", "message": ""}
+
+    async def begin(self, _: Any) -> Any:
+        before, self.updating = self.updating, True
+        return {"success": not before, "message": "already open" if before else ""}
+
+    async def end(self, _: Any) -> Any:
+        before, self.updating = self.updating, False
+        return {"success": before, "message": ""}
+
+    async def from_tensor(self, body: Any) -> Any:
+        if self.spans and not self.updating:
+            return {"success": False, "message": "must run between begin_weight_update() and end_weight_update()"}
+        given = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+        flat = given["flattened_tensor"]
+        named = {
+            meta.name: flat[meta.start_idx : meta.end_idx].view(meta.dtype).reshape(meta.shape)
+            for meta in given["metadata"]
+        }
+        return self._took(named, body)
+
+    async def from_disk(self, body: Any) -> Any:
+        return self._took(load_file(Path(body["model_path"]) / "model.safetensors"), body)
+
+    async def nothing(self, _: Any) -> Any:
+        return {"success": True, "message": ""}
+
+    def _took(self, named: dict[str, torch.Tensor], body: Any) -> Any:
+        if not self.deaf:
+            self.weights = self.weights | named
+        self.version = body.get("weight_version", self.version)
+        if body["flush_cache"]:
+            self.cached.clear()
+        return {"success": True, "message": ""}
+
+
+class _Quiet(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """They are the test's."""
+        return nullcontext()
+
+
+@asynccontextmanager
+async def serving(*fakes: Fake) -> AsyncIterator[list[str]]:
+    """Their addresses. What is still being answered at the end is let go."""
+    with ExitStack() as ports:
+        async with anyio.create_task_group() as tasks:
+            servers = []
+            for fake in fakes:
+                fake.going.set()
+                port = ports.enter_context(socket.socket())
+                port.bind(("127.0.0.1", 0))
+                fake.url = "http://{}:{}".format(*port.getsockname())
+                options = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
+                server = _Quiet(uvicorn.Config(fake.app(), **options))  # type: ignore[arg-type]
+                servers.append(server)
+                tasks.start_soon(server.serve, [port])
+            try:
+                with anyio.fail_after(10):
+                    while not all(server.started for server in servers):  # noqa: ASYNC110 - uvicorn has no event for it
+                        await anyio.sleep(0.005)
+                yield [fake.url for fake in fakes]
+            finally:
+                for fake, server in zip(fakes, servers, strict=True):
+                    fake.released.set()
+                    fake.going.set()
+                    server.should_exit = True

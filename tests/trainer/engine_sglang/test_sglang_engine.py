@@ -1,0 +1,348 @@
+"""The engine against servers that answer as SGLang does: what is asked, what is made of answers, and of none."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from fake_sglang import NAME, Fake, reads, serving, weights
+from starlette.responses import JSONResponse
+
+from gateway.types import Image
+from trainer.engine.base import EngineError, Sampling, Written
+from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.publish.disk import ByDisk
+from trainer.engine.sglang.publish.tensors import ByTensors
+from trainer.engine.sglang.wire import Gone
+
+IDS = tuple(range(5, 25))
+
+
+@asynccontextmanager
+async def opened(*fakes: Fake, **more: object) -> AsyncIterator[SGLangEngine]:
+    async with serving(*fakes) as urls, SGLangEngine(urls, ByTensors(), **more) as engine:  # type: ignore[arg-type]
+        with anyio.fail_after(30):
+            yield engine
+
+
+async def test_what_is_asked_are_ids_and_logprobs_of_what_is_sampled_alone() -> None:
+    fake = Fake()
+    sampling = Sampling(max_tokens=4, temperature=0.5, top_p=0.9, top_k=7, stop_ids=(3,), barred=(30, 31), seed=2**60)
+    async with opened(fake) as engine:
+        await engine.generate(IDS, sampling, key="0-0/t/1")
+    body = fake.bodies("/generate")[-1]
+    assert body["input_ids"] == list(IDS) and "text" not in body
+    assert body["return_logprob"] and "logprob_start_len" not in body
+    params = body["sampling_params"]
+    assert params["max_new_tokens"] == 4 and params["temperature"] == 0.5 and params["top_k"] == 7
+    assert params["stop_token_ids"] == [3] and params["sampling_seed"] == 2**60
+    assert set(params["logit_bias"]) == {"30", "31"}
+    assert body["rid"].startswith("0-0/t/1#")
+
+
+async def test_what_was_written_has_the_logprobs_of_its_temperature() -> None:
+    fake = Fake()
+    async with opened(fake) as engine:
+        written = await engine.generate(IDS, Sampling(max_tokens=30, temperature=2.0))
+    assert len(written.ids) == len(written.logprobs) == 30 and written.stop == "length"
+    ours = reads({NAME: fake.weights[NAME] / 2.0})((IDS[-1], *written.ids))
+    assert written.logprobs == pytest.approx(ours, abs=1e-6)
+
+
+async def test_a_stop_id_ends_a_turn_and_belongs_to_it() -> None:
+    async with opened(Fake()) as engine:
+        first = (await engine.generate(IDS, Sampling(max_tokens=1, temperature=0))).ids
+        written = await engine.generate(IDS, Sampling(max_tokens=9, temperature=0, stop_ids=first))
+    assert written.stop == "stop" and written.ids == first
+
+
+async def test_nothing_is_asked_where_nothing_may_be_written() -> None:
+    fake = Fake()
+    async with opened(fake) as engine:
+        before = len(fake.asked)
+        assert await engine.generate(IDS, Sampling(max_tokens=0)) == Written((), (), "length")
+        assert len(fake.asked) == before
+
+
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+async def test_each_release_is_given_weights_as_it_takes_them(release: str) -> None:
+    fake, new = Fake(release), weights(1)
+    async with opened(fake, finds=reads(new)) as engine:
+        assert engine.version == -1 and not engine.capabilities.exact
+        await engine.publish(new, 3)
+        assert engine.version == 3 and engine.capabilities.exact
+        written = await engine.generate(IDS, Sampling(max_tokens=2))
+    assert fake.weights[NAME].equal(new[NAME]) and written.version == 3 and not fake.updating
+    assert len(fake.bodies("/begin_weight_update")) == (release == "0.5.23")
+    assert engine.agreement and engine.agreement.most < 1e-6
+
+
+async def test_weights_by_disk_leave_nothing_there(tmp_path: Path) -> None:
+    fake, new = Fake(), weights(1)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "shared").mkdir()
+    way = ByDisk(tmp_path / "model", tmp_path / "shared")
+    async with serving(fake) as urls, SGLangEngine(urls, way, finds=reads(new)) as engine:
+        await engine.publish(new, 1)
+    assert fake.weights[NAME].equal(new[NAME])
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+async def test_an_update_that_another_trainer_left_open_is_closed_first() -> None:
+    fake, new = Fake(updating=True), weights(1)
+    async with opened(fake, finds=reads(new)) as engine:
+        await engine.publish(new, 1)
+    assert fake.weights[NAME].equal(new[NAME]) and not fake.updating
+
+
+async def test_a_server_that_did_not_take_the_weights_ends_the_run() -> None:
+    async with opened(Fake(deaf=True), finds=reads(weights(1))) as engine:
+        with pytest.raises(EngineError, match="has other weights than were published"):
+            await engine.publish(weights(1), 1)
+
+
+async def test_a_server_that_kept_the_weights_before_ends_the_run_though_they_differ_by_little() -> None:
+    old = weights(1)
+    new = {NAME: old[NAME] + 2e-3 * weights(2)[NAME]}
+    fake, now = Fake(), [old]
+    async with opened(fake, finds=lambda ids: reads(now[0])(ids)) as engine:
+        await engine.publish(old, 1)
+        fake.deaf, now[0] = True, new
+        with pytest.raises(EngineError, match="has the weights of the time before"):
+            await engine.publish(new, 2)
+
+
+async def test_a_server_that_tells_another_version_ends_the_run() -> None:
+    fake = Fake()
+    fake.fails["/update_weights_from_tensor"] = JSONResponse({"success": True})
+    async with opened(fake) as engine:
+        with pytest.raises(EngineError, match="has weights 0 where 4 were published"):
+            await engine.publish(weights(1), 4)
+
+
+async def test_weights_that_are_refused_end_the_run_and_the_server_writes_again() -> None:
+    fake = Fake()
+    fake.fails["/update_weights_from_tensor"] = JSONResponse({"success": False, "message": "shapes differ"})
+    async with opened(fake) as engine:
+        with pytest.raises(EngineError, match="shapes differ"):
+            await engine.publish(weights(1), 1)
+        assert not fake.updating
+        assert len((await engine.generate(IDS, Sampling(max_tokens=2))).ids) == 2
+
+
+async def test_what_is_being_written_goes_on_under_new_weights_and_says_so() -> None:
+    fake, new = Fake(hold_at=3), weights(1)
+    async with opened(fake, finds=reads(new)) as engine, anyio.create_task_group() as tasks:
+        ended: list[Written] = []
+
+        async def write() -> None:
+            ended.append(await engine.generate(IDS, Sampling(max_tokens=6), key="a"))
+
+        tasks.start_soon(write)
+        await until(lambda: fake.writing)
+        await engine.publish(new, 7)
+        fake.released.set()
+        await until(lambda: ended)
+    assert ended[0].version == 7 and len(ended[0].ids) == 6
+
+
+async def test_what_one_version_read_is_not_read_again_by_the_next() -> None:
+    fake = Fake()
+    async with opened(fake, in_place=True) as engine:
+        await engine.publish(weights(1), 1)
+        await engine.generate(IDS, Sampling(max_tokens=2), key="a")
+        assert (await engine.generate(IDS, Sampling(max_tokens=2), key="a")).cached == len(IDS) - 1
+        await engine.publish(weights(2), 2)
+        assert (await engine.generate(IDS, Sampling(max_tokens=2), key="a")).cached == 0
+    assert not any(body["flush_cache"] for body in fake.bodies("/update_weights_from_tensor"))
+
+
+async def test_siblings_that_come_at_once_read_their_opening_once() -> None:
+    fake, ended = Fake(), []
+    async with opened(fake) as engine, anyio.create_task_group() as tasks:
+
+        async def write(index: int) -> None:
+            key = f"0-0/t/{index}"
+            ended.append(await engine.generate(IDS, Sampling(max_tokens=2), key=key, group="0-0"))
+
+        for index in range(8):
+            tasks.start_soon(write, index)
+        await until(lambda: len(ended) == 8)
+    assert sorted(written.cached for written in ended) == [0] + [len(IDS) - 1] * 7
+
+
+async def test_while_it_is_paused_nothing_is_sampled() -> None:
+    fake = Fake(hold_at=2)
+    async with opened(fake) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=4))
+        await until(lambda: fake.writing)
+        await engine.pause()
+        fake.released.set()
+        await engine.publish(weights(1), 1)  # What it has is asked about when it goes on.
+        assert fake.writing == 1 and not fake.going.is_set()
+        await engine.resume()
+    assert fake.going.is_set() and fake.writing == 0
+
+
+async def test_weights_that_did_not_arrive_while_it_was_paused_are_found_out_when_it_goes_on() -> None:
+    async with opened(Fake(deaf=True), finds=reads(weights(1))) as engine:
+        await engine.pause()
+        await engine.publish(weights(1), 1)
+        with pytest.raises(EngineError, match="other weights"):
+            await engine.resume()
+
+
+async def test_an_aborted_rollout_gets_what_it_has_and_the_others_go_on() -> None:
+    fake, ended = Fake(hold_at=3), {}
+    async with opened(fake) as engine, anyio.create_task_group() as tasks:
+
+        async def write(key: str) -> None:
+            ended[key] = await engine.generate(IDS, Sampling(max_tokens=5), key=key)
+
+        for key in ("t/1", "t/10"):
+            tasks.start_soon(write, key)
+        await until(lambda: fake.writing == 2)
+        await engine.abort("t/1")
+        await until(lambda: len(ended) == 2)
+    assert ended["t/1"].stop == "abort" and len(ended["t/1"].ids) == len(ended["t/1"].logprobs) == 3
+    assert ended["t/10"].stop == "length"
+
+
+async def test_who_stops_waiting_has_the_server_stop_writing() -> None:
+    fake = Fake(hold_at=1)
+    async with opened(fake) as engine:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=4))
+            await until(lambda: fake.writing)
+            tasks.cancel_scope.cancel()
+        assert fake.aborted == {fake.bodies("/generate")[-1]["rid"]}
+
+
+async def test_a_server_that_is_lost_is_left_out_and_what_it_wrote_is_written_elsewhere() -> None:
+    first, second = Fake(), Fake()
+    async with opened(first, second) as engine:
+        first.fails["/generate"] = JSONResponse({"detail": "out of memory"}, 500)
+        written = [await engine.generate(IDS, Sampling(max_tokens=3), key=str(place)) for place in range(4)]
+        assert all(len(one.ids) == 3 for one in written)
+        assert [replica.up for replica in engine.replicas] == [False, True]
+        first.fails.clear()
+        await engine.publish(weights(1), 1)
+        assert [replica.up for replica in engine.replicas] == [True, True]
+    assert first.weights[NAME].equal(weights(1)[NAME])
+
+
+async def test_without_any_server_the_error_names_it() -> None:
+    fake = Fake()
+    async with opened(fake) as engine:
+        fake.fails["/generate"] = JSONResponse({"detail": "out of memory"}, 500)
+        with pytest.raises(Gone, match=rf"{fake.url} failed at /generate \(500\): out of memory"):
+            await engine.generate(IDS, Sampling())
+
+
+async def test_a_server_that_ended_what_nobody_ended_is_not_taken_at_its_word() -> None:
+    fake = Fake()
+    async with opened(fake) as engine:
+        meta = {"finish_reason": {"type": "abort", "message": "shutting down"}, "weight_version": "default"}
+        fake.fails["/generate"] = JSONResponse({"output_ids": [], "meta_info": meta})
+        with pytest.raises(Gone, match="stopped writing: shutting down"):
+            await engine.generate(IDS, Sampling())
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"output_ids": [1, 2]}, "wrote 2 ids and gave logprobs of 1"),
+        ({"meta_info": {}}, "in a form that we do not know"),
+        ({"read": 19}, "read 19 ids where it was asked to continue 20"),
+    ],
+)
+async def test_an_answer_of_other_ids_is_an_error(changed: dict[str, object], problem: str) -> None:
+    fake = Fake()
+    async with opened(fake) as engine:
+        read = changed.pop("read", 20)
+        meta = {"finish_reason": {"type": "stop"}, "prompt_tokens": read, "output_token_logprobs": [[-1.0, 1, None]]}
+        fake.fails["/generate"] = JSONResponse({"output_ids": [1], "meta_info": meta} | changed)
+        with pytest.raises(EngineError, match=problem):
+            await engine.generate(IDS, Sampling())
+
+
+@pytest.mark.parametrize(
+    ("fake", "problem"),
+    [
+        (Fake("0.5.6"), r"0\.5\.6 at .* is too old: use one of 0\.5\.9 to 0\.5\.23"),
+        (Fake(lacks=frozenset({"/pause_generation"})), "has no /pause_generation"),
+        (Fake(info={"dp_size": 2}), "start a server for each replica"),
+    ],
+)
+async def test_a_server_that_cannot_be_worked_with_is_named_with_what_to_do(fake: Fake, problem: str) -> None:
+    async with serving(fake) as urls:
+        with pytest.raises(EngineError, match=problem):
+            async with SGLangEngine(urls, ByTensors()):
+                pass
+
+
+async def test_a_newer_release_is_used_and_told() -> None:
+    async with opened(Fake(info={"version": "0.6.0"})) as engine:
+        assert any("newer than any that was tested" in note for note in engine.capabilities.notes)
+
+
+@pytest.mark.parametrize(
+    ("info", "sampling", "problem"),
+    [
+        ({"skip_tokenizer_init": True}, Sampling(stop=("end",)), "--skip-tokenizer-init"),
+        ({"enable_deterministic_inference": True}, Sampling(min_p=0.1), "min_p"),
+        ({"max_req_input_len": 20}, Sampling(), "20 ids leave no room"),
+    ],
+)
+async def test_what_a_server_would_do_otherwise_is_refused(
+    info: dict[str, object], sampling: Sampling, problem: str
+) -> None:
+    async with opened(Fake(info=info)) as engine:
+        with pytest.raises(EngineError, match=problem):
+            await engine.generate(IDS, sampling)
+
+
+async def test_images_are_refused_where_the_model_sees_none() -> None:
+    async with opened(Fake()) as engine:
+        with pytest.raises(EngineError, match="sees no images"):
+            await engine.generate(IDS, Sampling(), images=(Image(b"png"),))
+
+
+async def test_logprobs_of_another_temperature_are_refused() -> None:
+    async with opened(Fake(original=True)) as engine:
+        assert len((await engine.generate(IDS, Sampling(max_tokens=1))).ids) == 1
+        with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
+            await engine.generate(IDS, replace(Sampling(), temperature=0.7))
+
+
+async def test_an_address_where_nothing_is_is_told() -> None:
+    engine = SGLangEngine(["http://127.0.0.1:9"], ByTensors())
+    with pytest.raises(EngineError, match="cannot be reached"):
+        async with engine:
+            pass
+
+
+def test_the_trainer_never_imports_sglang() -> None:
+    code = "import sys, trainer.engine.sglang.engine; print('sglang' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+def test_no_number_that_json_cannot_write_is_sent() -> None:
+    from trainer.engine.sglang.request import BARRED
+
+    assert math.isfinite(BARRED)
+
+
+async def until(holds: object, within_s: float = 10) -> None:
+    with anyio.fail_after(within_s):
+        while not holds():  # type: ignore[operator]  # noqa: ASYNC110 - what happens at a server has no event here
+            await anyio.sleep(0.005)
