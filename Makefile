@@ -6,11 +6,11 @@ CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
 # And SGLang as it was tested there, whose own pins are for CUDA.
 SGLANG := $(if $(shell command -v nvidia-smi),sglang,--no-deps --requirement .ci/sglang-cpu.txt)
 
-.PHONY: help install train test check format serve atlas bench conformance bars bars-second ablations sglang test-sglang clean
+.PHONY: help install train test check format serve atlas bench bench-trainer conformance bars bars-second ablations sglang test-sglang clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these verbs
-	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
 install: .venv/installed  ## Make .venv with everything in it
 
@@ -56,6 +56,9 @@ bars-second: install  ## The same of the second task
 
 ablations: install  ## The default job without masking, and with credit by turn
 	$(BIN)/python bench/ablations.py
+
+bench-trainer: install  ## Measure a step of GRPO beside TRL's
+	$(BIN)/python bench/trainer.py
 
 conformance: install  ## The official MCP conformance suite, through the gateway (needs npm)
 	$(BIN)/python tests/conformance/run.py

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from peers import HOME, Peer, fastmcp
+from peers import Peer, fastmcp
 from rounds import FULL, QUICK, Measurement, Stage, measured
 from rows import ROWS
 from scale import Scale, scale
@@ -37,7 +37,7 @@ def main() -> None:
     _room_for_connections()
     rows = [row for row in ROWS if row.key.startswith(chosen.only)]
     load_before = os.getloadavg()[0]
-    peer = Peer(problem="not installed here yet") if chosen.quick and not HOME.exists() else fastmcp()
+    peer = fastmcp(now=not chosen.quick)
     stage = Stage(peer)
     try:
         stage.start(rows)

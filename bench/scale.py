@@ -57,7 +57,7 @@ class Scale:
 
 def scale(echo_url: str, sessions: int, each: int) -> Scale:
     """`sessions` sessions, each with one message of `each` calls under way, on one gateway process."""
-    gateway = Measured("ours", commands(echo_url, Peer(problem="not asked"))["ours"], environment(echo_url))
+    gateway = Measured("ours", commands(echo_url, Peer("FastMCP", problem="not asked"))["ours"], environment(echo_url))
     try:
         return _scale(gateway, sessions, each)
     finally:
