@@ -211,7 +211,7 @@ def _shown(read: Mapping[str, Any]) -> Iterator[str]:
     for way in ("before", "after") if read else ():
         yield from ("", f"The task `{read['task']}`, {way}:", "", "```text")
         for author, text in read[way]:
-            first, *more = text.rstrip("\n").splitlines() or [""]
+            first, *more = text.strip("\n").splitlines() or [""]
             yield from (f"{author:<9}{first}", *(f"{'':9}{line}" for line in more))
         yield "```"
 
