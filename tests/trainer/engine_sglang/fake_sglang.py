@@ -161,7 +161,9 @@ class Fake:
         return min(most, len(ids) - 1)
 
     def _next(self, last: int, params: Any) -> tuple[int, float, list[list[float]]]:
-        logits = self.weights[NAME][last]
+        logits = self.weights[NAME][last].clone()
+        for place, bias in params.get("logit_bias", {}).items():
+            logits[int(place)] += bias
         told = (logits if self.original else logits / (params["temperature"] or 1.0)).log_softmax(-1)
         token = int(logits.argmax()) if not params["temperature"] else int(torch.multinomial(told.exp(), 1))
         top = [[float(value), int(place), None] for value, place in zip(*told.topk(2), strict=True)]  # type: ignore[misc]

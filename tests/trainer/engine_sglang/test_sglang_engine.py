@@ -34,7 +34,7 @@ async def opened(*fakes: Fake, **more: object) -> AsyncIterator[SGLangEngine]:
 
 async def test_what_is_asked_are_ids_and_logprobs_of_what_is_sampled_alone() -> None:
     fake = Fake()
-    sampling = Sampling(max_tokens=4, temperature=0.5, top_p=0.9, top_k=7, stop_ids=(3,), barred=(30, 31), seed=2**60)
+    sampling = Sampling(max_tokens=4, temperature=0.5, top_p=0.9, top_k=7, stop_ids=(3,), seed=2**60)
     async with opened(fake) as engine:
         await engine.generate(IDS, sampling, key="0-0/t/1")
     body = fake.bodies("/generate")[-1]
@@ -43,7 +43,6 @@ async def test_what_is_asked_are_ids_and_logprobs_of_what_is_sampled_alone() -> 
     params = body["sampling_params"]
     assert params["max_new_tokens"] == 4 and params["temperature"] == 0.5 and params["top_k"] == 7
     assert params["stop_token_ids"] == [3] and params["sampling_seed"] == 2**60
-    assert set(params["logit_bias"]) == {"30", "31"}
     assert body["rid"].startswith("0-0/t/1#")
 
 
@@ -54,6 +53,22 @@ async def test_what_was_written_has_the_logprobs_of_its_temperature() -> None:
     assert len(written.ids) == len(written.logprobs) == 30 and written.stop == "length"
     ours = reads({NAME: fake.weights[NAME] / 2.0})((IDS[-1], *written.ids))
     assert written.logprobs == pytest.approx(ours, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_barred_ids_are_not_written_and_logprobs_are_as_if_they_could_be(temperature: float) -> None:
+    fake, barred = Fake(), tuple(range(0, 40, 2))
+    async with opened(fake) as engine:
+        written = await engine.generate(IDS, Sampling(max_tokens=50, temperature=temperature, barred=barred))
+    assert len(written.ids) == 50 and not {*written.ids} & {*barred}
+    if temperature:
+        assert written.logprobs == pytest.approx(reads(fake.weights)((IDS[-1], *written.ids)), abs=1e-6)
+
+
+async def test_a_policy_that_wants_nothing_but_barred_ids_is_told() -> None:
+    async with opened(Fake()) as engine:
+        with pytest.raises(EngineError, match="256 times"):
+            await engine.generate(IDS, Sampling(max_tokens=5, barred=tuple(range(40))))
 
 
 async def test_a_stop_id_ends_a_turn_and_belongs_to_it() -> None:

@@ -17,6 +17,7 @@ from anyio import to_thread
 from gateway.types import Image
 from trainer.engine.base import Capabilities, EngineError, Sampling, Written
 from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, found
+from trainer.engine.sglang.barred import unbarred
 from trainer.engine.sglang.probe import probe
 from trainer.engine.sglang.publish.way import Way
 from trainer.engine.sglang.replica import Replica
@@ -113,7 +114,8 @@ class SGLangEngine:
                 read = await replica.read(ids, key, group, version, images) if begins else None
                 if read and read.stop == "abort":
                     return read
-                written = await replica.write(ids, sampling, key, version, images)
+                write = partial(replica.write, key=key, version=version, images=images)
+                written = await unbarred(write, ids, sampling)
                 return replace(written, cached=read.cached) if read else written
             except Gone as error:
                 self._lost(replica, error)
