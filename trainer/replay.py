@@ -59,7 +59,7 @@ def attempts(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, int]]:
 
 def says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
     """What the policy wrote, in order; under a template that takes words back, over all ledgers."""
-    turns = iter([turn for ledger in (*rollout.earlier, rollout.ledger) for turn in ledger.turns])
+    turns = iter(rollout.turns)
 
     def say(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
         turn = next(turns)
@@ -71,8 +71,8 @@ def says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
 
 def differs(before: Rollout, after: Rollout) -> str:
     for what, one, other in (
-        ("ids", before.ledger.ids, after.ledger.ids),
-        ("masks", before.ledger.mask, after.ledger.mask),
+        ("ids", [one.ids for one in before.ledgers], [one.ids for one in after.ledgers]),
+        ("masks", [one.mask for one in before.ledgers], [one.mask for one in after.ledgers]),
         ("stop", before.stop, after.stop),
         ("rewards", dict(before.rewards), dict(after.rewards)),
     ):

@@ -30,8 +30,3 @@ def distance(logprobs_T: Tensor, batch: Batch, estimator: Estimator) -> Tensor:
         return value_T
     pull_T = log_T**2 / 2
     return value_T.detach() + pull_T - pull_T.detach()
-
-
-def in_reward(rewards_S: Tensor, distances_T: Tensor, batch: Batch, coefficient: float) -> Tensor:
-    """Rewards less what their sequences' distance costs, before siblings are compared; no gradient goes this way."""
-    return rewards_S - coefficient * batch.total_S(distances_T.detach())

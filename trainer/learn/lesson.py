@@ -114,7 +114,7 @@ def metrics(given: Lesson) -> dict[str, float]:
 
 def _length(rollout: Rollout) -> int:
     """In tokens that the policy wrote: what tools answer at length is not its doing."""
-    return sum(sum(ledger.mask) for ledger in rollout.ledgers)
+    return sum(len(turn.ids) for turn in rollout.turns)
 
 
 def _drafts(place: int, rollout: Rollout, rounds: Weigh) -> Iterator[Draft]:
@@ -144,7 +144,7 @@ def _rewards(scored: Sequence[Scored], settings: AlgorithmSettings) -> tuple[flo
 
 
 def _scores(scored: Scored) -> tuple[float, ...]:
-    name, turns = scored.rollout.name, sum(len(ledger.turns) for ledger in scored.rollout.ledgers)
+    name, turns = scored.rollout.name, len(scored.rollout.turns)
     if len(scored.turns) != turns:
         raise ValueError(f"rollout {name}: {len(scored.turns)} scores for {turns} turns")
     told = torch.tensor([*scored.turns, scored.spread], dtype=torch.float64)

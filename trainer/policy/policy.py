@@ -50,11 +50,6 @@ class Policy:
     def device(self) -> torch.device:
         return self.model.device
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is not as one would expect, for whoever runs it."""
-        return (self.reader.note,) if self.reader.note else ()
-
     def read(self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0) -> Read:
         """Of the tokens `among_T` of rows that lie end to end, given those before each in its row."""
         return self.reader.read(ids_T, sequence_T, among_T, temperature)

@@ -65,7 +65,7 @@ class Attempt:
     @property
     def turns(self) -> tuple[Entry, ...]:
         """The policy's, over all ledgers."""
-        return tuple(turn for ledger in self.rollout.ledgers for turn in ledger.turns)
+        return self.rollout.turns
 
     @property
     def infos(self) -> Mapping[str, Any]:

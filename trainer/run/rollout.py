@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import fsum
 from typing import Any
 
-from trainer.ledger import NOTHING, Ledger
+from trainer.ledger import NOTHING, Entry, Ledger
 
 
 class StopReason(StrEnum):
@@ -93,6 +93,11 @@ class Rollout:
         return (*self.earlier, self.ledger)
 
     @property
+    def turns(self) -> tuple[Entry, ...]:
+        """The policy's, over all ledgers."""
+        return tuple(turn for ledger in self.ledgers for turn in ledger.turns)
+
+    @property
     def reward(self) -> float | None:
         """The components' plain sum; None where it was not scored."""
         return fsum(self.rewards.values()) if self.rewards else None
@@ -100,4 +105,4 @@ class Rollout:
     @property
     def versions(self) -> tuple[int, ...]:
         """The policy's versions that wrote it, each once, oldest first."""
-        return tuple(sorted({entry.version for entry in self.ledger.turns if entry.version is not None}))
+        return tuple(sorted({entry.version for entry in self.turns if entry.version is not None}))

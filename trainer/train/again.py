@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from anyio import to_thread
 from rich.console import Console
@@ -15,124 +14,146 @@ from gateway.errors import ConfigError
 from gateway.tape import Replay
 from trainer.engine.scripted import ScriptedEngine
 from trainer.learn.lesson import lesson, teaches
+from trainer.ledger import NOTHING
 from trainer.play import Unwatched
 from trainer.policy.learner import Learner
 from trainer.policy.policy import Policy
 from trainer.replay import attempts, differs, says
 from trainer.reward.scored import ScoredGroup
 from trainer.run.file import Rollouts
+from trainer.run.history import Measured, history
 from trainer.run.rollout import Rollout
 from trainer.task import Task
+from trainer.train.checkpoint import Checkpoint
 from trainer.train.folder import METRICS, Folder
 from trainer.train.job import Job, opened
 from trainer.train.rolling import place
 from trainer.train.settings import TrainSettings
 
-SAME = ("loss", "reward/mean", "update/grad_norm")
+SAME = ("loss", "update/grad_norm")
 """Of a step's metrics, those that its rollouts and weights decide."""
 
 
 async def again(run: Path, step: int, console: Console) -> bool:
     """True where ids, masks, rewards and loss are those that were recorded."""
     folder = Folder(run)
-    settings = folder.settings()
-    recorded, told = _step(run, step), _metrics(run, step)
-    tape = folder.tape_of(step)
+    settings, tape = folder.settings(), folder.tape_of(step)
+    kept = folder.checkpoints.before(step)
+    recorded = _recorded(run, kept.step + 1 if kept else 1, step)
     if tape is None:
         raise ConfigError("has no tape", file=run, remedy="make the run with `record: true`")
+    told = recorded[step].measured
     async with opened(settings, gateway=Replay(tape)) as job:
-        tasks = _tasks(job, recorded)
-        different = 0
-        for before, attempt in attempts(recorded):
-            after = await _played(job, before, tasks[before.task], attempt)
-            if problem := differs(before, after):
-                different += 1
-                console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)
-        console.print(f"{len(recorded)} rollouts of step {step} played again, {different} of them differ")
-        learned = await to_thread.run_sync(_learned, job, folder, step, console)
-    apart = [name for name in SAME if name in told and learned.get(name, told[name]) != told[name]]
+        _ask(job, recorded)
+        different = await _played(job, recorded[step], lambda said: console.print(said, markup=False, soft_wrap=True))
+        count = len(recorded[step].rollouts)
+        console.print(f"{count} rollouts of step {step} played again, {different} of them differ")
+        learned = await to_thread.run_sync(_learned, job, kept, recorded, console)
+    apart = [name for name in SAME if learned.get(name) != told.get(name)]
     for name in apart:
-        console.print(f"{name} was {told[name]!r}, and is {learned.get(name)!r}", markup=False)
-    if "loss" in told and not apart:
-        console.print(f"the loss is {learned['loss']!r}, as it was", markup=False)
+        console.print(f"{name} was {told.get(name)!r}, and is {learned.get(name)!r}", markup=False)
+    if not apart:
+        same = f"the loss is {told['loss']!r}" if "loss" in told else "there is nothing to learn from"
+        console.print(f"{same}, as it was", markup=False)
     return not different and not apart
 
 
-async def _played(job: Job, before: Rollout, task: Task, attempt: int) -> Rollout:
-    engine = ScriptedEngine(says(before))
-    async with engine:
-        player = job.player(engine, Unwatched())
-        after = await player.play(task, group=before.group, index=before.index, attempt=attempt)
-    group = await job.scorer.score(task, [after])
-    return group.scored[0].rollout if group.scored else after
+@dataclass
+class _Step:
+    """What is known of one."""
+
+    measured: Measured
+    rollouts: Sequence[Rollout]
+    tasks: Mapping[str, Task]
+    """By their ids, as they were asked."""
 
 
-def _step(run: Path, step: int) -> list[Rollout]:
-    found = [rollout for rollout in Rollouts(run) if place(rollout.group)[0] == step]
-    if not found:
+def _recorded(run: Path, first: int, step: int) -> dict[int, _Step]:
+    """All steps until this one, with the rollouts of those from which is learned again."""
+    played: dict[int, list[Rollout]] = defaultdict(list)
+    for rollout in Rollouts(run):
+        number = place(rollout.group)[0]
+        if first <= number <= step:
+            played[number].append(rollout)
+    if step not in played:
         raise ConfigError(f"has no rollouts of step {step}", file=run, remedy="name a step that was made, from 1")
-    return found
+    measured = {int(told["step"]): told for told in history(run / METRICS)}
+    if step not in measured:
+        raise ConfigError(f"has no metrics of step {step}", file=run, remedy="name a step that was finished")
+    return {number: _Step(told, played[number], {}) for number, told in measured.items() if 0 < number <= step}
 
 
-def _metrics(run: Path, step: int) -> dict[str, Any]:
-    for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
-        told: dict[str, Any] = json.loads(line)
-        if told.get("step") == step:
-            return told
-    raise ConfigError(f"has no metrics of step {step}", file=run, remedy="name a step that was finished")
+def _ask(job: Job, recorded: Mapping[int, _Step]) -> None:
+    """Finds the tasks as the curriculum had them asked, which is told by what it was told; ids are a source's own."""
+    wanted = {rollout.task for step in recorded.values() for rollout in step.rollouts}
+    sources = {
+        name: {task.id: task for task in source if task.id in wanted} for name, source in job.tasks.train.items()
+    }
+    for number, step in recorded.items():
+        stage, ids = job.course.stage, {rollout.task for rollout in step.rollouts}
+        if missing := ids - sources[stage.data].keys():
+            remedy = "replay it beside the data that it was made from"
+            file = stage.data or job.settings.data
+            raise ConfigError(f"the task {min(missing)!r} is no longer there", file=file, remedy=remedy)
+        step.tasks = {id: stage.of(sources[stage.data][id]) for id in ids}
+        job.course.tell(number - 1, step.measured.get("success/sampled"))
 
 
-def _tasks(job: Job, rollouts: Iterable[Rollout]) -> dict[str, Task]:
-    """As the curriculum asked for them; ids are unique within a source."""
-    wanted = {rollout.task for rollout in rollouts}
-    found: dict[str, Task] = {}
-    for stage in job.settings.curriculum.stages:
-        for task in job.tasks.train[stage.data]:
-            if task.id in wanted:
-                found.setdefault(task.id, stage.of(task))
-    if missing := wanted - found.keys():
-        remedy = "replay it beside the data that it was made from"
-        raise ConfigError(f"the task {min(missing)!r} is no longer there", file=job.settings.data, remedy=remedy)
-    return found
+async def _played(job: Job, step: _Step, told: Callable[[str], None]) -> int:
+    """How many came otherwise. Siblings are scored together, since a function may look at all of them."""
+    were = {(one.group, one.index): (one, attempt) for one, attempt in attempts(step.rollouts)}
+    came: dict[tuple[str, int], Rollout] = {}
+    for key, (before, attempt) in were.items():
+        engine = ScriptedEngine(says(before))
+        async with engine:
+            player = job.player(engine, Unwatched())
+            after = await player.play(step.tasks[before.task], group=key[0], index=key[1], attempt=attempt)
+        came[key] = replace(after, rewards=NOTHING)  # As long as nobody has scored it.
+    for siblings in _groups(came.values(), job.settings):
+        group = await job.scorer.score(step.tasks[siblings[0].task], siblings)
+        came |= {(one.rollout.group, one.rollout.index): one.rollout for one in group.scored}
+    different = 0
+    for key, (before, _) in were.items():
+        if problem := differs(before, came[key]):
+            different += 1
+            told(f"{before.task} {before.group}/{before.index}: {problem}")
+    return different
 
 
-def _learned(job: Job, folder: Folder, step: int, console: Console) -> dict[str, float]:
+def _learned(job: Job, kept: Checkpoint | None, recorded: Mapping[int, _Step], console: Console) -> Mapping[str, float]:
     """From the last weights that are kept before the step, all that was learned until it is learned again."""
     policy = Policy.load(job.model, job.settings.update)
-    kept = folder.checkpoints.before(step)
     if kept:
         policy.resume(kept.folder)
-    learner = Learner(policy, job.settings.algorithm, exact=True, temperature=job.settings.sampling.temperature)
-    steps: dict[int, list[Rollout]] = defaultdict(list)
-    for rollout in Rollouts(folder.path):
-        steps[place(rollout.group)[0]].append(rollout)
-    wanted = [rollout for number, each in steps.items() if number <= step for rollout in each]
-    tasks = _tasks(job, wanted)
-    learned: dict[str, float] = {}
-    first = kept.step + 1 if kept else 1
-    console.print(f"learning steps {first} to {step} again", markup=False)
-    for number in range(first, step + 1):
-        groups = _groups(job, steps[number], tasks)
-        learned = learner.learn(lesson(groups, job.settings.algorithm, job.rounds)) if groups else {}
+    first, last = kept.step + 1 if kept else 1, max(recorded)
+    # An engine that is exact was believed; with any other the policy's own logprobs were asked for.
+    exact = all(recorded[number].measured.get("mismatch/pass_skipped") != 0 for number in range(first, last + 1))
+    learner = Learner(policy, job.settings.algorithm, exact=exact, temperature=job.settings.sampling.temperature)
+    learned: Mapping[str, float] = NOTHING
+    console.print(f"learning steps {first} to {last} again", markup=False)
+    for number in range(first, last + 1):
+        groups = list(_scored(job, recorded[number]))
+        learned = learner.learn(lesson(groups, job.settings.algorithm, job.rounds)) if groups else NOTHING
     return learned
 
 
-def _groups(job: Job, rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> list[ScoredGroup]:
+def _scored(job: Job, step: _Step) -> Iterator[ScoredGroup]:
     """As they were scored; what was not, and what taught nothing and was replaced, is left out again."""
     settings = job.settings
+    for siblings in _groups(step.rollouts, settings):
+        group = job.scorer.recalled(step.tasks[siblings[0].task], siblings)
+        # What is drawn last is taken as it is.
+        replaceable = settings.algorithm.dynamic and place(siblings[0].group)[1] < settings.draws
+        if group.scored and (not replaceable or teaches(group, settings.algorithm)):
+            yield group
+
+
+def _groups(rollouts: Iterable[Rollout], settings: TrainSettings) -> Iterator[list[Rollout]]:
+    """Those that count, in the order in which they began."""
     named: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
         if not rollout.stop.infrastructure:
             named[rollout.group].append(rollout)
-    if settings.groups.on_failure == "drop":
-        named = {name: one for name, one in named.items() if len(one) == settings.n}
-    scored = [job.scorer.recalled(tasks[named[name][0].task], named[name]) for name in sorted(named, key=place)]
-    groups = [group for group in scored if group.scored]
-    if not settings.algorithm.dynamic:
-        return groups
-    return [group for group in groups if _last_draw(group, settings) or teaches(group, settings.algorithm)]
-
-
-def _last_draw(group: ScoredGroup, settings: TrainSettings) -> bool:
-    """What is drawn last is taken as it is."""
-    return place(group.scored[0].rollout.group)[1] == settings.draws
+    for name in sorted(named, key=place):
+        if settings.groups.on_failure != "drop" or len(named[name]) == settings.n:
+            yield sorted(named[name], key=lambda one: one.index)

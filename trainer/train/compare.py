@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -119,7 +119,7 @@ async def compared(
 
 async def _seen(job: Job, engine: Engine, tasks: Sequence[Task], *, greedy: bool) -> Evaluation:
     player = job.player(engine, Unwatched())
-    player = replace(player, sampling=replace(player.sampling, temperature=0.0)) if greedy else player
+    player = job.greedy(player) if greedy else player
     return await evaluate(player, job.scorer, tasks, job.settings.admission, job.settings.evaluation.kind)
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from trainer.check import shown
 from trainer.policy.memory import plan
 from trainer.train.job import opened
+from trainer.train.reports import packages
 from trainer.train.settings import TrainSettings
 from trainer.view.show import show
 from trainer.view.warming import warming
@@ -17,6 +18,7 @@ from trainer.view.warming import warming
 
 async def dry_run(settings: TrainSettings, console: Console) -> bool:
     """True where it could begin. A demo's model that is not there yet is made, as nothing can be shown without it."""
+    packages(settings.report)
     async with AsyncExitStack() as stack:
         with warming(console) as told:
             job = await stack.enter_async_context(opened(settings, warming=told))

@@ -20,7 +20,7 @@ from gateway.types import ToolSpec
 from trainer.data.check import check
 from trainer.data.curriculum import Course
 from trainer.data.tasks import load
-from trainer.engine.base import Engine, Sampling
+from trainer.engine.base import Engine
 from trainer.engines import Finds, Told, engine_of
 from trainer.learn.rounds import Weigh, weigh_of
 from trainer.play import Player, Watch
@@ -91,7 +91,7 @@ async def model_of(settings: TrainSettings, progress: Warming = lambda *_: None)
 
     settle()
     if settings.model != DEMO:
-        return Path(settings.model)
+        return _whole(Path(settings.model))
     stopped = Event()
 
     def told(step: int, steps: int, loss: float) -> None:
@@ -103,6 +103,13 @@ async def model_of(settings: TrainSettings, progress: Warming = lambda *_: None)
         return await to_thread.run_sync(_demo, settings, told)
     finally:
         stopped.set()
+
+
+def _whole(folder: Path) -> Path:
+    if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        remedy = "merge them into their model (peft's `merge_and_unload`), save it whole, and name that folder"
+        raise ConfigError("holds adapters alone", file=folder, field="model", remedy=remedy)
+    return folder
 
 
 def _demo(settings: TrainSettings, told: Warming) -> Path:
@@ -133,8 +140,8 @@ class Job:
         """As the last stage of the curriculum asks for them: what the run is to learn in the end."""
         return [self.settings.curriculum.stages[-1].of(task) for task in islice(self.tasks.held_out, most)]
 
-    def player(self, engine: Engine, watch: Watch, sampling: Sampling | None = None) -> Player:
-        chosen = sampling_of(self.settings) if sampling is None else sampling
+    def player(self, engine: Engine, watch: Watch) -> Player:
+        chosen = sampling_of(self.settings)
         limits, seed = self.settings.limits, self.settings.seed
         return Player(engine, self.template, self.gateway, limits, chosen, self.stepper, watch, seed, shown=self.shown)
 

@@ -158,7 +158,7 @@ class Training:
         self.saving_s = self.saved_at - began
 
     def _write(self, folder: Path) -> None:
-        """A whole model, as `--model` takes it."""
+        """A model as `from_pretrained` loads it, or its adapters alone where those are learned."""
         self.policy.save(folder)
         self.job.spoken(folder)
 

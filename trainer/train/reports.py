@@ -124,9 +124,9 @@ class Reports:
     ) -> None:
         """Raises ConfigError where a package is not there; `said` hears what else goes wrong, from any thread."""
         about = About(run_name, folder, settings)
-        packages = {name: _imported(name) for name in dict.fromkeys(names)}
+        found = packages(names)
         self._beside = [_Beside(TENSORBOARD, lambda: Events(folder / TENSORBOARD), said)]
-        for name, package in packages.items():
+        for name, package in found.items():
             self._beside.append(_Beside(name, _opening(NAMES[name], package, about), said))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -186,6 +186,11 @@ class _Beside:
     def _give_up(self, why: str) -> None:
         self._off = True
         self._said(f"{self._name} {why} and is told no more of this run; metrics.jsonl has everything")
+
+
+def packages(names: Sequence[str]) -> dict[str, Any]:
+    """Of the reporters that are asked for. Raises ConfigError where one is not there."""
+    return {name: _imported(name) for name in dict.fromkeys(names)}
 
 
 def _imported(name: str) -> Any:

@@ -61,10 +61,10 @@ class Rolled:
         if not rollouts:
             return told
         told |= {
-            "rollout/turns": _mean(len(rollout.ledger.turns) for rollout in rollouts),
-            "rollout/tokens": _mean(len(rollout.ledger) for rollout in rollouts),
-            "rollout/written": _mean(sum(rollout.ledger.mask) for rollout in rollouts),
-            "rollout/calls": _mean(sum(len(turn.calls) for turn in rollout.ledger.turns) for rollout in rollouts),
+            "rollout/turns": _mean(len(rollout.turns) for rollout in rollouts),
+            "rollout/tokens": _mean(sum(map(len, rollout.ledgers)) for rollout in rollouts),
+            "rollout/written": _mean(sum(len(turn.ids) for turn in rollout.turns) for rollout in rollouts),
+            "rollout/calls": _mean(sum(len(turn.calls) for turn in rollout.turns) for rollout in rollouts),
             "rollout/truncated": _mean(rollout.stop in TRUNCATED for rollout in rollouts),
         }
         stops = Counter(rollout.stop for rollout in rollouts)

@@ -82,7 +82,11 @@ class TrainSettings(PlaySettings):
     """Who is told the metrics, beside metrics.jsonl and TensorBoard."""
 
     @model_validator(mode="after")
-    def _spoken(self) -> Self:
+    def _together(self) -> Self:
         if self.model == DEMO and self.data != DEMO:
             raise ValueError("the demo's model knows no words but its own tasks'; name a model of yours")
+        if self.algorithm.credit.kind == "gae" and self.update.critic is None:
+            raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
+        if not self.sampling.temperature:
+            raise ValueError("what is sampled at temperature 0 cannot be learned from; raise `sampling.temperature`")
         return self

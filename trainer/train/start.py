@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -22,12 +21,10 @@ from trainer.train.folder import METRICS, Folder, differences, free, newest
 from trainer.train.job import Job, opened
 from trainer.train.loop import Training
 from trainer.train.metrics import Metrics
-from trainer.train.reports import Reports
+from trainer.train.reports import Reports, packages
 from trainer.train.settings import TrainSettings
 from trainer.view.training import TrainingProgress
 from trainer.view.warming import warming
-
-log = logging.getLogger(__name__)
 
 
 def folder_of(settings: TrainSettings, name: str, *, resume: bool) -> Path:
@@ -39,6 +36,7 @@ def folder_of(settings: TrainSettings, name: str, *, resume: bool) -> Path:
 
 async def train(settings: TrainSettings, path: Path, console: Console, *, resume: bool = False) -> None:
     """Everything that can be wrong is looked at before the weights are loaded."""
+    packages(settings.report)
     with Folder(path, settings.checkpoint.keep) as folder:
         found = _found(folder, settings, console) if resume else None
         if not resume and folder.begun:

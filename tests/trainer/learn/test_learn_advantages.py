@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.learn.algorithms import NAMES
-from trainer.learn.algorithms.dapo import overlong, teaching
+from trainer.learn.algorithms.dapo import overlong
 from trainer.learn.algorithms.reinforce_pp import whitened
 from trainer.learn.finite import NotFinite, finite_S
 
@@ -81,11 +81,6 @@ def test_the_whole_batch_is_the_baseline_of_reinforce_plus_plus() -> None:
     assert found[among].tolist() == pytest.approx(expected, abs=1e-6) and found[3] == 0
     for size in range(1, 40):
         assert not whitened(torch.full((size,), 0.1), torch.ones(size, dtype=torch.bool)).any()
-
-
-def test_dynamic_sampling_keeps_the_groups_whose_rewards_differ() -> None:
-    kept = teaching(torch.tensor([1.0, 0.0, 0.1, 0.1, 0.1, 1.0]), torch.tensor([5, 5, 2, 2, 2, 9]))
-    assert kept.tolist() == [True, True, False, False, False, False]
 
 
 def test_length_costs_nothing_then_evenly_more_then_everything() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.trainer.learn import slow
 from trainer.learn.aggregate import Totals
 from trainer.learn.batch import Batch, Row, pack
-from trainer.learn.kl import distance, in_reward
+from trainer.learn.kl import distance
 from trainer.learn.loss import loss
 from trainer.learn.settings import AlgorithmSettings, Estimator, KLSettings
 
@@ -76,17 +76,6 @@ def test_at_the_reference_there_is_neither_distance_nor_pull() -> None:
         leaf = batch.ref_T.clone().requires_grad_()
         values = distance(leaf, batch, estimator)
         assert not values.any() and not torch.autograd.grad(values.sum(), leaf)[0].any()
-
-
-def test_in_the_reward_it_is_taken_off_what_the_rollout_got() -> None:
-    made = slow.make(2)
-    batch = made.batch()
-    far_T = distance(made.logprobs(), batch, "k1")
-    found = in_reward(torch.ones(4, dtype=torch.float64), far_T, batch, 0.5)
-    for number, (row, new, ref) in enumerate(zip(made.rows, made.new, made.ref, strict=True)):
-        cost = sum(new[token] - ref[token] for token in slow.trained(row))
-        assert float(found[number]) == pytest.approx(1 - 0.5 * cost)
-    assert not found.requires_grad
 
 
 def test_in_the_loss_it_stands_beside_the_objective() -> None:

@@ -48,7 +48,7 @@ def test_every_family_is_read_together(family: str, wide: int, monkeypatch: pyte
     rows = [[5, 6, 7, *range(40)], [5, 6, 7, *range(30), 1], [5, 6, 8], [9]]
     expected = torch.cat([alone(one, ids) for ids in rows])
     policy = Policy(one, UpdateSettings())
-    assert policy.notes == ()
+    assert not policy.reader.note
     assert torch.allclose(logprobs(policy, rows), expected, atol=1e-4)
 
 
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_read_so_is_read_row_by_row_and_says_so() -> None
     rows = [[1, 2, 3, 4], [1, 2, 5]]
     expected = torch.cat([alone(capped(), ids) for ids in rows])
     policy = Policy(capped(), UpdateSettings())
-    assert len(policy.notes) == 1 and "one rollout after the other" in policy.notes[0]
+    assert "one rollout after the other" in policy.reader.note
     assert torch.allclose(logprobs(policy, rows), expected, atol=1e-5)
     assert float(policy.read(*packed(rows)).entropy_T[0]) == 0.0
     assert policy.reader.hidden(*packed(rows)[:2]).values_UD.shape == (7, 16)

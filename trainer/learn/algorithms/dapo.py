@@ -6,14 +6,8 @@ from torch import Tensor
 
 from trainer.learn.algorithms.base import Algorithm, Clip
 from trainer.learn.algorithms.grpo import advantages, objective
-from trainer.learn.segments import numbered, varied
 
 DAPO = Algorithm("dapo", advantages, objective, Clip(0.2, 0.28), aggregate="token")
-
-
-def teaching(rewards_S: Tensor, group_S: Tensor) -> Tensor:
-    """Of each rollout, whether its group's rewards differ: what dynamic sampling keeps."""
-    return varied(rewards_S, *numbered(group_S))
 
 
 def overlong(lengths_S: Tensor, limit: int, margin: int) -> Tensor:

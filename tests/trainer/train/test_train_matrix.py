@@ -1,0 +1,177 @@
+"""Whatever a step is made of, it goes on to the bit and is made again: each way of learning, two steps long."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import SMALL, small
+from rich.console import Console
+
+from trainer.run.file import Rollouts
+from trainer.train.again import again
+from trainer.train.settings import TrainSettings
+from trainer.train.start import train
+
+MACHINE = ("time/", "engine/")
+OWN = '''
+import anyio
+
+
+def calculate(expression: str) -> str:
+    """Adds up, as long as the line is not dead."""
+    total = sum(int(part) for part in expression.split("+"))
+    if total % 3 == 0:
+        raise ConnectionResetError("the line is dead")
+    return str(total)
+
+
+async def slowly(attempt):
+    await anyio.sleep(0)
+    return float(attempt.answer == f"#### {attempt.truth}")
+
+
+def ranks(attempts):
+    """The shorter, the better, beside its siblings: what is asked of one alone is not told."""
+    sizes = sorted(sum(len(turn.ids) for turn in one.turns) for one in attempts)
+    return [1 - sizes.index(sum(len(turn.ids) for turn in one.turns)) / len(sizes) for one in attempts]
+
+
+def longer(attempt):
+    if sum(len(turn.ids) for turn in attempt.turns) % 7 == 0:
+        raise RuntimeError("cannot say")
+    return sum(len(turn.ids) for turn in attempt.turns) / 100
+
+
+def halves(ledger):
+    """Of every turn the first token counts half."""
+    before = (False, *ledger.mask)
+    return [0.5 if mine and not mine_before else float(mine) for mine, mine_before in zip(ledger.mask, before)]
+'''
+TOOLS = """
+tools:
+  - class_name: trainer.demo.lookup.LookUp
+  - function: own:calculate
+interaction:
+  - class_name: gateway.feedback.attempts.AttemptsInteraction
+    name: judge
+    config:
+      interaction: {class_name: gateway.feedback.gsm8k.Gsm8kInteraction}
+      max_attempts: 2
+      weights: [1.0, 0.5]
+      used_up: ""
+      remaining: ""
+"""
+JOB: dict[str, Any] = {
+    "steps": 2,
+    "prompts": 3,
+    "n": 4,
+    "reward": {
+        "components": {
+            "outcome": {"function": "outcome"},
+            "brief": {"function": "own.py:ranks", "batched": True, "weight": 0.1},
+        }
+    },
+    "evaluation": {"every": 0},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "algorithm": {"name": "grpo", "kl": {"coefficient": 0.05, "estimator": "k3+"}},
+        "update": {"optimizer": "muon", "minibatches": 2, "tokens": 300},
+    },
+    "dr_grpo": {
+        "algorithm": {
+            "name": "dr_grpo",
+            "length": 40,
+            "credit": {"kind": "discounted", "discount": 0.9, "rounds": "last"},
+        },
+        "reward": {"components": {"right": {"function": "own.py:slowly"}, "long": {"function": "own.py:longer"}}},
+    },
+    "dapo": {
+        "algorithm": {"name": "dapo", "dynamic": True, "overlong": {"limit": 60, "margin": 50}},
+        "reward": {"components": {"outcome": {"function": "outcome"}}},
+        "update": {"minibatches": 2, "epochs": 2},
+    },
+    "rloo": {
+        "kinds": ["judged", "fact"],
+        "algorithm": {
+            "name": "rloo",
+            "credit": {"kind": "scores"},
+            "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+        },
+        "update": {"minibatches": 2},
+    },
+    "reinforce_pp": {
+        "algorithm": {"name": "reinforce_pp", "credit": {"kind": "gae", "trust": 0.9}},
+        "update": {"critic": {"lr": 1e-3}, "epochs": 2},
+    },
+    "gspo": {
+        "algorithm": {"name": "gspo", "mismatch": {"truncate": "sequence"}, "kl": {"coefficient": 0.05}},
+        "update": {"lora": {"rank": 4}, "epochs": 2},
+    },
+    "cispo": {
+        "kinds": ["judged", "fact"],
+        "algorithm": {
+            "name": "cispo",
+            "mismatch": {"reject": "token"},
+            "credit": {"kind": "turns", "rounds": "own.py:halves"},
+        },
+        "update": {"checkpointing": True},
+    },
+    "drop": {"kinds": ["sum", "fact"], "groups": {"on_failure": "drop"}, "algorithm": {"name": "rloo"}},
+    "rest": {"kinds": ["sum"], "groups": {"on_failure": "rest"}, "algorithm": {"name": "grpo"}},
+    "stages": {"curriculum": {"stages": [{"tools": ["look_up"], "until": {"step": 1}}, {"interaction": "judge"}]}},
+    "success": {
+        "curriculum": {
+            "stages": [{"until": {"success": 0.01, "over": 1}}, {"tools": ["look_up"], "interaction": "judge"}]
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With tools that start no process, and functions of one's own."""
+    place = tmp_path_factory.mktemp("ways")
+    (place / "tools").mkdir()
+    (place / "tools/tools.yaml").write_text(TOOLS)
+    (place / "own.py").write_text(OWN)
+    return place
+
+
+def job(place: Path, way: str) -> TrainSettings:
+    given = {**JOB, "tools": str(place / "tools"), "algorithm": {"name": "grpo"}, **WAYS[way]}
+    return small(**{**given, "update": SMALL["update"] | WAYS[way].get("update", {})})
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(MACHINE)} for line in lines]
+
+
+def said(run: Path) -> list[object]:
+    """What was written, and how likely it was; how much of it the engine knew already is the machine's."""
+    return [(one.name, one.stop, one.ledger.ids, one.ledger.logprobs, one.rewards) for one in Rollouts(run)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_step_goes_on_to_the_bit_and_is_made_again(
+    way: str, place: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    monkeypatch.chdir(place)
+    told, run, settings = Console(file=io.StringIO(), width=200), place / way, job(place, way)
+    await train(settings, run, told)
+    whole, written = measured(run), said(run)
+    assert len(whole) == 2 and any(line.get("update/grad_norm") for line in whole), whole
+    shutil.rmtree(run / "checkpoints/000002")
+    await train(settings, run, told, resume=True)
+    assert measured(run) == whole
+    assert said(run) == written
+    for step in (1, 2):
+        assert await again(run, step, told), told.file.getvalue()  # type: ignore[attr-defined]
+    losses = [line["loss"] for line in whole if "loss" in line]
+    assert all(f"the loss is {loss!r}, as it was" in told.file.getvalue() for loss in losses)  # type: ignore[attr-defined]
