@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Train language models to use tools: rollouts over many turns, exact to the token.",
-    epilog="Try: mtrl-train --tools tool_configs/",
+    epilog="Every setting has its place in a run file; those that come with mtrl are examples: default, second, gsm8k.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+ASKED = "Commands for a run that is there"
+"""Where they stand in the help."""
 Tools = Annotated[str, typer.Option(metavar="DIR|URL", help="Folder of YAML, or a running `mtrl-gateway serve`.")]
-Mcp = Annotated[Path | None, typer.Option(metavar="FILE", help="Servers file. Default: the one beside --tools")]
+Mcp = Annotated[Path | None, typer.Option(metavar="FILE", help="MCP servers. Default: the file beside --tools")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, as runs/NAME.")]

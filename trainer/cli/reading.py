@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.errors import ConfigError, GatewayError
-from trainer.cli.options import Run, app
+from trainer.cli.options import ASKED, Run, app
 from trainer.cli.told import told
 
 if TYPE_CHECKING:
     from trainer.config import TemplateSettings
 
 
-@app.command()
+@app.command(rich_help_panel=ASKED)
 def show(
     run: Run,
     rollout: Annotated[int | None, typer.Argument(help="One rollout by its number, token by token.")] = None,
@@ -32,7 +32,7 @@ def show(
         print_run(Rollouts(run), Console(), rollout=rollout, decode=_decode(run) if rollout is not None else None)
 
 
-@app.command()
+@app.command(rich_help_panel=ASKED)
 def why(
     run: Run,
     rollout: Annotated[int, typer.Argument(help="The rollout's number, as `show` counts.")],
@@ -46,7 +46,7 @@ def why(
         sys.stdout.write(f"{ask(Rollouts(run), rollout, token, _decode(run))}\n")
 
 
-@app.command()
+@app.command(rich_help_panel=ASKED)
 def plot(
     run: Run,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="A PNG. Default: curves.png in the run")] = None,

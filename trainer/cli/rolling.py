@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainer.cli.options import Mcp, Run, Tools, app
+from trainer.cli.options import ASKED, Mcp, Run, Tools, app
 from trainer.cli.told import told
 
 
@@ -82,7 +82,7 @@ def rollout(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=ASKED)
 def replay(
     run: Run,
     step: Annotated[int | None, typer.Argument(help="Of a training run: the step to make again.")] = None,

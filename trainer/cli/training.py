@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from trainer.cli.options import Mcp, Run, app
+from trainer.cli.options import ASKED, Run, app
 from trainer.cli.told import told
 
 if TYPE_CHECKING:
@@ -18,7 +19,17 @@ if TYPE_CHECKING:
 
     from trainer.train.settings import TrainSettings
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error what happens.")]
+
+def learns(said: str, metavar: str) -> Any:
+    return typer.Option(metavar=metavar, help=said, rich_help_panel="What is trained, on what")
+
+
+def runs(said: str, metavar: str) -> Any:
+    return typer.Option(metavar=metavar, help=said, rich_help_panel="The run")
+
+
+def switch(name: str, said: str, *short: str) -> Any:
+    return typer.Option(name, *short, help=said, rich_help_panel="The run")
 
 
 class Aside(logging.StreamHandler[TextIO]):
@@ -32,22 +43,26 @@ class Aside(logging.StreamHandler[TextIO]):
 @app.callback(invoke_without_command=True)
 def train(
     context: typer.Context,
-    tools: Annotated[str | None, typer.Option(metavar="DIR|URL", help="Tools. Default: tool_configs")] = None,
-    mcp: Mcp = None,
-    config: Annotated[str | None, typer.Option(metavar="FILE|JOB", help="Run file, or a shipped job's name.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="PATH", help="Folder of a model. Default: a tiny one")] = None,
-    data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks: JSONL, parquet, or a data set.")] = None,
-    engine: Annotated[str | None, typer.Option(metavar="auto|torch|sglang|URL", help="What writes.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: next in runs/")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same run.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with --out, or with the newest run.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Look at everything, show it, and train nothing.")] = False,
-    verbose: Verbose = False,
+    tools: Annotated[str | None, learns("Tools. Default: tool_configs", "DIR|URL")] = None,
+    mcp: Annotated[Path | None, learns("MCP servers. Default: mcp_servers.json beside --tools", "FILE")] = None,
+    model: Annotated[str | None, learns("A Hugging Face model's folder. Default: a tiny one is made", "PATH")] = None,
+    data: Annotated[str | None, learns("Tasks: JSONL, parquet, or a data set. Default: the tiny one's", "FILE")] = None,
+    config: Annotated[str | None, learns("YAML with all settings, or a job by its name", "FILE|JOB")] = None,
+    engine: Annotated[str | None, runs("What writes rollouts. Default: auto", "auto|torch|sglang|URL")] = None,
+    steps: Annotated[int | None, runs("Steps of the run", "N")] = None,
+    seed: Annotated[int | None, runs("The same seed gives the same run", "N")] = None,
+    out: Annotated[Path | None, runs("The run's folder. Default: the next one in runs/", "DIR")] = None,
+    resume: Annotated[bool, switch("--resume", "Go on with --out, or with the newest run")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Look at everything, show it, and train nothing")] = False,
+    verbose: Annotated[bool, switch("--verbose", "Log to standard error what happens", "-v")] = False,
 ) -> None:
     """Train language models to use tools: rollouts over many turns, exact to the token.
 
-    Without a command it trains. `mtrl-train --tools tool_configs/` makes a tiny model and lets you watch it learn.
+    mtrl-train --tools tool_configs/                 a tiny model learns its tools
+
+    mtrl-train --tools DIR --model PATH --data FILE  your tools, model and tasks
+
+    mtrl-train --config run.yaml --dry-run           look first, train nothing
     """
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[Aside()])
@@ -65,32 +80,31 @@ def train(
 
 
 def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: bool) -> None:
-    settings, name = _chosen(given, config, resume=resume)  # What is wrong there is told before torch is awake.
-
+    """What can be told before torch is awake, which takes seconds, is told before."""
     import anyio
     from rich.console import Console
 
-    from trainer.train.dry import dry_run as look
-    from trainer.train.folder import ABOUT
-    from trainer.train.start import folder_of
-    from trainer.train.start import train as begin
+    from trainer.train.folder import ABOUT, folder_of
 
     console = Console()
+    settings, name = _chosen(given, config, resume=resume)
     if dry_run:
+        from trainer.train.dry import dry_run as look
+
         if not anyio.run(look, settings, console):
             raise typer.Exit(1)
         return
     folder = folder_of(settings, name, resume=resume)
-
-    async def main() -> None:
-        await begin(settings, folder, console, resume=resume)
+    console.print(f"the run is {folder}", markup=False, highlight=False)
 
     def stopped() -> str:
         begun = (folder / ABOUT).exists()
         return f"go on with: mtrl-train --resume --out {quote(str(folder))}" if begun else "nothing had begun"
 
     with told(stopped=stopped):
-        anyio.run(main)
+        from trainer.train.start import train as begin
+
+        anyio.run(partial(begin, settings, folder, console, resume=resume))
     _next(folder, console)
 
 
@@ -132,7 +146,7 @@ def _chosen(given: dict[str, Any], config: str | None, *, resume: bool) -> tuple
     return validated(TrainSettings, file, given), name
 
 
-@app.command("eval")
+@app.command("eval", rich_help_panel=ASKED)
 def evaluate(
     run: Run,
     rows: Annotated[int | None, typer.Option(help="Tasks to try. Default: as the run says")] = None,

@@ -34,4 +34,5 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
             console.print(Text("no tasks are held out: success is looked at on those that are trained on"))
         console.print()
         show([shown(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokens.decode)
+        console.print(Text("\nnothing stands in its way" if planned.fits else "\n1 to mend"))
         return planned.fits

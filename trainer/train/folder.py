@@ -58,6 +58,13 @@ def _changed(run: Path) -> float:
     return (metrics if metrics.exists() else run / ABOUT).stat().st_mtime
 
 
+def folder_of(settings: TrainSettings, name: str, *, resume: bool) -> Path:
+    """The run's folder: the one that is named, the newest to go on with, or the next free one."""
+    if settings.out is not None:
+        return settings.out
+    return newest() if resume else free(name)
+
+
 class Folder:
     """Entered by the one process that writes; it may be read by any."""
 

@@ -17,7 +17,7 @@ from trainer.policy.policy import Policy
 from trainer.run.file import Writer
 from trainer.train.checkpoint import Checkpoint
 from trainer.train.compare import compare
-from trainer.train.folder import METRICS, Folder, differences, free, newest
+from trainer.train.folder import METRICS, Folder, differences
 from trainer.train.job import Job, opened
 from trainer.train.loop import Training
 from trainer.train.metrics import Metrics
@@ -25,13 +25,6 @@ from trainer.train.reports import Reports, packages
 from trainer.train.settings import TrainSettings
 from trainer.view.training import TrainingProgress
 from trainer.view.warming import warming
-
-
-def folder_of(settings: TrainSettings, name: str, *, resume: bool) -> Path:
-    """The run's folder: the one that is named, the newest to go on with, or the next free one."""
-    if settings.out is not None:
-        return settings.out
-    return newest() if resume else free(name)
 
 
 async def train(settings: TrainSettings, path: Path, console: Console, *, resume: bool = False) -> None:

@@ -33,10 +33,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def training(place: Path, out: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    config = () if "--resume" in words else ("--config", "run.yaml")
+def training(place: Path, out: str, *words: str, config: str = "run.yaml") -> Iterator[subprocess.Popen[str]]:
+    chosen = () if "--resume" in words else ("--config", config)
     process = subprocess.Popen(
-        [sys.executable, "-m", "trainer.cli", *config, "--out", out, *words],
+        [sys.executable, "-m", "trainer.cli", *chosen, "--out", out, *words],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -119,3 +119,16 @@ def test_ctrl_c_leaves_in_time_with_everything_closed_and_the_run_goes_on(
         until_gone(kept)
     finished(place, "stopped", "--resume")
     assert measured(place / "stopped") == whole
+
+
+def test_ctrl_c_while_a_model_is_made_leaves_nothing_half_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    with training(tmp_path, "stopped", "--tools", str(ROOT / "tool_configs"), config="default") as process:
+        until(lambda: any(kept.glob("mtrl/*/model/config.json")), process)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        told, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 130 and time.monotonic() - began < LEAVE_S, told
+    assert "mtrl-train: stopped; nothing had begun" in told
+    assert [*kept.glob("mtrl/*")] == [] and not (tmp_path / "stopped").exists()
