@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typed import Run
+from trainings import Run
 from typer.testing import CliRunner
 
 from trainer.cli import app

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from jobs import ROOT
-from typed import Run, config, measured
+from trainings import Run, config, measured
 from typer.testing import CliRunner
 
 from trainer.cli import app

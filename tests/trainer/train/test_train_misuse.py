@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from jobs import ROOT, SMALL, model
-from typed import Run, checkpoints, config, measured, mine
+from trainings import Run, checkpoints, config, measured, mine
 
 import trainer.policy.memory
 from trainer.policy.policy import Policy
