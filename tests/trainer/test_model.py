@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 
-from trainer.model import ModelError, load_model
+from trainer.model import ModelError, load_model, settle
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -22,6 +22,12 @@ def test_a_saved_model_comes_back(family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
     assert load_model(tmp_path, dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_products_are_made_by_one_thread(one_thread: None) -> None:
+    torch.set_num_threads(2)
+    settle()
+    assert torch.get_num_threads() == 1
 
 
 def test_what_is_no_model_is_named_with_its_folder(tmp_path: Path) -> None:

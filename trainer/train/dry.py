@@ -30,8 +30,8 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         rows = {name or settings.data: len(source) for name, source in job.tasks.train.items()}
         for name, count in rows.items():
             console.print(Text(f"{count} tasks of {name}; {settings.prompts} x {settings.n} rollouts a step"))
-        if not job.tasks.apart:
-            console.print(Text("no tasks are held out: success is looked at on those that are trained on"))
+        for note in job.tasks.notes:
+            console.print(Text(note))
         console.print()
         show([shown(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokens.decode)
         console.print(Text("\nnothing stands in its way" if planned.fits else "\n1 to mend"))

@@ -53,6 +53,11 @@ class Tasks:
     apart: bool
     """False where nothing but the training tasks was there to evaluate on."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of an evaluation."""
+        return () if self.apart else ("no tasks are held out: success is looked at on those that are trained on",)
+
 
 def tasks_of(settings: TrainSettings) -> Tasks:
     named = {stage.data for stage in settings.curriculum.stages}

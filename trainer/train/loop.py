@@ -82,7 +82,7 @@ class Training:
         progress.begin(step, settings.prompts * settings.n)
         rolled = await self._rolled(step)
         told = (
-            {"step": float(step), "policy/version": float(self.step)} | reward_metrics(rolled.groups) | rolled.metrics()
+            {"step": float(step), "policy/version": float(self.step)} | reward_metrics(rolled.scored) | rolled.metrics()
         )
         with progress.phase("learning"):
             told |= await to_thread.run_sync(self._learn, rolled)

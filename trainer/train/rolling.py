@@ -34,13 +34,14 @@ class Rolled:
     """Every rollout, as it ended."""
 
     @property
+    def scored(self) -> list[ScoredGroup]:
+        """All that were scored. What taught nothing is no part of a step, but it tells as much of the policy."""
+        return [*self.left, *self.groups]
+
+    @property
     def rollouts(self) -> list[Rollout]:
         """All that is kept, with their scores where they have any, in an order that no clock decides."""
-        scored = {
-            (one.rollout.group, one.rollout.index): one.rollout
-            for group in [*self.groups, *self.left]
-            for one in group.scored
-        }
+        scored = {(one.rollout.group, one.rollout.index): one.rollout for group in self.scored for one in group.scored}
         kept = [
             one if one.stop.infrastructure else scored.get((one.group, one.index), replace(one, rewards=NOTHING))
             for one in self.over
@@ -51,12 +52,12 @@ class Rolled:
     def reasons(self) -> Counter[str]:
         """Of what does not count, and is not the policy's doing."""
         reasons = Counter(f"{one.stop}: {one.reason}" for one in self.over if one.stop.infrastructure)
-        failed = [one for group in [*self.groups, *self.left] for one in group.failed]
+        failed = [one for group in self.scored for one in group.failed]
         reasons.update(one.reason.partition("; rollout")[0] for one in failed)  # What befell many is one reason.
         return reasons
 
     def metrics(self) -> dict[str, float]:
-        rollouts = [one.rollout for group in self.groups for one in group.scored]
+        rollouts = [one.rollout for group in self.scored for one in group.scored]
         told = {"rollout/count": float(len(rollouts)), "rollout/lost": float(sum(self.reasons.values()))}
         if not rollouts:
             return told

@@ -67,7 +67,7 @@ async def _training(
     if engine.version != step:
         await engine.publish(policy.weights, step)
     told(f"rollouts are written by the {engine.capabilities.name} engine")
-    for note in notes(engine.capabilities):
+    for note in (*notes(engine.capabilities), *job.tasks.notes):
         told(note)
     if found:
         job.course.resume(found.state["position"])

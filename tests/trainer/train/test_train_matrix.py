@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,10 @@ async def test_a_step_goes_on_to_the_bit_and_is_made_again(
     await train(settings, run, told)
     whole, written = measured(run), said(run)
     assert len(whole) == 2 and any(line.get("update/grad_norm") for line in whole), whole
+    for line in whole:
+        scored = [one.rewards for one in Rollouts(run) if one.rewards and one.group.startswith(f"{line['step']}-")]
+        for name in scored[0]:
+            assert line[f"reward/{name}"] == fsum(one[name] for one in scored) / len(scored)
     shutil.rmtree(run / "checkpoints/000002")
     await train(settings, run, told, resume=True)
     assert measured(run) == whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from trainer.train.again import again
 from trainer.train.compare import compare
+from trainer.train.dry import dry_run
 from trainer.train.folder import Folder
 from trainer.train.start import train
 
@@ -74,6 +76,20 @@ async def test_success_is_compared_before_and_after(run: Path) -> None:
 async def test_a_folder_is_not_written_twice_by_mistake(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is a run already\n.*--resume"):
         await train(small(), run, quiet())
+
+
+async def test_what_is_missing_is_told_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ConfigError, match=r"trackio is asked for.*\n.*pip install trackio"):
+        await train(small(report=["trackio"]), tmp_path / "run", quiet())
+    with pytest.raises(ConfigError, match="trackio is asked for"):
+        await dry_run(small(report=["trackio"]), quiet())
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds adapters alone\n.*merge"):
+        await dry_run(small(model=str(tmp_path)), quiet())
+    assert not (tmp_path / "run").exists()
 
 
 async def test_going_on_with_other_settings_is_refused_and_names_them(run: Path) -> None:
