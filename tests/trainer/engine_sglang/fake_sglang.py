@@ -23,8 +23,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.publish.tensors import ByTensors
+
 VOCABULARY = 40
 NAME = "follows.weight"
+IDS = tuple(range(5, 25))
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
@@ -247,3 +251,16 @@ async def serving(*fakes: Fake) -> AsyncIterator[list[str]]:
                     fake.released.set()
                     fake.going.set()
                     server.should_exit = True
+
+
+@asynccontextmanager
+async def opened(*fakes: Fake, **more: object) -> AsyncIterator[SGLangEngine]:
+    async with serving(*fakes) as urls, SGLangEngine(urls, ByTensors(), **more) as engine:  # type: ignore[arg-type]
+        with anyio.fail_after(30):
+            yield engine
+
+
+async def until(holds: Callable[[], object], within_s: float = 10) -> None:
+    with anyio.fail_after(within_s):
+        while not holds():  # noqa: ASYNC110 - what happens at a server has no event here
+            await anyio.sleep(0.005)

@@ -5,31 +5,18 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import anyio
 import pytest
-from fake_sglang import NAME, Fake, reads, serving, weights
+from fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from starlette.responses import JSONResponse
 
 from gateway.types import Image
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.publish.disk import ByDisk
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.wire import Gone
-
-IDS = tuple(range(5, 25))
-
-
-@asynccontextmanager
-async def opened(*fakes: Fake, **more: object) -> AsyncIterator[SGLangEngine]:
-    async with serving(*fakes) as urls, SGLangEngine(urls, ByTensors(), **more) as engine:  # type: ignore[arg-type]
-        with anyio.fail_after(30):
-            yield engine
 
 
 async def test_what_is_asked_are_ids_and_logprobs_of_what_is_sampled_alone() -> None:
@@ -86,100 +73,6 @@ async def test_nothing_is_asked_where_nothing_may_be_written() -> None:
         assert len(fake.asked) == before
 
 
-@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
-async def test_each_release_is_given_weights_as_it_takes_them(release: str) -> None:
-    fake, new = Fake(release), weights(1)
-    async with opened(fake, finds=reads(new)) as engine:
-        assert engine.version == -1 and not engine.capabilities.exact
-        await engine.publish(new, 3)
-        assert engine.version == 3 and engine.capabilities.exact
-        written = await engine.generate(IDS, Sampling(max_tokens=2))
-    assert fake.weights[NAME].equal(new[NAME]) and written.version == 3 and not fake.updating
-    assert len(fake.bodies("/begin_weight_update")) == (release == "0.5.23")
-    assert engine.agreement and engine.agreement.most < 1e-6
-
-
-async def test_weights_by_disk_leave_nothing_there(tmp_path: Path) -> None:
-    fake, new = Fake(), weights(1)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "shared").mkdir()
-    way = ByDisk(tmp_path / "model", tmp_path / "shared")
-    async with serving(fake) as urls, SGLangEngine(urls, way, finds=reads(new)) as engine:
-        await engine.publish(new, 1)
-    assert fake.weights[NAME].equal(new[NAME])
-    assert list((tmp_path / "shared").iterdir()) == []
-
-
-async def test_an_update_that_another_trainer_left_open_is_closed_first() -> None:
-    fake, new = Fake(updating=True), weights(1)
-    async with opened(fake, finds=reads(new)) as engine:
-        await engine.publish(new, 1)
-    assert fake.weights[NAME].equal(new[NAME]) and not fake.updating
-
-
-async def test_a_server_that_did_not_take_the_weights_ends_the_run() -> None:
-    async with opened(Fake(deaf=True), finds=reads(weights(1))) as engine:
-        with pytest.raises(EngineError, match="has other weights than were published"):
-            await engine.publish(weights(1), 1)
-
-
-async def test_a_server_that_kept_the_weights_before_ends_the_run_though_they_differ_by_little() -> None:
-    old = weights(1)
-    new = {NAME: old[NAME] + 2e-3 * weights(2)[NAME]}
-    fake, now = Fake(), [old]
-    async with opened(fake, finds=lambda ids: reads(now[0])(ids)) as engine:
-        await engine.publish(old, 1)
-        fake.deaf, now[0] = True, new
-        with pytest.raises(EngineError, match="has the weights of the time before"):
-            await engine.publish(new, 2)
-
-
-async def test_a_server_that_tells_another_version_ends_the_run() -> None:
-    fake = Fake()
-    fake.fails["/update_weights_from_tensor"] = JSONResponse({"success": True})
-    async with opened(fake) as engine:
-        with pytest.raises(EngineError, match="has weights 0 where 4 were published"):
-            await engine.publish(weights(1), 4)
-
-
-async def test_weights_that_are_refused_end_the_run_and_the_server_writes_again() -> None:
-    fake = Fake()
-    fake.fails["/update_weights_from_tensor"] = JSONResponse({"success": False, "message": "shapes differ"})
-    async with opened(fake) as engine:
-        with pytest.raises(EngineError, match="shapes differ"):
-            await engine.publish(weights(1), 1)
-        assert not fake.updating
-        assert len((await engine.generate(IDS, Sampling(max_tokens=2))).ids) == 2
-
-
-async def test_what_is_being_written_goes_on_under_new_weights_and_says_so() -> None:
-    fake, new = Fake(hold_at=3), weights(1)
-    async with opened(fake, finds=reads(new)) as engine, anyio.create_task_group() as tasks:
-        ended: list[Written] = []
-
-        async def write() -> None:
-            ended.append(await engine.generate(IDS, Sampling(max_tokens=6), key="a"))
-
-        tasks.start_soon(write)
-        await until(lambda: fake.writing)
-        await engine.publish(new, 7)
-        fake.released.set()
-        await until(lambda: ended)
-    assert ended[0].version == 7 and len(ended[0].ids) == 6
-
-
-async def test_what_one_version_read_is_not_read_again_by_the_next() -> None:
-    fake = Fake()
-    async with opened(fake, in_place=True) as engine:
-        await engine.publish(weights(1), 1)
-        await engine.generate(IDS, Sampling(max_tokens=2), key="a")
-        assert (await engine.generate(IDS, Sampling(max_tokens=2), key="a")).cached == len(IDS) - 1
-        await engine.publish(weights(2), 2)
-        assert (await engine.generate(IDS, Sampling(max_tokens=2), key="a")).cached == 0
-    assert not any(body["flush_cache"] for body in fake.bodies("/update_weights_from_tensor"))
-
-
 async def test_siblings_that_come_at_once_read_their_opening_once() -> None:
     fake, ended = Fake(), []
     async with opened(fake) as engine, anyio.create_task_group() as tasks:
@@ -192,27 +85,6 @@ async def test_siblings_that_come_at_once_read_their_opening_once() -> None:
             tasks.start_soon(write, index)
         await until(lambda: len(ended) == 8)
     assert sorted(written.cached for written in ended) == [0] + [len(IDS) - 1] * 7
-
-
-async def test_while_it_is_paused_nothing_is_sampled() -> None:
-    fake = Fake(hold_at=2)
-    async with opened(fake) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=4))
-        await until(lambda: fake.writing)
-        await engine.pause()
-        fake.released.set()
-        await engine.publish(weights(1), 1)  # What it has is asked about when it goes on.
-        assert fake.writing == 1 and not fake.going.is_set()
-        await engine.resume()
-    assert fake.going.is_set() and fake.writing == 0
-
-
-async def test_weights_that_did_not_arrive_while_it_was_paused_are_found_out_when_it_goes_on() -> None:
-    async with opened(Fake(deaf=True), finds=reads(weights(1))) as engine:
-        await engine.pause()
-        await engine.publish(weights(1), 1)
-        with pytest.raises(EngineError, match="other weights"):
-            await engine.resume()
 
 
 async def test_an_aborted_rollout_gets_what_it_has_and_the_others_go_on() -> None:
@@ -355,9 +227,3 @@ def test_no_number_that_json_cannot_write_is_sent() -> None:
     from trainer.engine.sglang.request import BARRED
 
     assert math.isfinite(BARRED)
-
-
-async def until(holds: object, within_s: float = 10) -> None:
-    with anyio.fail_after(within_s):
-        while not holds():  # type: ignore[operator]  # noqa: ASYNC110 - what happens at a server has no event here
-            await anyio.sleep(0.005)

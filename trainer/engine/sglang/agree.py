@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, nan
 
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.wire import Wire
@@ -41,13 +42,15 @@ async def found(wire: Wire) -> list[float]:
         "logprob_start_len": 0,
     }
     answer = await wire.post("/generate", asked, within=SCORE_S)
-    return [float(pair[0]) for pair in answer["meta_info"]["input_token_logprobs"][1:]]
+    told = answer["meta_info"]["input_token_logprobs"][1:]
+    return [nan if pair[0] is None else float(pair[0]) for pair in told]  # JSON has no word for it.
 
 
 def agreement(server: Sequence[float], trainer: Sequence[float]) -> Agreement:
     if len(server) != len(trainer):
         raise EngineError(f"SGLang told {len(server)} logprobs of a prompt with {len(trainer)}")
     apart = [abs(one - other) for one, other in zip(server, trainer, strict=True)]
+    apart = [one if isfinite(one) else inf for one in apart]  # The largest of numbers and no numbers is any of them.
     return Agreement(max(apart), sum(apart) / len(apart))
 
 

@@ -1,0 +1,225 @@
+"""The engine on a real server: what it writes and what it is given are the trainer's, to rounding."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from trainer.engine.base import EngineError, Sampling, Written
+from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.publish.disk import ByDisk
+from trainer.engine.sglang.publish.group import ByGroup
+from trainer.engine.sglang.publish.tensors import ByTensors
+from trainer.engine.sglang.publish.way import Way
+from trainer.engine.sglang.server import Server
+from trainer.model import load_model
+
+AGREE = 1e-5
+EOS = 1
+PROMPT = tuple(range(40, 80))
+WAYS = ("tensors", "disk", "group")
+SMALL = {
+    "prompts": 4,
+    "n": 4,
+    "evaluation": {"every": 1, "few": 4, "rows": 8},
+    "checkpoint": {"every": 1},
+    "update": {"lr": 0.002},
+}
+
+
+@pytest.fixture
+def policy(model: Path) -> PreTrainedModel:
+    torch.set_num_threads(1)
+    return load_model(model)
+
+
+def finds(policy: PreTrainedModel, temperature: float = 1.0) -> Callable[[Sequence[int]], list[float]]:
+    def read(ids: Sequence[int]) -> list[float]:
+        ids_T = torch.tensor(ids)
+        with torch.no_grad():
+            logprobs_TV = (policy(ids_T[None]).logits[0] / temperature).log_softmax(-1)
+        return [float(value) for value in logprobs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]]
+
+    return read
+
+
+def moved(policy: PreTrainedModel, by: float = 0.1) -> None:
+    noise = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(by * torch.randn(weight.shape, generator=noise))
+
+
+def way_of(name: str, model: Path) -> Way:
+    return {"tensors": ByTensors, "group": ByGroup}[name]() if name != "disk" else ByDisk(model)
+
+
+@asynccontextmanager
+async def opened(
+    server: Server, policy: PreTrainedModel, way: Way | None = None, *, in_place: bool = False
+) -> AsyncIterator[SGLangEngine]:
+    """With the policy's weights, whatever the test before has left there."""
+    with anyio.fail_after(300):
+        async with SGLangEngine([server.url], way or ByTensors(), finds=finds(policy), in_place=in_place) as engine:
+            await engine.publish(policy.state_dict(), 0)
+            yield engine
+
+
+def off(policy: PreTrainedModel, asked: Sequence[int], written: Written, temperature: float = 1.0) -> float:
+    ours = finds(policy, temperature)((*asked, *written.ids))[len(asked) - 1 :]
+    return max(abs(one - other) for one, other in zip(ours, written.logprobs, strict=True))
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6}, {"top_p": 0.8, "top_k": 20, "temperature": 1.3}])
+async def test_logprobs_are_the_policys_own_under_the_temperature_and_before_filters(
+    server: Server, policy: PreTrainedModel, sampling: dict[str, float]
+) -> None:
+    async with opened(server, policy) as engine:
+        written = await engine.generate(PROMPT, Sampling(max_tokens=100, **sampling))  # type: ignore[arg-type]
+        assert engine.capabilities.exact and engine.agreement and engine.agreement.most <= AGREE
+    assert written.ids and off(policy, PROMPT, written, sampling.get("temperature", 1.0)) <= AGREE
+
+
+async def test_stop_ids_end_a_turn_and_barred_ones_are_never_written(server: Server, policy: PreTrainedModel) -> None:
+    async with opened(server, policy) as engine:
+        free = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, barred=(EOS,)))
+        stopped = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, stop_ids=(free.ids[2],)))
+        barred = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, barred=(free.ids[0], EOS)))
+    first = free.ids.index(free.ids[2])
+    assert stopped.stop == "stop" and stopped.ids == free.ids[: first + 1]
+    assert free.stop == "length" and free.ids[0] not in barred.ids
+
+
+async def test_what_could_be_cached_is_over_many_turns_of_siblings(server: Server, policy: PreTrainedModel) -> None:
+    told: list[tuple[int, int]] = []
+
+    async def play(engine: SGLangEngine, group: int, index: int) -> None:
+        ids, before = [group + 5] * 5 + list(range(40, 120)), 0
+        for turn in range(4):
+            written = await engine.generate(
+                ids, Sampling(max_tokens=12, barred=(EOS,)), key=f"{group}/t/{index}", group=str(group)
+            )
+            told.append((written.cached, max(before, written.cached if not turn else 0)))
+            before = len(ids) + len(written.ids) - 1
+            ids += [*written.ids, *range(40, 60)]
+
+    async with opened(server, policy) as engine, anyio.create_task_group() as tasks:
+        for group in range(4):
+            for index in range(8):
+                tasks.start_soon(play, engine, group, index)
+    cached, possible = (sum(each) for each in zip(*told, strict=True))
+    openings = 4 * 7 * 84
+    assert cached >= openings
+    assert cached >= 0.95 * possible
+
+
+@pytest.mark.parametrize("name", WAYS)
+async def test_weights_arrive_by_each_way_and_the_ones_before_come_back(
+    name: str, server: Server, model: Path, policy: PreTrainedModel
+) -> None:
+    greedy = Sampling(max_tokens=24, temperature=0)
+    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    async with opened(server, policy, way_of(name, model)) as engine:
+        first = await engine.generate(PROMPT, greedy)
+        moved(policy)
+        began = time.perf_counter()
+        await engine.publish(policy.state_dict(), 1)
+        sys.stderr.write(f"weights published by {name} in {time.perf_counter() - began:.3f} s\n")
+        second = await engine.generate(PROMPT, greedy)
+        assert off(policy, PROMPT, second) <= AGREE
+        policy.load_state_dict(before)
+        await engine.publish(policy.state_dict(), 2)
+        third = await engine.generate(PROMPT, greedy)
+    assert second.ids != first.ids and third.ids == first.ids
+    assert (first.version, second.version, third.version) == (0, 1, 2)
+    assert third.cached == 0
+
+
+async def test_weights_that_are_not_the_trainers_end_the_run(server: Server, policy: PreTrainedModel) -> None:
+    async with opened(server, policy) as engine:
+        other = {name: value.clone() for name, value in policy.state_dict().items()}
+        moved(policy)
+        with pytest.raises(EngineError, match="has other weights than were published"):
+            await engine.publish(other, 1)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_what_is_being_written_goes_on_under_new_weights(
+    in_place: bool, server: Server, policy: PreTrainedModel
+) -> None:
+    ended: list[Written] = []
+
+    async def write(engine: SGLangEngine, place: int) -> None:
+        ended.append(await engine.generate((*PROMPT, place), Sampling(max_tokens=300, barred=(EOS,)), key=str(place)))
+
+    async with opened(server, policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
+        for place in range(4):
+            tasks.start_soon(write, engine, place)
+        await anyio.sleep(0.5)  # the time in which it writes
+        moved(policy, by=0.01)
+        await engine.publish(policy.state_dict(), 1)
+    assert [len(one.ids) for one in ended] == [300] * 4
+    assert {one.version for one in ended} == {1}
+
+
+async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
+    server: Server, policy: PreTrainedModel
+) -> None:
+    ended: dict[str, Written] = {}
+
+    async def write(engine: SGLangEngine, key: str) -> None:
+        ended[key] = await engine.generate(PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key=key)
+
+    async with opened(server, policy) as engine, anyio.create_task_group() as tasks:
+        for key in ("t/1", "t/10", "t/2"):
+            tasks.start_soon(write, engine, key)
+        await anyio.sleep(0.3)  # the time in which it writes
+        await engine.abort("t/1")
+        assert set(ended) == {"t/1"} and ended["t/1"].stop == "abort"
+        await engine.pause()
+        await anyio.sleep(1.0)  # the time in which it does not
+        await engine.abort("t/2")
+        assert set(ended) == {"t/1", "t/2"} and ended["t/2"].stop == "abort"
+        await engine.resume()
+    assert len(ended["t/10"].ids) == 400 and 0 < len(ended["t/1"].ids) < 400
+    assert off(policy, PROMPT, ended["t/1"]) <= AGREE
+
+
+async def test_who_hangs_up_frees_the_place(server: Server, policy: PreTrainedModel) -> None:
+    async with opened(server, policy) as engine:
+        with anyio.move_on_after(0.3):
+            await engine.generate(PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key="left")
+        with anyio.fail_after(10):
+            while await running(engine):  # noqa: ASYNC110 - it happens at the server
+                await anyio.sleep(0.05)
+
+
+async def running(engine: SGLangEngine) -> int:
+    (load,) = (await engine.replicas[0].wire.get("/v1/loads"))["loads"]
+    return int(load["num_running_reqs"])
+
+
+async def test_the_default_job_learns_on_it(server: Server, tmp_path: Path) -> None:
+    """The server is one that was running, with other weights of the same shape."""
+    (tmp_path / "small.yaml").write_text(json.dumps(SMALL))
+    run = tmp_path / "run"
+    words = ["--config", str(tmp_path / "small.yaml"), "--engine", server.url, "--steps", "2", "--out", str(run)]
+    with anyio.fail_after(540):
+        done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], check=False)
+    told = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, told
+    assert "rollouts are written by the sglang 0.5.23 engine" in told
+    about = json.loads((run / "run.json").read_text())
+    assert about["engine"] == "sglang 0.5.23" and about["settings"]["engine"] == server.url
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    assert all(step["rollout/lost"] == 0 and step["mismatch/max"] <= AGREE for step in steps[1:])
