@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.errors import ConfigError
 from trainer.cli.options import ASKED, Mcp, Run, Tools, app
 from trainer.cli.told import told
 
@@ -96,6 +97,11 @@ def replay(
 
     with told():
         if step is None:
+            from trainer.run.history import NAME as METRICS
+
+            if (run / METRICS).exists():
+                remedy = f"name the step to make again: mtrl-train replay {run} STEP"
+                raise ConfigError("is a training run", file=run, remedy=remedy)
             from trainer.replay import replay as again
 
             same = anyio.run(again, run, Console())

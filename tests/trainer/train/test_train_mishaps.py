@@ -184,6 +184,7 @@ def test_the_end_says_where_things_are_and_what_to_ask_them(run: Run, begun: Pat
     assert "4 steps are over; the model is r/checkpoints/000004" in told
     for words in ("plot r", "eval r", "show r"):
         assert f"mtrl-train {words} " in told
+    assert "r: is a training run\n  remedy: name the step" in run("replay", "r", code=2)
     shown = run("show", "r", 0)
     assert "turn 0: policy" in shown and "look_up" in shown and "without text" not in shown
     assert "trained" in run("why", "r", 0, 30)
