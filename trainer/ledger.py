@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any
 
@@ -107,22 +107,22 @@ class Ledger:
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
-        return tuple(token for entry in self.entries for token in entry.ids)
+        return tuple(chain.from_iterable(entry.ids for entry in self.entries))
 
     @cached_property
     def mask(self) -> tuple[bool, ...]:
         """True for each id that the policy wrote: what the loss sees."""
-        return tuple(entry.author is Author.POLICY for entry in self.entries for _ in entry.ids)
+        return tuple(chain.from_iterable((entry.author is Author.POLICY,) * len(entry.ids) for entry in self.entries))
 
     @cached_property
     def logprobs(self) -> tuple[float, ...]:
         """0.0 where nothing was sampled, so that it lines up with the ids."""
-        return tuple(value for entry in self.entries for value in entry.logprobs or (0.0,) * len(entry.ids))
+        return tuple(chain.from_iterable(entry.logprobs or (0.0,) * len(entry.ids) for entry in self.entries))
 
     @cached_property
     def versions(self) -> tuple[int | None, ...]:
         """The policy's version that sampled each id; None where nothing was sampled."""
-        return tuple(entry.version for entry in self.entries for _ in entry.ids)
+        return tuple(chain.from_iterable((entry.version,) * len(entry.ids) for entry in self.entries))
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import torch
 from torch import Tensor
@@ -119,7 +119,7 @@ def _length(rollout: Rollout) -> int:
 
 def _drafts(place: int, rollout: Rollout, rounds: Weigh) -> Iterator[Draft]:
     """Turns are counted, and rounds weighed, over all ledgers: the last round is the rollout's, not each ledger's."""
-    whole = Ledger(tuple(entry for ledger in rollout.ledgers for entry in ledger))
+    whole = Ledger(tuple(chain.from_iterable(rollout.ledgers))) if rollout.earlier else rollout.ledger
     weight_T, turn_T = weights(whole, rounds, rollout.name), _turns(whole)
     stops = accumulate(map(len, rollout.ledgers), initial=0)
     for ledger, (start, stop) in zip(rollout.ledgers, pairwise(stops), strict=True):
@@ -131,7 +131,7 @@ def _drafts(place: int, rollout: Rollout, rounds: Weigh) -> Iterator[Draft]:
 def _turns(ledger: Ledger) -> tuple[int, ...]:
     mine = [entry.author is Author.POLICY for entry in ledger]
     counted = zip(ledger, mine, accumulate(mine), strict=True)
-    return tuple(turns - 1 if own else -1 for entry, own, turns in counted for _ in entry.ids)
+    return tuple(chain.from_iterable((turns - 1 if own else -1,) * len(entry.ids) for entry, own, turns in counted))
 
 
 def _rewards(scored: Sequence[Scored], settings: AlgorithmSettings) -> tuple[float, ...]:
