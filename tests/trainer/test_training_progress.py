@@ -180,6 +180,8 @@ def test_rollouts_are_counted_by_step_and_those_of_an_evaluation_apart() -> None
     assert watched.measured()["engine/rollouts/ended"] == 8
     watched.begin(2, 8)
     assert any("0 of 8" in line for line in watched.drawn())
+    watched.more(4)
+    assert any("0 of 12" in line for line in watched.drawn())
 
 
 def test_time_left_is_that_of_late_steps() -> None:

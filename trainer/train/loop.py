@@ -99,7 +99,7 @@ class Training:
     async def _rolled(self, step: int) -> Rolled:
         """Whatever ends it, what is over is saved."""
         player = self.job.player(self.engine, self.progress)
-        roller, rolled = Roller(player, self.job.scorer, self.job.settings), Rolled()
+        roller, rolled = Roller(player, self.job.scorer, self.job.settings, self.progress.more), Rolled()
         try:
             with self.progress.phase("rolling_out"):
                 await roller.step(step, self.job.course, rolled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -89,6 +89,8 @@ class Roller:
     player: Player
     scorer: Scorer
     settings: TrainSettings
+    more: Callable[[int], None]
+    """Told how many rollouts are made beyond those that were to be expected."""
 
     async def step(self, step: int, tasks: Iterator[Task], into: Rolled) -> None:
         """Where `dynamic` is set, groups that teach nothing are replaced, a few times over."""
@@ -103,6 +105,7 @@ class Roller:
             missing = settings.prompts - len(into.groups)
             if not missing:
                 return
+            self.more(missing * settings.n)
 
     async def _play(self, name: str, tasks: Sequence[Task], into: Rolled) -> None:
         """Scoring one group does not wait for the next."""

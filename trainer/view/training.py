@@ -80,6 +80,10 @@ class TrainingProgress(Display):
         self._counts = self._shown = Counts(total_rollouts, clock=self._now)
         self._written, self._writing_s = 0, 0.0
 
+    def more(self, rollouts: int) -> None:
+        """The step has so many more than it began with."""
+        self._counts.total += rollouts
+
     @contextmanager
     def phase(self, name: str, rollouts: int | None = None) -> Iterator[None]:
         """What takes time now. With `rollouts` there are so many that are not the step's own, and count apart."""

@@ -123,8 +123,8 @@ WAYS: dict[str, dict[str, Any]] = {
         },
         "update": {"checkpointing": True},
     },
-    "drop": {"kinds": ["sum", "fact"], "groups": {"on_failure": "drop"}, "algorithm": {"name": "rloo"}},
-    "rest": {"kinds": ["sum"], "groups": {"on_failure": "rest"}, "algorithm": {"name": "grpo"}},
+    "drop": {"kinds": ["sum"], "groups": {"on_failure": "drop"}, "sampling": {"temperature": 1.5}},
+    "rest": {"kinds": ["sum"], "groups": {"on_failure": "rest"}, "sampling": {"temperature": 1.5}},
     "stages": {"curriculum": {"stages": [{"tools": ["look_up"], "until": {"step": 1}}, {"interaction": "judge"}]}},
     "success": {
         "curriculum": {
