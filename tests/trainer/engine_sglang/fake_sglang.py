@@ -28,6 +28,7 @@ from trainer.engine.sglang.publish.tensors import ByTensors
 
 VOCABULARY = 40
 NAME = "follows.weight"
+BROKEN = ("/generate", "/pause_generation", "/continue_generation")
 IDS = tuple(range(5, 25))
 
 
@@ -77,6 +78,14 @@ class Fake:
 
     def bodies(self, path: str) -> list[Any]:
         return [body for asked, body in self.asked if asked == path]
+
+    def break_down(self) -> None:
+        self.fails = {path: JSONResponse({"detail": "broken"}, 500) for path in BROKEN}
+
+    def start_anew(self) -> None:
+        """On what it was started on."""
+        self.fails, self.cached = {}, {}
+        self.weights, self.version = weights(0), "default"
 
     def app(self) -> Starlette:
         served: dict[str, Callable[[Any], Any]] = {

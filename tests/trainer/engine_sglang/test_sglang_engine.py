@@ -113,17 +113,46 @@ async def test_who_stops_waiting_has_the_server_stop_writing() -> None:
         assert fake.aborted == {fake.bodies("/generate")[-1]["rid"]}
 
 
-async def test_a_server_that_is_lost_is_left_out_and_what_it_wrote_is_written_elsewhere() -> None:
+async def test_what_a_lost_server_wrote_is_written_elsewhere_and_it_comes_back_with_the_weights() -> None:
     first, second = Fake(), Fake()
     async with opened(first, second) as engine:
-        first.fails["/generate"] = JSONResponse({"detail": "out of memory"}, 500)
-        written = [await engine.generate(IDS, Sampling(max_tokens=3), key=str(place)) for place in range(4)]
-        assert all(len(one.ids) == 3 for one in written)
-        assert [replica.up for replica in engine.replicas] == [False, True]
-        first.fails.clear()
         await engine.publish(weights(1), 1)
-        assert [replica.up for replica in engine.replicas] == [True, True]
-    assert first.weights[NAME].equal(weights(1)[NAME])
+        first.break_down()
+        written = [await engine.generate(IDS, Sampling(max_tokens=3), key=str(place)) for place in range(4)]
+        assert all(len(one.ids) == 3 and one.version == 1 for one in written)
+        assert [replica.up for replica in engine.replicas] == [False, True]
+        await engine.publish(weights(2), 2)
+        first.start_anew()
+        await until(lambda: engine.replicas[0].up)
+    assert first.weights[NAME].equal(weights(2)[NAME]) and first.version == "2"
+
+
+async def test_where_it_was_the_only_one_whoever_asked_waits_for_it() -> None:
+    fake, ended = Fake(), []
+    async with opened(fake, finds=reads(weights(1))) as engine, anyio.create_task_group() as tasks:
+        await engine.publish(weights(1), 1)
+        fake.break_down()
+
+        async def write(key: str) -> None:
+            ended.append(await engine.generate(IDS, Sampling(max_tokens=3), key=key))
+
+        for key in ("a", "b"):
+            tasks.start_soon(write, key)
+        await until(lambda: not engine.replicas[0].up)
+        fake.start_anew()
+        await until(lambda: len(ended) == 2)
+    assert [one.version for one in ended] == [1, 1] and fake.weights[NAME].equal(weights(1)[NAME])
+
+
+async def test_a_server_that_was_started_anew_behind_our_back_is_given_the_weights_before_it_writes() -> None:
+    fake = Fake()
+    async with opened(fake, finds=reads(weights(1))) as engine:
+        await engine.publish(weights(1), 1)
+        fake.start_anew()
+        written = await engine.generate(IDS, Sampling(max_tokens=20))
+        assert engine.replicas[0].up
+    assert written.version == 1
+    assert written.logprobs == pytest.approx(reads(weights(1))((IDS[-1], *written.ids)), abs=1e-6)
 
 
 async def test_without_any_server_the_error_names_it() -> None:

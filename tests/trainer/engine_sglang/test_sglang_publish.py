@@ -74,7 +74,7 @@ async def test_a_server_that_tells_another_version_ends_the_run() -> None:
     fake = Fake()
     fake.fails["/update_weights_from_tensor"] = JSONResponse({"success": True})
     async with opened(fake) as engine:
-        with pytest.raises(EngineError, match="has weights 0 where 4 were published"):
+        with pytest.raises(EngineError, match="has weights -1 where 4 were published"):
             await engine.publish(weights(1), 4)
 
 

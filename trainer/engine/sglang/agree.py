@@ -33,7 +33,7 @@ class Agreement:
         return self.most <= EXACT
 
 
-async def found(wire: Wire) -> list[float]:
+async def finding(wire: Wire) -> list[float]:
     """By a server, of the prompt. In rollouts logprobs of a prompt are never asked for."""
     asked = {
         "input_ids": PROMPT,

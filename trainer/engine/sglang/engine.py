@@ -13,10 +13,11 @@ from uuid import uuid4
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
 from gateway.types import Image
 from trainer.engine.base import Capabilities, EngineError, Sampling, Written
-from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, found
+from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, finding
 from trainer.engine.sglang.barred import unbarred
 from trainer.engine.sglang.probe import probe
 from trainer.engine.sglang.publish.way import Way
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 UNPUBLISHED = -1
-TRIES = 2
-"""To publish: once more where a server was lost on the way."""
+TRIES = 4
+"""To have a turn written, or weights published, where servers are lost on the way."""
 
 
 class SGLangEngine:
@@ -58,6 +59,8 @@ class SGLangEngine:
         self._unseen = False
         """There are weights that were published while nobody could be asked about them."""
         self._before: Sequence[float] | None = None
+        self._weights: Mapping[str, Tensor] | None = None
+        self._tasks: TaskGroup | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -81,11 +84,13 @@ class SGLangEngine:
         cache = uuid4().hex
         async with AsyncExitStack() as stack:
             for server in self._servers:
-                url = server if isinstance(server, str) else (await stack.enter_async_context(server)).url
-                wire = await stack.enter_async_context(Wire(url))
+                ours = None if isinstance(server, str) else await stack.enter_async_context(server)
+                wire = await stack.enter_async_context(Wire(ours.url if ours else str(server)))
                 await wire.post("/continue_generation", {})  # Whoever paused it may be dead.
-                self.replicas.append(Replica(wire, await probe(wire), cache))
+                self.replicas.append(Replica(wire, await probe(wire), cache, ours))
             stack.push_async_callback(self._closed)
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._tasks.cancel_scope.cancel)
             self._stack = stack.pop_all()
         return self
 
@@ -102,23 +107,33 @@ class SGLangEngine:
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
     ) -> Written:
-        """A server that fails is left out, and another continues: nobody was told anything yet."""
+        """What a server that fails had written is written anew, by another or by itself: nobody was told of it yet."""
         self._check(ids, sampling, images)
-        version = max(self._version, 0)
         if sampling.max_tokens <= 0:
-            return Written((), (), "length", version)
+            return Written((), (), "length", max(self._version, 0))
         begins = bool(key and group) and not self.routes.knows(key)
-        while True:
+        for tried in range(1, TRIES + 1):
+            await self._somebody()
             replica = self._chosen(key, group)
             try:
-                read = await replica.read(ids, key, group, version, images) if begins else None
-                if read and read.stop == "abort":
-                    return read
-                write = partial(replica.write, key=key, version=version, images=images)
-                written = await unbarred(write, ids, sampling)
-                return replace(written, cached=read.cached) if read else written
+                return await self._written(replica, ids, sampling, key, group if begins else "", images)
             except Gone as error:
                 self._lost(replica, error)
+                if tried == TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _written(
+        self, replica: Replica, ids: Sequence[int], sampling: Sampling, key: str, opens: str, images: Sequence[Image]
+    ) -> Written:
+        """`opens` is the group whose opening this may be."""
+        version = self._version
+        read = await replica.read(ids, key, opens, version, images) if opens else None
+        if read and read.stop == "abort":
+            return read
+        write = partial(replica.write, key=key, version=version, images=images)
+        written = await unbarred(write, ids, sampling)
+        return replace(written, cached=read.cached) if read else written
 
     def _check(self, ids: Sequence[int], sampling: Sampling, images: Sequence[Image]) -> None:
         """What a server would do otherwise, or end over, is refused here with what to do."""
@@ -156,39 +171,71 @@ class SGLangEngine:
         up = [place for place, replica in enumerate(self.replicas) if replica.up]
         return self.replicas[self.routes.choose(key, group, [replica.load for replica in self.replicas], up)]
 
-    def _lost(self, replica: Replica, error: Gone) -> None:
-        """It is asked again when there are weights to give to it. Without the last one there is nobody to go on."""
-        if not any(one.up for one in self.replicas if one is not replica):
-            raise error
-        replica.up = False
-        log.warning("%s; the other servers go on", error)
+    def _lost(self, replica: Replica, error: EngineError) -> None:
+        """The others go on; meanwhile it is seen to that it comes back."""
+        if not replica.up or self._tasks is None:
+            return
+        log.warning("%s", error)
+        replica.up, replica.error, replica.mended = False, error, anyio.Event()
+        self._tasks.start_soon(self._mend, replica)
+
+    async def _mend(self, replica: Replica) -> None:
+        try:
+            await replica.back()
+            async with self._alone:
+                if self._weights is not None:
+                    await self._way.send([replica.target], self._weights, self._version, False)
+                    await self._held(replica, await self._reading())
+                if self._paused:
+                    await self._stop(replica)
+                replica.up, replica.error = True, None
+                log.warning("SGLang at %s is back", replica.url)
+        except (EngineError, TimeoutError) as error:
+            replica.error = error if isinstance(error, EngineError) else replica.error
+        finally:
+            replica.mended.set()
+
+    async def _somebody(self) -> None:
+        """Waits until a server answers. Where none comes back, the error says why."""
+        while not any(replica.up for replica in self.replicas):
+            mending = [replica for replica in self.replicas if not replica.mended.is_set()]
+            if not mending:
+                raise self.replicas[0].error or EngineError("no SGLang server answers")
+            await mending[0].mended.wait()
 
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Where a server's version or its logprobs are not those of what was published, the error ends the run."""
         async with self._alone:
-            for replica in self.replicas:
-                replica.up = True
             await self._sent(weights, version)
-            self._version, self._unseen = version, True
-            self._forget()
-            if not self._paused:
+            self._weights, self._version = weights, version
+            self.routes.forget()
+            for replica in self.replicas:
+                replica.forget()
+            if self._paused:
+                self._unseen = True
+            else:
                 await self._see()
-
-    def _forget(self) -> None:
-        self.routes.forget()
         for replica in self.replicas:
-            replica.forget()
+            if not replica.up and replica.mended.is_set():
+                replica.up = True
+                self._lost(replica, replica.error or EngineError("it did not answer"))  # Tried once more.
+        await self._somebody()
+
+    @property
+    def _up(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.up]
 
     async def _sent(self, weights: Mapping[str, Tensor], version: int) -> None:
         """While nobody writes. A server that is lost on the way is left out, and the others are given it all again."""
         for tried in range(1, TRIES + 1):
             await self._each(self._stop)  # Finds out as well who is there.
             try:
-                there = [replica.target for replica in self.replicas if replica.up]
-                await self._way.send(there, weights, version, self._mode == "retract")
+                if self._up:
+                    there = [replica.target for replica in self._up]
+                    await self._way.send(there, weights, version, self._mode == "retract")
                 return
             except Gone:
-                if tried == TRIES or len(self.replicas) == 1:
+                if tried == TRIES:
                     raise
             finally:
                 if not self._paused:
@@ -196,20 +243,23 @@ class SGLangEngine:
                         await self._each(self._go_on)
 
     async def _see(self) -> None:
-        """Asks every server which weights it has, and how likely it finds a prompt with them."""
-        trainer = await to_thread.run_sync(self._finds, PROMPT) if self._finds else None
-        worst: list[Agreement] = []
-
-        async def see(replica: Replica) -> None:
-            if (version := await replica.version()) != self._version:
-                raise EngineError(f"SGLang at {replica.url} has weights {version} where {self._version} were published")
-            if trainer is not None:
-                server = await found(replica.wire)
-                worst.append(agreed(replica.url, server, trainer, self._before, replica.facts.dtype))
-
-        await self._each(see)
+        """Asks all that are there which weights they have, and how likely they find a prompt with them."""
+        trainer = await self._reading()
+        self.agreement = None
+        await self._each(lambda replica: self._held(replica, trainer))
         self._before, self._unseen = trainer, False
-        self.agreement = max(worst, key=lambda one: one.most, default=None)
+
+    async def _reading(self) -> Sequence[float] | None:
+        return await to_thread.run_sync(self._finds, PROMPT) if self._finds else None
+
+    async def _held(self, replica: Replica, trainer: Sequence[float] | None) -> None:
+        if (version := await replica.version()) != self._version:
+            raise EngineError(f"SGLang at {replica.url} has weights {version} where {self._version} were published")
+        if trainer is None:
+            return
+        found = agreed(replica.url, await finding(replica.wire), trainer, self._before, replica.facts.dtype)
+        if self.agreement is None or self.agreement.most < found.most:
+            self.agreement = found
 
     async def pause(self) -> None:
         async with self._alone:
@@ -239,4 +289,4 @@ class SGLangEngine:
             except Gone as error:
                 self._lost(replica, error)
 
-        await together(partial(acted, replica) for replica in self.replicas if replica.up)
+        await together(partial(acted, replica) for replica in self._up)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -14,11 +14,14 @@ from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.probe import Facts
 from trainer.engine.sglang.publish.way import Target
 from trainer.engine.sglang.request import asked, numbered, written
+from trainer.engine.sglang.server import Server
 from trainer.engine.sglang.wire import Gone, Refused, Wire
 
 WRITE_S = 3600.0
 """For one turn, the time included in which the engine is paused; a rollout's own limits are shorter."""
 ABORT_S = 5.0
+BACK_S = 300.0
+"""For a server that is somebody else's to start again."""
 READ_S = 60.0
 """For a sibling to read what a group begins with; who waits for longer reads it as well."""
 OPENING = Sampling(max_tokens=0)
@@ -29,6 +32,8 @@ class _Live:
     """A request that is being answered."""
 
     key: str
+    version: int
+    """Of the weights that it is begun with."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     aborted: bool = False
     over: anyio.Event = field(default_factory=anyio.Event)
@@ -40,7 +45,13 @@ class Replica:
     facts: Facts
     cache: str
     """With a version, names what may be read again: another run's weights may have the same number."""
+    server: Server | None = None
+    """Where it is ours to start again."""
     up: bool = True
+    error: EngineError | None = None
+    """Why it is not up."""
+    mended: anyio.Event = field(default_factory=anyio.Event)
+    """Set when nobody works any more on having it back, whether or not it is."""
     _openings: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
     """By group and version, what its rollouts begin with: set when it was read."""
     _live: dict[str, _Live] = field(default_factory=dict)
@@ -64,7 +75,7 @@ class Replica:
         """Whoever stops waiting has it stop writing, too."""
         # A server aborts every request whose id begins with the one it is told, so that none may begin with another's.
         rid = f"{key}#{uuid4().hex}"
-        live = self._live[rid] = _Live(key)
+        live = self._live[rid] = _Live(key, version)
         body = asked(ids, sampling, rid, f"{self.cache} {version}", images)
         try:
             with live.scope:
@@ -75,7 +86,7 @@ class Replica:
         finally:
             del self._live[rid]
             live.over.set()
-        return Written((), (), "abort", version)  # It had not begun, or did not say how far it had come.
+        return Written((), (), "abort", max(version, 0))  # It had not begun, or did not say how far it had come.
 
     async def read(
         self, ids: Sequence[int], key: str, group: str, version: int, images: Sequence[Image]
@@ -112,9 +123,11 @@ class Replica:
 
     def _result(self, answer: Any, live: _Live, asked_ids: int, images: bool) -> Written:
         result = written(answer, asked_ids, images)
+        if result.version < live.version:
+            raise Gone(f"SGLang at {self.url} was started anew: it has weights {result.version}, not {live.version}")
         if result.stop == "abort" and not live.aborted:
             raise Gone(f"SGLang at {self.url} stopped writing: {answer['meta_info']['finish_reason'].get('message')}")
-        return result
+        return replace(result, version=max(result.version, 0))
 
     async def abort(self, key: str) -> None:
         """Of one rollout, or of all: they are answered with what they have, or without it where that takes long."""
@@ -127,6 +140,18 @@ class Replica:
                 await live.over.wait()
         for live in told.values():
             live.scope.cancel()
+
+    async def back(self) -> None:
+        """Waits until it answers again; one of ours that has ended is started."""
+        if self.server is not None and not self.server.alive:
+            await self.server.restart()
+        with anyio.fail_after(BACK_S):
+            while True:
+                try:
+                    await self.wire.post("/continue_generation", {})
+                    return
+                except Gone:
+                    await anyio.sleep(1)
 
     async def version(self) -> int:
         return numbered((await self.wire.get("/model_info"))["weight_version"])

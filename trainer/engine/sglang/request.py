@@ -73,5 +73,5 @@ def _version(meta: Mapping[str, Any]) -> int:
 
 
 def numbered(version: object) -> int:
-    """Weights that nobody published are version 0."""
-    return int(str(version)) if str(version).isdecimal() else 0
+    """-1 of weights that nobody numbered."""
+    return int(str(version)) if str(version).isdecimal() else -1
