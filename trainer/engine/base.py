@@ -79,7 +79,9 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
-    def version(self) -> int: ...
+    def version(self) -> int:
+        """Of the weights that it writes with; -1 where nobody has published to servers that came with theirs."""
+        ...
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()

@@ -19,6 +19,7 @@ from gateway.types import Image
 from trainer.engine.base import Capabilities, EngineError, Sampling, Written
 from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, finding
 from trainer.engine.sglang.barred import unbarred
+from trainer.engine.sglang.check import check
 from trainer.engine.sglang.probe import probe
 from trainer.engine.sglang.publish.way import Way
 from trainer.engine.sglang.replica import Replica
@@ -108,7 +109,7 @@ class SGLangEngine:
         self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
     ) -> Written:
         """What a server that fails had written is written anew, by another or by itself: nobody was told of it yet."""
-        self._check(ids, sampling, images)
+        check(ids, sampling, images, self.capabilities, [replica.facts for replica in self.replicas])
         if sampling.max_tokens <= 0:
             return Written((), (), "length", max(self._version, 0))
         begins = bool(key and group) and not self.routes.knows(key)
@@ -134,38 +135,6 @@ class SGLangEngine:
         write = partial(replica.write, key=key, version=version, images=images)
         written = await unbarred(write, ids, sampling)
         return replace(written, cached=read.cached) if read else written
-
-    def _check(self, ids: Sequence[int], sampling: Sampling, images: Sequence[Image]) -> None:
-        """What a server would do otherwise, or end over, is refused here with what to do."""
-        able = self.capabilities
-        facts = [replica.facts for replica in self.replicas]
-        problems = (
-            (not ids, "there are no ids to continue"),
-            (
-                len(ids) >= able.context,
-                f"{len(ids)} ids leave no room in the {able.context} that the server takes",
-            ),
-            (
-                images and not able.images,
-                "the model that SGLang serves sees no images, or has no tokenizer there; use one that does",
-            ),
-            (
-                sampling.stop and not all(one.tokenizer for one in facts),
-                "stop strings need the server's tokenizer; start it without --skip-tokenizer-init, or stop at ids",
-            ),
-            (
-                sampling.min_p and any(one.seeded for one in facts),
-                "SGLang's deterministic sampling knows no min_p; use top_p",
-            ),
-            (
-                sampling.temperature not in (0, 1) and not all(one.tempered for one in facts),
-                "the server tells logprobs of temperature 1, whatever it samples with; sample at temperature 1, "
-                "or unset SGLANG_RETURN_ORIGINAL_LOGPROB there",
-            ),
-        )
-        for wrong, problem in problems:
-            if wrong:
-                raise EngineError(problem)
 
     def _chosen(self, key: str, group: str) -> Replica:
         up = [place for place, replica in enumerate(self.replicas) if replica.up]
@@ -200,7 +169,7 @@ class SGLangEngine:
         while not any(replica.up for replica in self.replicas):
             mending = [replica for replica in self.replicas if not replica.mended.is_set()]
             if not mending:
-                raise self.replicas[0].error or EngineError("no SGLang server answers")
+                raise EngineError(f"no server is left to write: {self.replicas[0].error}")
             await mending[0].mended.wait()
 
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
