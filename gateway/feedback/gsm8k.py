@@ -33,7 +33,7 @@ class Gsm8kInteraction(BaseInteraction):
         if ground_truth is None:
             raise ValueError("gsm8k needs `ground_truth` in the session's feedback arguments")
         instance_id = instance_id or str(uuid4())
-        truth = extract_solution(str(ground_truth)) or ground_truth  # As the data set has it: a solution, then `#### n`.
+        truth = extract_solution(str(ground_truth)) or ground_truth  # The data set has a solution, then `#### n`.
         self._instances[instance_id] = {"response": "", "ground_truth": truth, "method": self.method}
         return instance_id
 
