@@ -166,7 +166,8 @@ def told(found: Sequence[Trained], about: Mapping[str, str]) -> str:
                 cells = [f"{one.sampled[look]:.2f} / {one.greedy[look]:.2f}" for look in looks]
                 lines.append(f"| {one.arm} | {one.seed} | {' | '.join(cells)} | {one.entropy:.3f} |")
     means = f"of {NEAR} steps' rollouts up to there, and of {TASKS} held-out tasks by the likeliest tokens"
-    return "\n".join([*lines, "", f"Success sampled / greedy: {means}."]) + "\n"
+    entropy = "Entropy is of the tokens that are trained: where tools' are, of theirs too"
+    return "\n".join([*lines, "", f"Success sampled / greedy: {means}. {entropy}."]) + "\n"
 
 
 def _about() -> dict[str, str]:
