@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -47,6 +48,8 @@ HALF_WAY = Recipe(right=0.75)
 STILL = 1e-6
 """A learning rate that leaves the policy as it is, so that each step of each trainer is the same work."""
 PROMISED = 3.0
+OURS, SERVED = "mtrl", "mtrl_mcp"
+"""With the very tools that TRL has, a class and a function; and with the calculator on its MCP server."""
 TUNED, PLAIN = "trl", "trl_as_it_comes"
 """As quick as we can make it by its own settings, in the precision of ours; and with its defaults."""
 PATIENCE_S = 400.0
@@ -129,23 +132,34 @@ def settings(size: Size, model: Path) -> TrainSettings:
 
 def measured(size: Size, job: TrainSettings, peer: Peer, folder: Path) -> dict[str, Figures]:
     """They take turns, so that a busy moment of the machine falls on all of them."""
-    (folder / "mtrl.yaml").write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+    for name, tools in ((OURS, _functions(folder / "tools")), (SERVED, ROOT / "tool_configs")):
+        values = job.model_dump(mode="json", exclude_none=True) | {"tools": str(tools)}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
     asked = _for_trl(size, job)
     for name in (TUNED, PLAIN):
         (folder / f"{name}.json").write_text(json.dumps({**asked, "tuned": name == TUNED}))
     found: dict[str, list[list[Step]]] = {}
     for number in range(size.rounds):
-        for name in ("mtrl",) if peer.problem else ("mtrl", TUNED, PLAIN):
-            taken = _ours(folder, number) if name == "mtrl" else _theirs(name, peer, folder, number)
+        for name in (OURS, SERVED) if peer.problem else (OURS, SERVED, TUNED, PLAIN):
+            taken = _theirs(name, peer, folder, number) if name in (TUNED, PLAIN) else _ours(name, folder, number)
             found.setdefault(name, []).append(taken[size.warm - 1 :])
             print(f"round {number + 1} of {size.rounds}: {name}", file=sys.stderr)
-    read = {"mtrl": _of_mtrl, TUNED: _of_trl, PLAIN: _of_trl}
+    read = {OURS: _of_mtrl, SERVED: _of_mtrl, TUNED: _of_trl, PLAIN: _of_trl}
     return {name: _figures(runs, read[name]) for name, runs in found.items()}
 
 
-def _ours(folder: Path, number: int) -> list[Step]:
-    out = folder / f"mtrl-{number}"
-    command = [sys.executable, "-m", "trainer.cli", "--config", str(folder / "mtrl.yaml"), "--out", str(out)]
+def _functions(folder: Path) -> Path:
+    """The lookup as it is shipped, and the calculator's function without its server."""
+    folder.mkdir()
+    shutil.copy(ROOT / "tool_configs" / "lookup.yaml", folder)
+    shutil.copy(ROOT / "tool_configs" / "servers" / "calculator.py", folder)
+    (folder / "calculator.yaml").write_text("tools:\n  - function: calculator:calculate\n")
+    return folder
+
+
+def _ours(name: str, folder: Path, number: int) -> list[Step]:
+    out = folder / f"{name}-{number}"
+    command = [sys.executable, "-m", "trainer.cli", "--config", str(folder / f"{name}.yaml"), "--out", str(out)]
     return steps("mtrl", command, _env(), out / "metrics.jsonl", PATIENCE_S)
 
 
@@ -245,7 +259,12 @@ ROWS = (
 
 
 def told(found: Mapping[str, Figures], peer: Peer, about: Mapping[str, str]) -> str:
-    heads = {"mtrl": "mtrl", TUNED: f"{peer.title}, tuned", PLAIN: f"{peer.title}, as it comes"}
+    heads = {
+        OURS: "mtrl",
+        SERVED: "mtrl, calculator behind MCP",
+        TUNED: f"{peer.title}, tuned",
+        PLAIN: f"{peer.title}, as it comes",
+    }
     lines = [f"{name}: {value}  " for name, value in about.items()]
     lines += ["", f"| | {' | '.join(heads[name] for name in found)} |", "|---|" + "--:|" * len(found)]
     for title, name, form in ROWS:
@@ -257,7 +276,7 @@ def told(found: Mapping[str, Figures], peer: Peer, about: Mapping[str, str]) -> 
 def promises(found: Mapping[str, Figures], heads: Mapping[str, str]) -> list[str]:
     lines = ["| promise | measured | |", "|---|--:|---|"]
     for name in (TUNED, PLAIN):
-        times = found[name].core_s / found["mtrl"].core_s
+        times = found[name].core_s / found[OURS].core_s
         kept = "met" if times >= PROMISED else "**missed**"
         lines.append(f"| a step at least {PROMISED:g}x as cheap as that of {heads[name]} | {times:.1f}x | {kept} |")
     return lines
@@ -272,7 +291,7 @@ def _about(size: Size, peer: Peer, load_before: float) -> dict[str, str]:
         "step": f"{size.prompts} prompts of {', '.join(KINDS)}, {size.siblings} rollouts each; medians over "
         f"{size.rounds} runs of each trainer in turns, {size.steps - size.warm} steps of each after {size.warm}",
         "tuned": "full precision, nothing computed twice, four passes; TRL as it comes has bfloat16, layers computed "
-        "twice and passes of eight rollouts. It has the calculator as a function, mtrl behind MCP",
+        "twice and passes of eight rollouts",
     }
 
 

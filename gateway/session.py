@@ -239,7 +239,8 @@ class GatewaySession:
         self.closed = True
         for scope in list(self._scopes):
             scope.cancel()
-        await self._last("its calls did not end", QUIET_S, self._quiet)
+        if self._scopes:
+            await self._last("its calls did not end", QUIET_S, self._quiet)
         await self._last("no last rewards", REWARDS_S, self.finish)
         await self._last("not everything was given back", RELEASE_S, self.stack.aclose)
         self._done_closing.set()
