@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,7 +57,90 @@ def scale() -> str:
     return "\n".join([f"| {written['sessions']:,} sessions on one process | |", "|---|--:|", *waves, idle])
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"costs": costs, "scale": scale, "conformance": conformance}
+BLOCKS = " ▁▂▃▄▅▆▇█"
+WAYS = ("sampled_before", "greedy_before", "sampled", "greedy")
+
+
+def learned() -> str:
+    """The default job, seed by seed; the curve and a rollout are the first seed's."""
+    written = results("bars.json")
+    first = written["seeds"][0]
+    heads = ("seed", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
+    lines = [f"| {' | '.join(heads)} |", "|--:" * len(heads) + "|", *map(_seed, written["seeds"])]
+    lines += ["", f"The mean reward of each of seed {first['seed']}'s steps, from 0 to 1:", "", "```text"]
+    lines += [f"|{''.join(BLOCKS[round(value * 8)] for value in first['curve']['reward'])}|", "```"]
+    for way in ("before", "after"):
+        lines += [
+            "",
+            f"The task `{first['read']['task']}`, {way}:",
+            "",
+            "```text",
+            *_rollout(first["read"][way]),
+            "```",
+        ]
+    return "\n".join(lines)
+
+
+def _seed(one: Mapping[str, Any]) -> str:
+    return f"| {one['seed']} | {_rates(one)} | {one['warm_core_s']:.0f} | {one['grpo_core_s']:.0f} |"
+
+
+def _rates(one: Mapping[str, Any]) -> str:
+    return " | ".join(f"{one['compared'][way]:.3f}" for way in WAYS)
+
+
+def _rollout(entries: Iterable[Sequence[str]]) -> Iterator[str]:
+    for author, text in entries:
+        first, *more = text.rstrip("\n").splitlines() or [""]
+        yield f"{author:<9}{first}".rstrip()
+        yield from (f"{'':9}{line}".rstrip() for line in more)
+
+
+def second() -> str:
+    seeds = results("second.json")["seeds"]
+    lines = [f"| {one['seed']} | {_rates(one)} |" for one in seeds]
+    return "\n".join([f"| seed | {' | '.join(way.replace('_', ' ') for way in WAYS)} |", "|--:" * 5 + "|", *lines])
+
+
+def ablations() -> str:
+    """Means over seeds, half-way and at the end."""
+    arms: dict[str, list[Mapping[str, Any]]] = {}
+    for one in results("ablations.json")["trained"]:
+        arms.setdefault(one["arm"], []).append(one)
+    lines = []
+    for arm, runs in arms.items():
+        rates = [[mean(run[way][at] for run in runs) for way in ("sampled", "greedy")] for at in ("30", "60")]
+        lines.append(f"| {arm} | {' | '.join(f'{sampled:.2f} / {greedy:.2f}' for sampled, greedy in rates)} |")
+    return "\n".join(["| success, sampled / greedy | at step 30 | at step 60 |", "|---|--:|--:|", *lines])
+
+
+def step() -> str:
+    """A step of GRPO beside the peer's."""
+    written = results("trainer.json")
+    ours, figures = written["figures"]["mtrl"], written["figures"]
+    peer = written["about"]["versions"].rpartition("; ")[2]
+    rows = {
+        "mtrl_mcp": "mtrl, the calculator behind MCP",
+        "trl": f"{peer}, tuned",
+        "trl_as_it_comes": f"{peer}, as it comes",
+    }
+    lines = [f"| mtrl | {ours['core_s']:.2f} | |"]
+    lines += [
+        f"| {what} | {figures[name]['core_s']:.2f} | {figures[name]['core_s'] / ours['core_s']:.1f}x |"
+        for name, what in rows.items()
+    ]
+    return "\n".join(["| | core-seconds of a step | as costly as mtrl |", "|---|--:|--:|", *lines])
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "learned": learned,
+    "second": second,
+    "ablations": ablations,
+    "step": step,
+    "costs": costs,
+    "scale": scale,
+    "conformance": conformance,
+}
 
 
 def filled(readme: str) -> str:

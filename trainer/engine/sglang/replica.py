@@ -22,6 +22,8 @@ WRITE_S = 3600.0
 ABORT_S = 5.0
 BACK_S = 300.0
 """For a server that is somebody else's to start again."""
+HUNG_S = 60.0
+"""For one of ours that lives and does not answer."""
 READ_S = 60.0
 """For a sibling to read what a group begins with; who waits for longer reads it as well."""
 OPENING = Sampling(max_tokens=0)
@@ -142,16 +144,20 @@ class Replica:
             live.scope.cancel()
 
     async def back(self) -> None:
-        """Waits until it answers again; one of ours that has ended is started."""
-        if self.server is not None and not self.server.alive:
-            await self.server.restart()
-        with anyio.fail_after(BACK_S):
-            while True:
-                try:
-                    await self.wire.post("/continue_generation", {})
-                    return
-                except Gone:
-                    await anyio.sleep(1)
+        """Waits until it answers again; one of ours that has ended, or that only stands there, is started."""
+        until = anyio.current_time() + (BACK_S if self.server is None else HUNG_S)
+        while True:
+            if self.server is not None and not self.server.alive:
+                await self.server.restart()
+            try:
+                await self.wire.post("/continue_generation", {})
+                return
+            except Gone:
+                if anyio.current_time() > until:
+                    if self.server is None:
+                        raise
+                    await self.server.restart()
+            await anyio.sleep(1)
 
     async def version(self) -> int:
         return numbered((await self.wire.get("/model_info"))["weight_version"])
