@@ -157,7 +157,7 @@ class Fake:
             "prompt_tokens": len(body["input_ids"]),
             "cached_tokens": cached,
             "weight_version": self.version,
-            "output_token_logprobs": pairs,
+            "output_token_logprobs": pairs or [[-1.0, 9, None]],
             "output_top_logprobs": tops,
             "input_token_logprobs": read if body.get("logprob_start_len") == 0 else [],
         }

@@ -81,7 +81,8 @@ class Replica:
         body = asked(ids, sampling, rid, f"{self.cache} {version}", images)
         try:
             with live.scope:
-                return self._result(await self._answer(rid, body), live, len(ids), bool(images))
+                answer = await self._answer(rid, body)
+                return self._result(answer, live, written(answer, len(ids), sampling.max_tokens, bool(images)))
         except (Refused, Gone):
             if not live.aborted:
                 raise
@@ -123,8 +124,7 @@ class Replica:
             if not over:
                 await self._hung_up(rid)
 
-    def _result(self, answer: Any, live: _Live, asked_ids: int, images: bool) -> Written:
-        result = written(answer, asked_ids, images)
+    def _result(self, answer: Any, live: _Live, result: Written) -> Written:
         if result.version < live.version:
             raise Gone(f"SGLang at {self.url} was started anew: it has weights {result.version}, not {live.version}")
         if result.stop == "abort" and not live.aborted:

@@ -47,11 +47,12 @@ def _params(sampling: Sampling) -> dict[str, Any]:
     return params
 
 
-def written(answer: Any, asked_ids: int, images: bool) -> Written:
-    """Raises where the answer is of other ids than those that were asked for."""
+def written(answer: Any, asked_ids: int, most: int, images: bool) -> Written:
+    """Raises where the answer is of other ids than those that were asked for, which are at most so many."""
     try:
         meta = answer["meta_info"]
-        pairs = meta.get("output_token_logprobs") or []
+        # Who reads without writing anything is told at times how likely the first id would have been.
+        pairs = (meta.get("output_token_logprobs") or [])[:most]
         ids = tuple(int(pair[1]) for pair in pairs)
         stop = STOPS[meta["finish_reason"]["type"]]
         read = int(meta.get("prompt_tokens", asked_ids))  # Left out where it was aborted in the queue.
