@@ -151,9 +151,10 @@ def measured(size: Size, job: TrainSettings, peer: Peer, folder: Path) -> dict[s
 def _functions(folder: Path) -> Path:
     """The lookup as it is shipped, and the calculator's function without its server."""
     folder.mkdir()
-    shutil.copy(ROOT / "tool_configs" / "lookup.yaml", folder)
     shutil.copy(ROOT / "tool_configs" / "servers" / "calculator.py", folder)
-    (folder / "calculator.yaml").write_text("tools:\n  - function: calculator:calculate\n")
+    offered = yaml.safe_load((ROOT / "tool_configs" / "lookup.yaml").read_text())
+    offered["tools"].append({"function": "calculator:calculate"})  # After it: the model knows them in this order.
+    (folder / "tools.yaml").write_text(yaml.safe_dump(offered))
     return folder
 
 
