@@ -292,6 +292,22 @@ async def test_weights_that_went_wrong_are_named(engine: TorchEngine) -> None:
     assert (await engine.generate(tiny.prompt(10), SHORT)).ids == tiny.greedy(tiny.model(), tiny.prompt(10), 6)
 
 
+async def test_weights_that_were_wrong_and_never_sampled_leave_nothing_behind(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = tiny.model().state_dict()
+    await engine.publish({name: tensor * torch.nan for name, tensor in good.items()}, 1)
+    gate = Gate(monkeypatch, 0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.generate, tiny.prompt(550), SHORT)
+        await gate.reached.wait()
+        tasks.start_soon(engine.abort)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    await engine.publish(good, 2)
+    assert (await engine.generate(tiny.prompt(10), SHORT)).ids == tiny.greedy(tiny.model(), tiny.prompt(10), 6)
+
+
 async def test_leaving_ends_whoever_still_writes() -> None:
     found: list[str] = []
 

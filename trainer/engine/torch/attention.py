@@ -12,6 +12,9 @@ from torch import Tensor
 from trainer.engine.torch.forward import Piece
 from trainer.engine.torch.slab import PAGE, Shape
 
+COPIED = 2**17
+"""Numbers of keys that may be copied, one slot's for each of its queries, to have all heads in one product."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -23,7 +26,7 @@ class Run:
     bias: Tensor
     """Minus infinity where a query must not look. Axes: query with key-value head, query head of that, position."""
     apart: bool
-    """One query a slot; otherwise all of them are of one slot."""
+    """Each query has its own slot, or its own copy of a short one; otherwise all of them look at one as it is."""
 
 
 class Reads:
@@ -44,7 +47,7 @@ class Reads:
         places = self.places[tokens]
         hidden = torch.arange(pages * PAGE, device=shape.device) > places[:, None]
         bias = torch.zeros(hidden.shape, dtype=shape.dtype, device=shape.device).masked_fill_(hidden, -torch.inf)
-        apart = len(within[0].ids) == 1
+        apart = len(within[0].ids) == 1 or bias.numel() * shape.heads * shape.size <= COPIED
         if apart:
             bias = bias.repeat_interleave(shape.heads, dim=0)
         return Run(tokens, slice(within[0].slot, within[-1].slot + 1), pages, bias[:, None], apart)
@@ -74,7 +77,7 @@ def attend(queries: Tensor, slab: Tensor, reads: Reads) -> Tensor:
 
 def _each(queries: Tensor, near: Tensor, run: Run) -> Tensor:
     count, heads, group, size = queries.shape
-    keys, values = near[..., : run.pages * PAGE, :].flatten(1, 2)
+    keys, values = near[..., : run.pages * PAGE, :].expand(-1, count, -1, -1, -1).flatten(1, 2)
     return _paged(queries.reshape(-1, group, size), keys, values, run).view(count, heads, -1)
 
 

@@ -19,7 +19,7 @@ from trainer.engine.torch.forward import Forward, Piece
 from trainer.engine.torch.row import Decode, Row
 from trainer.engine.torch.sample import sample
 from trainer.engine.torch.slab import Slab
-from trainer.engine.torch.tree import Tree
+from trainer.engine.torch.tree import POSITIONS, Tree
 
 AT_ONCE = 512
 """Ids in one step, so that a long prompt holds up those who write for a short while only."""
@@ -43,6 +43,8 @@ class Batch:
         self._budget = cache_bytes // forward.shape.bytes
         self._tree = Tree(self._budget)
         self._slab = Slab(forward.shape, rows)
+        self._sound = False
+        """These weights were sampled from: what they leave in the slab are numbers, which the next need not clear."""
 
     @property
     def idle(self) -> bool:
@@ -64,7 +66,10 @@ class Batch:
         """Keys and values of the old weights are forgotten, and rows that were being written read their ids again."""
         self._forward.take(weights)
         self.version = version
-        self.forget(self._requeue)
+        if not self._sound:
+            self._slab.clear()
+        self._sound = False
+        self._empty(self._requeue)
 
     @torch.inference_mode()
     def drop(self, chosen: Callable[[Row], bool]) -> list[Row]:
@@ -79,10 +84,13 @@ class Batch:
         return running + waiting
 
     def forget(self, each: Callable[[Row], None]) -> None:
-        """Empties slab and tree; `each` says what becomes of a row that was in them, the last first."""
+        """Gives up slab and tree; `each` says what becomes of a row that was in them, the last first."""
+        self._slab.clear()
+        self._empty(each)
+
+    def _empty(self, each: Callable[[Row], None]) -> None:
         rows, self.rows = self.rows, []
         self._tree = Tree(self._budget)
-        self._slab.clear()
         for row in reversed(rows):
             each(row)
 
@@ -112,9 +120,9 @@ class Batch:
         row.slot = len(self.rows)
         self.rows.append(row)
         self._slab.reach(len(row.ids))
-        for values in self._tree.read(row.ids[:-1]):
-            self._slab.write(row.slot, row.held, values)
-            row.held += values.shape[3]
+        if values := list(self._tree.read(row.ids[:-1])):
+            self._slab.write(row.slot, 0, torch.cat(values, dim=POSITIONS))
+            row.held = known
         row.cached = known if row.cached is None else row.cached
 
     def _step(self) -> list[Row]:
@@ -152,6 +160,7 @@ class Batch:
             row.stop = row.end(self._forward.context, self._decode)
             if row.stop:
                 ended.append(row)
+        self._sound = True
         for row in ended:
             self._keep(row, row.held)
         for row in ended:
@@ -172,4 +181,6 @@ class Batch:
 
 def _shares(reading: Row, row: Row, length: int) -> bool:
     """Whether another row will have the first `length` ids of this one in the tree, once it has read all of its own."""
-    return length < min(reading.asked, len(row.ids)) and reading.ids[:length] == row.ids[:length]
+    if length >= reading.asked or length >= len(row.ids) or reading.ids[length - 1] != row.ids[length - 1]:
+        return False
+    return reading.ids[:length] == row.ids[:length]

@@ -66,11 +66,12 @@ class Tree:
         """The nodes that begin `ids`, each with how many of its ids agree; only the last may agree in part."""
         at, children = 0, self._roots
         while at < len(ids) and (node := children.get(ids[at])):
-            count = common(node.ids, ids[at : at + len(node.ids)])
-            yield node, count
-            if count < len(node.ids):
+            some = ids[at : at + len(node.ids)]
+            if some != node.ids:
+                yield node, common(node.ids, some)
                 return
-            at, children = at + count, node.children
+            yield node, len(some)
+            at, children = at + len(some), node.children
 
     def _split(self, node: Node, count: int) -> Node:
         """Copies both halves: a view would keep the whole alive after one half is evicted."""
