@@ -40,7 +40,7 @@ def test_a_family_is_known_by_its_template_and_can_be_trusted(family: Family, tm
 def test_only_the_parser_can_fail_a_family_that_appends(family: Family) -> None:
     failed = _failed(probe(template_for(family, parser=Deaf())))
     assert [finding.check for finding in failed] == ["the parser"]
-    assert "'deaf'" in failed[0].text and "`parser`" in failed[0].remedy
+    assert "'deaf'" in failed[0].text and "`template.parser`" in failed[0].remedy
 
 
 BREAKS = {
@@ -59,7 +59,7 @@ def test_a_broken_template_stops_the_run_and_says_why(name: str) -> None:
     with pytest.raises(TemplateError) as error:
         report.require()
     assert all(words in str(error.value) for words in BREAKS[name])
-    assert "`chat_template`" in error.value.remedy
+    assert "`template.chat_template`" in error.value.remedy
 
 
 def test_a_template_without_tools_will_do_where_none_are_called() -> None:

@@ -233,7 +233,7 @@ def _broken_ends(folder: Path) -> None:
         (lambda folder: None, "is no folder", "download the model"),
         (_bare, "has no tokenizer", "copy tokenizer.json"),
         (_broken, "does not load", "copy its files anew"),
-        (_without_template, "has no chat template", "`chat_template`"),
+        (_without_template, "has no chat template", "`template.chat_template`"),
         (_without_end, "no end-of-sequence token", "`eos_token`"),
         (_broken_ends, "is no JSON object", "copy it anew"),
     ],
