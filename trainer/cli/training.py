@@ -104,9 +104,7 @@ def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: 
     with told(stopped=stopped):
         from trainer.train.start import train as begin
 
-        # A step is thousands of turns and calls, and this loop is the cheaper one for each.
-        quick = {"use_uvloop": sys.platform != "win32"}
-        anyio.run(partial(begin, settings, folder, console, resume=resume), backend_options=quick)
+        anyio.run(partial(begin, settings, folder, console, resume=resume))
     _next(folder, console)
 
 
