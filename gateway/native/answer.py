@@ -7,8 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from gateway import errors
 from gateway.errors import Unavailable
-from gateway.media import plain, to_parts
+from gateway.media.admit import LOST
+from gateway.media.take import is_heavy, take
+from gateway.plain import plain
 from gateway.types import EMPTY, Outcome, Text, ToolResult
 
 
@@ -20,7 +23,13 @@ def answer(value: Any) -> ToolResult:
     if isinstance(response, ToolResult):
         return response
     structured = plain(response) if isinstance(response, Mapping | BaseModel) and not _speaks(response) else None
-    return ToolResult(to_parts(response), structured=structured, reward=reward, metrics=metrics)
+    parts, lost = take(response)
+    return ToolResult(parts, structured=structured, reward=reward, metrics={**metrics, LOST: lost} if lost else metrics)
+
+
+def is_slow(value: Any) -> bool:
+    """Whether reading what a tool returned is work for a thread."""
+    return is_heavy(_taken_apart(value)[0])
 
 
 def _taken_apart(value: Any) -> tuple[Any, float | None, Mapping[str, Any]]:
@@ -47,7 +56,7 @@ def _speaks(response: Any) -> bool:
 def failure(name: str, error: Exception) -> ToolResult:
     """What a tool raised, told apart: its own word, or the world behind it failing."""
     told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    reason = f"tool {name!r} raised {told}"
+    reason = f"tool {name!r} raised {errors.told(error)}"
     if isinstance(error, Unavailable):
         return ToolResult((Text(f"The tool is not available: {error}"),), Outcome.UNAVAILABLE, reason=reason)
     if isinstance(error, TimeoutError):

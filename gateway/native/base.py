@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+
+class Fields(dict[str, Any]):
+    """A mapping whose keys are attributes as well, as those of a model are."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _fields(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Fields({key: _fields(item) for key, item in value.items()})
+    return [_fields(item) for item in value] if isinstance(value, list) else value
+
+
+def _written_out(value: Any) -> Any:
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
 
 
 class OpenAIFunctionSchema(BaseModel):
-    """`parameters` may be anything that JSON Schema allows."""
+    """`parameters` may be anything that JSON Schema allows, written out or as a model."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters: Annotated[dict[str, Any], BeforeValidator(_written_out), AfterValidator(_fields)] = Fields(
+        type="object", properties={}
+    )
     strict: bool = False
 
 
@@ -32,6 +54,12 @@ class ToolResponse(BaseModel):
     text: str | None = None
     image: list[Any] | None = None
     video: list[Any] | None = None
+
+    def is_empty(self) -> bool:
+        return not (self.text or self.image or self.video)
+
+    def is_text_only(self) -> bool:
+        return bool(self.text) and not self.image and not self.video
 
 
 class BaseTool:

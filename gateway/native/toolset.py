@@ -7,20 +7,21 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import anyio
 
-from gateway.errors import SessionError
-from gateway.native.answer import answer, failure
-from gateway.native.base import BaseTool
+from gateway.errors import SessionError, told
+from gateway.native.answer import answer, failure, is_slow
+from gateway.native.base import BaseTool, ToolResponse
 from gateway.native.function import FunctionTool, SessionContext
 from gateway.native.thread import Threads
 from gateway.schema import parse_object
 from gateway.toolset import Session, missing
-from gateway.types import ALONE, Context, Hints, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import ALONE, Context, Hints, Outcome, Part, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,10 @@ CREATE_S = 60.0
 """Deadline of one `create`."""
 LAST_S = 25.0
 """Deadline of all `calc_reward` of a rollout, and then of all `release`: shorter than a session waits at its end."""
+
+
+NESTED = frozenset({"create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs"})
+"""Rows written for verl say by method what a tool is given; others say what `create` is."""
 
 
 class ClassTool:
@@ -75,14 +80,21 @@ class NativeToolset:
 class _Instance(NamedTuple):
     tool: BaseTool
     id: str
+    given: Mapping[str, Any]
+    """Keyword arguments of its other methods, as rows written for verl may have them: `execute_kwargs`, and so on."""
+
+    def kwargs(self, method: str) -> dict[str, Any]:
+        return dict(self.given.get(f"{method}_kwargs") or {})
 
 
 class _NativeSession:
-    __slots__ = ("_context", "_instances", "_task", "_toolset")
+    __slots__ = ("_context", "_instances", "_said", "_task", "_toolset")
 
     def __init__(self, toolset: NativeToolset, task: Task) -> None:
         self._toolset, self._task = toolset, task
         self._instances: dict[str, _Instance] = {}
+        self._said: dict[str, tuple[Part, ...]] = {}
+        """By tool, what its `create` answered; it is read with the first result of that tool."""
         self._context: SessionContext | None = None
 
     @property
@@ -97,18 +109,20 @@ class _NativeSession:
     async def _create(self, name: str, tool: BaseTool) -> None:
         """The instance's name is ours from the start, so that a `create` which breaks half-way is released too."""
         instance_id = str(uuid4())
-        self._instances[name] = _Instance(tool, instance_id)
-        given = dict(self._task.create.get(name, {}))
-        given = given.get("create_kwargs", given)  # rows written for verl nest them
+        row = dict(self._task.create.get(name, {}))
+        nested = row if row.keys() & NESTED else {}
+        self._instances[name] = _Instance(tool, instance_id, nested)
+        given = dict(row.get("create_kwargs") or {}) if nested else row
         kwargs = accepted(tool.create, given | {"create_kwargs": given})
         try:
             with anyio.fail_after(CREATE_S):
                 made = await self._toolset.threads.run(tool.create, instance_id, **kwargs)
+                if isinstance(made, tuple) and isinstance(made[-1], ToolResponse) and not made[-1].is_empty():
+                    self._said[name] = (await self._answer(made[-1])).parts
         except Exception as error:  # user code: whatever it raises, the session cannot open
-            problem = f"tool {name!r} could not create its instance: {type(error).__name__}: {error}"
-            raise SessionError(problem) from error
+            raise SessionError(f"tool {name!r} could not create its instance: {told(error)}") from error
         own_id = made[0] if isinstance(made, tuple) else made
-        self._instances[name] = _Instance(tool, own_id if isinstance(own_id, str) else instance_id)
+        self._instances[name] = _Instance(tool, own_id if isinstance(own_id, str) else instance_id, nested)
 
     async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
         tool = self._toolset.tools.get(call.name)
@@ -118,7 +132,11 @@ class _NativeSession:
         try:
             if isinstance(tool, FunctionTool):
                 return await self._call_function(tool, arguments, context)
-            return answer(await self._toolset.threads.run(tool.tool.execute, self._instances[call.name].id, arguments))
+            instance = self._instances[call.name]
+            execute, kwargs = tool.tool.execute, instance.kwargs("execute")
+            result = await self._answer(await self._toolset.threads.run(execute, instance.id, arguments, **kwargs))
+            said = self._said.pop(call.name, ())
+            return replace(result, parts=(*said, *result.parts)) if said else result
         except Exception as error:  # user code: its exceptions are results
             return failure(call.name, error)
 
@@ -130,8 +148,11 @@ class _NativeSession:
         if tool.context_name is not None:
             kwargs[tool.context_name] = self._seen_by(context)
         if tool.is_async:
-            return answer(await tool.function(**kwargs))
-        return answer(await self._toolset.threads.run(tool.function, **kwargs))
+            return await self._answer(await tool.function(**kwargs))
+        return await self._answer(await self._toolset.threads.run(tool.function, **kwargs))
+
+    async def _answer(self, value: Any) -> ToolResult:
+        return await self._toolset.threads.run(answer, value) if is_slow(value) else answer(value)
 
     def _seen_by(self, context: Context) -> SessionContext:
         if self._context is None:
@@ -154,7 +175,8 @@ class _NativeSession:
         async def one(name: str, instance: _Instance) -> None:
             with anyio.move_on_after(LAST_S) as scope:
                 try:
-                    said[name] = await self._toolset.threads.run(getattr(instance.tool, method), instance.id)
+                    kwargs = instance.kwargs(method)
+                    said[name] = await self._toolset.threads.run(getattr(instance.tool, method), instance.id, **kwargs)
                 except Exception:  # user code: what comes after the policy's last word is logged, never raised
                     log.exception("%s of tool %r failed", method, name)
             if scope.cancelled_caught:
@@ -171,7 +193,12 @@ class _NativeSession:
 
 def accepted(function: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments that a function's signature has room for."""
-    parameters = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return kwargs
-    return {name: value for name, value in kwargs.items() if name in parameters}
+    room = _room(getattr(function, "__func__", function), inspect.ismethod(function))
+    return kwargs if room is None else {name: value for name, value in kwargs.items() if name in room}
+
+
+@lru_cache
+def _room(function: Callable[..., Any], bound: bool) -> frozenset[str] | None:
+    """Read once, since that takes longer than all else in opening a session; None is room for any name."""
+    parameters = list(inspect.signature(function).parameters.values())[bound:]
+    return None if any(one.kind is one.VAR_KEYWORD for one in parameters) else frozenset(one.name for one in parameters)

@@ -110,7 +110,7 @@ def _resource(uri: str, resource: Mapping[str, Any], meta: Any) -> Part:
     if not isinstance(blob, str):
         return Resource(uri, mime, text=_text(resource, "text") or "", name=name, description=description)
     data = _bytes(blob)
-    for kind, prefix in ((Image, "image/"), (Video, "video/")):
+    for kind, prefix in ((Image, "image/"), (Audio, "audio/"), (Video, "video/")):
         if mime is not None and mime.startswith(prefix):
             return kind(data, mime)
     return Resource(uri, mime, data=data, name=name, description=description)
