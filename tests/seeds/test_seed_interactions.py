@@ -1,0 +1,317 @@
+"""The documents' interactions: loaded from their files, begun, asked and ended as the documents say."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.config.find import find
+from gateway.config.load import load
+from gateway.gateway import Gateway
+from gateway.types import Outcome
+from gateway.types import Task as Asked
+from tests.seeds.conftest import Write
+from tests.seeds.rolled import WAIT_S, authors, heard, players, tasks
+from trainer.run.rollout import StopReason
+
+REGISTRY = "verl.interactions.utils.interaction_registry:initialize_interactions_from_config"
+OURS = "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
+
+SEVERAL = f"""
+interaction:
+  - name: "gsm8k"
+    class_name: "{OURS}"
+    config: {{}}
+  - name: "custom_solver"
+    class_name: "custom.interactions.CustomInteraction"
+    config:
+      solver_type: "advanced"
+      timeout: 30
+  - name: "code_verifier"
+    class_name: "verl.interactions.base.BaseInteraction"
+    config:
+      verification_mode: "strict"
+"""
+SOLVER = """
+from typing import Any, Dict, List, Optional, Tuple
+
+from verl.interactions.base import BaseInteraction
+
+
+class CustomInteraction(BaseInteraction):
+    def __init__(self, config: Dict[str, Any]):
+        super().__init__(config)
+        self.solutions = {}
+
+    async def start_interaction(self, instance_id: Optional[str] = None, ground_truth=None, **kwargs) -> str:
+        instance_id = await super().start_interaction(instance_id, **kwargs)
+        self.solutions[instance_id] = ground_truth
+        return instance_id
+
+    async def generate_response(
+        self, instance_id: str, messages: List[Dict[str, Any]], **kwargs
+    ) -> Tuple[bool, str, float, Dict[str, Any]]:
+        solved = messages[-1]["content"] == self.solutions[instance_id]
+        return solved, f"{self.name}, {self.config['solver_type']}: {solved}", float(solved), {"turns": len(messages)}
+
+    async def finalize_interaction(self, instance_id: str, **kwargs) -> None:
+        self.solutions.pop(instance_id)
+"""
+FILES = {"config.yaml": SEVERAL, "custom/interactions.py": SOLVER}
+
+
+def test_interactions_are_loaded_from_one_file_and_found_by_name(write: Write) -> None:
+    write(FILES)
+    interaction_map = find(REGISTRY)("config.yaml")
+    assert [*interaction_map] == ["gsm8k", "custom_solver", "code_verifier"]
+    assert type(interaction_map["gsm8k"]).__name__ == "Gsm8kInteraction"
+    solver = interaction_map["custom_solver"]
+    assert (solver.config["solver_type"], solver.config["timeout"], solver.name) == ("advanced", 30, "custom_solver")
+    assert interaction_map["code_verifier"].config["verification_mode"] == "strict"
+
+
+async def test_the_base_class_has_the_documented_methods_and_answers() -> None:
+    base = find("verl.interactions.base:BaseInteraction")
+    names = {name: [*inspect.signature(getattr(base, name)).parameters] for name in dir(base) if "interaction" in name}
+    assert names["start_interaction"] == ["self", "instance_id", "kwargs"]
+    assert names["finalize_interaction"][:2] == ["self", "instance_id"]
+    assert [*inspect.signature(base.generate_response).parameters] == ["self", "instance_id", "messages", "kwargs"]
+    agent, named = base({}), base({"name": "coach"})
+    assert (agent.name, named.name, named.config) == ("interaction_agent", "coach", {"name": "coach"})
+    assert await agent.start_interaction("mine", ground_truth="4") == "mine"
+    first, second = await agent.start_interaction(), await agent.start_interaction(None)
+    assert first and second and first != second, "each rollout has an id of its own"
+    over, said, score, about = await agent.generate_response("mine", [])
+    assert (type(over), type(said), type(score), type(about)) == (bool, str, float, dict)
+    assert isinstance(await agent.calculate_score("mine"), float)
+    assert await agent.finalize_interaction("mine") is None
+
+
+WITNESS = """
+from verl.interactions.base import BaseInteraction
+
+SEEN = []
+
+
+class WitnessInteraction(BaseInteraction):
+    async def start_interaction(self, instance_id=None, **kwargs):
+        SEEN.append("start")
+        return await super().start_interaction(instance_id)
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        written = [message["role"] for message in messages].count("assistant")
+        SEEN.append(f"answered turn {written}")
+        return written == 2, "And?", 0.5 * written, {}
+
+    async def finalize_interaction(self, instance_id, **kwargs):
+        SEEN.append("finalize")
+"""
+
+
+async def test_a_rollout_is_begun_written_answered_and_completed_in_the_documented_order(write: Write) -> None:
+    yaml = "interaction: [{class_name: witness.WitnessInteraction, config: {}}]"
+    folder = write({"conf/config.yaml": yaml, "conf/witness.py": WITNESS})
+    (task,) = tasks({"prompt": "Go.", "interaction_kwargs": {"name": "witness"}})
+    async with players(folder / "conf") as ready:
+        rollout = await ready.play(task, "One.", "Two.")
+    assert find("witness:SEEN", folder / "conf" / "config.yaml") == [
+        "start",
+        "answered turn 1",
+        "answered turn 2",
+        "finalize",
+    ]
+    assert authors(rollout) == ["task", "policy", "feedback", "policy", "feedback"]
+    assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": 1.5}
+
+
+@pytest.mark.parametrize("name", ['name: "gsm8k"\n    ', ""], ids=["named", "unnamed"])
+async def test_a_file_with_one_interaction_serves_rows_that_name_none(name: str, write: Write) -> None:
+    folder = write({"conf/one.yaml": f"interaction:\n  - {name}class_name: {OURS}\n    config: {{}}"})
+    rows = [{"query": "What is 2+2?", "ground_truth": "4"}, {"query": "What is 3+3?", "ground_truth": "6"}]
+    async with players(folder / "conf") as ready:
+        for row in rows:
+            (task,) = tasks({"prompt": row["query"], "interaction_kwargs": row})
+            rollout = await ready.play(task, f"#### {row['ground_truth']}")
+            assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": 1.0}
+
+
+def test_names_are_made_of_class_names(write: Write) -> None:
+    more = "  - {class_name: custom.interactions.CustomInteraction}\n  - {class_name: custom.interactions.Coach}"
+    coach = f"{SOLVER}\n\nclass Coach(CustomInteraction): ...\n"
+    text = f"interaction:\n  - class_name: {OURS}\n    config: {{}}\n{more}"
+    write({"config.yaml": text, "custom/interactions.py": coach})
+    made = find(REGISTRY)("config.yaml")
+    assert {name: one.name for name, one in made.items()} == {"gsm8k": "gsm8k", "custom": "custom", "coach": "coach"}
+    assert [entry.offered_name for entry in load(Path("config.yaml"), None).interactions] == [*made]
+
+
+MATHS = """
+from uuid import uuid4
+
+from verl.interactions.base import BaseInteraction
+from verl.utils.reward_score import gsm8k
+
+
+class Gsm8kInteraction(BaseInteraction):
+    role, method = "assistant", "strict"
+
+    def __init__(self, config: dict):
+        super().__init__(config)
+        self._instance_dict = {}
+
+    async def start_interaction(self, instance_id=None, ground_truth=None, **kwargs):
+        instance_id = instance_id or str(uuid4())
+        self._instance_dict[instance_id] = dict(response="", ground_truth=ground_truth, reward=0.0)
+        return instance_id
+
+    def heard(self, messages):
+        return next((one.get("content", "") for one in reversed(messages) if one.get("role") == self.role), "")
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        self._instance_dict[instance_id]["response"] = self.heard(messages)
+        if await self.calculate_score(instance_id) == 1.0:
+            return True, "Correct!", 1.0, {}
+        return False, "Incorrect! Reflect on it, and try again.", 0.0, {}
+
+    async def calculate_score(self, instance_id, **kwargs):
+        state = self._instance_dict[instance_id]
+        given, right = state["response"], state["ground_truth"]
+        return gsm8k.compute_score(given, right, method=self.method, format_score=0.0, score=1.0)
+
+    async def finalize_interaction(self, instance_id, **kwargs):
+        del self._instance_dict[instance_id]
+
+
+class OlderInteraction(Gsm8kInteraction):
+    role, method = "user", "flexible"
+
+    def heard(self, messages):
+        said = super().heard(messages)
+        return said if said.startswith("#### ") else "#### " + said
+"""
+JUDGES = "interaction:\n  - {class_name: sums.Gsm8kInteraction, config: {}}\n  - {class_name: sums.OlderInteraction}"
+
+
+async def test_the_gsm8k_example_judges_what_the_assistant_said_last(write: Write) -> None:
+    folder = write({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
+    (task,) = tasks({"prompt": "What is 2+2?", "interaction_kwargs": {"name": "gsm8k", "ground_truth": "4"}})
+    async with players(folder / "conf") as ready:
+        rollout = await ready.play(task, "It is 4.", "#### 5", "#### 4")
+        judge: Any = ready.gateway.sources[0].toolset
+        assert judge.interactions["gsm8k"]._instance_dict == {}, "nothing is held when the rollout is over"
+    assert heard(rollout) == ["Incorrect! Reflect on it, and try again."] * 2 + ["Correct!"]
+    assert rollout.ledger.rewards == ((0.0,), (0.0,), (1.0,))
+    assert rollout.stop is StopReason.FEEDBACK_DONE
+
+
+async def test_the_older_gsm8k_example_reads_what_the_user_said_last(write: Write) -> None:
+    folder = write({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
+    asked = Asked(feedback="older", feedback_args={"ground_truth": "4"})
+    async with Gateway.load(folder / "conf", None) as gateway, gateway.open(asked) as session:
+        for content, right in (("the answer is 4", True), ("#### 4", True), ("#### 5", False)):
+            turn = await session.feedback([{"role": "user", "content": content}])
+            assert (turn.done, turn.score) == (right, float(right)), content
+    ours = find(OURS)({"role": "user"})
+    await ours.start_interaction("one", ground_truth="4")
+    assert (await ours.generate_response("one", [{"role": "user", "content": "the answer is 4"}]))[0] is True
+
+
+async def test_each_row_is_answered_by_the_interaction_that_it_names(write: Write) -> None:
+    folder = write({f"conf/{name}": text for name, text in FILES.items()})
+    rows: list[dict[str, Any]] = [
+        {"name": "gsm8k", "query": "What is 2+2?", "ground_truth": "4"},
+        {"name": "custom_solver", "query": "Solve: x^2 + 5x + 6 = 0", "ground_truth": "x = -2, -3"},
+        {"name": "gsm8k", "query": "What is 3+3?", "ground_truth": "6"},
+        {"name": "code_verifier", "code_type": "python", "expected_behavior": "return True for prime numbers"},
+    ]
+    asked = tasks(*({"prompt": row.get("query", "Write `is_prime`."), "interaction_kwargs": row} for row in rows))
+    async with players(folder / "conf") as ready:
+        first, second, third = [await ready.play(one, "#### 4", "x = -2, -3") for one in asked[:3]]
+        last = await ready.play(asked[3], "def is_prime(n): ...")
+    assert heard(first) == ["Your response is correct!"]
+    assert heard(second) == ["custom_solver, advanced: False", "custom_solver, advanced: True"]
+    assert "incorrect" in heard(third)[0] and third.rewards == {"feedback": 0.0}
+    assert "acceptable" in heard(last)[0], "the base class answers as it does by itself"
+
+
+async def test_a_row_without_a_name_is_answered_by_gsm8k(write: Write) -> None:
+    folder = write({f"conf/{name}": text for name, text in FILES.items()})
+    (task,) = tasks({"prompt": "What is 2+2?", "interaction_kwargs": {"query": "What is 2+2?", "ground_truth": "4"}})
+    async with players(folder / "conf") as ready:
+        rollout = await ready.play(task, "#### 4")
+    assert heard(rollout) == ["Your response is correct!"] and rollout.stop is StopReason.FEEDBACK_DONE
+
+
+@pytest.mark.parametrize("content", [[], [{}], [{"role": "user", "content": None}], [{"role": "assistant"}]])
+async def test_odd_messages_are_answered_and_break_nothing(content: list[Any], write: Write) -> None:
+    folder = write({f"conf/{name}": text for name, text in FILES.items()})
+    asked = Asked(feedback="gsm8k", feedback_args={"ground_truth": "4"})
+    async with Gateway.load(folder / "conf", None) as gateway, gateway.open(asked) as session:
+        turn = await session.feedback(content)
+        assert (turn.done, turn.score, turn.outcome) == (False, 0.0, Outcome.OK)
+
+
+SLOW = """
+import threading
+from verl.interactions.base import BaseInteraction
+
+TOGETHER = threading.Barrier(2)
+
+
+class SlowInteraction(BaseInteraction):
+    def __init__(self, config):
+        super().__init__(config)
+        self.worked_out = {}
+        self.work = 0
+
+    def expensive(self, question):
+        if question not in self.worked_out:
+            self.work += 1
+            self.worked_out[question] = question.upper()
+        return self.worked_out[question]
+
+    def generate_response(self, instance_id, messages, question="", **kwargs):
+        TOGETHER.wait(10)
+        return True, self.expensive(question), 1.0, {}
+"""
+
+
+async def test_an_interaction_that_blocks_holds_no_other_up_and_may_keep_what_it_worked_out(write: Write) -> None:
+    folder = write({"conf/slow.yaml": "interaction: [{class_name: slow.SlowInteraction}]", "conf/slow.py": SLOW})
+    asked = Asked(feedback="slow", feedback_args={"question": "why"})
+    answers: list[str] = []
+
+    async def ask(gateway: Gateway) -> None:
+        async with gateway.open(asked) as session:
+            answers.append((await session.feedback([{"role": "assistant", "content": "So."}])).message)
+
+    with anyio.fail_after(WAIT_S):
+        async with Gateway.load(folder / "conf", None) as gateway:
+            for _ in range(2):
+                async with anyio.create_task_group() as both:
+                    both.start_soon(ask, gateway)
+                    both.start_soon(ask, gateway)
+            judge: Any = gateway.sources[0].toolset
+            assert judge.interactions["slow"].work == 1
+    assert answers == ["WHY"] * 4, "each pair met at the barrier, which one alone never passes"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "#### 4"}],
+        [{"role": "user", "content": "#### 4"}],
+    ],
+    ids=["newer", "older"],
+)
+async def test_the_documented_test_of_an_interaction_passes(messages: list[dict[str, Any]]) -> None:
+    interaction = find(OURS)({})
+    instance_id = await interaction.start_interaction(ground_truth="4")
+    should_terminate, response, reward, metadata = await interaction.generate_response(instance_id, messages)
+    assert should_terminate is True and isinstance(response, str)
+    assert isinstance(reward, float) and metadata == {}
+    await interaction.finalize_interaction(instance_id)

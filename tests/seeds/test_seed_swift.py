@@ -1,0 +1,247 @@
+"""ms-swift's page on several turns: its schedulers, what they are given, its rewards, its masks and its flags."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.gateway import Gateway
+from tests.seeds.conftest import Write
+from tests.seeds.rolled import LIMITS, Players, scored, tasks, template, trained
+from trainer.cli.moving import translated
+from trainer.config import PlaySettings, RolloutLimits
+from trainer.learn.rounds import weigh_of, weights
+from trainer.ledger import Author
+from trainer.run.rollout import Rollout, StopReason
+from trainer.stage import stepper_of
+from trainer.swift import gym, orm
+from trainer.train.settings import TrainSettings
+
+ROW = {
+    "messages": [
+        {"role": "system", "content": "Think first, then answer."},
+        {"role": "user", "content": "What is the root of 36 times the root of 16?"},
+    ],
+    "problem": "What is the root of 36 times the root of 16?",
+    "solution": "12",
+}
+NAMED = "trainer.swift.stepper:named"
+
+
+@pytest.fixture(autouse=True)
+def unregistered() -> Iterator[None]:
+    registries = [gym.multi_turns, gym.envs, orm.orms]
+    before = [dict(one) for one in registries]
+    yield
+    for registry, known in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(known)
+
+
+async def played(
+    stepper: str, *texts: str, row: dict[str, Any] = ROW, limits: RolloutLimits = LIMITS, **args: Any
+) -> Rollout:
+    found = stepper_of(PlaySettings(stepper=stepper, stepper_args=args))
+    async with Gateway([]) as gateway:
+        return await Players(gateway, template(), limits, found).play(tasks(row)[0], *texts)
+
+
+BASE = """
+from abc import abstractmethod
+from typing import Dict, Optional, Tuple, Union
+
+from swift.llm import RolloutInferRequest
+from swift.llm.infer.protocol import RolloutResponseChoice
+from swift.plugin import ORM, multi_turns, orms
+from swift.plugin.multi_turn import MultiTurnScheduler
+
+SEEN = []
+"""
+TIPS = """
+
+class Scheduler(MultiTurnScheduler):
+    def step(
+        self, infer_request: "RolloutInferRequest", result: "RolloutResponseChoice", current_turn: int
+    ) -> Union["RolloutInferRequest", Tuple["RolloutInferRequest", Dict]]:
+        SEEN.append((repr(infer_request.messages), infer_request.data_dict, result, current_turn))
+        infer_request.messages.append({"role": "user", "content": "That is not right. Think again."})
+        return infer_request, {"turns": current_turn, "last": result.message.content}
+
+
+class Back(MultiTurnScheduler):
+    tip = "But wait, that is not right."
+
+    def check_finished(self, infer_request, result, current_turn):
+        said = infer_request.messages[-1]["content"]
+        return self.tip in said or super().check_finished(infer_request, result, current_turn)
+
+    def step(self, infer_request, result, current_turn):
+        said = infer_request.messages[-1]["content"]
+        infer_request.messages[-1]["content"] = said[: said.index("</think>")] + self.tip
+        return infer_request
+
+
+class RewardFunction(ORM):
+    def __call__(self, completions, **kwargs):
+        SEEN.append((completions, sorted(kwargs)))
+        infos = kwargs.get("multi_turn_infos", {})
+        chats = kwargs.get("messages")
+        return [info["turns"] + len(chat) / 10 for info, chat in zip(infos, chats)]
+
+
+multi_turns["math_tip_trick_multi_turn"] = Scheduler
+multi_turns["math_tip_trick"] = Back
+orms["by_turns"] = RewardFunction
+"""
+
+
+def _plugin(write: Write) -> Path:
+    return write({"plugin.py": BASE + TIPS}) / "plugin.py"
+
+
+def _seen(file: Path) -> list[Any]:
+    import sys
+
+    assert Path(str(sys.modules["plugin"].__file__)) == file
+    seen: list[Any] = sys.modules["plugin"].SEEN
+    return seen
+
+
+@pytest.mark.parametrize("turns", [2, 3])
+async def test_max_turns_end_a_rollout_by_default(turns: int, write: Write) -> None:
+    rollout = await played(f"{_plugin(write)}:Scheduler", "It is 6.", max_turns=turns)
+    assert (rollout.stop, len(rollout.turns)) == (StopReason.STEP_DONE, turns)
+
+
+async def test_a_response_that_was_cut_off_ends_a_rollout_by_default(write: Write) -> None:
+    file = _plugin(write)
+    from trainer.swift.importing import standing_in
+
+    with standing_in("", [file.parent]):
+        scheduler: Any = type(stepper_of(PlaySettings(stepper=f"{file}:Scheduler")).scheduler)(None, max_turns=5)  # type: ignore[attr-defined]
+    choice = type("Choice", (), {"finish_reason": "length"})()
+    assert scheduler.check_finished(None, choice, 1) is True
+    choice.finish_reason = "stop"
+    assert [scheduler.check_finished(None, choice, turn) for turn in (1, 4, 5)] == [False, False, True]
+
+
+async def test_a_step_is_given_the_documented_request_and_result(write: Write) -> None:
+    file = _plugin(write)
+    await played(f"{file}:Scheduler", "It is 6.", "It is 12.", max_turns=2)
+    ((messages, columns, result, turn),) = _seen(file)
+    assert messages == repr([*ROW["messages"], {"role": "assistant", "content": "It is 6."}])
+    assert columns["problem"] == ROW["problem"] and columns["solution"] == "12"
+    assert (result.index, result.message.role, result.message.content) == (0, "assistant", "It is 6.")
+    assert (result.message.tool_calls, result.finish_reason, turn) == (None, "stop", 1)
+
+
+async def test_what_a_step_adds_reaches_the_reward_function(write: Write) -> None:
+    file = _plugin(write)
+    args = {"name": "math_tip_trick_multi_turn", "plugins": [str(file)], "max_turns": 2}
+    rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
+    function = {"function": "trainer.swift.reward:named", "batched": True}
+    settings = {"components": {"all": {**function, "args": {"name": "by_turns", "plugins": [str(file)]}}}}
+    (one,) = (await scored(settings, [rollout], tasks(ROW)[0], file.parent)).scored
+    assert one.reward == 1 + 0.5, "one step was told of, and five messages are the whole chat"
+    completions, keys = _seen(file)[-1]
+    assert completions == ["It is 12."], "the last response alone"
+    assert {"problem", "solution", "messages", "is_truncated", "multi_turn_infos"} <= set(keys)
+
+
+async def test_a_new_round_tells_the_policy_to_think_again(write: Write) -> None:
+    args = {"name": "math_tip_trick_multi_turn", "plugins": [str(_plugin(write))], "max_turns": 2}
+    rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
+    roles = [message["role"] for message in rollout.ledger.messages]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    assert trained(rollout, template()) == ["It is 6.<|im_end|>", "It is 12.<|im_end|>"]
+
+
+async def test_a_continuation_goes_back_into_the_thinking_and_the_tip_is_not_trained(write: Write) -> None:
+    args = {"name": "math_tip_trick", "plugins": [str(_plugin(write))], "max_turns": 3}
+    rollout = await played(NAMED, "<think>6?</think>It is 6.", " So 12.</think>It is 12.", **args)
+    used = template()
+    text = used.tokens.decode(rollout.ledger.ids)
+    assert "<think>6?But wait, that is not right. So 12.</think>It is 12." in text and "It is 6." not in text
+    assert trained(rollout, used) == ["<think>6?", " So 12.</think>It is 12.<|im_end|>"]
+
+
+FLAGS = ["--multi_turn_scheduler", "math_tip_trick_multi_turn", "--max_turns", "3", "--external_plugins", "plugin.py"]
+TRAINS = [
+    "swift", "rlhf", "--rlhf_type", "grpo", "--model", "models/any", "--dataset", "rows.jsonl", "--max_steps", "2",
+    "--num_generations", "2", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1",
+    "--lr_scheduler_type", "constant", "--reward_funcs", "by_turns",
+]  # fmt: skip
+
+
+def _settings(*words: str) -> TrainSettings:
+    return TrainSettings.model_validate(translated([*TRAINS, *words]).settings)
+
+
+def test_the_scheduler_and_its_turns_are_flags(write: Write) -> None:
+    file = _plugin(write)
+    write({"rows.jsonl": json.dumps(ROW)})
+    found = _settings(*FLAGS)
+    assert found.stepper == NAMED and found.limits.assistant_turns == 3
+    assert found.stepper_args == {"name": "math_tip_trick_multi_turn", "plugins": ["plugin.py"], "max_turns": 3}
+    assert stepper_of(found) is not None and file.is_file()
+    single = _settings("--external_plugins", "plugin.py")
+    assert single.stepper is None and single.limits.assistant_turns == 1
+
+
+def test_a_rollout_server_of_its_own_is_not_needed(write: Write) -> None:
+    _plugin(write)
+    rollout = "swift rollout \\\n    --model models/any \\\n    --use_async_engine true \\\n"
+    served = rollout + " \\\n".join(f"    {FLAGS[at]} {FLAGS[at + 1]}" for at in range(0, len(FLAGS), 2)) + "\n"
+    learned = f"swift rlhf --vllm_mode server {' '.join(TRAINS[2:])} --external_plugins plugin.py\n"
+    write({"rows.jsonl": json.dumps(ROW), "rollout.sh": served, "train.sh": learned})
+    both = TrainSettings.model_validate(translated(["rollout.sh", "train.sh"]).settings)
+    assert (both.stepper, both.limits.assistant_turns) == (NAMED, 3)
+    assert both.engine == "auto"
+
+
+@pytest.mark.parametrize(
+    ("flags", "learned"),
+    [(FLAGS, [1, 1]), ([*FLAGS, "--loss_scale", "default"], [1, 1]), ([*FLAGS, "--loss_scale", "last_round"], [0, 1])],
+    ids=["left out", "default", "last_round"],
+)
+async def test_a_loss_scale_says_which_rounds_are_trained(flags: list[str], learned: list[int], write: Write) -> None:
+    file = _plugin(write)
+    write({"rows.jsonl": json.dumps(ROW)})
+    settings = _settings(*flags)
+    row = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "Is it?"}, ROW["messages"][1]]}
+    rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", row=row, max_turns=2)
+    weighed = weights(rollout.ledger, weigh_of(settings.algorithm.credit.rounds), "one")
+    starts = rollout.ledger.starts
+    by_entry = [
+        weighed[start : start + len(entry.ids)]
+        for entry, start in zip(rollout.ledger, starts, strict=True)
+        if entry.ids
+    ]
+    mine = [set(part) for part, entry in zip(by_entry, rollout.ledger, strict=False) if entry.author is Author.POLICY]
+    assert mine == [{float(one)} for one in learned]
+    others = [part for part, entry in zip(by_entry, rollout.ledger, strict=False) if entry.author is not Author.POLICY]
+    assert not any(weight for part in others for weight in part), "the row's own assistant turn is never trained"
+
+
+WEIGHS = """
+def half_then_whole(ledger):
+    turns = list(ledger.turns)
+    return [
+        (0.5 if entry is turns[0] else 1.0) if any(entry is turn for turn in turns) else 0.0
+        for entry in ledger
+        for _ in entry.ids
+    ]
+"""
+
+
+async def test_a_token_may_have_a_weight_which_theirs_could_not(write: Write) -> None:
+    file = _plugin(write)
+    write({"scales.py": WEIGHS})
+    rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", max_turns=2)
+    weighed = weights(rollout.ledger, weigh_of("scales.py:half_then_whole"), "one")
+    first, second = rollout.turns
+    assert sum(weighed) == 0.5 * len(first.ids) + len(second.ids)

@@ -1,0 +1,95 @@
+"""A mistake in a file that was written for ms-swift is told with the file and its line."""
+
+from __future__ import annotations
+
+import pytest
+from swift_playing import Write, played
+
+from gateway.errors import ConfigError
+from trainer.config import PlaySettings
+from trainer.run.rollout import StopReason
+from trainer.stage import stepper_of
+
+pytestmark = pytest.mark.anyio
+
+HEAD = """
+from swift.plugin.multi_turn import MultiTurnScheduler, multi_turns
+class Wrong(MultiTurnScheduler):
+"""
+STEP = "    def step(self, infer_request, result, current_turn):\n"
+STEPS = {
+    "raises": (STEP + "        return 1 / 0\n", "ZeroDivisionError", 5),
+    "gives nothing": (STEP + "        pass\n", "`step` gave None", 4),
+    "masks": (
+        STEP + "        return {'infer_request': infer_request, "
+        "'response_token_ids': [1], 'response_loss_mask': [1, 0]}\n", "2 numbers for 1 `response_token_ids`", 4,
+    ),
+    "run gives nothing": ("    async def run(self, infer_request, request_config):\n        pass\n", "gave None", 4),
+    "asks twice": (
+        "    async def run(self, infer_request, request_config):\n        import asyncio\n        return await "
+        "asyncio.gather(*[self.infer_engine.infer_async(infer_request, request_config) for _ in range(2)])\n",
+        "asks for two turns at once", 4,
+    ),
+    "samples otherwise": (
+        "    async def run(self, infer_request, request_config):\n        from dataclasses import replace\n"
+        "        await self.infer_engine.infer_async(infer_request, replace(request_config, temperature=0.1))\n",
+        "changes its `request_config`", 4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, told, line", STEPS.values(), ids=STEPS)
+async def test_a_scheduler_that_is_wrong_is_told_with_its_line(write: Write, text: str, told: str, line: int) -> None:
+    file = write("plugin.py", HEAD + text)
+    rollout = await played(f"{file}:Wrong", ["8", "9"])
+    assert rollout.stop is StopReason.ERROR
+    assert told in rollout.reason and f"{file}:{line}" in rollout.reason, rollout.reason
+
+
+IMPORTS = {
+    "from swift.plugin.multi_turn import MultiTurnSchedular": ("MultiTurnScheduler", 1),
+    "import swift.megatron": ("swift.rollout", 1),
+    "\nfrom swift.loss_scale import LossScale": ("`algorithm.credit.rounds`", 2),
+    "from swift.plugin import (": ("SyntaxError", 1),
+}
+
+
+@pytest.mark.parametrize("text", IMPORTS)
+def test_an_import_that_cannot_be_had_is_told_with_its_line_and_what_there_is(write: Write, text: str) -> None:
+    told, line = IMPORTS[text]
+    file = write("plugin.py", text + "\n")
+    with pytest.raises(ConfigError) as caught:
+        stepper_of(PlaySettings(stepper=f"{file}:Any"))
+    assert told in str(caught.value) and f"{file}:{line}" in str(caught.value)
+    assert "SyntaxError" in str(caught.value) or "install ms-swift" in str(caught.value)
+
+
+def test_a_name_that_no_file_registers_is_told_with_the_nearest(write: Write) -> None:
+    file = write("plugin.py", HEAD + "    pass\nmulti_turns['wrong_one'] = Wrong\n")
+    args = {"plugins": [str(file)], "name": "wrong_on"}
+    with pytest.raises(ConfigError, match="registers no scheduler 'wrong_on'") as caught:
+        stepper_of(PlaySettings(stepper="trainer.swift.stepper:named", stepper_args=args))
+    assert str(file) in str(caught.value) and "did you mean 'wrong_one'" in str(caught.value)
+
+
+def test_a_scheduler_that_cannot_be_made_is_told_with_its_line(write: Write) -> None:
+    file = write("plugin.py", HEAD + "    def __init__(self, *args, **kwargs):\n        raise KeyError('url')\n")
+    with pytest.raises(ConfigError, match="Wrong cannot be made: KeyError: 'url'") as caught:
+        stepper_of(PlaySettings(stepper=f"{file}:Wrong"))
+    assert f"{file}:5" in str(caught.value)
+
+
+def test_what_is_only_there_to_be_named_says_so_when_it_is_used(write: Write) -> None:
+    file = write("plugin.py", """
+        from swift.llm import PtEngine, RequestConfig, Template, to_device
+        from swift.plugin.rm_plugin import DefaultRMPlugin
+        class Mine(DefaultRMPlugin):
+            pass
+        class Uses:
+            def __init__(self):
+                PtEngine('model')
+            def check_finished(self, turn): pass
+            def step(self, turn): pass
+        """)  # fmt: skip
+    with pytest.raises(NotImplementedError, match="ask another model over HTTP"):
+        stepper_of(PlaySettings(stepper=f"{file}:Uses"))

@@ -1,0 +1,300 @@
+"""verl's keys, one row each: what is translated by it, and what the guide prints, are the same table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from trainer.verl import loss, model, rollout
+from trainer.verl.loss import ACTOR, CORRECTION
+from trainer.verl.model import MODEL, OPTIM
+from trainer.verl.rollout import AT, TURNS
+from trainer.verl.row import How, Make, Row, Table, only
+
+SAME, BETTER, IDLE, REFUSED = How.SAME, How.BETTER, How.IDLE, How.REFUSED
+PACKED = "rows are packed by their tokens, whatever they are, and the result does not depend on it"
+ALONE = "one process holds the weights"
+
+
+def each(theirs: Iterable[str], how: How, why: str) -> Iterator[Row]:
+    """Keys of which one thing is to be said."""
+    return (Row([name], "", how, why) for name in theirs)
+
+
+def refused(remedy: str, default: object, *theirs: str) -> Iterator[Row]:
+    make: Make = only(default, remedy=remedy)
+    return (Row([name], "", REFUSED, remedy, default, make) for name in theirs)
+
+
+DATA = (
+    Row(["data.train_files"], "data", make=model.train_files),
+    Row(["data.val_files"], "evaluation.data", make=model.files),
+    Row(["data.train_batch_size"], "prompts", default=1024),
+    Row(["data.max_prompt_length", f"{AT}.prompt_length"], "limits.rollout_tokens", BETTER,
+        "prompt and response share their tokens: a short prompt leaves room, a long one takes it", 512,
+        rollout.rollout_tokens),
+    Row(["data.max_response_length", f"{AT}.response_length"], "limits.turn_tokens", SAME,
+        "no turn is longer; all turns and answers together are as long as `limits.rollout_tokens` says", 512,
+        rollout.turn_tokens),
+    Row([f"{AT}.max_model_len"], "", SAME, "`limits.rollout_tokens` is no larger"),
+    Row(["data.filter_overlong_prompts"], "", BETTER,
+        "no prompt is dropped: one that leaves no room to answer ends with a stop reason of its own, and is counted"),
+    Row(["data.truncation"], "", REFUSED, "a prompt is never cut", "error",
+        only("error", problem="a prompt that is cut is another task", remedy="write `data.truncation=error`")),
+    Row(["data.val_max_samples"], "evaluation", SAME, "`rows` and `few`: all rows where it is left out",
+        make=model.held_out),
+    Row(["trainer.test_freq"], "evaluation.every", SAME, "steps between two looks; less than 1 is none", -1,
+        model.every),
+    Row(["data.seed"], "seed", SAME, "of everything that is drawn"),
+    Row(["data.shuffle"], "curriculum.shuffled", SAME, "each epoch in an order of its own, or as the rows stand", True),
+    Row(["data.apply_chat_template_kwargs.*"], "template.chat_template_kwargs",
+        make=lambda value, asked: value or None),
+    Row(["data.image_key"], "columns.image_key", default="images"),
+    Row(["data.video_key"], "columns.video_key", default="videos"),
+    Row(["data.return_raw_chat"], "", BETTER, "rows always stay chats, and are rendered once"),
+    Row(["data.return_multi_modal_inputs"], "", BETTER, "pictures stand in the ledger where their ids stand"),
+)  # fmt: skip
+
+TURNS_AND_TOOLS = (
+    Row([f"{TURNS}.enable", TURNS, "rollout.multiturn.enabled"], "", SAME,
+        "off, there is one turn, and no tools", False),
+    Row([rollout.TOOLS, "data.tool_config_path", f"{AT}.tool_kwargs.tools_config_file"], "tools", SAME,
+        "the file as it is", make=rollout.tool_files),
+    Row([rollout.INTERACTION, f"{AT}.interaction_config_file"], "", SAME, "one more file of `tools`"),
+    Row([f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns", "rollout.multiturn.max_turns"],
+        "limits.assistant_turns", SAME, "without a limit, as many as there can be tokens",
+        make=rollout.assistant_turns),
+    Row([f"{TURNS}.max_user_turns"], "limits.user_turns", BETTER,
+        "rounds of tools are no longer counted as the user's; with them in mind, `limits.assistant_turns` is no "
+        "larger than this and one", make=rollout.user_turns),
+    Row([f"{TURNS}.max_parallel_calls"], "limits.tool_calls", BETTER,
+        "every call of a turn is carried out and answered; there, calls beyond this were dropped without a word", 1,
+        rollout.tool_calls),
+    Row([f"{TURNS}.max_tool_response_length"], "result_limit", BETTER,
+        "what is cut is marked in the text, and counted", 256, rollout.result_limit),
+    Row([f"{TURNS}.tool_response_truncate_side"], "", BETTER,
+        "`result_limit.side` is the side that is cut away; in 0.7, `left` kept the left side", "middle"),
+    Row([f"{TURNS}.format"], "template.parser", BETTER, "calls inside reasoning are no calls", "hermes",
+        rollout.parser),
+    Row([f"{TURNS}.tokenization_sanity_check_mode"], "template.sanity", BETTER,
+        "nothing that was sampled is tokenised again, so that this only tells of differences", "strict"),
+    Row([f"{TURNS}.use_inference_chat_template"], "template.history", SAME, "", False, rollout.history),
+    *each([f"{TURNS}.num_repeat_rollouts", f"{AT}.over_sample_rate"], BETTER,
+          "nothing that is slow is dropped: a rollout that waits makes room for others"),
+    Row([f"{AT}.agent.default_agent_loop"], "", REFUSED, "there is one loop", "tool_agent",
+        only("tool_agent", "single_turn_agent", remedy="write what stands between turns as a plug-in: `stepper`")),
+    Row(["rollout.multiturn.stop_tokens"], "", REFUSED, "",
+        make=only(None, ["</s>"], remedy="leave it out: a turn ends where the model ends it")),
+    Row(["rollout.multiturn.environment.*"], "", REFUSED, "",
+        make=only(None, remedy="name the tools in a YAML file, and it with `multi_turn.tool_config_path`")),
+)  # fmt: skip
+
+WRITING = (
+    Row([f"{AT}.n"], "n", default=1),
+    Row([f"{AT}.temperature"], "sampling.temperature", default=1.0, make=rollout.temperature),
+    Row([f"{AT}.do_sample"], "", REFUSED, "rollouts are sampled", True),
+    Row([f"{AT}.top_p"], "sampling.top_p", default=1.0),
+    Row([f"{AT}.top_k"], "sampling.top_k", SAME, "less than 1 keeps all", -1, rollout.top_k),
+    Row([f"{AT}.tensor_model_parallel_size"], "serving.options", SAME, "SGLang's own options, where it serves", None,
+        rollout.serving),
+    *each([f"{AT}.data_parallel_size", f"{AT}.gpu_memory_utilization", f"{AT}.engine_kwargs.sglang.*"], SAME,
+          "`serving.options`"),
+    Row([f"{AT}.name", "rollout.engine"], "", BETTER,
+        "SGLang where it is installed and there is a GPU, and the trainer's own engine elsewhere"),
+    Row([f"{AT}.calculate_log_probs"], "", BETTER, "the engine's logprobs are always kept and held against ours"),
+    Row([f"{AT}.val_kwargs.n"], "", REFUSED, "each held-out task is tried once, by the likeliest tokens", 1,
+        only(1, remedy="leave it out; `evaluation.after` tries the tasks sampled as well")),
+    Row([f"{AT}.val_kwargs.do_sample"], "", REFUSED, "each held-out task is tried by the likeliest tokens", False,
+        only(False, remedy="leave it out; `evaluation.after` tries the tasks sampled as well")),
+    Row([f"{AT}.val_kwargs.*"], "", IDLE, "the likeliest tokens need no more words"),
+)  # fmt: skip
+
+WEIGHTS = (
+    Row([f"{MODEL}.path"], "model", make=model.path),
+    Row([f"{MODEL}.custom_chat_template"], "template.chat_template", SAME, "a file, or the template itself"),
+    Row([f"{MODEL}.lora_rank"], "update.lora", default=0, make=model.lora),
+    Row([f"{MODEL}.lora_alpha"], "", SAME, "`update.lora.alpha`", 16),
+    Row([f"{MODEL}.target_modules"], "", SAME, "`update.lora.targets`", "all-linear"),
+    Row([f"{MODEL}.enable_gradient_checkpointing"], "update.checkpointing", default=True),
+    Row([f"{OPTIM}.lr"], "update.lr", default=1e-6),
+    Row([f"{OPTIM}.lr_warmup_steps"], "update.warmup", make=model.warmup),
+    Row([f"{OPTIM}.lr_warmup_steps_ratio"], "", SAME, "`update.warmup`, of all steps", 0.0),
+    Row([f"{OPTIM}.lr_scheduler_type", f"{OPTIM}.warmup_style"], "update", SAME,
+        "`steps`, `floor` and `fall`: the rate stays, or falls in a cosine", "constant", model.falls),
+    Row([f"{OPTIM}.min_lr_ratio"], "", SAME, "`update.floor`", 0.0),
+    Row([f"{OPTIM}.num_cycles"], "", REFUSED, "half a cosine falls, and more would rise again", 0.5),
+    Row([f"{OPTIM}.weight_decay"], "update.weight_decay", default=0.01),
+    Row([f"{OPTIM}.betas"], "update.betas", default=[0.9, 0.999]),
+    Row([f"{OPTIM}.optimizer"], "", REFUSED, "", "AdamW",
+        only("AdamW", remedy="write AdamW; there is also Muon: `update.optimizer`")),
+    Row([f"{OPTIM}.override_optimizer_config.*"], "", REFUSED, "but for where its state lies", None, model.optimizer),
+    Row([f"{ACTOR}.grad_clip", f"{OPTIM}.clip_grad"], "update.clip", default=1.0),
+    Row([f"{ACTOR}.ppo_mini_batch_size"], "update.minibatches", SAME,
+        "there in prompts, here as the number of parts of a step", 256, loss.minibatches),
+    Row([f"{ACTOR}.ppo_epochs"], "update.epochs", default=1),
+    Row([f"{ACTOR}.ppo_max_token_len_per_gpu"], "update.tokens", BETTER, PACKED, None, model.tokens),
+    Row([f"{ACTOR}.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size"], "", BETTER,
+        f"`update.tokens`: {PACKED}"),
+)  # fmt: skip
+
+LOSS = (
+    Row(["algorithm.adv_estimator"], "algorithm.name", SAME,
+        "gae is `reinforce_pp`, which whitens, with `credit.kind: gae`", "gae", loss.name),
+    Row([loss.MODE], "", SAME, "`algorithm.name`: gspo and cispo are algorithms of their own", "vanilla"),
+    Row(["algorithm.norm_adv_by_std_in_grpo"], "", SAME, "False is `algorithm.name: dr_grpo`", True),
+    Row(["algorithm.gamma"], "algorithm.credit", SAME, "`discount`, of tokens, with a critic", 1.0, loss.credit),
+    Row(["algorithm.lam"], "", SAME, "`algorithm.credit.trust`", 1.0),
+    Row(["critic.optim.lr"], "update.critic", SAME, "a critic is there for gae alone", 1e-5, loss.critic),
+    Row([f"{ACTOR}.clip_ratio"], "", BETTER,
+        "it counts for each side that has none of its own; there, defaults of the two sides hid it", 0.2),
+    Row([f"{ACTOR}.clip_ratio_low"], "algorithm.clip_low", SAME, "", 0.2, loss.clip_low),
+    Row([f"{ACTOR}.clip_ratio_high"], "algorithm.clip_high", SAME, "", 0.2, loss.clip_high),
+    Row([f"{ACTOR}.clip_ratio_c"], "algorithm.clip_dual", SAME, "", 3.0, loss.clip_dual),
+    Row([f"{ACTOR}.loss_agg_mode"], "algorithm.aggregate", BETTER,
+        "means are over the whole part of a step, however it is cut to fit into memory", "token-mean", loss.aggregate),
+    Row([f"{ACTOR}.loss_scale_factor"], "algorithm.length", SAME, "the response's length where it is left out", None,
+        loss.length),
+    Row([f"{ACTOR}.use_kl_loss"], "algorithm.kl", SAME, "`place: loss`", False, loss.kl),
+    Row(["algorithm.use_kl_in_reward"], "", SAME, "`algorithm.kl`, `place: reward`", False),
+    Row([f"{ACTOR}.kl_loss_coef"], "", SAME, "`algorithm.kl.coefficient`", 0.001),
+    Row([f"{ACTOR}.kl_loss_type"], "", SAME, "`algorithm.kl.estimator`: low_var_kl is k3", "low_var_kl"),
+    Row(["algorithm.kl_ctrl.kl_coef"], "", SAME, "`algorithm.kl.coefficient`", 0.001),
+    Row(["algorithm.kl_penalty"], "", SAME, "`algorithm.kl.estimator`: kl is k1", "kl"),
+    Row(["algorithm.kl_ctrl.type"], "", REFUSED, "the coefficient stays", "fixed"),
+    Row(["algorithm.kl_ctrl.*"], "", IDLE, "they are for a coefficient that moves"),
+    Row([f"{ACTOR}.entropy_coeff"], "", REFUSED, "", 0,
+        only(0, remedy="write 0: entropy is told in the metrics, and is no part of the loss")),
+    Row([f"{CORRECTION}.rollout_is"], "algorithm.mismatch", SAME, "`truncate`", None, loss.mismatch),
+    Row([f"{CORRECTION}.rollout_is_threshold"], "", SAME, "`algorithm.mismatch.cap`", 2.0),
+    Row([f"{ACTOR}.tis_imp_ratio_cap"], "", SAME, "`algorithm.mismatch.cap`, by token"),
+    Row([f"{CORRECTION}.rollout_rs"], "", SAME, "`algorithm.mismatch.reject`"),
+    Row([f"{CORRECTION}.rollout_rs_threshold"], "", SAME, "`algorithm.mismatch.high`"),
+    Row([f"{CORRECTION}.rollout_rs_threshold_lower"], "", SAME, "`algorithm.mismatch.low`"),
+    Row([f"{CORRECTION}.rollout_token_veto_threshold"], "", REFUSED, "",
+        make=only(None, remedy="leave it out; `rollout_rs` rejects tokens and sequences")),
+    Row(["algorithm.filter_groups.enable"], "algorithm.dynamic", SAME, "groups whose rewards are all alike", False),
+    Row(["algorithm.filter_groups.max_num_gen_batches"], "draws", SAME, "how often they are replaced; 0 is 100 times",
+        make=lambda value, asked: 100 if value == 0 else value),
+    Row(["algorithm.filter_groups.metric"], "", BETTER, "what is compared is the reward that is learned from"),
+    Row(["data.gen_batch_size"], "", BETTER, "as many are drawn as are needed"),
+)  # fmt: skip
+
+REWARD = (
+    Row(["custom_reward_function.path"], "reward.components", BETTER,
+        "it reads the policy's own words, and none that a tool or a user said", make=model.reward),
+    Row(["custom_reward_function.name"], "", SAME, "`args.name`", "compute_score"),
+    Row(["custom_reward_function.reward_kwargs.*"], "", SAME, "`args.kwargs`"),
+    Row(["reward_model.reward_manager", "reward_manager.name"], "", REFUSED, "one answer is scored at a time",
+        "naive", model.manager),
+    Row(["reward_model.overlong_buffer.enable", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"],
+        "algorithm.overlong", BETTER, "of the policy's own tokens, and not of its tools'", False, loss.overlong),
+    Row(["reward_model.overlong_buffer.len", "reward_model.reward_kwargs.overlong_buffer_cfg.len"], "", SAME,
+        "`algorithm.overlong.margin`"),
+    Row(["reward_model.overlong_buffer.penalty_factor",
+         "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor"], "", SAME, "`algorithm.overlong.cost`", 1.0),
+    Row(["reward_model.overlong_buffer.log", "reward_model.reward_kwargs.overlong_buffer_cfg.log"], "", IDLE,
+        "it is a metric"),
+    Row(["reward_model.reward_kwargs.max_resp_len"], "", IDLE, "it is `data.max_response_length`"),
+    Row(["reward_model.enable"], "", REFUSED, "", False,
+        only(False, remedy="ask that model in a function: `custom_reward_function.path`")),
+    Row(["reward_model.sandbox_fusion.url"], "", REFUSED, "",
+        make=only(None, remedy="run programs in a function of yours: `custom_reward_function.path`")),
+    Row(["reward_model.*"], "", IDLE, "no model gives rewards"),
+)  # fmt: skip
+
+RUN = (
+    Row(["trainer.total_training_steps"], "steps", make=model.steps),
+    Row(["trainer.total_epochs"], "", SAME, "`steps`, of the rows that the data has", 30),
+    Row(["trainer.default_local_dir"], "out", SAME, "the run's folder"),
+    Row(["trainer.save_freq"], "checkpoint.every", BETTER,
+        "less than 1 saves as often as it costs little, so that no run is lost", -1,
+        lambda value, asked: value if isinstance(value, int) and value > 0 else None),
+    Row(["trainer.max_actor_ckpt_to_keep"], "checkpoint.keep", SAME, "2 at the least",
+        make=lambda value, asked: None if value is None else max(2, value)),
+    Row(["trainer.logger"], "report", BETTER, "metrics.jsonl and TensorBoard are always written", None, model.report),
+    Row(["trainer.val_before_train"], "", BETTER, "`mtrl-train eval` compares before and after"),
+    Row(["trainer.val_only"], "", REFUSED, "", False, only(False, remedy="run `mtrl-train eval RUN`")),
+    Row(["trainer.resume_mode"], "", BETTER, "`mtrl-train --resume` goes on, and nothing does so unasked", "auto",
+        only("auto", "disable", remedy="leave it out, and run `mtrl-train --resume --out RUN`")),
+    Row(["trainer.resume_from_path"], "", REFUSED, "",
+        make=only(None, False, remedy="leave it out, and run `mtrl-train --resume --out RUN`")),
+    *each(["trainer.project_name", "trainer.experiment_name"], IDLE, "a run goes by its folder: `--out runs/NAME`"),
+    *each(["trainer.nnodes", "trainer.n_gpus_per_node"], BETTER,
+          f"{ALONE}; servers may be many: `serving.replicas`"),
+)  # fmt: skip
+
+
+OTHER_VALUES = (
+    *refused("cut the file: a run takes all its rows", -1, "data.train_max_samples"),
+    *refused("name the column `prompt`", "prompt", "data.prompt_key"),
+    *refused("name the column `data_source`", "data_source", "data.reward_fn_key"),
+    *refused("order tasks with the setting `curriculum`", None, "data.sampler.class_path", "data.sampler.class_name"),
+    *refused("write the rows into a file", None, "data.custom_cls.path", "data.custom_cls.name", "data.datagen.path",
+             "data.datagen.name"),
+    *refused("put the tokenizer into the model's folder", None, "data.tokenizer", f"{MODEL}.tokenizer_path"),
+    *refused("leave it out: no code of a model's folder is run", False, "data.trust_remote_code",
+             f"{MODEL}.trust_remote_code", f"{AT}.trust_remote_code"),
+    *refused("write it into the model's folder", None, f"{MODEL}.override_config.*", f"{MODEL}.hf_config_path"),
+    *refused("leave it out", None, f"{MODEL}.external_lib", f"{MODEL}.exclude_modules"),
+    *refused("merge the adapter into the model's folder", None, f"{MODEL}.lora_adapter_path"),
+    *refused("leave it out", False, f"{ACTOR}.freeze_vision_tower", f"{ACTOR}.shuffle", f"{AT}.ignore_eos",
+             f"{AT}.skip_rollout", f"{AT}.enable_rollout_routing_replay", f"{CORRECTION}.bypass_mode",
+             f"{CORRECTION}.rollout_is_batch_normalize", "algorithm.use_pf_ppo"),
+    *refused("leave it out", "disabled", f"{ACTOR}.router_replay.mode"),
+    *refused("leave it out, or quantise with an option of SGLang's: `engine_kwargs.sglang`", None,
+             f"{AT}.quantization", f"{AT}.quantization_config_file"),
+    *refused("write what stands between two turns as a plug-in: the setting `stepper`", None,
+             f"{TURNS}.completion_callback", f"{AT}.agent.agent_loop_config_path"),
+    *refused("leave it out", 0, "trainer.critic_warmup"),
+)  # fmt: skip
+
+NOTHING = (
+    (ALONE, (f"{ACTOR}.fsdp_config.*", f"{ACTOR}.megatron.*", f"{ACTOR}.strategy", "actor_rollout_ref.hybrid_engine",
+             "actor_rollout_ref.nccl_timeout", "actor_rollout_ref.model_engine", f"{MODEL}.use_shm", "data.use_shm",
+             f"{ACTOR}.ulysses_sequence_parallel_size", "ray_kwargs.*", "ray_init.*", "transfer_queue.*",
+             "trainer.device", "trainer.balance_batch", "trainer.ray_wait_register_center_timeout",
+             "trainer.use_legacy_worker_impl", f"{AT}.server.*", f"{AT}.sglang_rollout_mode",
+             f"{AT}.layered_summon", f"{AT}.update_weights_bucket_megabytes")),
+    ("the reference is read as the policy is", ("actor_rollout_ref.ref.*",)),
+    ("a critic here has no more settings", ("critic.*",)),
+    (PACKED, (f"{ACTOR}.use_dynamic_bsz", f"{MODEL}.use_remove_padding", f"{AT}.log_prob_micro_batch_size",
+              f"{AT}.log_prob_micro_batch_size_per_gpu", f"{AT}.log_prob_use_dynamic_bsz",
+              f"{AT}.log_prob_max_token_len_per_gpu")),
+    ("it is a matter of speed", (f"{MODEL}.use_fused_kernels", f"{MODEL}.use_liger", f"{MODEL}.fused_kernel_options.*",
+                                 f"{MODEL}.enable_activation_offload", f"{MODEL}.enable_activation_offloading",
+                                 f"{MODEL}.tiled_mlp.*",
+                                 f"{ACTOR}.use_torch_compile", f"{ACTOR}.use_fused_kernels",
+                                 f"{ACTOR}.entropy_checkpointing", f"{ACTOR}.entropy_from_logits_with_chunking",
+                                 "data.dataloader_num_workers", "data.filter_overlong_prompts_workers",
+                                 "reward_model.launch_reward_fn_async")),
+    ("it is the engine's own affair", (f"{AT}.mode", f"{AT}.dtype", f"{AT}.enforce_eager", f"{AT}.free_cache_engine",
+                                       f"{AT}.load_format", f"{AT}.max_num_batched_tokens", f"{AT}.max_num_seqs",
+                                       f"{AT}.enable_chunked_prefill", f"{AT}.enable_prefix_caching",
+                                       f"{AT}.multi_stage_wake_up", f"{AT}.disable_log_stats", f"{AT}.logprobs_mode",
+                                       f"{AT}.cudagraph_capture_sizes", f"{AT}.expert_parallel_size",
+                                       f"{AT}.pipeline_model_parallel_size", f"{AT}.engine_kwargs.*",
+                                       f"{AT}.skip_tokenizer_init", f"{AT}.skip_dump_dir", f"{AT}.agent.*",
+                                       f"{AT}.prometheus.*", f"{AT}.profiler.*")),
+    ("a run keeps every rollout, and shows it", (f"{AT}.trace.*", "trainer.log_val_generations",
+                                                 "trainer.rollout_data_dir", "trainer.validation_data_dir",
+                                                 "global_profiler.*", "actor_rollout_ref.profiler.*",
+                                                 "trainer.npu_profile.*",
+                                                 "trainer.profile_steps", f"{ACTOR}.profiler.*",
+                                                 f"{ACTOR}.calculate_entropy")),
+    ("checkpoints hold all that a run goes on with", (f"{ACTOR}.checkpoint.*", "trainer.default_hdfs_dir",
+                                                      "trainer.del_local_ckpt_after_load",
+                                                      "trainer.max_critic_ckpt_to_keep", "trainer.esi_redundant_time")),
+    ("nothing here reads it", ("data.return_raw_input_ids", "data.return_full_prompt", "data.val_batch_size",
+                               "data.validation_shuffle", "data.image_patch_size", f"{ACTOR}.data_loader_seed",
+                               f"{ACTOR}.rollout_n", f"{OPTIM}.total_training_steps", f"{OPTIM}.optimizer_impl",
+                               f"{ACTOR}.tau_pos", f"{ACTOR}.tau_neg",
+                               f"{ACTOR}.policy_loss.*", f"{ACTOR}.router_replay.*", "algorithm.pf_ppo.*",
+                               f"{CORRECTION}.loss_type")),
+)  # fmt: skip
+
+
+TABLE: tuple[Row, ...] = (
+    *DATA, *TURNS_AND_TOOLS, *WRITING, *WEIGHTS, *LOSS, *REWARD, *RUN, *OTHER_VALUES,
+    *(row for why, names in NOTHING for row in each(names, IDLE, why)),
+)  # fmt: skip
+
+VERL = Table("verl", TABLE, {"limits.wall_s": (3600.0, "every wait has an end; verl's had none")})
