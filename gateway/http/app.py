@@ -8,7 +8,7 @@ from functools import partial
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http import calls, sessions
+from gateway.http import calls, live, page, sessions, tapes
 from gateway.http.asked import Asked
 from gateway.http.desk import Desk
 from gateway.http.docs import docs, openapi
@@ -22,6 +22,7 @@ from gateway.http.watch import Watch
 
 Room = Callable[[Desk, Asked], Awaitable[ASGIApp]]
 
+
 ROOMS: Mapping[str, Mapping[str, Room]] = {
     "/v1/sessions/{id}/calls": {"POST": calls.call},
     "/v1/sessions/{id}/feedback": {"POST": calls.feedback},
@@ -29,10 +30,17 @@ ROOMS: Mapping[str, Mapping[str, Room]] = {
     "/v1/sessions": {"POST": sessions.begin},
     "/v1/calls": {"POST": calls.call_pure},
     "/v1/tools": {"GET": tools},
+    "/v1/live/calls": {"GET": live.calls},
+    "/v1/live/sessions": {"GET": live.sessions},
+    "/v1/live/sessions/{id}": {"DELETE": live.close},
+    "/v1/tapes": {"GET": tapes.shelf},
+    "/v1/tapes/{id}": {"GET": tapes.tape},
     "/healthz": {"GET": health},
     "/metrics": {"GET": metrics},
     "/openapi.json": {"GET": openapi},
     "/docs": {"GET": docs},
+    "/ui": {"GET": page.page},
+    "/ui/{id}": {"GET": page.file},
 }
 """The busiest first, since they are tried in order."""
 

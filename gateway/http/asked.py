@@ -37,6 +37,14 @@ class Asked:
             raise Problem(422, "invalid_request", f"No such {name}.", remedy=remedy, param=name)
         return word
 
+    def number(self, name: str) -> int:
+        """A number of the query string, not below 0; 0 where there is none."""
+        query: str = self.scope["query_string"].decode("latin-1")
+        word = parse_qs(query, keep_blank_values=True).get(name, ["0"])[-1]
+        if not (word.isascii() and word.isdigit() and len(word) < 10):
+            raise Problem(422, "invalid_request", f"No such {name}.", remedy="Use a number from 0 on.", param=name)
+        return int(word)
+
     async def body(self) -> bytes:
         message = await self.receive()
         if message["type"] == "http.request" and not message.get("more_body"):

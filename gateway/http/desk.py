@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 
 from gateway.http.hosted import Hosted, HostedSession
+from gateway.http.live import Live
 from gateway.http.metrics import Metrics
 from gateway.http.reply import no_session
 from gateway.http.settings import Settings
@@ -67,7 +68,8 @@ class Desk:
         self.gateway, self.settings, self.watch = gateway, settings, watch
         self.opened: dict[str, Opened] = {}
         self.metrics = Metrics(gateway)
-        gateway.observers.append(self.metrics.observe)
+        self.live = Live(gateway, watch.over)
+        gateway.observers.extend((self.metrics.observe, self.live.observe))
 
     async def begin(self, task: Task, *, strict: bool) -> Opened:
         session = await self.gateway.begin(task)

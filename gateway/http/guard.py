@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.reply import Problem
 from gateway.http.settings import Settings, is_loopback
 
-OPEN_PATHS = frozenset({"/healthz", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/healthz", "/docs", "/openapi.json", "/ui"})
 """These tell nothing of the tools, so that a probe and a browser need no token."""
+OPEN_FOLDER = "/ui/"
 
 
 class Guard:
@@ -46,7 +47,7 @@ class Guard:
         return self._token is None or (hmac.compare_digest(given.strip(), self._token) and scheme.lower() == b"bearer")
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
-        if not scope["trusted"] and scope["path"] not in OPEN_PATHS:
+        if not scope["trusted"] and scope["path"] not in OPEN_PATHS and not scope["path"].startswith(OPEN_FOLDER):
             return _unauthorized()
         host = _name(b"//" + headers.get(b"host", b""))
         if not self._is_ours(host):

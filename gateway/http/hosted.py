@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Protocol
 
-from gateway.session import AnySession, Observer
+from gateway.session import AnySession, Observer, Running
 from gateway.table import Source, Table
 from gateway.types import Task, ToolSpec
 
@@ -21,6 +21,15 @@ class HostedSession(AnySession, Protocol):
 
     @property
     def remaining_s(self) -> float | None: ...
+
+    @property
+    def running(self) -> Sequence[Running]: ...
+
+    @property
+    def called(self) -> int: ...
+
+    @property
+    def age_s(self) -> float: ...
 
     @property
     def heard(self) -> object | None:
@@ -50,7 +59,7 @@ class Hosted(Protocol):
     def sources(self) -> Sequence[Source]: ...
 
     @property
-    def sessions(self) -> Mapping[str, AnySession]:
+    def sessions(self) -> Mapping[str, HostedSession]:
         """All that are open, by whichever door."""
         ...
 

@@ -14,7 +14,7 @@ from gateway.http.servers import states
 from gateway.session import Observed
 from gateway.types import Part, Resource, Text, ToolResult
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BYTES = tuple(float(4**power) for power in range(3, 13))
 PHASES = ("queue", "connect", "upstream", "parse")
 UNKNOWN, OTHER = "(unknown)", "(other)"

@@ -21,16 +21,17 @@ class Operation:
     path: str
     summary: str
     reply: type[BaseModel] | str
-    """A model, or the media type of an answer that is not JSON."""
+    """A model, or the media types of an answer that is not JSON."""
     request: type[BaseModel] | None = None
     status: int = 200
     refusals: tuple[int, ...] = ()
     query: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By name, the words it takes; the first is the default."""
+    """By name, the words it takes; the first is the default. `0` alone stands for any number from 0 on."""
 
 
 _BODY = (400, 413, 422)
 _HELD = "application/x-ndjson"
+_FILES = "text/javascript, text/css, text/html, image/svg+xml"
 
 OPERATIONS = (
     Operation(
@@ -79,10 +80,24 @@ OPERATIONS = (
         shapes.CallsRequest,
         refusals=(*_BODY, 409, 503),
     ),
+    Operation("get", "/v1/live/calls", "Watch calls as they run and end, after the last ones", _HELD),
+    Operation("get", "/v1/live/sessions", "List the sessions that are open, by whichever door", shapes.LiveSessions),
+    Operation("delete", "/v1/live/sessions/{id}", "Close any session, by its digest", shapes.Closed, refusals=(404,)),
+    Operation("get", "/v1/tapes", "List the tapes within reach", shapes.Tapes),
+    Operation(
+        "get",
+        "/v1/tapes/{id}",
+        "Look at what is on a tape, session by session",
+        shapes.TapeRead,
+        refusals=(404, 409, 422),
+        query={"from": ("0",)},
+    ),
     Operation("get", "/healthz", "How the gateway and its servers are", shapes.Health),
     Operation("get", "/metrics", "Numbers for Prometheus", "text/plain"),
     Operation("get", "/openapi.json", "This document", "application/json"),
     Operation("get", "/docs", "This document for people", "text/html"),
+    Operation("get", "/ui", "The page that shows all of this", "text/html"),
+    Operation("get", "/ui/{id}", "A file of that page", _FILES, refusals=(404,)),
 )
 
 _REFUSALS = {
@@ -140,13 +155,16 @@ def _id(one: Operation) -> str:
 
 
 def _parameters(one: Operation) -> list[Schema]:
-    query = [
-        {"name": name, "in": "query", "schema": {"type": "string", "enum": list(words), "default": words[0]}}
-        for name, words in one.query.items()
-    ]
+    query = [{"name": name, "in": "query", "schema": _words(words)} for name, words in one.query.items()]
     id_schema = {"type": "string", "minLength": 1}
     path = [{"name": "id", "in": "path", "required": True, "schema": id_schema}] if "{id}" in one.path else []
     return [*path, *query]
+
+
+def _words(words: tuple[str, ...]) -> Schema:
+    if words == ("0",):
+        return {"type": "integer", "minimum": 0, "default": 0}
+    return {"type": "string", "enum": list(words), "default": words[0]}
 
 
 def _request(model: type[BaseModel]) -> Schema:
@@ -159,7 +177,7 @@ def _request(model: type[BaseModel]) -> Schema:
 def _content(one: Operation) -> Schema:
     if isinstance(one.reply, str):
         schema = {"type": "object"} if one.reply == "application/json" else {"type": "string"}
-        return {one.reply: {"schema": schema}}
+        return {kind: {"schema": schema} for kind in one.reply.split(", ")}
     content = _json(_ref(one.reply))
     return content | {_HELD: {"schema": {"type": "string"}}} if "hold" in one.query else content
 

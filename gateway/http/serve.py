@@ -51,16 +51,12 @@ class Stop:
         await self._asked.wait()
 
 
-class _Server(uvicorn.Server):
-    """Says when it is ready, leaves the signals to us, and lets sessions go before their connections."""
+class Server(uvicorn.Server):
+    """Leaves the signals to us, and says when it is ready."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Hosted, stop: Stop, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._gateway, self._stop, self._ready = gateway, stop, ready
-
-    async def heed(self) -> None:
-        await self._stop.asked()
-        self.should_exit = True
+        self._ready = ready
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -68,12 +64,30 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._stop.serving = True
         self._ready()
+
+
+class _Hosting(Server):
+    """Lets sessions go before their connections."""
+
+    def __init__(
+        self, config: uvicorn.Config, gateway: Hosted, watch: Watch, stop: Stop, ready: Callable[[], None]
+    ) -> None:
+        super().__init__(config, ready)
+        self._gateway, self._watch, self._stop = gateway, watch, stop
+
+    async def heed(self) -> None:
+        await self._stop.asked()
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stop.serving = True  # before anybody is told where to call
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listening in self.servers:
             listening.close()
+        self._watch.over.set()
         async with anyio.create_task_group() as closing:
             for session in list(self._gateway.sessions.values()):
                 closing.start_soon(session.close)
@@ -106,7 +120,7 @@ async def serve(
             if traces is not None:
                 gateway.observers.append(traces.observe)
                 served = traces.around(served)
-            server = _Server(_config(served), gateway, stop, lambda: ready(url))
+            server = _Hosting(_config(served), gateway, watch, stop, lambda: ready(url))
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(watch.run)
             tasks.start_soon(server.heed)
@@ -191,5 +205,5 @@ def _url(settings: Settings, listening: socket.socket) -> str:
 
 
 def _say(url: str) -> None:
-    sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, docs: /docs)\n")
+    sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, docs: /docs); its page: {url}/ui\n")
     sys.stdout.flush()

@@ -24,6 +24,10 @@ class Settings(Frozen):
     """Further names, without port, under which callers may know us; browsers may come from pages of these too."""
     body_bytes: PositiveInt = 8 * 1024 * 1024
     """A longer request is refused while it is read."""
+    tapes: Path | None = None
+    """A folder whose tapes may be listed and looked at."""
+    tape: Path | None = None
+    """The tape that is recorded or played now, which may be looked at too."""
     ttl_s: PositiveFloat = 3600.0
     """A session that is not used for this long is closed, where it does not say otherwise itself."""
 

@@ -163,6 +163,48 @@ class Closed(Shape):
     rewards: list[Reward]
 
 
+class LiveSession(Shape):
+    id: str
+    """A digest of the session's id: it can close the session, and open nothing."""
+    task_id: str
+    tools: list[str]
+    feedback: str | None
+    calls: int
+    running: list[str]
+    """The tools that it waits for now."""
+    rewards: list[Reward]
+    age_s: float
+    expires_in_s: float | None
+    """Unless it is used before."""
+
+
+class LiveSessions(Shape):
+    object: Literal["list"]
+    data: list[LiveSession]
+
+
+class Tape(Shape):
+    name: str
+    changed_at: float
+    """Unix time."""
+    lines_bytes: int
+    """Of its lines alone, without its media."""
+
+
+class Tapes(Shape):
+    object: Literal["list"]
+    data: list[Tape]
+
+
+class TapeRead(Tape):
+    summary: Json
+    """What is on it, in numbers."""
+    start: int
+    """The first session that is shown here; `from` asks for others."""
+    sessions: list[Json]
+    """What was asked and answered in each, as far as it can be shown in short."""
+
+
 class ToolMessage(Shape):
     role: Literal["tool", "user"]
     tool_call_id: str | None = None

@@ -34,6 +34,9 @@ def _state(state: ServerState) -> dict[str, Any]:
         "reason": state.reason,
         "remedy": state.remedy,
         "tools": state.tools,
+        "transport": getattr(state, "transport", ""),
+        "protocol": getattr(state, "protocol_version", ""),
+        "reconnects": getattr(state, "reconnects", 0),
         "quarantined": dict(state.quarantined),
     }
 

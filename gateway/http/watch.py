@@ -23,6 +23,8 @@ class Watch:
         self._young: set[_Caller] = set()
         self._old: set[_Caller] = set()
         self._news = anyio.Event()
+        self.over = anyio.Event()
+        """Set when the server stops: answers without an end then end."""
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:

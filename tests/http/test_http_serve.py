@@ -72,7 +72,7 @@ def test_a_signal_ends_sessions_before_the_process(sign: signal.Signals) -> None
     with program() as child:
         line = first_line(child)
         url = line.split()[1]
-        assert line.startswith("mtrl-gateway: http://127.0.0.1:")
+        assert line.startswith("mtrl-gateway: http://127.0.0.1:") and line.endswith(f"its page: {url}/ui\n")
         request = urllib.request.Request(f"{url}/v1/sessions", b"{}", method="POST")
         with urllib.request.urlopen(request, timeout=10) as answer:
             assert json.load(answer)["id"]

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
 from gateway.types import Audio, Image, ToolCall
+from tests.browser.made_run import made
 from tests.trainer.rollouts import rollouts
 from tests.trainer.told import FAILED, LEDGER, RUN, SCORED, decode, ids, policy
+from trainer.cli import app
 from trainer.ledger import Author, Entry, Ledger
 from trainer.run.file import Rollouts, Writer
 from trainer.run.rollout import Rollout
@@ -161,3 +164,21 @@ def test_printable_text_is_left_as_it_is(text: str) -> None:
 def test_the_failed_one_is_not_scored() -> None:
     with pytest.raises(ValueError, match="says nothing of the policy and has no rewards"):
         replace(FAILED, rewards={"call": 0.0})
+
+
+def test_a_turn_that_went_on_under_new_weights_says_so() -> None:
+    turn = replace(policy("xyz"), version=4, before=((3, 1),))
+    assert "version 3, then 4; cached" in shown([replace(SCORED, ledger=Ledger((turn,)))], 0)
+
+
+def test_a_rollout_is_shown_with_its_times_and_what_it_was_worth(tmp_path: Path) -> None:
+    made(tmp_path / "run", steps=12)
+    (tmp_path / "run" / "model" / "tokenizer.json").unlink()
+    done = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "169"])
+    assert done.exit_code == 0, done.output
+    assert "→ draw_bars(" in done.output and "ok in 310 ms" in done.output
+    assert "trained, advantage +0.75: the policy wrote it, and it counts with the rollout's reward" in done.output
+    assert "░██" in done.output
+    done = CliRunner().invoke(app, ["why", str(tmp_path / "run"), "169", "66"])
+    assert "advantage   +0.7" in done.output
+    assert "advantage" not in CliRunner().invoke(app, ["why", str(tmp_path / "run"), "169", "3"]).output

@@ -89,3 +89,15 @@ def test_nothing_is_said_to_be_trained_that_the_mask_leaves_out(rollout: Rollout
         assert told.id == ledger.ids[token]
         assert bits(told.logprob) == bits(ledger.logprobs[token] if ledger.mask[token] else None)
         assert str(told).count("\n") < 6
+
+
+def test_a_turn_that_went_on_under_new_weights_tells_each_tokens_version() -> None:
+    turn = replace(policy("xyz"), version=4, before=((3, 1),))
+    run = [replace(SCORED, ledger=Ledger((Entry(Author.TASK, ids("q")), turn)))]
+    assert [why(run, 0, token).version for token in range(4)] == [None, 3, 4, 4]
+
+
+def test_the_reward_that_is_told_is_the_one_that_was_learned_from() -> None:
+    weighed = replace(SCORED, weighed=0.25)
+    assert "the rollout's reward 0.25 (call 0.5, feedback 1, weighted)" in why([weighed], 0, 15).because
+    assert replace(SCORED, weighed=0.25, rewards={}).reward is None, "a number without its components is none"

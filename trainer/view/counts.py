@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -21,6 +21,8 @@ FINE = 25.0
 SHORTEST_S = 1e-6
 OPENINGS = 4096
 """Groups whose opening is remembered; by then the oldest is long over."""
+EACH = 8
+"""Turns of a rollout that are told of one by one."""
 
 
 class Waits:
@@ -69,6 +71,10 @@ class Seen:
     """Of these, how many could have needed no work: the same rollout or a sibling had asked with them before."""
     cached: int
     """Of these, how many did need none."""
+    cached_by_turn: Mapping[int, float]
+    """The same as a share, by which turn of its rollout asked, from 1."""
+    cached_worst: float
+    """And of the group that has least of it."""
     outcomes: Mapping[Outcome, int]
     waits: Mapping[str, Waits]
     """By tool, and by interaction as `feedback NAME`."""
@@ -118,6 +124,9 @@ class Seen:
             yield "tokens/written_per_s", self.written / self.elapsed_s
         if self.possible:
             yield "tokens/cached_of_possible", self.cached / self.possible
+            yield "tokens/cached_of_possible_worst_group", self.cached_worst
+        for turn, share in self.cached_by_turn.items():
+            yield f"tokens/cached_of_possible_turn_{turn}", share
         if self.left_s is not None:
             yield "time/left_s", self.left_s
         for stop, count in self.stops.items():
@@ -133,6 +142,18 @@ class Seen:
             yield f"tools/{name}/max_s", waits.longest_s
 
 
+@dataclass(slots=True)
+class _Share:
+    """Of ids that could have needed no work, those that did need none."""
+
+    possible: int = 0
+    cached: int = 0
+
+    @property
+    def value(self) -> float:
+        return self.cached / self.possible if self.possible else 1.0
+
+
 class Counts:
     """A `Watch` that counts. Told by one thread, asked by any."""
 
@@ -145,12 +166,22 @@ class Counts:
         """Ids that an engine was given, by rollout; by group, of its opening."""
         self._openings: dict[str, int] = {}
         self._turns: Counter[str] = Counter()
+        self._of_turn: defaultdict[int, _Share] = defaultdict(_Share)
+        self._of_group: defaultdict[str, _Share] = defaultdict(_Share)
         self._sums: Counter[str] = Counter()
         self._states: Counter[str] = Counter()
         self._stops: Counter[StopReason] = Counter()
         self._outcomes: Counter[Outcome] = Counter()
         self._waits: dict[str, Waits] = {}
         self._drifts: Counter[str] = Counter()
+
+    def anew(self, total: int = 0) -> Counts:
+        """Counts from here on; what is under way stays so."""
+        after = Counts(total, clock=self._clock)
+        with self._lock:
+            after._now, after._known = dict(self._now), dict(self._known)
+            after._states, after._turns = Counter(self._states), Counter(self._turns)
+        return after
 
     def state(self, key: str, state: str) -> None:
         with self._lock:
@@ -170,7 +201,11 @@ class Counts:
             sums["written"] += len(written.ids)
             sums["asked"] += asked
             sums["cached"] += written.cached
-            sums["possible"] += max(self._possible(key, asked), written.cached)
+            possible = max(self._possible(key, asked), written.cached)
+            sums["possible"] += possible
+            for one in (self._of_turn[self._turns[key]], self._of_group[key.partition("/")[0]]):
+                one.cached += written.cached
+                one.possible += possible
             self._known[key] = asked + len(written.ids)
 
     def answered(self, key: str, step: Step, seconds: float) -> None:
@@ -211,6 +246,10 @@ class Counts:
                 asked=self._sums["asked"],
                 possible=self._sums["possible"],
                 cached=self._sums["cached"],
+                cached_by_turn={
+                    turn: self._of_turn[turn].value for turn in range(1, EACH + 1) if turn in self._of_turn
+                },
+                cached_worst=min((one.value for one in self._of_group.values()), default=1.0),
                 outcomes=dict(self._outcomes),
                 drifts=dict(self._drifts),
                 waits={name: Waits(waits.buckets, waits.longest_s) for name, waits in self._waits.items()},

@@ -30,6 +30,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
+    "svg.fonttype": "none",
     "grid.alpha": 0.3,
     "legend.fontsize": 8,
     "legend.edgecolor": "none",
@@ -51,7 +52,7 @@ def save(charts: Sequence[Chart], spent: Spent, title: str, file: Path) -> None:
         for axes in figure.axes[count:]:
             axes.remove()
         figure.suptitle(title, fontweight="bold")
-        figure.savefig(file, dpi=150, format="png")
+        figure.savefig(file, dpi=150, format="svg" if file.suffix == ".svg" else "png")
 
 
 def _draw(axes: Axes, chart: Chart) -> None:

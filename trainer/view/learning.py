@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
 
 from rich.text import Text
 
 from trainer.view.chart import Trend, number
-from trainer.view.panel import Piece, duration, joined
+from trainer.view.panel import BAD, Piece, duration, joined
 from trainer.view.text import line
 
 WIDE, NARROW = 20, 12
@@ -110,7 +110,17 @@ def _sampled(known: Mapping[str, float], trend: str = "") -> list[Piece]:
 def _policy(known: Mapping[str, float]) -> list[Piece]:
     distance = "kl/reference" if "kl/reference" in known else "kl/old"
     named = {"entropy": "entropy", distance: "KL", "mismatch/mean": "mismatch", "update/grad_norm": "grad norm"}
-    return [(f"{said} {number(known[name])}", "") for name, said in named.items() if name in known]
+    told = [(f"{said} {number(known[name])}", "") for name, said in named.items() if name in known]
+    return [*told, *_stale(known)]
+
+
+def _stale(known: Mapping[str, float]) -> Iterator[Piece]:
+    """Where rollouts run ahead of learning."""
+    if "staleness/max" in known:
+        mean, most = known.get("rollout/staleness", 0.0), known["staleness/max"]
+        yield f"staleness {number(mean)}, at most {most:.0f}", ""
+    if dropped := known.get("staleness/dropped"):
+        yield f"{dropped:.0f} groups dropped", BAD
 
 
 def _listed(pieces: Iterable[Piece]) -> str:

@@ -1,4 +1,4 @@
-"""How a run went, read off its metrics: at once in the terminal, and as a PNG to keep."""
+"""How a run went, read off its metrics: at once in the terminal, and as a PNG or SVG to keep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ DENSE = 60
 
 
 def plot(run: Path, out: Path | None, console: Console) -> None:
-    """The PNG goes to `out`, by default into the run's folder. Raises RunError where there is nothing to show."""
+    """The picture goes to `out`, an SVG where it is called one; by default a PNG goes into the run's folder.
+
+    Raises RunError where there is nothing to show.
+    """
     measured = history(run / NAME)
     shown = charts(measured)
     if not shown:
@@ -75,7 +78,7 @@ def _png(shown: Sequence[Chart], measured: History, run: Path, out: Path | None,
     except ImportError as error:
         remedy = "pip install 'mtrl[plot]'"
         if out is not None:
-            raise ConfigError(f"a PNG needs matplotlib ({error})", remedy=remedy) from error
+            raise ConfigError(f"a picture needs matplotlib ({error})", remedy=remedy) from error
         console.print(Text(f"no PNG without matplotlib: {remedy}"), soft_wrap=True)
         return
     file = out or run / PNG

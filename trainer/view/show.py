@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
+from math import inf, isfinite
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -13,18 +14,40 @@ from rich.text import Text as Line
 
 from gateway.types import Outcome, ToolCall
 from trainer.ledger import Author, Entry
+from trainer.run.credits import Credit
 from trainer.run.rollout import Rollout
-from trainer.view.text import STYLES, Decode, line, printable, said, share
+from trainer.view.panel import duration
+from trainer.view.text import STYLES, Decode, line, parts, printable, said, share
+from trainer.view.why import because
 
+Credited = Sequence[Credit] | None
+STRIP = 72
+"""Columns of the time that a rollout took."""
+PHASES = {
+    "queueing": "dim",
+    "generating": STYLES[Author.POLICY],
+    "calling": STYLES[Author.TOOL],
+    "interacting": STYLES[Author.FEEDBACK],
+}
 COLUMNS = ("#", "task", "group", "stop", "turns", "tokens", "written", "cached", "reward", "outcomes")
 
 
-def show(run: Sequence[Rollout], console: Console, *, rollout: int | None = None, decode: Decode | None = None) -> None:
-    """The whole run, or one of its rollouts by its number; `decode` is the tokenizer's."""
+def show(
+    run: Sequence[Rollout],
+    console: Console,
+    *,
+    rollout: int | None = None,
+    decode: Decode | None = None,
+    credits: Credited = None,
+) -> None:
+    """The whole run, or one of its rollouts by its number; `decode` is the tokenizer's.
+
+    `credits` are what a step made of the rollout's last ledger.
+    """
     if rollout is None:
         _table(run, console)
         return
-    for text in _one(run[rollout], rollout, decode):
+    for text in _one(run[rollout], rollout, decode, credits):
         console.print(text, soft_wrap=True, highlight=False)
 
 
@@ -67,26 +90,31 @@ def _cells(place: int, rollout: Rollout) -> tuple[str, ...]:
     )
 
 
-def _one(rollout: Rollout, number: int, decode: Decode | None) -> Iterator[Line]:
+def _one(rollout: Rollout, number: int, decode: Decode | None, credits: Credited) -> Iterator[Line]:
     yield from _head(rollout, number)
+    if rollout.timeline:
+        yield _strip(rollout)
     yield Line.assemble("written by ", *_legend())
     if decode is None:
         yield Line("no tokenizer at hand: these are the messages that were rendered, not the text of the ids")
     ledger = rollout.ledger
     turn = -1
-    for place, (start, entry) in enumerate(zip(ledger.starts, ledger, strict=True)):
+    for place, (start, asked, entry) in enumerate(zip(ledger.starts, ledger.expanded.starts, ledger, strict=True)):
         turn += entry.author is Author.POLICY
         yield Line("")
-        yield _boundary(entry, start, turn)
+        yield _boundary(entry, start, asked, turn)
         if text := said(entry, decode):
             yield Line(text, style=STYLES[entry.author])
         yield from _calls(entry, ledger.entries[place + 1 :])
+        if credits is not None and entry.author is Author.POLICY:
+            yield _worth(rollout, entry, _credit(credits, start, len(entry.ids)))
         yield from _media(entry, start)
 
 
 def _head(rollout: Rollout, number: int) -> Iterator[Line]:
     ledger = rollout.ledger
-    yield Line(f"rollout {number}: task {line(rollout.task)}, group {line(rollout.group)}, index {rollout.index}")
+    kind = f" of kind {line(rollout.kind)}" if rollout.kind else ""
+    yield Line(f"rollout {number}: task {line(rollout.task)}{kind}, group {line(rollout.group)}, index {rollout.index}")
     yield Line(
         f"stop {rollout.stop}; {len(ledger.turns)} turns; {len(ledger)} tokens, {sum(ledger.mask)} by the policy;"
         f" cached {ledger.cached} of {ledger.asked} asked ({share(ledger.cached, ledger.asked)})"
@@ -94,8 +122,7 @@ def _head(rollout: Rollout, number: int) -> Iterator[Line]:
     if rollout.stop.infrastructure:
         yield Line(f"not scored: {rollout.stop} says nothing of the policy")
     elif rollout.rewards:
-        parts = ", ".join(f"{line(name)} {value:g}" for name, value in rollout.rewards.items())
-        yield Line(f"reward {_number(rollout.reward)}: {parts}")
+        yield Line(f"reward {_number(rollout.reward)}: {line(parts(rollout))}")
     if rollout.reason:
         yield Line(f"reason: {printable(rollout.reason)}")
     if drift := rollout.infos.get("drift"):
@@ -103,6 +130,33 @@ def _head(rollout: Rollout, number: int) -> Iterator[Line]:
         yield Line(f"differs from the template's own rendering: {causes}")
     if rollout.timing:
         yield Line("time: " + ", ".join(f"{line(phase)} {spent:.3g} s" for phase, spent in rollout.timing.items()))
+
+
+def _strip(rollout: Rollout) -> Line:
+    """Where the time went, phase after phase, each in the colour of whose time it was."""
+    spent = [span.spent_s if isfinite(span.spent_s) and span.spent_s > 0 else 0.0 for span in rollout.timeline]
+    strip, whole = Line("      "), sum(spent)
+    for span, seconds in zip(rollout.timeline, spent, strict=True):
+        wide = round(seconds / whole * STRIP) if 0 < whole < inf else 0
+        strip.append(("░" if span.phase == "queueing" else "█") * wide, PHASES.get(span.phase, ""))
+    return strip
+
+
+def _worth(rollout: Rollout, entry: Entry, credit: Credit | None) -> Line:
+    trained, why = because(rollout, entry, credit=credit)
+    advantage = f", advantage {credit[1]:+.3g}" if credit and credit[2] else ""
+    head = ("  trained" if trained else "  not trained") + advantage
+    return Line.assemble((head, "green" if trained else ""), (f": {line(why)}", "dim"))
+
+
+def _credit(credits: Sequence[Credit], start: int, size: int) -> Credit | None:
+    """What weighs most of an entry's tokens."""
+    found, at = [], 0
+    for credit in credits:
+        if at < start + size and at + credit[0] > start:
+            found.append(credit)
+        at += credit[0]
+    return max(found, key=lambda one: (one[2], abs(one[1])), default=None)
 
 
 def _legend() -> list[str | tuple[str, str]]:
@@ -113,10 +167,15 @@ def _legend() -> list[str | tuple[str, str]]:
     return told
 
 
-def _boundary(entry: Entry, start: int, turn: int) -> Line:
+def _boundary(entry: Entry, start: int, asked: int, turn: int) -> Line:
     notes = [f"tokens {start}-{start + len(entry.ids) - 1}" if entry.ids else "no tokens"]
     if entry.author is Author.POLICY:
-        notes += [f"version {entry.version}", f"cached {entry.cached} of {start}", f"stop {entry.stop}"]
+        spells = [*(version for version, _ in entry.before), entry.version]
+        notes += [
+            f"version {', then '.join(map(str, spells))}",
+            f"cached {entry.cached} of {asked}",
+            f"stop {entry.stop}",
+        ]
     if entry.outcomes:
         notes.append(", ".join(entry.outcomes))
     if entry.reward is not None:
@@ -136,8 +195,16 @@ def _calls(turn: Entry, later: Sequence[Entry]) -> Iterator[Line]:
             break
         outcomes += entry.outcomes if entry.author is Author.TOOL else ()
     if turn.author is Author.POLICY:
-        for call, outcome in zip_longest(turn.calls, outcomes):
-            yield Line(f"  → {_call(call)}  {outcome or 'unanswered'}")
+        for call, outcome, took in zip_longest(turn.calls, outcomes, _took(later)):
+            spent = f" in {duration(took)}" if took else ""
+            yield Line(f"  → {_call(call)}  {outcome or 'unanswered'}{spent}")
+
+
+def _took(later: Sequence[Entry]) -> Iterator[float | None]:
+    """How long each call took, where it is known."""
+    for entry in later[:1]:
+        for told in entry.info.get("tools", ()):
+            yield told.get("elapsed_s")
 
 
 def _call(call: ToolCall | None) -> str:
@@ -146,9 +213,11 @@ def _call(call: ToolCall | None) -> str:
 
 def _media(entry: Entry, start: int) -> Iterator[Line]:
     """Each picture, sound and film with the tokens that stand for it."""
-    for medium, span in zip_longest(entry.media, entry.spans):
+    for medium, span, width in zip_longest(entry.media, entry.spans, entry.widths):
         kind = type(medium).__name__.lower()
-        where = f"at tokens {start + span[0]}-{start + span[1] - 1}" if span else "with no place in the tokens"
+        where = "with no place in the tokens"
+        if span and span[0] < span[1]:
+            where = f"at tokens {start + span[0]}-{start + span[1] - 1}" + (f", seen as {width}" if width else "")
         yield Line(f"  ▣ {kind} ({line(medium.mime)}, {len(medium.data):,} bytes) {where}")
 
 

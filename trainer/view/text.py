@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from math import fsum, isclose
 from typing import Any
 
 from trainer.ledger import Author, Entry, Message
+from trainer.run.rollout import Rollout
 
 Decode = Callable[[Sequence[int]], str]
 """A tokenizer's own text of ids."""
@@ -24,6 +26,13 @@ def printable(text: str) -> str:
 def line(text: str) -> str:
     """The same in one line."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def parts(rollout: Rollout) -> str:
+    """What its reward is made of; that they do not simply add up is said."""
+    told = ", ".join(f"{name} {value:g}" for name, value in rollout.rewards.items())
+    alike = isclose(rollout.reward or 0.0, fsum(rollout.rewards.values()), abs_tol=1e-9)
+    return told if alike else f"{told}, weighted"
 
 
 def share(part: int, whole: int) -> str:

@@ -63,21 +63,21 @@ class TrainingProgress(Display):
         self._rows = self._learning.rows()
 
     def state(self, key: str, state: str) -> None:
-        self._shown.state(key, state)
+        self._counts.state(key, state)
 
     def wrote(self, key: str, written: Written, asked: int) -> None:
-        self._shown.wrote(key, written, asked)
+        self._counts.wrote(key, written, asked)
 
     def answered(self, key: str, step: Step, seconds: float) -> None:
-        self._shown.answered(key, step, seconds)
+        self._counts.answered(key, step, seconds)
 
     def ended(self, key: str, rollout: Rollout) -> None:
-        self._shown.ended(key, rollout)
+        self._counts.ended(key, rollout)
 
     def begin(self, step: int, total_rollouts: int) -> None:
-        """Everything that is counted from here on is this step's."""
+        """Everything that is counted from here on is this step's; 0 rollouts are so many as there are."""
         self.step = step
-        self._counts = self._shown = Counts(total_rollouts, clock=self._now)
+        self._counts = self._shown = self._counts.anew(total_rollouts)
         self._written, self._writing_s = 0, 0.0
 
     def more(self, rollouts: int) -> None:
@@ -85,15 +85,16 @@ class TrainingProgress(Display):
         self._counts.total += rollouts
 
     @contextmanager
-    def phase(self, name: str, rollouts: int | None = None) -> Iterator[None]:
-        """What takes time now. With `rollouts` there are so many that are not the step's own, and count apart."""
+    def phase(self, name: str, rollouts: int | None = None) -> Iterator[Counts]:
+        """What takes time now. With `rollouts` there are so many that are not the step's own, and count apart: by what
+        this gives."""
         self._account()
         self._phases.append((name.replace("_", " "), self._now()))
         shown = self._shown
         if rollouts is not None:
             self._shown = Counts(rollouts, clock=self._now)
         try:
-            yield
+            yield self._shown
         finally:
             self._account()
             self._phases.pop()

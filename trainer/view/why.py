@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.ledger import Author
+from trainer.ledger import Author, Entry, Ledger
+from trainer.run.credits import Credit
 from trainer.run.rollout import Rollout
-from trainer.view.text import Decode, line
+from trainer.view.text import Decode, line, parts
 
 AROUND = 12
 """So many tokens on each side make a line of surroundings."""
@@ -32,6 +33,10 @@ class Why:
     """of how many that began with it."""
     trained: bool
     because: str
+    advantage: float | None = None
+    """What its step made of it, where that is known."""
+    shows: str = ""
+    """The medium that it stands for."""
     text: str | None = None
     before: str | None = None
     after: str | None = None
@@ -40,14 +45,24 @@ class Why:
         return "\n".join(_lines(self))
 
 
-def why(run: Sequence[Rollout], rollout: int, token: int, decode: Decode | None = None) -> Why:
-    """Of the token at this place in the ledger. Raises IndexError where there is no such rollout or token."""
+def why(
+    run: Sequence[Rollout],
+    rollout: int,
+    token: int,
+    decode: Decode | None = None,
+    credits: Sequence[Credit] | None = None,
+) -> Why:
+    """Of the token at this place in the ledger. Raises IndexError where there is no such rollout or token.
+
+    `credits` are what a step made of the ledger.
+    """
     told = run[rollout]
     ledger = told.ledger
     entry = ledger.entry_at(token)
-    trained, because = _trained(told, token)
+    credit = _credit(credits or (), token) if entry.author is Author.POLICY else None
+    trained, reason = _trained(told, token, credit)
     ahead = [
-        later.cached > token
+        later.cached > ledger.widened(token)
         for start, later in zip(ledger.starts, ledger, strict=True)
         if later.author is Author.POLICY and start > token
     ]
@@ -58,20 +73,49 @@ def why(run: Sequence[Rollout], rollout: int, token: int, decode: Decode | None 
         author=entry.author,
         source=entry.source,
         turn=ledger.turn_of(token),
-        version=entry.version,
+        version=ledger.versions[token],
         logprob=ledger.logprobs[token] if entry.author is Author.POLICY else None,
         reused=sum(ahead),
         requests=len(ahead),
         trained=trained,
-        because=because,
+        because=reason,
+        advantage=credit[1] if credit else None,
+        shows=_shows(ledger, token),
         text=decode([ledger.ids[token]]) if decode else None,
         before=decode(ledger.ids[max(0, token - AROUND) : token]) if decode else None,
         after=decode(ledger.ids[token + 1 : token + 1 + AROUND]) if decode else None,
     )
 
 
-def _trained(rollout: Rollout, token: int) -> tuple[bool, str]:
-    entry = rollout.ledger.entry_at(token)
+def _shows(ledger: Ledger, token: int) -> str:
+    for number, (place, wide) in enumerate(zip(ledger.places, ledger.expanded.places, strict=True), 1):
+        if place.start <= token < place.stop:
+            kind, seen = type(place.medium).__name__.lower(), wide.stop - wide.start
+            return f"{kind} {number} ({place.medium.mime}, {len(place.medium.data):,} bytes), seen as {seen} tokens"
+    return ""
+
+
+def _credit(credits: Sequence[Credit], token: int) -> Credit | None:
+    for credit in credits:
+        if token < credit[0]:
+            return credit
+        token -= credit[0]
+    return None
+
+
+def _trained(rollout: Rollout, token: int, credit: Credit | None) -> tuple[bool, str]:
+    ledger = rollout.ledger
+    turn = ledger.turn_of(token)
+    return because(rollout, ledger.entry_at(token), ledger.rewards[turn] if turn is not None else (), credit)
+
+
+def because(
+    rollout: Rollout,
+    entry: Entry,
+    answers: Sequence[float] = (),
+    credit: Credit | None = None,
+) -> tuple[bool, str]:
+    """Whether an entry's tokens are trained, and why. `answers` are the scores that its turn was answered with."""
     source = f" {entry.source!r}" if entry.source else ""
     match entry.author:
         case Author.TASK:
@@ -85,15 +129,20 @@ def _trained(rollout: Rollout, token: int) -> tuple[bool, str]:
         return False, f"the policy wrote it, but is not to blame for how the rollout ended: {rollout.stop}{reason}"
     if rollout.reward is None:
         return False, "the policy wrote it, but the rollout was not scored"
-    return True, f"the policy wrote it, and it counts with {_worth(rollout, token)}"
+    if credit is not None and not credit[2]:
+        return False, "the policy wrote it, but `algorithm.credit.rounds` gives it no weight"
+    worth = _worth(rollout, answers)
+    if credit is not None and not credit[1]:
+        return (
+            True,
+            f"the policy wrote it, and it counts with {worth}; but siblings earned the same, so it moves nothing",
+        )
+    return True, f"the policy wrote it, and it counts with {worth}"
 
 
-def _worth(rollout: Rollout, token: int) -> str:
-    parts = ", ".join(f"{name} {value:g}" for name, value in rollout.rewards.items())
-    turn = rollout.ledger.turn_of(token)
-    answers = rollout.ledger.rewards[turn] if turn is not None else ()
+def _worth(rollout: Rollout, answers: Sequence[float]) -> str:
     answered = f"; its turn was answered with {', '.join(f'{value:g}' for value in answers)}" if answers else ""
-    return f"the rollout's reward {rollout.reward:g} ({parts}){answered}"
+    return f"the rollout's reward {rollout.reward:.4g} ({parts(rollout)}){answered}"
 
 
 def _lines(told: Why) -> list[str]:
@@ -101,11 +150,15 @@ def _lines(told: Why) -> list[str]:
     if told.text is not None:
         lines[0] += f", text '{line(told.text)}'"
         lines.append(f"  within      {line(told.before or '')}»{line(told.text)}«{line(told.after or '')}")
+    if told.shows:
+        lines.append(f"  stands for  {line(told.shows)}")
     turn = "before the first turn" if told.turn is None else f"turn {told.turn}"
     lines.append(f"  written by  {told.author}{f' {line(told.source)}' if told.source else ''}, {turn}")
     if told.author is Author.POLICY:
         version = "an unknown version" if told.version is None else f"version {told.version}"
         lines.append(f"  sampled     under {version}, logprob {told.logprob:.6g}")
+    if told.advantage is not None:
+        lines.append(f"  advantage   {told.advantage:+.6g}")
     again = "it begins no later request"
     if told.requests:
         again = f"at hand for {told.reused} of the {told.requests} requests that begin with it"

@@ -1,0 +1,84 @@
+// A JSON Schema as a person reads it, and the same with its references followed.
+import { el } from "./dom.js";
+
+const DEEPEST = 12;
+const LIMITS = [["minimum", "≥"], ["exclusiveMinimum", ">"], ["maximum", "≤"], ["exclusiveMaximum", "<"],
+  ["minLength", "length ≥"], ["maxLength", "length ≤"], ["pattern", "like"], ["minItems", "items ≥"], ["maxItems", "items ≤"],
+  ["multipleOf", "multiple of"], ["format", "format"]];
+
+const isObject = value => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** What a reference within the schema means; `{}` where it leads nowhere. */
+export function followed(schema, root) {
+  for (let step = 0; isObject(schema) && typeof schema.$ref === "string" && step < DEEPEST; step += 1) {
+    let at = schema.$ref.startsWith("#") ? root : undefined;
+    for (const part of schema.$ref.slice(1).split("/").slice(1))
+      at = isObject(at) || Array.isArray(at) ? at[decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~")] : undefined;
+    const { $ref, ...beside } = schema;
+    schema = at === undefined ? beside : { ...at, ...beside };
+  }
+  return isObject(schema) ? schema : {};
+}
+
+/** With the parts of `allOf` put together, as far as that is a matter of adding up. A schema may hold itself. */
+export function joined(schema, root, depth = 0) {
+  const whole = followed(schema, root);
+  if (!Array.isArray(whole.allOf) || depth > DEEPEST) return whole;
+  const { allOf, ...own } = whole;
+  return allOf.map(one => joined(one, root, depth + 1)).reduce((sum, one) => ({
+    ...one, ...sum,
+    properties: one.properties || sum.properties ? { ...one.properties, ...sum.properties } : undefined,
+    required: [one.required, sum.required].filter(Array.isArray).flat(),
+  }), own);
+}
+
+/** The alternatives of a schema, where it has some. */
+export function choices(schema) {
+  const found = schema.anyOf ?? schema.oneOf;
+  if (Array.isArray(found) && found.length) {
+    const { anyOf, oneOf, ...beside } = schema;
+    const { default: _, title, description, ...shared } = beside;
+    return found.map(one => isObject(one) ? { ...shared, ...one } : {});
+  }
+  return Array.isArray(schema.type) ? schema.type.map(type => ({ ...schema, type })) : null;
+}
+
+export function kind(schema, root, depth = 0) {
+  const one = joined(schema, root), many = choices(one);
+  if (depth > 3) return "…";
+  if (many) return [...new Set(many.map(part => kind(part, root, depth + 1)))].join(" or ");
+  if (one.enum) return "one of";
+  if ("const" in one) return JSON.stringify(one.const);
+  if (one.type === "array") return one.items ? `list of ${kind(one.items, root, depth + 1)}` : "list";
+  if (typeof one.type === "string") return one.type;
+  return one.properties ? "object" : "anything";
+}
+
+/** The parameters as a list: name, kind, what it may be, what it is for; what is inside an object stands below it. */
+export function readable(schema, root, depth = 0) {
+  const one = joined(schema, root), required = new Set(Array.isArray(one.required) ? one.required : []);
+  const names = Object.keys(one.properties ?? {});
+  if (!names.length) return depth ? null : el("p", { class: "dim small" }, "It takes no arguments.");
+  return el("dl", { class: "schema" }, names.map(name => {
+    const field = joined(one.properties[name], root);
+    return el("div", {},
+      el("dt", {}, el("code", { class: "field-name" }, name), " ", el("span", { class: "dim small" }, kind(field, root)),
+        required.has(name) ? el("span", { class: "tag" }, "required") : null),
+      el("dd", {}, field.description ? el("p", { class: "small" }, field.description) : null, limits(field), inside(field, root, depth)));
+  }));
+}
+
+function limits(field) {
+  const said = LIMITS.filter(([key]) => key in field).map(([key, words]) => `${words} ${field[key]}`);
+  if (Array.isArray(field.enum)) said.push(field.enum.map(value => JSON.stringify(value)).join(" · "));
+  if ("default" in field) said.push(`default ${JSON.stringify(field.default)}`);
+  return said.length ? el("p", { class: "tiny dim mono" }, said.join(", ")) : null;
+}
+
+function inside(field, root, depth) {
+  const inner = [field, field.items, ...(choices(field) ?? [])].filter(isObject)
+    .map(one => joined(one, root)).find(one => one.properties);
+  if (!inner) return null;
+  if (depth >= 3) return el("p", { class: "tiny dim" }, "… and more inside; the schema as JSON has all of it.");
+  return readable(inner, root, depth + 1);
+}

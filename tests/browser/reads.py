@@ -1,0 +1,54 @@
+"""Whether a page can be read: by everyone's eyes, and on a narrow screen."""
+
+from __future__ import annotations
+
+from tests.browser.page import Page
+
+CONTRAST = 4.5
+"""What WCAG 2 asks of text at level AA."""
+
+_FAINT = """(() => {
+  const canvas = new OffscreenCanvas(1, 1), pen = canvas.getContext("2d", {willReadFrequently: true});
+  const seen = {};
+  const rgba = colour => seen[colour] ??= (pen.clearRect(0, 0, 1, 1), pen.fillStyle = colour, pen.fillRect(0, 0, 1, 1),
+    [...pen.getImageData(0, 0, 1, 1).data]);
+  const over = (top, under) => [0, 1, 2].map(i => top[i] * top[3] / 255 + under[i] * (1 - top[3] / 255)).concat(255);
+  const behind = node => { const stack = []; for (let at = node; at; at = at.parentElement)
+      stack.push(rgba(getComputedStyle(at).backgroundColor));
+    return stack.reverse().reduce((under, top) => over(top, under), rgba("canvas")); };
+  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((m, n) => n - m); return (x + .05) / (y + .05); };
+  const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text; text = walk.nextNode();) { const node = text.parentElement;
+    if (!text.data.trim() || !node.checkVisibility({opacityProperty: true})) continue;
+    if (node.closest(".unseen, :disabled")) continue;
+    const under = behind(node), own = over(rgba(getComputedStyle(node).color), under), has = ratio(own, under);
+    if (has < %f) found.push(has.toFixed(2) + " " + text.data.trim().slice(0, 40)); }
+  return [...new Set(found)]; })()"""
+
+_WIDER = """(() => { const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= width) return [];
+  return [...document.body.querySelectorAll("*")].filter(node => node.getBoundingClientRect().right > width + 1
+    && !node.closest(".scroll, pre, nav")).map(node => node.tagName + "." + node.className).slice(0, 8).concat("page");
+})()"""
+
+_NAMELESS = """[...document.querySelectorAll("button, a[href], input, select, textarea, summary")]
+  .filter(node => node.checkVisibility() && !(node.textContent.trim() || node.labels?.length
+    || node.getAttribute("aria-label") || node.getAttribute("aria-labelledby") || node.title))
+  .map(node => node.outerHTML.slice(0, 120))"""
+
+
+def faint(page: Page) -> list[str]:
+    """The texts that are hard to read against what is behind them, with their contrast."""
+    return list(page.js(_FAINT % CONTRAST))
+
+
+def wider(page: Page) -> list[str]:
+    """What sticks out to the right, where the page has to be pushed sideways."""
+    return list(page.js(_WIDER))
+
+
+def nameless(page: Page) -> list[str]:
+    """What can be used and has no name that could be read aloud."""
+    return list(page.js(_NAMELESS))

@@ -1,0 +1,277 @@
+"""The page of runs in a real browser: curves, a table as long as the run, a rollout by its tokens, and an export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from gateway.http.settings import Settings
+from tests.browser.made_run import HOSTILE, PAD, STEPS, add, made
+from tests.browser.page import NARROW, Page
+from tests.browser.reads import faint, nameless, wider
+from tests.browser.runs_stage import shown
+from trainer.page.export import export
+from trainer.page.runs import named
+from trainer.page.serve import beside
+from trainer.run.file import Writer
+
+HOSTILE_AT = 20
+"""The rollout of step 2, group 1 that says what means harm."""
+FAILED_AT = 19
+GONE = "ERR_CONNECTION_REFUSED"
+"""A page that is still open asks a server that has ended."""
+VIEWS = ("#/", "#/over/rollouts", "#/over/rollouts/171?by=advantage&token=66", "#/over/group/11-0-2")
+
+
+@pytest.fixture(scope="module")
+def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("runs") / "over")
+
+
+@pytest.fixture(scope="module")
+def at(over: Path) -> Iterator[str]:
+    with shown(over) as url:
+        yield url
+
+
+def drawn(page: Page) -> None:
+    page.until("!!document.querySelector('.view')")
+
+
+def test_a_finished_run_shows_its_curves_and_what_was_alarming(page: Page, at: str) -> None:
+    page.open(at)
+    page.sees(f"{STEPS} of {STEPS}", ".facts")
+    page.sees("finished", ".facts")
+    titles = page.js("[...document.querySelectorAll('.chart h3')].map(node => node.firstChild.textContent)")
+    for title in ("Reward", "Success", "Success by kind, sampled", "Entropy", "Staleness", "Speed", "Time"):
+        assert title in titles
+    page.sees("no group teaches", ".alarm")
+    page.sees("end here, or give harder tasks", ".alarm")
+
+
+def test_a_crosshair_is_shared_and_a_zoom_is_reset(page: Page, at: str) -> None:
+    page.open(at)
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    page.sees("no group teaches", ".alarm")  # What comes above moves the charts from under the pointer.
+    page.hover(".plot")
+    page.until("document.querySelector('.when').textContent.startsWith('step ')")
+    assert page.js("new Set([...document.querySelectorAll('.when')].map(node => node.textContent)).size") == 1
+    x, y = page.hover(".plot")
+    page._ask("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, button="left", clickCount=1)
+    page._ask("Input.dispatchMouseEvent", type="mouseMoved", x=x + 60, y=y, button="left")
+    page._ask("Input.dispatchMouseEvent", type="mouseReleased", x=x + 60, y=y, button="left", clickCount=1)
+    page.until("!document.querySelector('.toolbar button').hidden")
+    page.press("Escape")
+    page.until("document.querySelector('.toolbar button').hidden")
+
+
+def test_a_live_run_grows_while_it_is_looked_at(page: Page, tmp_path: Path) -> None:
+    page.allow(GONE)
+    live = made(tmp_path / "live", steps=3, over=False)
+    with shown(live) as url:
+        page.open(url)
+        page.sees("3 of 30", ".facts")
+        page.sees("running", ".facts")
+        with Writer(live) as writer, (live / "metrics.jsonl").open("ab") as told:
+            add(writer, told, 4)
+        page.sees("4 of 30", ".facts")
+        page.open(f"{url}#/live/rollouts")
+        page.sees("64 rollouts")
+        with Writer(live) as writer, (live / "metrics.jsonl").open("ab") as told:
+            add(writer, told, 5)
+        page.sees("80 rollouts")
+
+
+def test_runs_are_laid_over_each_other_and_told_apart_by_their_settings(page: Page, over: Path, tmp_path: Path) -> None:
+    page.allow(GONE)
+    other = made(tmp_path / "other", steps=5, seed=3)
+    with shown(over, other) as url:
+        page.open(url)
+        page.sees("over reward", ".legend")
+        page.sees("other reward", ".legend")
+        page.sees("seed", ".settings tbody")
+        assert "limits.turn_tokens" not in page.text(".settings tbody")
+        page.click(".toggle input")
+        page.until("!document.querySelector('.legend').innerText.includes('over reward')")
+
+
+def test_rollouts_are_filtered_searched_and_sorted(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts")
+    page.sees("384 rollouts", ".summary")
+    page.choose("select[name=stop]", "tool_failed")
+    page.sees("1 rollout", ".summary")
+    page.sees("tool", ".rows .blame")
+    page.choose("select[name=stop]", "")
+    page.choose("select[name=kind]", "near")
+    page.sees("192 rollouts", ".summary")
+    page.choose("select[name=kind]", "")
+    page.type("input[type=search]", "never guess")
+    page.js("document.querySelector('input[type=search]').dispatchEvent(new Event('input'))")
+    page.sees("384 rollouts", ".summary")
+    page.type("input[type=search]", "onerror=")
+    page.until("document.querySelector('.summary').innerText.startsWith('1 rollout')")
+    page.type("input[type=search]", "Lima")
+    page.until(
+        "/^\\d+ rollouts/.test(document.querySelector('.summary').innerText) && location.hash.includes('q=Lima')"
+    )
+    page.click(".head button", "Reward")
+    page.until("document.querySelector('.head .reward').ariaSort === 'descending'")
+    page.until("Number(document.querySelector('.rows a.line .reward').innerText) > 1")
+
+
+def test_a_table_that_is_scrolled_keeps_the_rows_that_stay_in_sight(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts")
+    page.sees("384 rollouts", ".summary")
+    page.until("document.querySelectorAll('.rows a.line').length > 20")
+    page.js(
+        "window.made = 0, new MutationObserver(seen => seen.forEach(one => made += one.addedNodes.length))"
+        ".observe(document.querySelector('.rows'), {childList: true})"
+    )
+    page.js("document.querySelector('.list').scrollTop += 3 * document.querySelector('.rows a.line').offsetHeight")
+    page.until("made > 0")
+    assert page.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(made))))") <= 4
+    page.js("document.querySelector('.list').scrollTop = 1e6")
+    page.until("document.querySelector('.rows').lastChild.ariaRowIndex === '384'")
+    assert page.count(".rows .line") < 50
+    order = page.js("[...document.querySelectorAll('.rows a.line')].map(one => Number(one.ariaRowIndex))")
+    assert order == sorted(order), "read aloud in the order in which they stand"
+
+
+def test_a_table_is_walked_with_the_keys_and_so_are_its_rollouts(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts?stop=tool_failed")
+    page.sees("1 rollout", ".summary")
+    page.open(f"{at}#/over/rollouts?step=7")
+    page.sees("16 rollouts", ".summary")
+    page.press("j")
+    page.press("j")
+    page.press("k")
+    page.press("Enter")
+    page.until("document.title.startsWith('Rollout 97 ')")
+    page.press("j")
+    page.until("document.title.startsWith('Rollout 98 ')")
+    page.press("c")
+    page.until("location.hash.includes('/group/7-0-0')")
+    page.press("?")
+    page.sees("siblings side by side", "dialog")
+
+
+def test_a_permalink_leads_to_its_token_and_the_token_says_why(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts/171?token=66")
+    page.until("!!document.querySelector('#t66.on')")
+    page.sees("token 66", ".inspector")
+    page.sees("Trained: the policy wrote it", ".inspector")
+    page.sees("advantage", ".inspector")
+    page.press("ArrowRight")
+    page.until("location.hash.includes('token=67')")
+    page.press("Escape")
+    page.hover(".t[data-author=task]")
+    page.sees("Not trained: the task", ".inspector")
+
+
+@pytest.mark.parametrize("mode", ["author", "trained", "logprob", "surprise", "advantage", "version"])
+def test_tokens_are_coloured_by_what_is_asked(page: Page, at: str, mode: str) -> None:
+    page.open(f"{at}#/over/rollouts/171")
+    page.click(f".mode[data-mode={mode}]")
+    page.until(f"document.querySelector('.mode[data-mode={mode}]').ariaChecked === 'true'")
+    coloured = page.js(
+        "[...document.querySelectorAll('.t')].filter(node => node.style.background).map(node => node.dataset.author)"
+    )
+    assert "policy" in coloured
+    assert ("tool" in coloured) == (mode == "author")
+
+
+def test_a_conversation_is_read_as_it_was_held(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts/171")
+    page.sees("Reasoning, 22 words", ".entry[data-author=policy]")
+    page.until("document.body.innerText.includes('draw_bars')")
+    page.until("document.querySelector('.medium img')?.naturalWidth === 320")
+    page.sees("score", ".entry[data-author=feedback]")
+    assert page.count(".strip .span[data-phase=calling] .inner") == 2
+    page.press("r")
+    page.until("document.querySelector('details.reasoning').open")
+
+
+def test_a_turn_is_found_from_the_time_that_it_took(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts/171")
+    drawn(page)
+    page.js("[...document.querySelectorAll('.strip .span[data-phase=generating]')][1].click()")
+    page.until("location.hash.includes('turn=1')")
+
+
+def test_what_is_not_scored_says_who_failed(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts/{FAILED_AT}")
+    page.sees("server 'atlas' is down: connection refused")
+    page.sees("not scored", ".top")
+
+
+def test_model_text_is_shown_and_never_run(page: Page, at: str) -> None:
+    for place in ("rollouts", f"rollouts/{HOSTILE_AT}", "group/2-0-1"):
+        page.open(f"{at}#/over/{place}")
+        drawn(page)
+        assert page.js("document.title") != "run"
+    page.open(f"{at}#/over/rollouts/{HOSTILE_AT}")
+    page.sees(HOSTILE.split(">")[0], ".speech")
+    assert page.count("main script, main img[onerror]") == 0
+
+
+def test_a_picture_stands_in_the_conversation_and_where_its_tokens_are(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/rollouts/171")
+    page.until("document.querySelector('.speech .medium img')?.naturalWidth === 320")
+    page.until("document.querySelector('.ids .stands img')?.naturalWidth === 320")
+    assert page.js("[...document.querySelectorAll('.t:has(.stands)')].map(one => one.textContent)") == [PAD]
+    page.hover(".t", PAD)
+    page.sees("stands for", ".inspector")
+    page.sees("seen as 12 tokens", ".inspector")
+    assert "[image]" not in page.text(".speech")
+
+
+def test_siblings_stand_side_by_side_from_where_they_part(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/group/11-0-2")
+    page.until("document.querySelectorAll('.attempt').length > 1")
+    page.sees("What differs")
+    page.sees("Answer", ".apart")
+    assert page.count(".attempt .parted .t.pale") > 0
+    assert "System message" not in page.text(".siblings-all")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 860), NARROW])
+def test_every_view_is_read_by_everyone(page: Page, at: str, scheme: str, size: tuple[int, int]) -> None:
+    page.look(scheme, size)
+    for view in VIEWS:
+        page.open(at + view)
+        drawn(page)
+        page.until("document.querySelector('.view').innerText.length > 200")
+        assert (view, faint(page), wider(page), nameless(page)) == (view, [], [], [])
+
+
+def test_an_export_is_one_file_that_asks_nobody(page: Page, over: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sent.html"
+    said = export(named([over]), file)
+    assert "384 of 384 rollouts are listed" in said
+    page.open(file.as_uri())
+    page.sees(f"{STEPS} of {STEPS}", ".facts")
+    page.open(f"{file.as_uri()}#/over/rollouts?stop=tool_failed")
+    page.sees("1 rollout", ".summary")
+    page.open(f"{file.as_uri()}#/over/rollouts/{HOSTILE_AT}?token=66")
+    page.sees("token 66", ".inspector")
+    page.open(f"{file.as_uri()}#/over/rollouts/171")
+    page.until("document.querySelector('.medium img')?.naturalWidth === 320")
+    page.open(f"{file.as_uri()}#/over/group/11-0-2")
+    page.sees("What differs")
+    assert page.js("document.title") != "run"
+    assert {url.split(":")[0] for url in page.requests} <= {"file", "data", "about"}
+
+
+def test_a_token_is_asked_for_where_one_is_needed(page: Page, over: Path) -> None:
+    with beside(named([over]), Settings(port=0, token=SecretStr("open-sesame"))) as url:
+        page.allow(f"401|{GONE}")
+        page.open(url)
+        page.type("#token", "open-sesame")
+        page.click("dialog button", "Go on")
+        page.sees(f"{STEPS} of {STEPS}", ".facts")
+        page.open(f"{url}#token=open-sesame")
+        page.until("!location.hash.includes('sesame')")

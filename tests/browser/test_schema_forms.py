@@ -1,0 +1,106 @@
+"""A form is made of whatever schema a third party wrote: what it cannot draw it takes as JSON, and it never breaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.gateway import Gateway
+from tests.browser.page import Page
+from tests.http.rooms import rooms
+from tests.served import Served, serving
+
+DEEP: Any = {"type": "string"}
+for _ in range(40):
+    DEEP = {"type": "object", "properties": {"in": DEEP}, "required": ["in"]}
+
+ODD: dict[str, Any] = {
+    "nothing": {},
+    "a list of anything": {"type": "object", "properties": {"x": {"type": "array"}}},
+    "items that are true": {"type": "object", "properties": {"x": {"type": "array", "items": True, "minItems": 2}}},
+    "a property that is true": {"type": "object", "properties": {"x": True}},
+    "a property that is false": {"type": "object", "properties": {"x": False}},
+    "a reference to nowhere": {"type": "object", "properties": {"x": {"$ref": "#/$defs/None"}}},
+    "a reference to itself": {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}, "required": ["x"]},
+    "references in a ring": {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/A"}},
+        "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}},
+    },
+    "an object that needs itself": {
+        "type": "object",
+        "properties": {"x": {"$ref": "#"}},
+        "required": ["x"],
+    },
+    "joined with itself": {"$defs": {"A": {"allOf": [{"$ref": "#/$defs/A"}]}}, "$ref": "#/$defs/A"},
+    "a choice of itself": {"$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}}, "$ref": "#/$defs/A"},
+    "a reference to another host": {"type": "object", "properties": {"x": {"$ref": "https://example.org/s.json"}}},
+    "names that mean something elsewhere": {
+        "type": "object",
+        "properties": {"__proto__": {"type": "string"}, "constructor": {"type": "string"}, "": {"type": "string"}},
+        "required": ["constructor"],
+    },
+    "no choice": {"type": "object", "properties": {"x": {"anyOf": []}, "y": {"enum": []}, "z": {"type": []}}},
+    "several kinds": {"type": "object", "properties": {"x": {"type": ["string", "number", "null"]}}},
+    "allOf": {"allOf": [{"properties": {"x": {"type": "string"}}}, {"required": ["x"]}], "type": "object"},
+    "a map": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "a kind that is none": {"type": "object", "properties": {"x": {"type": "file"}}},
+    "descriptions that are none": {"type": "object", "properties": {"x": {"type": "string", "description": {"a": 1}}}},
+    "very deep": DEEP,
+    "no object at all": {"type": "string"},
+}
+_MADE = """Promise.all([import("/ui/form.js"), import("/ui/schema.js")]).then(([form, schema]) => {
+  const made = form.control(%s), text = schema.readable(%s, %s), value = made.read();
+  document.querySelector("main").replaceChildren(made.node, text ?? "");
+  return JSON.stringify(value === form.ABSENT ? null : value); })"""
+
+
+@pytest.fixture(scope="module")
+def at() -> Iterator[Served]:
+    with serving(lambda: Gateway(rooms())) as served:
+        yield served
+
+
+def test_no_schema_breaks_the_form(page: Page, at: Served) -> None:
+    page.open(f"{at.url}/ui")
+    values = {name: page.js(_MADE % ((json.dumps(schema),) * 3)) for name, schema in ODD.items()}
+    assert json.loads(values["names that mean something elsewhere"]) == {"constructor": ""}
+    assert json.loads(values["items that are true"]) == {"x": [None, None]}
+    assert json.loads(values["allOf"]) == {"x": ""}
+
+
+VALUES: list[tuple[Any, Any]] = [
+    ({"properties": {"x": {"type": "string"}}}, {"x": "a\nb"}),
+    ({"properties": {"x": {"type": "array", "items": {"type": "integer"}}}}, {"x": [1, 2]}),
+    ({"properties": {"x": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}}, {"x": "7"}),
+    ({"properties": {"x": {"type": ["string", "null"]}}}, {"x": None}),
+    ({"properties": {"x": {"enum": ["a", {"b": 1}]}}}, {"x": {"b": 1}}),
+    ({"properties": {"x": {"type": "object", "properties": {"y": {"type": "boolean"}}}}}, {"x": {"y": False}}),
+    ({"properties": {"x": {"const": 4}}}, {"x": 4}),
+    ({"properties": {"x": {}}}, {"x": [{"any": None}]}),
+    ({"additionalProperties": {"type": "integer"}}, {"p": 1, "q": 2}),
+    (
+        {"properties": {"x": {"prefixItems": [{"type": "string"}, {"type": "number"}], "type": "array"}}},
+        {"x": ["a", 2.5]},
+    ),
+]
+
+
+def test_what_a_form_is_filled_with_is_what_it_gives(page: Page, at: Served) -> None:
+    page.open(f"{at.url}/ui")
+    filled = 'import("/ui/form.js").then(form => form.control(%s, {start: %s}).read())'
+    for schema, value in VALUES:
+        assert page.js(filled % (json.dumps(schema), json.dumps(value))) == value, schema
+
+
+def test_what_would_run_is_refused_where_nodes_are_made(page: Page, at: Served) -> None:
+    page.open(f"{at.url}/ui")
+    made = 'import("/ui/dom.js").then(dom => dom.el("a", %s)).then(() => "made", () => "refused")'
+    for given in ({"onclick": "x()"}, {"href": "javascript:x()"}, {"src": " javascript:x()"}, {"srcdoc": "<p>"}):
+        assert page.js(made % json.dumps(given)) == "refused", given
+    assert page.js(made % json.dumps({"href": "#/tools"})) == "made"
+    text = page.js('import("/ui/dom.js").then(dom => dom.el("p", {}, "<b>x</b>").innerHTML)')
+    assert text == "&lt;b&gt;x&lt;/b&gt;"
