@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
-from gateway.config.models import Frozen, Isolation, Limits, mistake
+from gateway.config.models import Frozen, Isolation, Limits, MediaLimits, mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +244,8 @@ class InteractionEntry(Entry):
     """What the class is built with, the name beside it."""
     timeout_s: PositiveFloat = 60.0
     """Deadline of one of its turns."""
+    media: MediaLimits = MediaLimits()
+    """What the policy is shown of an answer's pictures, sounds and films."""
 
     @property
     def offered_name(self) -> str:

@@ -12,16 +12,8 @@ from typing import Any, NoReturn
 from gateway.config.entries import shown
 from gateway.config.mistakes import nearest
 from gateway.errors import ConfigError
-
-VERL = {
-    "verl.interactions.base.BaseInteraction": "gateway.feedback.base:BaseInteraction",
-    "verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gateway.feedback.gsm8k:Gsm8kInteraction",
-    "verl.tools.base_tool.BaseTool": "gateway.native.base:BaseTool",
-    "verl.tools.gsm8k_tool.Gsm8kTool": "gateway.native.gsm8k:Gsm8kTool",
-    "verl.tools.mcp_base_tool.MCPBaseTool": "gateway.upstream.hook:MCPBaseTool",
-    "verl.tools.mcp_search_tool.MCPSearchTool": "gateway.upstream.hook:MCPBaseTool",
-}
-"""Classes that verl 0.7 shipped, and ours that behave like them: used where no verl that has them is installed."""
+from gateway.standing import Absent, is_machinery
+from gateway.verl.importing import standing_in
 
 
 def find(name: str, near: Path | None = None, field: str = "") -> Any:
@@ -29,25 +21,30 @@ def find(name: str, near: Path | None = None, field: str = "") -> Any:
 
     The folder of `near`, and then the working folder, join the end of `sys.path` and stay there, because a module
     may import its neighbours later. At the end, so that no file of a user stands in for an installed library.
+    Names of verl's are there for what is loaded, where no verl is installed.
     """
-    _look_in([near.resolve().parent] if near else [])
+    folders = [near.resolve().parent] if near else []
+    _look_in(folders)
     module_name, attributes = _parted(name)
     try:
-        found: Any = importlib.import_module(module_name)
+        with standing_in(module_name, (*folders, Path.cwd())):
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not _is_absent(module_name, error):
             raise _raised(module_name, error, near, field) from error
-        if ours := VERL.get(name.replace(":", ".")):
-            return find(ours, near, field)
-        folders = " or ".join(dict.fromkeys(str(shown(one)) for one in (near.parent if near else Path(), Path.cwd())))
-        remedy = f"install it, or put it into {folders}"
+        places = " or ".join(dict.fromkeys(str(shown(one)) for one in (near.parent if near else Path(), Path.cwd())))
+        remedy = str(error) if isinstance(error, Absent) else f"install it, or put it into {places}"
         raise ConfigError(f"there is no module {error.name!r}", file=near, field=field, remedy=remedy) from None
     except (Exception, SystemExit) as error:  # boundary: a user's module may raise anything, and a script may end
         raise _raised(module_name, error, near, field) from error
     for step in attributes.split("."):
-        if not hasattr(found, step):
+        try:
+            found = getattr(found, step)
+        except AttributeError:
             _lacks(found, step, near, field)
-        found = getattr(found, step)
+        except Absent as error:
+            problem = f"{found.__name__!r} has no {step!r}"
+            raise ConfigError(problem, file=near, field=field, remedy=str(error)) from None
     return found
 
 
@@ -77,12 +74,12 @@ def _lacks(found: ModuleType | type, step: str, near: Path | None, field: str) -
 
 def _raised(module: str, error: Exception | SystemExit, near: Path | None, field: str) -> ConfigError:
     """The last line of the user's own traceback, and where it points."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_machinery(frame.filename)]
     place = f"{frames[-1].filename}:{frames[-1].lineno}"
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     remedy = f"mend it at {place}"
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "verl":
-        remedy = "install verl, or import the class from here: " + ", ".join(sorted(set(VERL.values())))
+    if isinstance(error, Absent):
+        remedy = f"install {error.package}, or change what is imported at {place}"
     problem = f"importing {module!r} raised {type(error).__name__}: {error} ({place})"
     return ConfigError(problem, file=near, field=field, remedy=remedy)

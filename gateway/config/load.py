@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,13 +23,14 @@ from gateway.config.entries import (
 from gateway.config.env import Expansion, path
 from gateway.config.files import ServersFile, ToolsFile, WrittenServer
 from gateway.config.mistakes import mistakes, nearest
-from gateway.config.models import Frozen, Server
+from gateway.config.models import Frozen, Limits, ResultLimit, Server
 from gateway.config.read import read
 from gateway.config.servers import ServerEntry, governed
 from gateway.errors import ConfigError, ConfigErrors
 
 File = TypeVar("File", bound=Frozen)
 E = TypeVar("E", bound=Entry)
+L = TypeVar("L", bound=Limits)
 
 
 class Config(Frozen):
@@ -45,10 +46,20 @@ class Config(Frozen):
     """Every file that was read."""
 
 
-def load(tools: Path | None, servers: Path | None, env: Mapping[str, str] = os.environ) -> Config:
-    """What a folder of YAML (or one file of it) and a servers file say; raises `ConfigErrors` with every mistake."""
+def load(
+    tools: Path | Sequence[Path] | None,
+    servers: Path | None,
+    env: Mapping[str, str] = os.environ,
+    result_limit: ResultLimit | None = None,
+) -> Config:
+    """What folders of YAML, or files, and a servers file say; raises `ConfigErrors` with every mistake.
+
+    `result_limit` holds for each entry that has none of its own.
+    """
     reading = _Reading(env)
-    written = [(file, found) for file in reading.tool_files(tools) if (found := reading.file(file, ToolsFile))]
+    places = [tools] if isinstance(tools, Path) else tools or ()
+    files = dict.fromkeys(file for place in places for file in reading.tool_files(place))
+    written = [(file, found) for file in files if (found := reading.file(file, ToolsFile))]
     natives: list[ClassEntry | FunctionEntry] = []
     offers: list[McpEntry | ServerTools] = []
     interactions: list[InteractionEntry] = []
@@ -65,9 +76,9 @@ def load(tools: Path | None, servers: Path | None, env: Mapping[str, str] = os.e
     if reading.mistakes:
         raise ConfigErrors(reading.mistakes)
     return Config(
-        tools=tuple(natives),
+        tools=tuple(_within(entry, result_limit) for entry in natives),
         interactions=tuple(_named(entry) for entry in interactions),
-        servers=found_servers,
+        servers={name: _offering(entry, result_limit) for name, entry in found_servers.items()},
         files=tuple(reading.files),
     )
 
@@ -75,6 +86,14 @@ def load(tools: Path | None, servers: Path | None, env: Mapping[str, str] = os.e
 def _placed(entries: Iterable[E], file: Path, field: str) -> Iterator[E]:
     for place, entry in enumerate(entries):
         yield entry.placed(Place(file, f"{field}[{place}]"))
+
+
+def _within(entry: L, limit: ResultLimit | None) -> L:
+    return entry if limit is None or entry.result_limit else entry.model_copy(update={"result_limit": limit})
+
+
+def _offering(entry: ServerEntry, limit: ResultLimit | None) -> ServerEntry:
+    return entry.model_copy(update={"offers": tuple(_within(offer, limit) for offer in entry.offers)})
 
 
 def _named(entry: InteractionEntry) -> InteractionEntry:
@@ -95,12 +114,13 @@ class _Reading:
         self.complete = True
         """Every servers file could be read, so that a server that is not known does not exist."""
 
-    def tool_files(self, tools: Path | None) -> list[Path]:
-        if tools is None or tools.is_file():
-            return [] if tools is None else [tools.resolve()]
+    def tool_files(self, tools: Path) -> list[Path]:
+        if tools.is_file():
+            return [tools.resolve()]
         if not tools.is_dir():
-            remedy = "create the folder, or name another with --tools"
-            self.mistakes.append(ConfigError("there is no such folder", file=shown(tools), remedy=remedy))
+            kind = "file" if tools.suffix in (".yaml", ".yml") else "folder"
+            remedy = f"create the {kind}, or name another with --tools"
+            self.mistakes.append(ConfigError(f"there is no such {kind}", file=shown(tools), remedy=remedy))
             return []
         files = (file for file in tools.resolve().iterdir() if file.suffix in (".yaml", ".yml"))
         return sorted(file for file in files if not file.name.startswith("."))

@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -85,6 +86,39 @@ class ResultLimit(Frozen):
         return self
 
 
+class MediaLimits(Frozen):
+    """What the policy is shown of pictures, sounds and films; of what it is not shown, the text tells."""
+
+    most_images: NonNegativeInt = 16
+    """Pictures of one result; those after them are left out."""
+    most_bytes: PositiveInt = 32 * 1024 * 1024
+    """A larger picture, sound, film or document is left out."""
+    most_pixels: Annotated[int, Field(gt=0, le=89_478_485)] = 64_000_000
+    """A larger picture is left out, before it is decoded; a film too, whose frames have more pixels together."""
+    min_pixels: PositiveInt | None = None
+    """A smaller picture is enlarged to as many pixels."""
+    max_pixels: PositiveInt | None = None
+    """A larger picture is shrunk to as many pixels."""
+    factor: PositiveInt = 28
+    """Sides of a picture that is resized become multiples of this: 28 for Qwen2-VL and 2.5-VL, 32 for Qwen3-VL."""
+    animated: Literal["first", "frames", "film"] = "first"
+    """What an animated GIF, WebP or PNG becomes: the picture that it begins with, several pictures, or a film."""
+    films: Literal["film", "frames"] = "film"
+    """What a film becomes: it stays one, or several pictures are shown of it."""
+    fps: PositiveFloat = 2.0
+    """Of each second of a film that is shown as pictures, so many, and at least one."""
+    max_frames: PositiveInt = 16
+    """Pictures of one film, at the most."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> MediaLimits:
+        if self.min_pixels is not None and self.min_pixels > (self.max_pixels or self.min_pixels):
+            raise mistake("`min_pixels` is more than `max_pixels`", "make it the smaller of the two")
+        if self.max_pixels is not None and self.max_pixels < self.factor**2:
+            raise mistake("`max_pixels` is less than a square of `factor`", "give more pixels, or a smaller factor")
+        return self
+
+
 def _chars(value: Any) -> Any:
     """A bare number is characters."""
     counts = isinstance(value, int | str) and not isinstance(value, bool)
@@ -108,6 +142,8 @@ class Limits(Frozen):
         ResultLimit | None, BeforeValidator(_chars, json_schema_input_type=ResultLimit | PositiveInt | None)
     ] = None
     """How much of a result the policy reads; a number is characters."""
+    media: MediaLimits = MediaLimits()
+    """What the policy is shown of a result's pictures, sounds and films."""
     pure: bool = False
     """The same arguments always give the same answer, and no session is needed."""
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from gateway.config.entries import shown
+from gateway.config.env import Loc
+from gateway.config.lines import MOST_BYTES, line_of
 from gateway.errors import ConfigError
 
-MOST_BYTES = 1024 * 1024
+ConfigError.line_of = staticmethod(line_of)
+
 MOST_VALUES = 200_000
 """Values in one file, each alias counted as what it stands for."""
 MOST_DEPTH = 100
@@ -23,6 +28,28 @@ def read(file: Path) -> Any:
     """What a YAML or JSON file says; an empty one says nothing."""
     text = _text(file)
     return _json(text, file) if file.suffix == ".json" else _yaml(text, file)
+
+
+def read_placed(file: Path) -> tuple[Any, Mapping[Loc, int]]:
+    """What a YAML file says, and for each key of its mappings the line on which it stands."""
+    with _told(file):
+        loader = _Loader(_text(file))
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        _Bounds(file).check(node)
+        return loader.construct_document(node), dict(_lines(node))
+
+
+def value(text: str, file: Path) -> Any:
+    """What a text of the command line means: a number, a truth value, a list, nothing, or itself."""
+    return _yaml(text, file)
+
+
+def _lines(node: yaml.Node, loc: Loc = ()) -> Iterator[tuple[Loc, int]]:
+    for key, inner in node.value if isinstance(node, yaml.MappingNode) else ():
+        yield (*loc, key.value), key.start_mark.line + 1
+        yield from _lines(inner, (*loc, key.value))
 
 
 def _text(file: Path) -> str:
@@ -87,13 +114,19 @@ PLAIN = frozenset(
 
 
 def _yaml(text: str, file: Path) -> Any:
-    try:
+    with _told(file):
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         _Bounds(file).check(node)
         return loader.construct_document(node)
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    try:
+        yield
     except yaml.MarkedYAMLError as error:
         # Without the snippet that YAML offers: it may quote a secret.
         mark = error.problem_mark or error.context_mark

@@ -64,13 +64,13 @@ def test_a_missing_variable_is_one_mistake_with_its_remedy(write: Write, refused
     write("mcp_servers.json", '{"mcpServers": {"web": {"url": "${WEB_URL}", "auth_token": "${WEB_TOKEN}"}}}')
     write("tool_configs/a.yaml", "tools: [{function: a:b, timeout_s: '${PATIENCE}', retries: '${1}'}]")
     assert refused() == (
-        "tool_configs/a.yaml: tools[0].timeout_s: the environment variable PATIENCE is not set\n"
+        "tool_configs/a.yaml:1: tools[0].timeout_s: the environment variable PATIENCE is not set\n"
         "  remedy: export PATIENCE, or give it a default: `${PATIENCE:-...}`",
-        "tool_configs/a.yaml: tools[0].retries: `${` begins no variable\n"
+        "tool_configs/a.yaml:1: tools[0].retries: `${` begins no variable\n"
         "  remedy: write `${NAME}` or `${NAME:-default}`; `$${` is a plain `${`",
-        "mcp_servers.json: mcpServers.web.url: the environment variable WEB_URL is not set\n"
+        "mcp_servers.json:1: mcpServers.web.url: the environment variable WEB_URL is not set\n"
         "  remedy: export WEB_URL, or give it a default: `${WEB_URL:-...}`",
-        "mcp_servers.json: mcpServers.web.auth_token: the environment variable WEB_TOKEN is not set\n"
+        "mcp_servers.json:1: mcpServers.web.auth_token: the environment variable WEB_TOKEN is not set\n"
         "  remedy: export WEB_TOKEN, or give it a default: `${WEB_TOKEN:-...}`",
     )
 
@@ -80,7 +80,7 @@ def test_a_wrong_value_is_blamed_on_its_variable_and_not_shown(write: Write, ref
     messages = refused({"PATIENCE": "hunter2", "WHAT": "hunter2"})
     assert "hunter2" not in "".join(messages)
     assert messages[0] == (
-        "tool_configs/a.yaml: tools[0].timeout_s: expected a valid number, found a text from PATIENCE\n"
+        "tool_configs/a.yaml:1: tools[0].timeout_s: expected a valid number, found a text from PATIENCE\n"
         "  remedy: the value comes from PATIENCE: change it there"
     )
 

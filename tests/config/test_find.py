@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.config.find import VERL, find
+from gateway.config.find import find
 from gateway.errors import ConfigError
 from tests.config.conftest import Write
 
@@ -84,33 +83,3 @@ def test_a_module_that_raises_shows_the_last_line_of_its_traceback(text: str, to
     error = _refusal("mine_f:add", write("tool_configs/a.yaml", ""))
     assert error.problem.startswith(f"importing 'mine_f' raised {told.format(file=file)}")
     assert f"{file}:" in error.remedy
-
-
-def test_a_class_of_verls_is_ours_where_verl_is_not_installed(write: Write) -> None:
-    from gateway.native.base import BaseTool
-
-    near = write("tool_configs/a.yaml", "")
-    assert find("verl.tools.base_tool.BaseTool", near) is BaseTool
-    assert find("verl.tools.base_tool:BaseTool", near) is BaseTool
-    assert _refusal("verl.tools.search_tool.SearchTool", near).problem == "there is no module 'verl'"
-
-
-def test_every_class_of_verls_that_has_a_successor_here_is_found(write: Write) -> None:
-    near = write("tool_configs/a.yaml", "")
-    assert {find(name, near).__module__.partition(".")[0] for name in VERL} == {"gateway"}
-
-
-def test_verls_own_class_goes_first_where_it_is_installed(write: Write) -> None:
-    write("verl/__init__.py", "")
-    write("verl/tools/__init__.py", "")
-    write("verl/tools/base_tool.py", "class BaseTool:\n    theirs = True")
-    text = "from gateway.config.find import find; assert find('verl.tools.base_tool.BaseTool').theirs"
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run([sys.executable, "-c", f"import sys; sys.path.append({root!r}); {text}"], timeout=60)
-    assert done.returncode == 0
-
-
-def test_a_module_that_wants_verl_is_told_where_its_classes_are(write: Write) -> None:
-    write("tool_configs/mine_g.py", "from verl.tools.base_tool import BaseTool\nclass Mine(BaseTool): ...")
-    error = _refusal("mine_g.Mine", write("tool_configs/a.yaml", ""))
-    assert "gateway.native.base:BaseTool" in error.remedy

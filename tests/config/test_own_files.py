@@ -95,21 +95,21 @@ def test_entries_at_odds_over_a_server_are_both_named(
     write("mcp_servers.json", SERVERS)
     write("tool_configs/t.yaml", f"tools: [{{server: time{one}}}, {{server: time{other}}}]")
     (message,) = refused()
-    assert message.startswith(f"tool_configs/t.yaml: tools[1]: {told}: one of tool_configs/t.yaml tools[0], one of")
+    assert message.startswith(f"tool_configs/t.yaml:1: tools[1]: {told}: one of tool_configs/t.yaml tools[0], one of")
 
 
 def test_an_entry_cannot_ask_a_reached_server_for_children(write: Write, refused: Refused) -> None:
     write("mcp_servers.json", SERVERS)
     write("tool_configs/w.yaml", "tools: [{server: web, isolation: process}]")
     (message,) = refused()
-    assert message.startswith("tool_configs/w.yaml: tools[0]: server 'web': `isolation: process` starts children")
+    assert message.startswith("tool_configs/w.yaml:1: tools[0]: server 'web': `isolation: process` starts children")
 
 
 def test_an_unknown_server_gets_the_name_that_was_meant(write: Write, refused: Refused) -> None:
     write("mcp_servers.json", SERVERS)
     write("tool_configs/t.yaml", "tools: [{server: tmie}, {server: database}]")
     near, far = refused()
-    assert near == "tool_configs/t.yaml: tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?"
+    assert near == "tool_configs/t.yaml:1: tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?"
     assert far.endswith("remedy: known servers: time, web")
 
 
@@ -120,7 +120,7 @@ def test_a_broken_servers_file_does_not_accuse_the_entries_that_name_its_servers
     write("tool_configs/t.yaml", "tools: [{server: time}]")
     (message,) = refused()
     assert message == (
-        "mcp_servers.json: mcpServers.time.isolation: expected 'shared', 'session' or 'process', found 'both'\n"
+        "mcp_servers.json:1: mcpServers.time.isolation: expected 'shared', 'session' or 'process', found 'both'\n"
         "  remedy: write 'shared', 'session' or 'process'"
     )
 
@@ -156,19 +156,20 @@ def test_all_mistakes_of_all_files_are_told_at_once(write: Write, refused: Refus
     )
     write("tool_configs/b.yaml", "interactions: []")
     write("tool_configs/c.yaml", "- tools")
-    assert [message.replace("\n  remedy", "; remedy") for message in refused()] == [
-        "tool_configs/a.yaml: tools[0].timeout: unknown key; remedy: did you mean `timeout_s`?",
-        "tool_configs/a.yaml: tools[1].timeout_s: expected a valid number, found 'soon'; remedy: correct `timeout_s`",
-        "tool_configs/a.yaml: tools[2].retries: expected less than or equal to 10, found 11; remedy: correct `retries`",
-        "tool_configs/a.yaml: tools[2].function: expected a name, found 'maths'; remedy: write `package.module:name`",
-        "tool_configs/a.yaml: tools[3]: is no tool; remedy: did you mean `function` instead of `fnction`?",
-        "tool_configs/a.yaml: tools[4]: is no tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
-        "tool_configs/a.yaml: tools[5].allow: unknown key; remedy: `allow` goes with `server` or `mcp`; remove it here",
-        "tool_configs/a.yaml: tools[6]: is no tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
-        "tool_configs/b.yaml: interactions: unknown key; remedy: did you mean `interaction`?",
-        "tool_configs/c.yaml: expected a mapping, found a list; remedy: write `key: value` pairs there",
-        "mcp_servers.json: mcpServers.x.comand: unknown key; remedy: did you mean `command`?",
-        "mcp_servers.json: mcpServers.two: a server is started with `command` or reached at a `url`; "
+    told = [message.removeprefix("tool_configs/") for message in refused()]
+    assert [message.replace("\n  remedy", "; remedy") for message in told] == [
+        "a.yaml:4: tools[0].timeout: unknown key; remedy: did you mean `timeout_s`?",
+        "a.yaml:6: tools[1].timeout_s: expected a valid number, found 'soon'; remedy: correct `timeout_s`",
+        "a.yaml:8: tools[2].retries: expected less than or equal to 10, found 11; remedy: correct `retries`",
+        "a.yaml:7: tools[2].function: expected a name, found 'maths'; remedy: write `package.module:name`",
+        "a.yaml:9: tools[3]: is no tool; remedy: did you mean `function` instead of `fnction`?",
+        "a.yaml:10: tools[4]: is no tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
+        "a.yaml:12: tools[5].allow: unknown key; remedy: `allow` goes with `server` or `mcp`; remove it here",
+        "a.yaml:13: tools[6]: is no tool; remedy: give it one of `class_name`, `function`, `server`, `mcp`",
+        "b.yaml:1: interactions: unknown key; remedy: did you mean `interaction`?",
+        "c.yaml: expected a mapping, found a list; remedy: write `key: value` pairs there",
+        "mcp_servers.json:1: mcpServers.x.comand: unknown key; remedy: did you mean `command`?",
+        "mcp_servers.json:1: mcpServers.two: a server is started with `command` or reached at a `url`; "
         "remedy: give exactly one of the two",
     ]
 
@@ -232,8 +233,8 @@ def test_an_entry_that_only_moved_is_the_same_entry(write: Write, loaded: Loaded
 def test_a_single_interaction_is_named_as_it_stands_in_the_file(write: Write, refused: Refused) -> None:
     write("tool_configs/i.yaml", "interaction: {class_name: my.Own, confg: {}, timeout_s: 0}")
     assert {message.partition("\n")[0] for message in refused()} == {
-        "tool_configs/i.yaml: interaction.confg: unknown key",
-        "tool_configs/i.yaml: interaction.timeout_s: expected greater than 0, found 0",
+        "tool_configs/i.yaml:1: interaction.confg: unknown key",
+        "tool_configs/i.yaml:1: interaction.timeout_s: expected greater than 0, found 0",
     }
 
 
@@ -247,7 +248,7 @@ def test_a_single_interaction_is_named_as_it_stands_in_the_file(write: Write, re
 def test_a_thing_said_twice_is_refused(keys: str, told: str, write: Write, refused: Refused) -> None:
     write("tool_configs/m.yaml", f"tools: [{{{keys}}}]")
     (message,) = refused()
-    assert message.startswith("tool_configs/m.yaml: tools[0]: ")
+    assert message.startswith("tool_configs/m.yaml:1: tools[0]: ")
     assert told in message
 
 

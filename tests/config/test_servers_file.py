@@ -85,7 +85,7 @@ def test_relative_paths_are_seen_from_the_file(write: Write, loaded: Loaded, tmp
 def test_a_server_that_cannot_work_is_refused(server: Any, told: str, write: Write, refused: Refused) -> None:
     write("mcp_servers.json", _one(server))
     (message,) = refused()
-    assert message.startswith(f"mcp_servers.json: mcpServers.{told}")
+    assert message.startswith(f"mcp_servers.json:1: mcpServers.{told}")
     assert "remedy: " in message
 
 
@@ -93,7 +93,7 @@ def test_a_file_of_another_form_is_pointed_to_ours(write: Write, refused: Refuse
     write("mcp_servers.json", '{"servers": {}}')
     missing, unknown = refused()
     assert missing == "mcp_servers.json: mcpServers: is missing\n  remedy: add `mcpServers`"
-    assert unknown == "mcp_servers.json: servers: unknown key\n  remedy: did you mean `mcpServers`?"
+    assert unknown == "mcp_servers.json:1: servers: unknown key\n  remedy: did you mean `mcpServers`?"
 
 
 def test_two_files_with_one_server_name_are_both_named(write: Write, refused: Refused) -> None:

@@ -205,7 +205,7 @@ def test_a_servers_file_that_is_nowhere_is_named_with_the_places_looked_at(write
     write("tool_configs/mcp.yaml", "tools: [{config: {type: mcp}, mcp: {mcp_servers_config_path: ./mcp_server.json}}]")
     (message,) = refused()
     assert message == (
-        "tool_configs/mcp.yaml: tools[0].mcp.mcp_servers_config_path: "
+        "tool_configs/mcp.yaml:1: tools[0].mcp.mcp_servers_config_path: "
         "there is no servers file tool_configs/mcp_server.json nor mcp_server.json\n"
         "  remedy: create it, or correct the path"
     )
@@ -246,7 +246,7 @@ def test_two_interactions_of_one_name_are_refused_with_both_owners(write: Write,
     write("tool_configs/b.yaml", "interaction: [{class_name: my.Other}, {class_name: my.Checker, name: gsm8k}]")
     (message,) = refused()
     assert message == (
-        "tool_configs/b.yaml: interaction[1]: two interactions are named 'gsm8k': "
+        "tool_configs/b.yaml:1: interaction[1]: two interactions are named 'gsm8k': "
         "one of tool_configs/a.yaml interaction[0], one of tool_configs/b.yaml interaction[1]\n"
         "  remedy: give one of them another `name`"
     )
@@ -256,5 +256,5 @@ def test_the_template_of_verls_page_says_what_to_fill_in(write: Write, refused: 
     write("tool_configs/native.yaml", 'tools: [{class_name: "", config: {type: native}, tool_schema: }]')
     write("tool_configs/user.yaml", 'interaction: [{class_name: "", config: {}}]')
     native, user = refused()
-    assert native.startswith("tool_configs/native.yaml: tools[0].class_name: expected a name, found ''")
+    assert native.startswith("tool_configs/native.yaml:1: tools[0].class_name: expected a name, found ''")
     assert "write `package.module:name`" in user
