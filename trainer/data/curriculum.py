@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -73,6 +74,8 @@ class Standing:
 class Curriculum(Frozen):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)] = (Stage(),)
     """In order; only the last one has no `until`."""
+    shuffled: bool = True
+    """Rows come in another order in each epoch; without it, as they stand."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -111,21 +114,54 @@ class Curriculum(Frozen):
         return mistakes
 
 
+class Draw(NamedTuple):
+    """A task, and its place in the order of its source."""
+
+    source: str | None
+    number: int
+    task: Task
+
+
 class Course(Iterator[Task]):
-    """Draws tasks as a curriculum goes. Stages on the same data go on where the stage before them stopped."""
+    """Draws tasks as a curriculum goes. Stages on the same data go on where the stage before them stopped.
+
+    A draw is open until somebody settles it: whoever goes on from a position that it was open at is given it again.
+    """
 
     def __init__(self, curriculum: Curriculum, data: Mapping[str | None, Sequence[Task]], *, seed: int = 0) -> None:
         """`data` has the tasks that each stage names, and under None those of stages that name none."""
         self.curriculum, self.standing = curriculum, Standing()
         names = dict.fromkeys(stage.data for stage in curriculum.stages)
-        self._samplers = {name: Sampler(data[name], seed=seed) for name in names}
+        drawn_by = seed if curriculum.shuffled else None
+        self._samplers = {name: Sampler(data[name], seed=drawn_by) for name in names}
+        self._open: dict[tuple[str | None, int], None] = {}
+        self._again: deque[tuple[str | None, int]] = deque()
 
     @property
     def stage(self) -> Stage:
         return self.curriculum.stages[self.standing.stage]
 
     def __next__(self) -> Task:
-        return self.stage.of(next(self._samplers[self.stage.data]))
+        drawn = self.draw()
+        self.settle([drawn])
+        return drawn.task
+
+    def draw(self) -> Draw:
+        """What was open comes first, unless its stage's data are no longer drawn from."""
+        source = self.stage.data
+        again = next((place for place in self._again if place[0] == source), None)
+        if again is not None:
+            self._again.remove(again)
+            number, task = again[1], self._samplers[source].at(again[1])
+        else:
+            number, task = self._samplers[source].drawn, next(self._samplers[source])
+        self._open[source, number] = None
+        return Draw(source, number, self.stage.of(task))
+
+    def settle(self, draws: Iterable[Draw]) -> None:
+        """Nobody needs them again."""
+        for draw in draws:
+            self._open.pop((draw.source, draw.number), None)
 
     def tell(self, step: int, success: float | None) -> None:
         """A step is done; the next task drawn may be another stage's."""
@@ -135,9 +171,10 @@ class Course(Iterator[Task]):
     def position(self) -> dict[str, Any]:
         """A JSON value, with which `resume` goes on exactly here."""
         drawn = [[name, sampler.drawn] for name, sampler in self._samplers.items()]
-        return {**asdict(self.standing), "drawn": drawn}
+        return {**asdict(self.standing), "drawn": drawn, "open": [*map(list, self._open), *map(list, self._again)]}
 
     def resume(self, position: Mapping[str, Any]) -> None:
         self.standing = Standing(position["stage"], tuple(position["recent"]))
         for name, drawn in position["drawn"]:
             self._samplers[name].drawn = drawn
+        self._again = deque((name, number) for name, number in position.get("open", ()))

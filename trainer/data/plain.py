@@ -33,5 +33,7 @@ def row_id(row: Row) -> str:
     return sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def _said(value: object) -> str:
-    return sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
+def _said(value: Any) -> str:
+    """A picture's name would tell where it lies in memory, and not what it shows."""
+    held = value.tobytes() if hasattr(value, "tobytes") else value
+    return sha256(held).hexdigest() if isinstance(held, bytes) else str(value)

@@ -2,9 +2,11 @@
 
 prompt   `messages`, `prompt`, `question` or `problem`: a text, or chat messages; `system` goes before it
 truth    `reward_model.ground_truth`, `ground_truth`, `answer` or `solution`, else the interaction's `ground_truth`
-asked    `tools` (names), `tools_kwargs` ({tool: {create_kwargs: {...}}}), `interaction_kwargs` (`name` chooses),
-         at the top or in `extra_info`, where `tools` may be called `tool_selection`; an interaction without a
-         `ground_truth` of its own has the row's
+asked    `tools` (names), `tools_kwargs` ({tool: {create_kwargs: {...}}}, and `execute_kwargs` and so on),
+         `interaction_kwargs` (`name` chooses), at the top or in `extra_info`, where `tools` may be called
+         `tool_selection`; an interaction without a `ground_truth` of its own has the row's
+loop     `agent_name` of a row that verl would score: its `tool_agent`, or its `single_turn_agent`, which has no tools
+shown    `images` and `videos`, each in its place among the messages: see `shown.py`
 id       `id`, or else made from the row
 
 Of several names for one thing, the first that is there counts.
@@ -19,6 +21,7 @@ from gateway.config.mistakes import nearest
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.types import Task as Asked
 from trainer.data.plain import Row, row_id
+from trainer.data.shown import Shown
 from trainer.ledger import Message
 from trainer.task import Task
 
@@ -27,14 +30,19 @@ TRUTH = ("reward_model.ground_truth", "ground_truth", "answer", "solution")
 EXACT = TRUTH[:2]
 """The others may hold a text around the answer."""
 TOOLS = ("tools", "extra_info.tools", "extra_info.tool_selection")
+LOOP = "agent_name"
+VERLS = ("data_source", "reward_model")
+"""With one of these columns, an agent's name is that of verl's loop, and not a column of somebody else's."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
+METHODS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
+"""Of a tool's methods, what each is given."""
 TAKEN = ("instance_id", "messages")
 """What the gateway itself tells an interaction."""
 
 
-def task_of(row: Row, place: str, system: str = "") -> Task:
+def task_of(row: Row, place: str, shown: Shown, system: str = "") -> Task:
     """Raises ConfigErrors with everything that is wrong with the row. `system` is for chats that begin without."""
-    reading = _Reading(row, place)
+    reading = _Reading(row, place, shown)
     messages = reading.messages(system)
     name, args = reading.interaction()
     truth = next((value for _, value in reading.at(*TRUTH)), args.get("ground_truth"))
@@ -49,8 +57,8 @@ def task_of(row: Row, place: str, system: str = "") -> Task:
 class _Reading:
     """What is wrong is noted, and reading goes on: one edit mends it all."""
 
-    def __init__(self, row: Row, place: str) -> None:
-        self.row, self.place = row, place
+    def __init__(self, row: Row, place: str, shown: Shown) -> None:
+        self.row, self.place, self.shown = row, place, shown
         self.mistakes: list[ConfigError] = []
 
     def wrong(self, field: str, problem: str, remedy: str) -> None:
@@ -88,7 +96,7 @@ class _Reading:
 
     def messages(self, system: str) -> tuple[Message, ...]:
         for field, value in self.at(*PROMPT):
-            chat = self._chat(field, value)
+            chat = self.shown.fill(self._chat(field, value), self.row, self.wrong)
             for column, text in self.at("system"):
                 if not isinstance(text, str):
                     self.wrong(column, f"is {_kind(text)}, not a text", "write a text, or leave the column out")
@@ -111,6 +119,8 @@ class _Reading:
         if isinstance(value, str):
             return [{"role": "user", "content": value}]
         chat = [self._message(f"{field}[{place}]", message) for place, message in enumerate(value)]
+        if chat[-1].get("role") == "assistant" and self.shown.columns.drop_answer and len(chat) > 1:
+            return chat[:-1]
         if chat[-1].get("role") == "assistant":
             remedy = "take that message out; a right answer goes into `answer`"
             self.wrong(field, "ends with the assistant's turn, which is the policy's to write", remedy)
@@ -134,6 +144,12 @@ class _Reading:
         return message
 
     def tools(self) -> tuple[str, ...] | None:
+        for _, loop in self.at(LOOP) if any(True for _ in self.at(*VERLS)) else ():
+            if loop == "single_turn_agent":
+                return ()
+            if loop != "tool_agent":
+                remedy = "write `tool_agent` or `single_turn_agent`; other loops are plug-ins: the setting `stepper`"
+                self.wrong(LOOP, f"is {loop!r:.60}, a loop that is not here", remedy)
         for field, value in self.at(*TOOLS):
             if isinstance(value, list) and all(isinstance(name, str) for name in value):
                 return tuple(dict.fromkeys(value))
@@ -142,7 +158,7 @@ class _Reading:
         return None
 
     def create(self) -> dict[str, dict[str, Any]]:
-        """By tool; the other keyword arguments that such a column once had reach no tool, so they must be empty."""
+        """By tool, what its `create` is given; as it stands, by method, where a row gives something to others too."""
         field, tools = self.mapping("tools_kwargs")
         tools = {name: kwargs for name, kwargs in tools.items() if kwargs is not None}
         if not tools and any(
@@ -151,16 +167,18 @@ class _Reading:
             self.wrong(
                 field, "is missing, and `need_tools_kwargs` is true", "write it, or take `need_tools_kwargs` out"
             )
-        return {name: self._create_kwargs(f"{field}.{name}", kwargs) for name, kwargs in tools.items()}
+        return {name: self._by_method(f"{field}.{name}", kwargs) for name, kwargs in tools.items()}
 
-    def _create_kwargs(self, field: str, value: Any) -> dict[str, Any]:
-        kwargs = value.get("create_kwargs") if isinstance(value, Mapping) else value
-        if not isinstance(value, Mapping) or not isinstance(kwargs, Mapping | None):
+    def _by_method(self, field: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping) or not all(
+            isinstance(kwargs, Mapping | None) for kwargs in map(value.get, METHODS)
+        ):
             self.wrong(field, "is no mapping with `create_kwargs`", 'write {"create_kwargs": {...}}')
             return {}
-        for key in (key for key, item in value.items() if key != "create_kwargs" and item):
+        for key in (key for key, item in value.items() if key not in METHODS and item):
             self.wrong(f"{field}.{key}", "reaches no tool", "put what the tool needs into `create_kwargs`")
-        return dict(kwargs or {})
+        given = {key: dict(value[key]) for key in METHODS if value.get(key)}
+        return given.get("create_kwargs", {}) if given.keys() <= {"create_kwargs"} else given
 
     def interaction(self) -> tuple[str | None, dict[str, Any]]:
         """Its name and its arguments. Without a name the gateway takes `gsm8k`, or the only one that it has."""

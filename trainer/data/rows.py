@@ -11,7 +11,9 @@ import os
 import re
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +27,11 @@ KNOWN = "a .jsonl file, a .parquet file, a folder that `save_to_disk` wrote, or 
 class Rows(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def folder(self) -> Path:
+        """What paths in a row are seen from."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -41,7 +48,7 @@ class Lines:
     """JSON objects, one a line; empty lines are passed over."""
 
     def __init__(self, file: Path) -> None:
-        self.name = str(file)
+        self.name, self.folder = str(file), file.parent
         self._file = file
         self._begins, self._numbers = array("Q"), array("Q")
         with file.open("rb") as opened:
@@ -76,8 +83,8 @@ class Lines:
 class Table:
     """An Arrow table. It gives every row the keys of all rows, so that a null there is a key left out."""
 
-    def __init__(self, name: str, count: int, part: Callable[[int], Any]) -> None:
-        self.name = name
+    def __init__(self, name: str, folder: Path, count: int, part: Callable[[int], Any]) -> None:
+        self.name, self.folder = name, folder
         self._count, self._part = count, part
 
     def __len__(self) -> int:
@@ -94,7 +101,7 @@ class Table:
 class Held:
     """Rows that somebody made in Python."""
 
-    name = "rows"
+    name, folder = "rows", Path()
 
     def __init__(self, rows: Iterable[Any]) -> None:
         self._rows = list(rows)
@@ -109,10 +116,39 @@ class Held:
         return f"{self.name}:{number + 1}"
 
 
+class Joined:
+    """The rows of several places, one after the other; paths in them are seen from the folder that holds them all."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.name = ", ".join(part.name for part in parts)
+        self.folder = Path(os.path.commonpath([part.folder.absolute() for part in parts]))
+        self._parts, self._ends = parts, list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, number: int) -> Row:
+        part, within = self._at(number)
+        return part[within]
+
+    def place(self, number: int) -> str:
+        part, within = self._at(number)
+        return part.place(within)
+
+    def _at(self, number: int) -> tuple[Rows, int]:
+        place = bisect_right(self._ends, number)
+        return self._parts[place], number - (self._ends[place - 1] if place else 0)
+
+
 def find(source: str | Path | Iterable[Row], split: str) -> Rows:
-    """The rows of a file, a folder, a data set or an iterable. Raises ConfigError where there are none to be had."""
+    """The rows of a file, a folder, a data set or an iterable. Raises ConfigError where there are none to be had.
+
+    Several places are named with commas between them.
+    """
     if not isinstance(source, str | Path):
         return _given(source, split)
+    if isinstance(source, str) and "," in source and not Path(source).expanduser().exists():
+        return Joined([find(one.strip(), split) for one in source.split(",") if one.strip()])
     path = Path(source).expanduser()
     try:
         if path.is_dir():
@@ -133,7 +169,7 @@ def _parquet(file: Path) -> Rows:
         table = pyarrow.parquet.read_table(file, memory_map=True)
     except pyarrow.ArrowInvalid as error:
         raise ConfigError(f"is no parquet file ({error})", file=file, remedy="write it anew") from error
-    return Table(str(file), len(table), lambda number: table.slice(number, 1))
+    return Table(str(file), file.parent, len(table), lambda number: table.slice(number, 1))
 
 
 READERS: Mapping[str, Callable[[Path], Rows]] = {".jsonl": Lines, ".parquet": _parquet}
@@ -142,7 +178,7 @@ READERS: Mapping[str, Callable[[Path], Rows]] = {".jsonl": Lines, ".parquet": _p
 def _given(source: Iterable[Row], split: str) -> Rows:
     library = sys.modules.get("datasets")  # Who holds one of its data sets has imported it.
     if library is not None and isinstance(source, library.Dataset | library.DatasetDict):
-        return _dataset(source, "rows", split)
+        return _dataset(source, "rows", Path(), split)
     return Held(source)
 
 
@@ -150,7 +186,7 @@ def _saved(folder: Path, split: str) -> Rows:
     import datasets  # type: ignore[import-untyped]  # slow, and needed for such folders alone
 
     try:
-        return _dataset(datasets.load_from_disk(str(folder)), str(folder), split)
+        return _dataset(datasets.load_from_disk(str(folder)), str(folder), folder, split)
     except FileNotFoundError as error:
         problem = "is a folder, but `save_to_disk` did not write it"
         raise ConfigError(problem, file=folder, remedy=f"name {KNOWN}") from error
@@ -167,17 +203,17 @@ def _hub(source: str, split: str) -> Rows:
     except Exception as error:  # boundary: a network, a hub and a library may fail in any way
         problem = f"is no file or folder here, and no data set could be had by this name ({_first_line(error)})"
         raise ConfigError(problem, file=source, remedy=f"name {KNOWN}") from error
-    return _dataset(found, source, split)
+    return _dataset(found, source, Path(), split)
 
 
-def _dataset(found: Any, name: str, split: str) -> Rows:
+def _dataset(found: Any, name: str, folder: Path, split: str) -> Rows:
     if isinstance(found, Mapping):
         if split not in found:
             remedy = f"choose one of {', '.join(map(repr, found))}"
             raise ConfigError(f"has no split {split!r}", file=name, remedy=remedy)
         found = found[split]
     table = found.with_format("arrow")  # Pictures stay the bytes that they are.
-    return Table(name, len(found), lambda number: table[number : number + 1])
+    return Table(name, folder, len(found), lambda number: table[number : number + 1])
 
 
 def _object(value: Any, place: str) -> Row:

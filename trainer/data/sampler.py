@@ -9,9 +9,14 @@ from trainer.task import Task
 
 
 class Sampler(Iterator[Task]):
-    """Every task once in an epoch, in an order of that epoch's own. `drawn` is all that must be kept to go on."""
+    """Every task once in an epoch, in an order of that epoch's own, or as they stand where there is no seed.
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int = 0, epochs: int | None = None, drawn: int = 0) -> None:
+    `drawn` is all that must be kept to go on.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], *, seed: int | None = 0, epochs: int | None = None, drawn: int = 0
+    ) -> None:
         if not tasks:
             raise ValueError("there is no task to draw")
         self.tasks, self.seed, self.drawn = tasks, seed, drawn
@@ -26,11 +31,18 @@ class Sampler(Iterator[Task]):
     def __next__(self) -> Task:
         if self._end is not None and self.drawn >= self._end:
             raise StopIteration
-        if self._epoch != self.epoch:
-            self._epoch, self._order = self.epoch, order(len(self.tasks), self.seed, self.epoch)
-        task = self.tasks[self._order[self.drawn % len(self.tasks)]]
+        task = self.at(self.drawn)
         self.drawn += 1
         return task
+
+    def at(self, number: int) -> Task:
+        """The task that is or was drawn after so many others."""
+        epoch, place = divmod(number, len(self.tasks))
+        if self.seed is None:
+            return self.tasks[place]
+        if self._epoch != epoch:
+            self._epoch, self._order = epoch, order(len(self.tasks), self.seed, epoch)
+        return self.tasks[self._order[place]]
 
 
 def order(count: int, seed: int, epoch: int) -> list[int]:

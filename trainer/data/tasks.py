@@ -8,29 +8,37 @@ from pathlib import Path
 from typing import overload
 
 from gateway.errors import ConfigError, ConfigErrors
+from trainer.config import Columns
 from trainer.data.plain import Row
 from trainer.data.row import task_of
 from trainer.data.rows import Rows, find
+from trainer.data.shown import Shown
 from trainer.task import Task
 
 TOLD = 20
 """Wrong rows that are told one by one; the others are counted."""
 
 
-def load(source: str | Path | Iterable[Row], *, system: str = "", split: str = "train") -> Tasks:
+def load(
+    source: str | Path | Iterable[Row], *, system: str = "", split: str = "train", columns: Columns | None = None
+) -> Tasks:
     """The tasks of a JSONL or parquet file, a saved data set's folder, a hub's data set, or rows.
 
-    `system` is said before every chat that does not begin with such a message; `split` is for data sets that have any.
+    Several names have commas between them.
+
+    `system` is said before every chat that does not begin with such a message; `split` is for data sets that have any;
+    `columns` say where rows have their pictures.
     Raises ConfigErrors with all that is wrong.
     """
-    return Tasks(find(source, split), system)
+    return Tasks(find(source, split), system, columns)
 
 
 class Tasks(Sequence[Task]):
     """The rows as tasks. An id that was made from a row is numbered where the row comes again."""
 
-    def __init__(self, rows: Rows, system: str = "") -> None:
+    def __init__(self, rows: Rows, system: str = "", columns: Columns | None = None) -> None:
         self._rows, self._system = rows, system
+        self._shown = Shown(columns or Columns(), rows.folder)
         self._repeats: dict[int, int] = {}
         self._read_all()
 
@@ -53,7 +61,7 @@ class Tasks(Sequence[Task]):
         return map(self._task, range(len(self)))
 
     def _task(self, number: int) -> Task:
-        task = task_of(self._rows[number], self._rows.place(number), self._system)
+        task = task_of(self._rows[number], self._rows.place(number), self._shown, self._system)
         if number not in self._repeats:
             return task
         id = f"{task.id}-{self._repeats[number]}"

@@ -1,1 +1,1 @@
-"""The default job: a task made up on the spot, and a model small enough to learn it in front of the user."""
+"""Jobs for the first day: tasks made up on the spot, and models small enough to learn them in front of the user."""

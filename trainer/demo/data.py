@@ -1,4 +1,4 @@
-"""The demo's tasks as data: as many as asked for, and each is made when its turn comes."""
+"""A demo's tasks as data: as many as asked for, and each is made when its turn comes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from trainer.demo.task import KINDS, Split, problem
+from trainer.demo.demos import Demo
+from trainer.demo.problem import Split
 from trainer.task import Task
 
 
@@ -14,11 +15,12 @@ from trainer.task import Task
 class Drawn(Sequence[Task]):
     """The same tasks for the same seed, kind after kind; `columns["kind"]` says which kind a task is of."""
 
+    demo: Demo
     seed: int
     size: int
     split: Split = "train"
     kinds: tuple[str, ...] = ()
-    """All of the default job, where none is named."""
+    """All that the demo draws, where none is named."""
 
     def __len__(self) -> int:
         return self.size
@@ -32,5 +34,5 @@ class Drawn(Sequence[Task]):
         return self._task(places) if isinstance(places, int) else [self._task(place) for place in places]
 
     def _task(self, place: int) -> Task:
-        kinds = self.kinds or tuple(KINDS)
-        return problem(self.seed, place, kinds[place % len(kinds)], self.split).task
+        kinds = self.kinds or self.demo.kinds
+        return self.demo.problem(self.seed, place, kinds[place % len(kinds)], self.split).task

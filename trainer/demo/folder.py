@@ -1,4 +1,4 @@
-"""The demo's model is made once for each recipe, and found again by it."""
+"""A demo's model is made once for each recipe, and found again by it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from trainer.demo.demonstrate import Writer
-from trainer.demo.model import build
-from trainer.demo.task import TOOLS
+from trainer.demo.demos import demo
 from trainer.demo.warm import Recipe, Told, warm
 from trainer.model import load_model
-from trainer.template import Template
 
 
 def cache() -> Path:
@@ -26,7 +23,7 @@ def cache() -> Path:
 def made(recipe: Recipe | None = None, kept: Path | None = None, told: Told = lambda *_: None) -> Path:
     """The folder of the warm-started model; where it must be made, `told` hears step, of how many, and loss."""
     recipe, kept = recipe or Recipe(), kept or cache()
-    folder = kept / f"demo-{digest(recipe)}"
+    folder = kept / f"{recipe.demo}-{digest(recipe)}"
     if not folder.is_dir():
         kept.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept) as beside:
@@ -40,15 +37,16 @@ def digest(recipe: Recipe) -> str:
     for name in ("torch", "transformers", "tokenizers"):
         told.update(version(name).encode())
     here = Path(__file__).parent
-    for file in sorted([*here.glob("*.py"), *here.glob("*.jinja")]):
+    for file in sorted([*here.rglob("*.py"), *here.rglob("*.jinja")]):
         told.update(file.name.encode() + file.read_bytes())
     return told.hexdigest()[:16]
 
 
 def _make(folder: Path, recipe: Recipe, told: Told) -> Path:
-    build(folder, recipe.seed)
+    chosen = demo(recipe.demo)
+    chosen.build(folder, recipe.seed)
     model = load_model(folder)
-    warm(model, Writer(Template.load(folder), TOOLS), recipe, told)
+    warm(model, chosen.school(folder), recipe, told)
     model.save_pretrained(folder)
     return folder
 

@@ -1,8 +1,8 @@
-"""The demo's model: a tokenizer of the tasks' own words, and a Qwen3 of a sixth of a million weights."""
+"""The default demo's model: a tokenizer of the tasks' own words, and a Qwen3 of a sixth of a million weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -25,19 +25,25 @@ LINES = 400
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Trained on conversations of the demo, in about a second."""
+    return spelled(SPECIAL, CHAT, _lines)
+
+
+def spelled(
+    special: Sequence[str], chat: Path, lines: Callable[[PreTrainedTokenizerFast], Iterator[str]], pieces: str = PIECES
+) -> PreTrainedTokenizerFast:
+    """Trained on conversations of a demo, in about a second; `lines` writes them in words that are not merged yet."""
     made = Tokenizer(models.BPE())
-    alone = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    alone = pre_tokenizers.Split(Regex(pieces), "isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence([alone, pre_tokenizers.ByteLevel(False, use_regex=False)])
     made.decoder = decoders.ByteLevel()
-    control = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    control = [AddedToken(token, special=True, normalized=False) for token in special]
     made.add_special_tokens(control)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=control, initial_alphabet=alphabet, show_progress=False
     )
-    made.train_from_iterator(_lines(_spoken(made)), trainer)
-    return _spoken(made)
+    made.train_from_iterator(lines(_spoken(made, chat)), trainer)
+    return _spoken(made, chat)
 
 
 def network(vocabulary: int, stop: int, seed: int = 0) -> Qwen3ForCausalLM:
@@ -68,8 +74,8 @@ def build(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def _spoken(made: Tokenizer) -> PreTrainedTokenizerFast:
-    template = CHAT.read_text(encoding="utf-8").removesuffix("\n")
+def _spoken(made: Tokenizer, chat: Path) -> PreTrainedTokenizerFast:
+    template = chat.read_text(encoding="utf-8").removesuffix("\n")
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=made, eos_token=SPECIAL[1], pad_token=SPECIAL[2], chat_template=template
     )

@@ -1,4 +1,4 @@
-"""The demo's tasks: questions about facts that are drawn for each task, so that only a tool can tell."""
+"""The default demo's tasks: questions about facts that are drawn for each task, so that only a tool can tell."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import count, pairwise
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
-from gateway.feedback.score import compute_score
 from gateway.types import Task as Asked
 from gateway.types import ToolSpec
 from trainer.demo.lookup import SCHEMA
-from trainer.ledger import Message
-from trainer.run.rollout import Rollout, StopReason
+from trainer.demo.problem import HELD_OUT, Lookup, Problem, Split
 from trainer.task import Task
-from trainer.template.chat import called
 
-Split = Literal["train", "held_out"]
 PEOPLE = (
     "Ann",
     "Bob",
@@ -49,39 +45,6 @@ TOOLS = (
 """As far as the demo's chat template shows them."""
 DIGITS = (3, 5)
 """Lengths of answers, each as likely: numbers drawn evenly are nearly all of the longest length, which is learned."""
-HELD_OUT = 8
-"""One in so many tasks, told by a digest of its facts, is never trained on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """A call that the task needs, and what it is answered."""
-
-    tool: str
-    arguments: Mapping[str, str]
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    kind: str
-    task: Task
-    calls: tuple[Lookup, ...]
-    """Those that lead to the answer, in order."""
-    answer: str
-
-    @property
-    def turns(self) -> tuple[Message, ...]:
-        """What a perfect policy says."""
-        asked = [
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [called(f"call_{at}", one.tool, json.dumps(one.arguments))],
-            }
-            for at, one in enumerate(self.calls, 1)
-        ]
-        return (*asked, says(self.answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +55,6 @@ class _Drawn:
     facts: Mapping[str, str]
     calls: tuple[Lookup, ...]
     answer: str
-
-
-def says(answer: str) -> Message:
-    return {"role": "assistant", "content": f"#### {answer}"}
 
 
 def number(draw: Random) -> str:
@@ -118,15 +77,6 @@ def problem(seed: int | str, place: int, kind: str, split: Split = "train") -> P
             return _problem(f"{kind}-{seed}-{place}", kind, drawn)
 
 
-def score(task: Task, rollout: Rollout) -> float:
-    """1 for the right answer, half where it took a second try, and nothing where the policy did not come to its end."""
-    if rollout.stop not in (StopReason.DONE, StopReason.FEEDBACK_DONE):
-        return 0.0
-    if task.has_feedback:
-        return sum(sum(given) for given in rollout.ledger.rewards)
-    return compute_score(str(rollout.ledger.turns[-1].messages[0]["content"]), str(task.truth))
-
-
 def _split(drawn: _Drawn) -> Split:
     told = json.dumps([drawn.question, drawn.facts], sort_keys=True)
     return "train" if sha256(told.encode()).digest()[0] % HELD_OUT else "held_out"
@@ -139,7 +89,7 @@ def _problem(id: str, kind: str, drawn: _Drawn) -> Problem:
         asked = replace(asked, feedback="judge", feedback_args={"ground_truth": drawn.answer})
     columns = {"kind": kind, "facts": drawn.facts}
     task = Task(id, ({"role": "user", "content": drawn.question},), drawn.answer, asked, columns)
-    return Problem(kind, task, drawn.calls, drawn.answer)
+    return Problem(kind, task, drawn.calls, drawn.answer, number)
 
 
 def _world(draw: Random) -> tuple[str, str, dict[str, str]]:

@@ -15,17 +15,20 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from trainer.demo.demonstrate import Writer
-from trainer.demo.task import KINDS, problems
+from trainer.demo.problem import Problem
+from trainer.demo.task import KINDS
 from trainer.ledger import Ledger
 
 Told = Callable[[int, int, float], None]
+INNER = {"layers", "blocks"}
+"""What holds the layers of a model that reads, and of its eyes."""
 LESSONS = (*KINDS, "sum")
 """Sums come twice: they are learned last, because their numbers are copied out of the question and not of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the demo's model comes to its skill and its habit."""
+    """How a demo's model comes to its skill and its habit."""
 
     clean: int = 1000
     """Steps on perfect demonstrations."""
@@ -43,6 +46,8 @@ class Recipe:
     """The learning rate falls from this share of the clean steps on."""
     relearn: float = 1e-3
     """The rate at which the habit is learned."""
+    demo: str = "demo"
+    """Whose tasks and model."""
     seed: int = 0
 
 
@@ -65,6 +70,16 @@ class Rows:
         return cls(*(torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in (ids, mask)))
 
 
+@dataclass(frozen=True)
+class School:
+    """What is shown, and what is made of it."""
+
+    writer: Writer
+    problems: Callable[[str, tuple[str, ...]], Iterator[Problem]]
+    """Without end, of a seed and the kinds."""
+    loss: Callable[[PreTrainedModel, Sequence[Ledger]], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class _Lessons:
     """A part of the recipe. It draws and steps by itself, so that the parts may also be learned one at a time."""
@@ -75,21 +90,21 @@ class _Lessons:
     optimizers: Sequence[Optimizer]
     rate: Callable[[int], float]
 
-    def demonstrations(self, writer: Writer, recipe: Recipe) -> Iterator[list[Ledger]]:
+    def demonstrations(self, school: School, recipe: Recipe) -> Iterator[list[Ledger]]:
         draw = Random(f"{self.name}/{recipe.seed}")  # noqa: S311 - no secret
-        drawn = problems(f"{self.name}/{recipe.seed}", kinds=recipe.kinds)
+        drawn = school.problems(f"{self.name}/{recipe.seed}", recipe.kinds)
         for _ in range(self.steps):
-            yield [writer.demonstration(next(drawn), draw, self.right) for _ in range(recipe.batch)]
+            yield [school.writer.demonstration(next(drawn), draw, self.right) for _ in range(recipe.batch)]
 
 
-def warm(model: PreTrainedModel, writer: Writer, recipe: Recipe, told: Told = lambda *_: None) -> None:
+def warm(model: PreTrainedModel, school: School, recipe: Recipe, told: Told = lambda *_: None) -> None:
     """Trains the model in place; `told` hears of each step: which, of how many, and its loss."""
     model.train()
     done, of = 0, recipe.clean + recipe.habit
     for lessons in filter(lambda one: one.steps, (_skill(model, recipe), _habit(model, recipe))):
         schedules = [LambdaLR(one, lessons.rate) for one in lessons.optimizers]
-        for ledgers in lessons.demonstrations(writer, recipe):
-            loss = _loss(model, Rows.of(ledgers))
+        for ledgers in lessons.demonstrations(school, recipe):
+            loss = school.loss(model, ledgers)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer, schedule in zip(lessons.optimizers, schedules, strict=True):
@@ -103,7 +118,7 @@ def warm(model: PreTrainedModel, writer: Writer, recipe: Recipe, told: Told = la
 
 def _skill(model: PreTrainedModel, recipe: Recipe) -> _Lessons:
     """Muon for the matrices within the layers, AdamW for all else."""
-    inner = {name for name, weight in model.named_parameters() if weight.ndim == 2 and "layers" in name}
+    inner = {name for name, weight in model.named_parameters() if weight.ndim == 2 and INNER & {*name.split(".")}}
     matrices = [weight for name, weight in model.named_parameters() if name in inner]
     others = [weight for name, weight in model.named_parameters() if name not in inner]
     muon = torch.optim.Muon(matrices, lr=recipe.muon, momentum=0.95, weight_decay=0.0)
@@ -125,7 +140,8 @@ def _adam(weights: Iterable[Parameter], rate: float) -> Optimizer:
     return torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
 
 
-def _loss(model: PreTrainedModel, rows: Rows) -> Tensor:
+def of_text(model: PreTrainedModel, ledgers: Sequence[Ledger]) -> Tensor:
     """The mean over the tokens that the policy wrote, and no others."""
+    rows = Rows.of(ledgers)
     logits = model(input_ids=rows.ids).logits[:, :-1][rows.mask[:, 1:]]
     return cross_entropy(logits, rows.ids[:, 1:][rows.mask[:, 1:]])

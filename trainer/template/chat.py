@@ -45,7 +45,7 @@ class Chat:
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, tokens: Tokens, template: str | None, settings: Mapping[str, Any]
     ) -> None:
-        self._tokenizer, self.tokens, self._template, self._settings = tokenizer, tokens, template, dict(settings)
+        self.tokenizer, self.tokens, self._template, self._settings = tokenizer, tokens, template, dict(settings)
         self._known: Known[bytes, str] = Known()
 
     @cached_property
@@ -56,7 +56,7 @@ class Chat:
     @cached_property
     def source(self) -> str:
         """The template's own text; of several, the one for tools."""
-        return str(self._tokenizer.get_chat_template(self._template, tools=[{}]))
+        return str(self.tokenizer.get_chat_template(self._template, tools=[{}]))
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = False) -> str:
         def make() -> str:
@@ -73,7 +73,7 @@ class Chat:
         schemas = [self.tokens.fenced(schema(tool)) for tool in tools]
         try:
             return str(
-                self._tokenizer.apply_chat_template(
+                self.tokenizer.apply_chat_template(
                     rows,
                     tools=schemas or None,
                     chat_template=self._template,
@@ -153,7 +153,7 @@ class Chat:
     def clocked(self, after: Sequence[Message], stops: Sequence[str]) -> bool:
         """Whether the time of rendering stands in what follows a turn: a stopped clock would show there."""
         stopped = "{%- macro strftime_now(format) -%}Clock7f3a{%- endmacro -%}" + self.source
-        return "Clock7f3a" in Chat(self._tokenizer, self.tokens, stopped, self._settings).follow(after, stops).rest
+        return "Clock7f3a" in Chat(self.tokenizer, self.tokens, stopped, self._settings).follow(after, stops).rest
 
     @cached_property
     def prompt(self) -> str:

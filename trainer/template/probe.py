@@ -75,6 +75,8 @@ def probe(template: Template, *, tools: bool = True, feedback: bool = True) -> P
         checks["tools"] = lambda: _tools(template)
         checks["the parser"] = lambda: _parses(template)
         checks["several calls in a turn"] = lambda: _tool_turns(template)
+    if template.eyes:
+        checks["images"] = lambda: _shows(template, tools)
     if feedback:
         checks["a rollout with feedback"] = lambda: _rolled(template, [*turns, *turns, _says("An antelope.")])
     return ProbeReport(tuple(finding for name, check in checks.items() for finding in _found(name, check)))
@@ -118,6 +120,18 @@ def _tools(template: Template) -> Iterator[Finding]:
         yield Finding("tools", False, "the template does not write the tools that it is given", _OTHER_TEMPLATE)
     if MARK not in template.chat.follow([reply], template.stops).rest:
         yield Finding("tools", False, "the template drops what a tool replies", _OTHER_TEMPLATE)
+
+
+def _shows(template: Template, tools: bool) -> Iterator[Finding]:
+    """A place for each image, whoever shows it."""
+    shown = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}, {"type": "text", "text": "."}]
+    if template.places(template.open([{"role": "user", "content": shown}])) != 2:
+        yield Finding("images", False, "the template drops images that a user shows", _OTHER_TEMPLATE)
+    elif tools:
+        reply: Message = {"role": "tool", "content": shown, "name": "look_up", "tool_call_id": "call00000"}
+        if template.places(template.tail(template.lay([reply]).messages, ended=True)) != 2:
+            remedy = f"set `template.images: user_message`, or {_OTHER_TEMPLATE}"
+            yield Finding("images", False, "the template drops images that a tool answers with", remedy)
 
 
 def _calls(count: int, form: str = "call0000{}") -> tuple[ToolCall, ...]:

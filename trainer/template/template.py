@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from trainer.ledger import Ledger, Message
+from trainer.ledger import Entry, Ledger, Message
 from trainer.parse.base import Parser, Reply
 from trainer.parse.choose import choose, named
+from trainer.vision.eyes import Eyes, SightError
+from trainer.vision.family import Layout
 
 from .chat import Chat, Tool, called, schema
 from .errors import TemplateError
+from .laid import Blind, Laid, lay
 from .load import stops_of, tokenizer_of
 from .tokens import Tokens, plain
 
@@ -38,13 +41,21 @@ class Settings:
     """In place of the one in the model's folder."""
     chat_template_kwargs: Mapping[str, Any] | None = None
     """Passed on to the template, as `enable_thinking`."""
+    images: Literal["auto"] | Layout = "auto"
+    """Where a picture stands that a tool answered with; by default as suits the model's family."""
+    blind: Blind = "note"
+    """What becomes of a picture that the model cannot see: words in its place, or the rollout's end."""
 
 
 class Template:
     """Prompts and tails as ids. Nothing else tokenises, and nothing here tokenises what the policy wrote."""
 
-    def __init__(self, chat: Chat, parser: Parser, stops: Sequence[int], settings: Settings) -> None:
+    def __init__(
+        self, chat: Chat, parser: Parser, stops: Sequence[int], settings: Settings, eyes: Eyes | None = None
+    ) -> None:
         self.chat, self.tokens, self.parser, self.settings = chat, chat.tokens, parser, settings
+        self.eyes = eyes
+        """Of a model that sees."""
         names = {id: token for token, id in self.tokens.control.items()}
         own = [self.tokens.last_special(chat.closing(called=False)), *_calling(chat)]
         ids = dict.fromkeys([*stops, *(self.tokens.control[token] for token in own if token)])
@@ -77,7 +88,37 @@ class Template:
             functions = [schema(tool)["function"] for tool in tools]
             schemas = {one["name"]: one.get("parameters") or {} for one in functions}
             parser = named(parser, schemas) if parser else choose(chat.source, schemas)
-        return cls(chat, parser, stops_of(source, tokenizer), settings)
+        try:
+            eyes = Eyes.load(Path(source)) if isinstance(source, str | Path) else None
+        except SightError as error:
+            raise TemplateError(str(error)) from error
+        return cls(chat, parser, stops_of(source, tokenizer), settings, eyes)
+
+    @property
+    def barred(self) -> tuple[int, ...]:
+        """Ids that no policy may write: they stand for what it cannot give."""
+        return self.eyes.family.barred if self.eyes else ()
+
+    @property
+    def layout(self) -> Layout:
+        """Where a picture stands that a tool answered with."""
+        if self.settings.images != "auto":
+            return self.settings.images
+        return self.eyes.family.layout if self.eyes else "in_tool_message"
+
+    def lay(self, messages: Sequence[Message]) -> Laid:
+        """Takes media out of messages that hold any, and says what of them the model sees."""
+        return lay(messages, self.eyes, self.layout, self.settings.blind)
+
+    def places(self, ids: Sequence[int]) -> int:
+        """How many pictures these ids have a place for."""
+        return sum(token == self.eyes.family.image for token in ids) if self.eyes else 0
+
+    def placed(self, laid: Laid, entry: Entry) -> Entry:
+        """The entry of these messages: each medium stands where its place is among the ids, if there are any."""
+        spans = laid.spans(entry.ids, self.eyes.family.image) if self.eyes and laid.media and entry.ids else ()
+        widths = laid.widths if spans else ()
+        return replace(entry, messages=laid.messages, parts=laid.parts(entry.parts), spans=spans, widths=widths)
 
     def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """The prompt of a conversation, up to where the policy writes."""

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.demo.demonstrate import Writer
+from trainer.demo.facts import school
 from trainer.demo.folder import digest, made
 from trainer.demo.model import build, tokenizer
 from trainer.demo.task import CITIES, PEOPLE, TOOLS, problem, problems
@@ -72,18 +73,18 @@ def test_the_folder_loads_as_any_other_model(folder: Path) -> None:
     assert sum(weight.numel() for weight in model.parameters()) < 200_000
 
 
-def test_a_few_steps_lower_the_loss(folder: Path, writer: Writer, one_thread: None) -> None:
+def test_a_few_steps_lower_the_loss(folder: Path, one_thread: None) -> None:
     losses: list[float] = []
-    warm(load_model(folder), writer, Recipe(clean=25, habit=0), lambda step, of, loss: losses.append(loss))
+    warm(load_model(folder), school(folder), Recipe(clean=25, habit=0), lambda step, of, loss: losses.append(loss))
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_the_skill_alone_is_what_the_whole_recipe_goes_through(folder: Path, writer: Writer, one_thread: None) -> None:
+def test_the_skill_alone_is_what_the_whole_recipe_goes_through(folder: Path, one_thread: None) -> None:
     whole, parts = load_model(folder), load_model(folder)
-    warm(whole, writer, SHORT)
-    warm(parts, writer, replace(SHORT, habit=0))
+    warm(whole, school(folder), SHORT)
+    warm(parts, school(folder), replace(SHORT, habit=0))
     skilled = {name: weight.clone() for name, weight in parts.state_dict().items()}
-    warm(parts, writer, replace(SHORT, clean=0))
+    warm(parts, school(folder), replace(SHORT, clean=0))
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, parts.state_dict()[name])
     assert any(not torch.equal(weight, skilled[name]) for name, weight in whole.state_dict().items())
@@ -95,7 +96,7 @@ def test_another_seed_makes_another_model_and_other_demonstrations(tmp_path: Pat
         recipe = replace(SHORT, seed=seed)
         model = load_model(build(tmp_path / str(seed), seed))
         start = {name: weight.clone() for name, weight in model.state_dict().items()}
-        warm(model, Writer(Template.load(tmp_path / str(seed)), TOOLS), recipe, lambda *told: losses.append(told[2]))
+        warm(model, school(tmp_path / str(seed)), recipe, lambda *told: losses.append(told[2]))
         return start, losses
 
     (one, first), (other, second) = steps(0), steps(1)

@@ -11,16 +11,21 @@ from random import Random
 import pytest
 
 from gateway.session import AnyGateway
+from trainer.config import PlaySettings
 from trainer.data.sampler import Sampler
 from trainer.demo.data import Drawn
 from trainer.demo.demonstrate import Writer
+from trainer.demo.facts import DEMO
 from trainer.demo.model import tokenizer
-from trainer.demo.task import KINDS, TOOLS, TRAILS, Problem, number, problem, problems, says, score
+from trainer.demo.problem import Problem, says
+from trainer.demo.task import KINDS, TOOLS, TRAILS, number, problem, problems
 from trainer.demo.warm import PLAIN, Recipe
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
 from trainer.play import Player
+from trainer.reward.attempt import Attempt
+from trainer.reward.shipped import outcome
 from trainer.run.rollout import StopReason
 from trainer.stage import gateway_of
 from trainer.template import Template
@@ -36,7 +41,7 @@ def template() -> Template:
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[AnyGateway]:
-    async with gateway_of(str(FOLDER), None) as opened:
+    async with gateway_of(PlaySettings(tools=str(FOLDER))) as opened:
         yield opened
 
 
@@ -62,18 +67,18 @@ def test_the_same_seed_draws_the_same_tasks_and_another_seed_others() -> None:
 
 
 def test_data_are_the_tasks_as_they_are_drawn_wherever_one_begins() -> None:
-    drawn = Drawn(3, PER_KIND)
+    drawn = Drawn(DEMO, 3, PER_KIND)
     assert [one.columns["kind"] for one in drawn[:5]] == list(KINDS)
     assert list(drawn) == drawn[:] == [one.task for one in some(count=PER_KIND)]
     assert drawn[-1] == drawn[PER_KIND - 1] == list(drawn)[-1]
     assert drawn[7:3:-2] == [drawn[7], drawn[5]]
-    assert {one.columns["kind"] for one in Drawn(3, 6, "held_out", ("sum", "hop"))} == {"sum", "hop"}
+    assert {one.columns["kind"] for one in Drawn(DEMO, 3, 6, "held_out", ("sum", "hop"))} == {"sum", "hop"}
     with pytest.raises(IndexError):
         drawn[PER_KIND]
 
 
 def test_a_sampler_takes_each_of_the_data_once_in_an_epoch() -> None:
-    drawn = Drawn(3, 20)
+    drawn = Drawn(DEMO, 3, 20)
     ids = [one.id for one in islice(Sampler(drawn, seed=1), 20)]
     assert ids != [one.id for one in drawn]
     assert sorted(ids) == sorted(one.id for one in drawn)
@@ -122,7 +127,7 @@ async def test_a_perfect_policy_is_right_in_every_task_of_every_kind(template: T
     failures = Counter[str]()
     for one in drawn:
         rollout = await player.play(one.task)
-        failures[one.kind] += score(one.task, rollout) != 1.0
+        failures[one.kind] += outcome(Attempt(one.task, rollout)) != 1.0
         assert len(rollout.ledger.turns) == len(one.calls) + 1
         assert "drift" not in rollout.infos
     assert failures == dict.fromkeys([*KINDS, *TRAILS], 0)
@@ -148,7 +153,7 @@ async def test_a_wrong_result_is_told_and_a_second_try_is_worth_half(template: T
         rollout = await Player(engine, template, gateway).play(one.task)
         assert rollout.stop is StopReason.FEEDBACK_DONE
         assert sum(entry.author is Author.FEEDBACK for entry in rollout.ledger) == 2
-        found[name] = score(one.task, rollout)
+        found[name] = outcome(Attempt(one.task, rollout))
     assert found == {"late": 0.5, "never": 0.0}
 
 
@@ -156,7 +161,7 @@ async def test_a_guess_earns_nothing(template: Template, gateway: AnyGateway) ->
     drawn = [problem(6, 0, kind) for kind in KINDS]
     guesses = {one.task.id: [says(number(Random(place)))] * 2 for place, one in enumerate(drawn)}
     player = Player(saying(Writer(template, TOOLS), guesses), template, gateway)  # type: ignore[arg-type]
-    assert [score(one.task, await player.play(one.task)) for one in drawn] == [0.0] * len(drawn)
+    assert [outcome(Attempt(one.task, await player.play(one.task))) for one in drawn] == [0.0] * len(drawn)
 
 
 async def test_the_tools_of_a_rollout_read_as_those_of_the_demonstrations(

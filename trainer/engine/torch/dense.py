@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from trainer.engine.torch.attention import Reads, attend
 from trainer.engine.torch.forward import Piece
 from trainer.engine.torch.slab import Shape, Slab
 from trainer.engine.torch.weights import Weights
+from trainer.vision.family import NAMES
 
 TILE = 16
 """Rows in one product."""
@@ -30,10 +32,11 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 def unfit(model: PreTrainedModel) -> str | None:
     """Why this model cannot run here, or None if it can."""
-    config = model.config
+    config = model.config.get_text_config(decoder=True)
+    kind = model.config.model_type
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in {"llama", "qwen2", "qwen3"}:
-        return f"its type is {config.model_type}"
+    if kind not in {"llama", "qwen2", "qwen3", *NAMES}:
+        return f"its type is {kind}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
     if rope not in STATIC_ROPE:
@@ -49,36 +52,42 @@ class Dense:
     notes: tuple[str, ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
-        config, state = model.config, model.state_dict()
+        config, state = model.config.get_text_config(decoder=True), model.state_dict()
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = Shape(config.num_hidden_layers, config.num_key_value_heads, size, model.dtype, model.device)
         self.context: int = config.max_position_embeddings
         self.vocabulary: int = config.vocab_size
         self._queries: int = config.num_attention_heads
         self._epsilon: float = config.rms_norm_eps
-        self._rotary = copy.deepcopy(model.model.rotary_emb)
+        words: Any = getattr(model.model, "language_model", model.model)
+        self._rotary = copy.deepcopy(words.rotary_emb)
         self._turns = (torch.empty(0), torch.empty(0))
-        self._weights = Weights(_joined(config, state), state)
+        self._weights = Weights(_joined(model, config, state), state)
         self._layers = [_Layer(self._weights, index) for index in range(self.shape.layers)]
 
     def take(self, weights: Mapping[str, Tensor]) -> None:
         self._weights.take(weights)
 
     def __call__(self, pieces: Sequence[Piece], slab: Slab) -> Tensor:
-        device = self.shape.device
         reads = Reads(pieces, self.shape)
         padding = -reads.count % TILE
-        ids = torch.tensor([token for piece in pieces for token in piece.ids] + [0] * padding, device=device)
-        places = F.pad(reads.places, (0, padding))
-        turns = self._turned(max(piece.end for piece in pieces), places)
-        x = F.embedding(ids, self._weights["embed"])
+        ids = torch.tensor([token for piece in pieces for token in piece.ids] + [0] * padding, device=self.shape.device)
+        turns = self._turned(max(piece.end for piece in pieces), F.pad(reads.places, (0, padding)))
+        return self._run(F.embedding(ids, self._weights["embed"]), turns, reads, slab)
+
+    def _run(
+        self, x: Tensor, turns: tuple[Tensor, Tensor], reads: Reads, slab: Slab, deep: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """`deep` is added after the first layers, if there is any."""
         for index, layer in enumerate(self._layers):
             x = self._attention(x, layer, turns, (reads, slab.values[index]))
             x = self._mlp(x, layer)
+            if index < len(deep):
+                x = x + deep[index]
         ends = [end - 1 for _, end in pairwise(reads.borders)]
-        last = torch.tensor(ends + [0] * (-len(ends) % TILE), device=device)
+        last = torch.tensor(ends + [0] * (-len(ends) % TILE), device=self.shape.device)
         hidden = self._norm(x[last], self._weights["norm"])
-        return _linear(hidden, self._head)[: len(pieces)]
+        return _linear(hidden, self._head)[: len(ends)]
 
     @property
     def _head(self) -> Tensor:
@@ -111,10 +120,13 @@ class Dense:
         """Cosines and signed sines for these places; the table grows with the longest row."""
         if length > len(self._turns[0]):
             span = torch.arange(2 * length, device=self.shape.device)[None]
-            cos, sin = self._rotary(torch.empty(0, dtype=self.shape.dtype, device=self.shape.device), span)
-            half = self.shape.size // 2
-            self._turns = (cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1))
+            self._turns = self._rotated(span)
         return self._turns[0][places][:, None], self._turns[1][places][:, None]
+
+    def _rotated(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self._rotary(torch.empty(0, dtype=self.shape.dtype, device=self.shape.device), places)
+        half = self.shape.size // 2
+        return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
 
 class _Layer:
@@ -144,14 +156,15 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, onto: Tensor 
     return result if bias is None else result + bias
 
 
-def _joined(config: object, state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+def _joined(model: PreTrainedModel, config: object, state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
     """The engine's names, and the model's tensors that each is made of."""
-    joined: dict[str, tuple[str, ...]] = {"embed": ("model.embed_tokens.weight",), "norm": ("model.norm.weight",)}
-    if not getattr(config, "tie_word_embeddings", False):
+    words = "model.language_model." if hasattr(model.model, "language_model") else "model."
+    joined: dict[str, tuple[str, ...]] = {"embed": (words + "embed_tokens.weight",), "norm": (words + "norm.weight",)}
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:  # type: ignore[no-untyped-call]
         joined["head"] = ("lm_head.weight",)
     heads = (getattr(config, "num_attention_heads", 0), getattr(config, "num_key_value_heads", 0))
     for index in range(getattr(config, "num_hidden_layers", 0)):
-        layer = f"model.layers.{index}."
+        layer = f"{words}layers.{index}."
         attention, mlp = layer + "self_attn.", layer + "mlp."
         joined[f"{index}.norm"] = (layer + "input_layernorm.weight",)
         joined[f"{index}.mlp_norm"] = (layer + "post_attention_layernorm.weight",)

@@ -17,6 +17,8 @@ from trainer.engine.torch.batch import Batch
 from trainer.engine.torch.dense import Dense, unfit
 from trainer.engine.torch.module import Module
 from trainer.engine.torch.row import Decode, Row
+from trainer.engine.torch.seeing import Seeing
+from trainer.vision.eyes import Eyes, Sight, SightError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,14 +32,21 @@ class TorchEngine:
     """Writes with a copy of a model's weights, on the device that the model is on.
 
     `rows` are written at once, and their keys and values need room for as many times the longest of them; known
-    prefixes are kept in `cache_bytes` besides. `decode` is needed for stop strings only.
+    prefixes are kept in `cache_bytes` besides. `decode` is needed for stop strings only, `eyes` for images.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, decode: Decode | None = None, rows: int = 64, cache_bytes: int = 2**30
+        self,
+        model: PreTrainedModel,
+        *,
+        decode: Decode | None = None,
+        eyes: Eyes | None = None,
+        rows: int = 64,
+        cache_bytes: int = 2**30,
     ) -> None:
         why = unfit(model)
-        self._forward = Module(model, why) if why else Dense(model)
+        self._forward = Module(model, why) if why else Seeing(model, eyes.family) if eyes else Dense(model)
+        self._eyes = None if why else eyes
         self._batch = Batch(self._forward, rows, cache_bytes, decode)
         self._decode = decode
         self._stack = AsyncExitStack()
@@ -50,7 +59,8 @@ class TorchEngine:
     @property
     def capabilities(self) -> Capabilities:
         exact = self._forward.shape.dtype is torch.float32
-        return Capabilities("torch", exact, context=self._forward.context, notes=self._forward.notes)
+        sees = self._eyes is not None
+        return Capabilities("torch", exact, sees, self._forward.context, self._forward.notes)
 
     @property
     def version(self) -> int:
@@ -82,7 +92,8 @@ class TorchEngine:
         self._check(ids, sampling, images)
         if sampling.max_tokens <= 0:
             return Written((), (), "length", self.version)
-        row = Row(list(ids), sampling, key, self.version)
+        sight = await self._sight(ids, images)
+        row = Row(list(sight.ids if sight else ids), sampling, key, self.version, sight)
         self._batch.waiting.append(row)
         self._work.set()
         try:
@@ -91,10 +102,18 @@ class TorchEngine:
             row.left = True
         return row.written
 
+    @property
+    def counted(self) -> Mapping[str, float]:
+        return {}
+
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """What is being written reads its ids again, so that a logprob is exact under the version that sampled it."""
         async with self._cut_in():
             await self._in_thread(lambda: self._batch.publish(weights, version))
+
+    async def lend(self) -> bool:
+        """It shares the trainer's process, and keeps what it has."""
+        return False
 
     async def pause(self) -> None:
         self._paused = True
@@ -109,11 +128,26 @@ class TorchEngine:
         async with self._cut_in():
             self._settle(await self._in_thread(lambda: self._batch.drop(lambda row: not key or row.key == key)))
 
+    async def _sight(self, ids: Sequence[int], images: Sequence[Image]) -> Sight | None:
+        eyes = self._eyes
+        if eyes is None or not (images or eyes.family.image in ids):
+            return None
+        try:
+            sight = await to_thread.run_sync(eyes.sight, ids, images)
+        except SightError as error:
+            raise EngineError(str(error)) from error
+        self._fits(len(sight.ids))
+        return sight
+
+    def _fits(self, count: int) -> None:
+        if count >= self._forward.context:
+            raise EngineError(f"{count} ids leave no room in the model's context of {self._forward.context}")
+
     def _check(self, ids: Sequence[int], sampling: Sampling, images: Sequence[Image]) -> None:
         """What would otherwise fail in the midst of a step, and take its neighbours along."""
         if not self._open:
             raise EngineError("the engine is not open; enter it with `async with` first")
-        if images:
+        if images and self._eyes is None:
             raise EngineError("the torch engine takes no images; use an engine that does, or tools that answer in text")
         if sampling.stop and self._decode is None:
             raise EngineError("stop strings need the engine's `decode`; give it, or stop at ids")
@@ -123,8 +157,7 @@ class TorchEngine:
         for name, some in (("ids", ids), ("barred", sampling.barred)):
             if some and not (min(some) in known and max(some) in known):
                 raise EngineError(f"{name}: not all below {len(known)}, which is the size of the model's vocabulary")
-        if len(ids) >= self._forward.context:
-            raise EngineError(f"{len(ids)} ids leave no room in the model's context of {self._forward.context}")
+        self._fits(len(ids))
 
     async def _run(self) -> None:
         while True:

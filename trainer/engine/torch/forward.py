@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from trainer.engine.torch.slab import Shape, Slab
+from trainer.vision.eyes import Sight
 
 
 class Piece(NamedTuple):
@@ -17,6 +18,8 @@ class Piece(NamedTuple):
     start: int
     end: int
     ids: Sequence[int]
+    sight: Sight | None = None
+    """Of a row with pictures."""
 
 
 class Forward(Protocol):

@@ -1,4 +1,4 @@
-"""A row is one request on its way: what was asked, what is written so far, and how it ends."""
+"""A row is one request on its way: what was asked, what is written so far, and how it ends. Equal rows are a lane."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import anyio
 
 from trainer.engine.base import EngineError, Sampling, Stop, Written
 from trainer.engine.torch.sample import Draw
+from trainer.vision.eyes import Sight
 
 Decode = Callable[[Sequence[int]], str]
 SLACK = 8
@@ -23,12 +24,13 @@ class Row:
     sampling: Sampling
     key: str
     version: int
+    sight: Sight | None = None
+    """Where the ids have pictures among them, each by its name."""
     asked: int = 0
     seed: int = 0
     logprobs: list[float] = field(default_factory=list)
-    slot: int = -1
-    held: int = 0
-    """Of the ids, how many have keys and values in the slot."""
+    before: list[tuple[int, int]] = field(default_factory=list)
+    """The versions that sampled the first ids, each with how many."""
     cached: int | None = None
     stop: Stop | None = None
     error: EngineError | None = None
@@ -49,11 +51,19 @@ class Row:
         if self.error:
             raise EngineError(str(self.error)) from self.error
         ids = tuple(self.ids[self.asked :])
-        return Written(ids, tuple(self.logprobs), self.stop or "abort", self.version, self.cached or 0)
+        stop, cached, before = self.stop or "abort", self.cached or 0, tuple(self.before)
+        return Written(ids, tuple(self.logprobs), stop, self.version, cached, before, read=self.asked)
 
     def append(self, token: int, logprob: float, version: int) -> None:
+        if version != self.version:
+            self._turn(version)
         self.ids.append(token)
         self.logprobs.append(logprob)
+
+    def _turn(self, version: int) -> None:
+        """New weights write from here on."""
+        if count := len(self.logprobs) - sum(count for _, count in self.before):
+            self.before.append((self.version, count))
         self.version = version
 
     def end(self, context: int, decode: Decode | None) -> Stop | None:
@@ -70,3 +80,33 @@ class Row:
         longest = max(len(stop.encode()) for stop in stops) + SLACK
         text = decode(self.ids[max(self.asked, len(self.ids) - longest) :])
         return any(stop in text for stop in stops)
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """Rows that have the same ids so far, as siblings have for long: what one of them owes is read for all."""
+
+    slot: int
+    rows: list[Row]
+    held: int = 0
+    """Of the ids, how many have keys and values in the slot."""
+
+    @property
+    def ids(self) -> list[int]:
+        return self.rows[0].ids
+
+    @property
+    def asked(self) -> int:
+        return self.rows[0].asked
+
+    @property
+    def reading(self) -> bool:
+        return self.held < self.asked
+
+    def parted(self) -> list[list[Row]]:
+        """Those that go on, by the id that each has just written."""
+        going: dict[int, list[Row]] = {}
+        for row in self.rows:
+            if not row.stop:
+                going.setdefault(row.ids[-1], []).append(row)
+        return list(going.values())

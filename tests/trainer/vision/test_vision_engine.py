@@ -1,0 +1,156 @@
+"""The embedded engine reads pictures at their place, and finds as likely what the model itself finds as likely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import anyio
+import pytest
+import torch
+from seeing import engine_of, loaded, logprobs, picture
+
+from gateway.types import Image
+from trainer.engine.base import EngineError, Sampling, Written
+from trainer.engine.torch import TorchEngine
+from trainer.template import Template
+from trainer.vision.eyes import Eyes
+
+SHORT = Sampling(max_tokens=12, seed=1)
+
+
+def prompt(eyes: Eyes, count: int, seed: int = 0) -> tuple[int, ...]:
+    """Words, with as many places for pictures among them: first, last, side by side."""
+    draw = Random(seed)
+    image, _, begin, end = eyes.family.barred
+    words: list[list[int]] = [[draw.randrange(200)] for _ in range(20)]
+    for place in [0, 0, 9, 20, 22][:count]:
+        words.insert(place, [begin, image, end])
+    return tuple(token for word in words for token in word)
+
+
+def eyes_of(folder: Path) -> Eyes:
+    eyes = Template.load(folder).eyes
+    assert eyes is not None
+    return eyes
+
+
+async def write(folder: Path, ids: tuple[int, ...], images: list[Image]) -> Written:
+    with anyio.fail_after(60):
+        async with engine_of(folder) as engine:
+            return await engine.generate(ids, SHORT, images=images)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+async def test_logprobs_are_the_models_own_with_pictures_anywhere(kind: Path, count: int) -> None:
+    eyes = eyes_of(kind)
+    ids, images = prompt(eyes, count), [picture(number, 8 + 8 * number, 16) for number in range(count)]
+    written = await write(kind, ids, images)
+    own = logprobs(kind, eyes, (*ids, *written.ids), images)
+    assert list(written.logprobs) == pytest.approx(own[-len(written.ids) :], abs=1e-5)
+    assert written.read == len(eyes.sight(ids, images).ids) == len(own) + 1 - len(written.ids)
+
+
+async def test_different_pictures_never_share_a_prefix_and_equal_ones_do(sees: Path) -> None:
+    """Placeholder ids are the same for both: only the content tells them apart."""
+    eyes = eyes_of(sees)
+    ids, one, other = prompt(eyes, 1), picture(1), picture(2)
+    at = eyes.sight(ids, [one]).pictures[0][0]
+    with anyio.fail_after(60):
+        async with engine_of(sees) as engine:
+            first = await engine.generate(ids, SHORT, images=[one])
+            second = await engine.generate(ids, SHORT, images=[other])
+            again = await engine.generate(ids, SHORT, images=[Image(bytes(one.data), "image/png")])
+    assert second.cached <= at < again.cached
+    assert second.logprobs != first.logprobs and again.logprobs == first.logprobs
+    for written, shown in ((first, one), (second, other)):
+        own = logprobs(sees, eyes, (*ids, *written.ids), [shown])[-len(written.ids) :]
+        assert list(written.logprobs) == pytest.approx(own, abs=1e-5)
+
+
+async def test_what_is_written_does_not_depend_on_who_else_is_shown_what(kind: Path) -> None:
+    """To the bit, however rows with pictures and without come together, and wherever a long prompt is cut."""
+    eyes = eyes_of(kind)
+    asks = [
+        (prompt(eyes, count, seed=count), [picture(number, 64, 64) for number in range(count)]) for count in (0, 2, 5)
+    ]
+    apart = [await write(kind, *ask) for ask in asks]
+    together: dict[int, Written] = {}
+    with anyio.fail_after(60):
+        async with engine_of(kind, rows=2) as engine, anyio.create_task_group() as tasks:
+
+            async def one(place: int) -> None:
+                together[place] = await engine.generate(asks[place][0], SHORT, images=asks[place][1])
+
+            for place in range(len(asks)):
+                tasks.start_soon(one, place)
+    assert [together[place].ids for place in range(3)] == [written.ids for written in apart]
+    assert [together[place].logprobs for place in range(3)] == [written.logprobs for written in apart]
+
+
+async def test_new_weights_of_the_eyes_are_seen_with(kind: Path) -> None:
+    eyes = eyes_of(kind)
+    ids, shown = prompt(eyes, 2), [picture(1), picture(2)]
+    model = loaded(kind)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    name = next(name for name in weights if "visual" in name and "merger" in name and name.endswith("weight"))
+    weights[name] *= 1.5
+    with anyio.fail_after(60):
+        async with engine_of(kind) as engine:
+            before = await engine.generate(ids, SHORT, images=shown)
+            with pytest.raises(EngineError, match=r"1 missing, as 'model\.visual"):
+                await engine.publish({key: value for key, value in weights.items() if key != name}, 1)
+            await engine.publish(weights, 1)
+            after = await engine.generate(ids, SHORT, images=shown)
+            await engine.publish(model.state_dict(), 2)
+            back = await engine.generate(ids, SHORT, images=shown)
+    assert after.logprobs != before.logprobs and back.logprobs == before.logprobs
+
+
+async def test_a_picture_is_made_ready_once_for_all_turns_and_siblings(sees: Path) -> None:
+    eyes = eyes_of(sees)
+    with anyio.fail_after(60):
+        async with TorchEngine(loaded(sees), eyes=eyes) as engine:
+            for count in (1, 2, 2):
+                await engine.generate(prompt(eyes, count), SHORT, images=[picture(number) for number in range(count)])
+    assert eyes.processed == 2
+
+
+@pytest.mark.parametrize(("places", "images"), [(1, 0), (0, 1), (2, 1)])
+async def test_pictures_without_places_and_places_without_pictures_are_refused(
+    sees: Path, places: int, images: int
+) -> None:
+    ids = prompt(eyes_of(sees), places)
+    with pytest.raises(EngineError, match=f"{images} images for ids with {places} places"):
+        await write(sees, ids, [picture(number) for number in range(images)])
+
+
+async def test_pictures_that_fill_the_context_are_refused(sees: Path) -> None:
+    eyes = eyes_of(sees)
+    images = [picture(number, 64, 64) for number in range(70)]
+    _, _, begin, end = eyes.family.barred
+    ids = tuple(token for _ in images for token in (begin, eyes.family.image, end))
+    with pytest.raises(EngineError, match="4620 ids leave no room"):
+        await write(sees, ids, images)
+
+
+async def test_ids_of_pictures_are_never_written(sees: Path) -> None:
+    """However likely they are."""
+    eyes = eyes_of(sees)
+    barred = eyes.family.barred
+    weights = {name: value.clone() for name, value in loaded(sees).state_dict().items()}
+    embed = "model.language_model.embed_tokens.weight"
+    weights[embed][list(barred)] = weights[embed].mean(0) + 3 * torch.randn(len(barred), weights[embed].shape[1])
+    weights["lm_head.weight"] = weights[embed]
+    with anyio.fail_after(60):
+        async with engine_of(sees) as engine:
+            await engine.publish(weights, 1)
+            ids = prompt(eyes, 1)
+            free = [
+                await engine.generate(ids, Sampling(max_tokens=40, seed=seed), images=[picture()]) for seed in range(4)
+            ]
+            kept = Sampling(max_tokens=40, barred=barred)
+            held = [await engine.generate(ids, replace(kept, seed=seed), images=[picture()]) for seed in range(4)]
+    assert any(token in barred for written in free for token in written.ids)
+    assert not any(token in barred for written in held for token in written.ids)

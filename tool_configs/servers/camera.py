@@ -1,0 +1,36 @@
+"""An MCP server over stdio that answers with pictures: what is behind a window of a house."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from typing import Annotated
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ImageContent, ToolAnnotations
+from pydantic import Field
+
+from trainer.demo.sight.house import WINDOWS, inside
+
+options = argparse.ArgumentParser(description=__doc__)
+options.add_argument("--show", choices=("house", "nothing", "neighbour"), default="house")
+server = MCPServer("camera", instructions="Looks through windows.")
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True), structured_output=False)
+def zoom(
+    house: Annotated[str, Field(description="the house's name")],
+    window: Annotated[str, Field(description=f"one of {', '.join(WINDOWS)}")],
+) -> ImageContent:
+    """A picture of the room behind a window."""
+    try:
+        shown = inside(house, window, asked.show)
+    except ValueError as error:
+        raise ToolError(str(error)) from error
+    return ImageContent(type="image", data=base64.b64encode(shown).decode(), mime_type="image/png")
+
+
+if __name__ == "__main__":
+    asked = options.parse_args()
+    server.run("stdio")
