@@ -1,14 +1,21 @@
-"""One real server for all tests that leave it as it was; a start takes a minute on a busy machine."""
+"""Two real servers for all tests, each as it was when it was started; a start takes half a minute on a busy machine."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from trainer.engine.sglang.server import Options, Server
+from trainer.engine.sglang.wire import Wire
+from trainer.model import load_model
 
 CONTEXT = 512
 OPTIONS = Options(context=CONTEXT, tokens=16384, device="cpu")
@@ -27,11 +34,86 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture
+def policy(model: Path) -> PreTrainedModel:
+    torch.set_num_threads(1)
+    return load_model(model)
+
+
 @pytest.fixture(scope="session")
-async def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
-    log = tmp_path_factory.mktemp("logs") / "sglang.log"
-    async with Server(model, OPTIONS, log=log, told=_told) as server:
+async def first(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    async with started(model, tmp_path_factory.mktemp("first")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+async def second(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    async with started(model, tmp_path_factory.mktemp("second")) as server:
+        yield server
+
+
+@pytest.fixture
+async def server(first: Server) -> Server:
+    await reset(first)
+    return first
+
+
+@pytest.fixture
+async def servers(first: Server, second: Server) -> tuple[Server, Server]:
+    await reset(first)
+    await reset(second)
+    return first, second
+
+
+@asynccontextmanager
+async def started(model: Path, folder: Path) -> AsyncIterator[Server]:
+    async with Server(model, OPTIONS, log=folder / "sglang.log", told=_told) as server:
+        yield server
+
+
+async def reset(server: Server) -> None:
+    """With the weights of its model, whatever was published to it."""
+    async with Wire(server.url) as wire:
+        await wire.post("/continue_generation", {})
+        if (await wire.get("/model_info"))["weight_version"] != "0":
+            body = {"model_path": str(server.model), "weight_version": "0", "flush_cache": True}
+            await wire.post("/update_weights_from_disk", body)
+
+
+class Lent(Server):
+    """A server that runs, given to an engine as if it were its own: it starts it again, and leaves it running."""
+
+    def __init__(self, lender: Server) -> None:
+        super().__init__(lender.model, lender.options, log=lender.log)
+        self._lender, self.url = lender, lender.url
+
+    async def __aenter__(self) -> Lent:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    @property
+    def pid(self) -> int | None:
+        return self._lender.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._lender.alive
+
+    async def restart(self) -> None:
+        await self._lender.restart()
+
+
+def group_of(leader: int | None) -> list[int]:
+    """All that a server started, itself included."""
+    return [pid for pid in psutil.pids() if alive(pid) and os.getpgid(pid) == leader]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _told(line: str) -> None:

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
-import torch
 from transformers import PreTrainedModel
 
-from tests.sglang.conftest import OPTIONS
+from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of
 from trainer.engine.base import EngineError, Sampling, Written
-from trainer.engine.sglang.agree import EXACT
 from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.publish.disk import ByDisk
-from trainer.engine.sglang.publish.group import ByGroup
-from trainer.engine.sglang.publish.tensors import ByTensors
-from trainer.engine.sglang.publish.way import Way
 from trainer.engine.sglang.server import Server
-from trainer.model import load_model
 
-AGREE = 1e-5
-EOS = 1
-PROMPT = tuple(range(40, 80))
-WAYS = ("tensors", "disk", "group")
+ROUNDED = 3e-5
+"""Between two programs in float32: each is off what is exact by half of it, in the least likely tokens."""
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "prompts": 8,
     "n": 8,
@@ -40,61 +28,18 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def policy(model: Path) -> PreTrainedModel:
-    torch.set_num_threads(1)
-    return load_model(model)
-
-
-def finds(policy: PreTrainedModel, temperature: float = 1.0) -> Callable[[Sequence[int]], list[float]]:
-    def read(ids: Sequence[int]) -> list[float]:
-        ids_T = torch.tensor(ids)
-        with torch.no_grad():
-            logprobs_TV = (policy(ids_T[None]).logits[0] / temperature).log_softmax(-1)
-        return [float(value) for value in logprobs_TV[:-1].gather(1, ids_T[1:, None])[:, 0]]
-
-    return read
-
-
-def moved(policy: PreTrainedModel, by: float = 0.1) -> None:
-    noise = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for weight in policy.parameters():
-            weight.add_(by * torch.randn(weight.shape, generator=noise))
-
-
-def way_of(name: str, model: Path) -> Way:
-    return {"tensors": ByTensors, "group": ByGroup}[name]() if name != "disk" else ByDisk(model)
-
-
-@asynccontextmanager
-async def opened(
-    server: Server, policy: PreTrainedModel, way: Way | None = None, *, in_place: bool = False
-) -> AsyncIterator[SGLangEngine]:
-    """With the policy's weights, whatever the test before has left there."""
-    with anyio.fail_after(300):
-        async with SGLangEngine([server.url], way or ByTensors(), finds=finds(policy), in_place=in_place) as engine:
-            await engine.publish(policy.state_dict(), 0)
-            yield engine
-
-
-def off(policy: PreTrainedModel, asked: Sequence[int], written: Written, temperature: float = 1.0) -> float:
-    ours = finds(policy, temperature)((*asked, *written.ids))[len(asked) - 1 :]
-    return max(abs(one - other) for one, other in zip(ours, written.logprobs, strict=True))
-
-
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6}, {"top_p": 0.8, "top_k": 20, "temperature": 1.3}])
 async def test_logprobs_are_the_policys_own_under_the_temperature_and_before_filters(
     server: Server, policy: PreTrainedModel, sampling: dict[str, float]
 ) -> None:
-    async with opened(server, policy) as engine:
+    async with opened(server, policy=policy) as engine:
         written = await engine.generate(PROMPT, Sampling(max_tokens=100, **sampling))  # type: ignore[arg-type]
         assert engine.capabilities.exact and engine.agreement and engine.agreement.most <= AGREE
     assert written.ids and off(policy, PROMPT, written, sampling.get("temperature", 1.0)) <= AGREE
 
 
 async def test_stop_ids_end_a_turn_and_barred_ones_are_never_written(server: Server, policy: PreTrainedModel) -> None:
-    async with opened(server, policy) as engine:
+    async with opened(server, policy=policy) as engine:
         free = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, barred=(EOS,)))
         stopped = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, stop_ids=(free.ids[2],)))
         barred = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, barred=(free.ids[0], EOS)))
@@ -116,7 +61,7 @@ async def test_what_could_be_cached_is_over_many_turns_of_siblings(server: Serve
             before = len(ids) + len(written.ids) - 1
             ids += [*written.ids, *range(40, 60)]
 
-    async with opened(server, policy) as engine, anyio.create_task_group() as tasks:
+    async with opened(server, policy=policy) as engine, anyio.create_task_group() as tasks:
         for group in range(4):
             for index in range(8):
                 tasks.start_soon(play, engine, group, index)
@@ -132,7 +77,7 @@ async def test_weights_arrive_by_each_way_and_the_ones_before_come_back(
 ) -> None:
     greedy = Sampling(max_tokens=24, temperature=0)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
-    async with opened(server, policy, way_of(name, model)) as engine:
+    async with opened(server, policy=policy, way=way_of(name, model)) as engine:
         first = await engine.generate(PROMPT, greedy)
         moved(policy)
         began = time.perf_counter()
@@ -149,7 +94,7 @@ async def test_weights_arrive_by_each_way_and_the_ones_before_come_back(
 
 
 async def test_weights_that_are_not_the_trainers_end_the_run(server: Server, policy: PreTrainedModel) -> None:
-    async with opened(server, policy) as engine:
+    async with opened(server, policy=policy) as engine:
         other = {name: value.clone() for name, value in policy.state_dict().items()}
         moved(policy)
         with pytest.raises(EngineError, match="has other weights than were published"):
@@ -165,7 +110,7 @@ async def test_what_is_being_written_goes_on_under_new_weights(
     async def write(engine: SGLangEngine, place: int) -> None:
         ended.append(await engine.generate((*PROMPT, place), Sampling(max_tokens=300, barred=(EOS,)), key=str(place)))
 
-    async with opened(server, policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
+    async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
         for place in range(4):
             tasks.start_soon(write, engine, place)
         await anyio.sleep(0.5)  # the time in which it writes
@@ -183,7 +128,7 @@ async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
     async def write(engine: SGLangEngine, key: str) -> None:
         ended[key] = await engine.generate(PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key=key)
 
-    async with opened(server, policy) as engine, anyio.create_task_group() as tasks:
+    async with opened(server, policy=policy) as engine, anyio.create_task_group() as tasks:
         for key in ("t/1", "t/10", "t/2"):
             tasks.start_soon(write, engine, key)
         await anyio.sleep(0.3)  # the time in which it writes
@@ -199,7 +144,7 @@ async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
 
 
 async def test_who_hangs_up_frees_the_place(server: Server, policy: PreTrainedModel) -> None:
-    async with opened(server, policy) as engine:
+    async with opened(server, policy=policy) as engine:
         with anyio.move_on_after(0.3):
             await engine.generate(PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key="left")
         with anyio.fail_after(10):
@@ -212,38 +157,13 @@ async def running(engine: SGLangEngine) -> int:
     return int(load["num_running_reqs"])
 
 
-async def test_a_server_that_is_killed_comes_back_with_the_weights_and_nothing_is_lost(
-    model: Path, policy: PreTrainedModel, tmp_path: Path
-) -> None:
-    ended: list[tuple[int, Written]] = []
-
-    async def write(engine: SGLangEngine, place: int) -> None:
-        sampling = Sampling(max_tokens=200, barred=(EOS,))
-        ended.append((place, await engine.generate((*PROMPT, place), sampling, key=str(place))))
-
-    own = Server(model, OPTIONS, log=tmp_path / "sglang.log")
-    with anyio.fail_after(600):
-        async with SGLangEngine([own], ByTensors(), finds=finds(policy)) as engine:
-            moved(policy)
-            await engine.publish(policy.state_dict(), 1)
-            async with anyio.create_task_group() as tasks:
-                for place in range(4):
-                    tasks.start_soon(write, engine, place)
-                await anyio.sleep(0.3)  # the time in which it writes
-                assert own.pid is not None and not ended
-                os.kill(own.pid, signal.SIGKILL)
-    assert sorted(place for place, _ in ended) == [0, 1, 2, 3]
-    assert all(written.version == 1 and len(written.ids) == 200 for _, written in ended)
-    assert max(off(policy, (*PROMPT, place), written) for place, written in ended) <= AGREE
-
-
 async def test_the_default_job_learns_on_it(server: Server, tmp_path: Path) -> None:
     """The server is one that was running, with other weights of the same shape."""
     (tmp_path / "small.yaml").write_text(json.dumps(SMALL))
     run = tmp_path / "run"
     words = ["--config", str(tmp_path / "small.yaml"), "--engine", server.url, "--steps", "2", "--out", str(run)]
     with anyio.fail_after(540):
-        done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], check=False)
+        done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], cwd=ROOT, check=False)
     told = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, told
     assert "rollouts are written by the sglang 0.5.23 engine" in told
@@ -253,4 +173,4 @@ async def test_the_default_job_learns_on_it(server: Server, tmp_path: Path) -> N
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert [step["rollout/lost"] for step in steps[1:]] == [0, 0]
     learned = [step for step in steps[1:] if step["groups/teaching"]]
-    assert learned and all(step["mismatch/max"] <= EXACT and step["mismatch/pass_skipped"] == 1 for step in learned)
+    assert learned and all(step["mismatch/max"] <= ROUNDED and step["mismatch/pass_skipped"] == 1 for step in learned)

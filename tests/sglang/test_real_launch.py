@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from base64 import urlsafe_b64decode
@@ -17,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.sglang.conftest import CONTEXT, OPTIONS
+from tests.sglang.conftest import CONTEXT, OPTIONS, alive, group_of
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.environment import python
 from trainer.engine.sglang.server import Server
@@ -77,22 +75,6 @@ async def test_a_sequence_that_is_too_long_is_refused_and_the_server_lives(serve
         body = {"input_ids": [5] * (CONTEXT + 1), "sampling_params": {"max_new_tokens": 1}}
         assert (await http.post(f"{server.url}/generate", json=body)).status_code == 400
     assert len((await generated(server, PROMPT, 3, temperature=0.0))["output_ids"]) == 3
-
-
-async def test_a_server_whose_scheduler_is_killed_ends_and_is_started_again_at_its_address(server: Server) -> None:
-    before = await generated(server, PROMPT, 20, temperature=0.0)
-    assert server.pid is not None
-    group = group_of(server.pid)
-    assert len(group) >= 3
-    (scheduler,) = (pid for pid in group if psutil.Process(pid).name().startswith("sglang::sch"))
-    os.kill(scheduler, signal.SIGKILL)
-    await eventually(lambda: not server.alive, within_s=60)
-    with anyio.fail_after(START_S):
-        await server.restart()
-    assert not any(alive(pid) for pid in group)
-    after = await generated(server, PROMPT, 20, temperature=0.0)
-    assert after["output_ids"] == before["output_ids"]
-    assert after["meta_info"]["weight_version"] == "0"
 
 
 async def test_a_trainer_that_is_killed_while_its_server_starts_leaves_no_process(model: Path, tmp_path: Path) -> None:
@@ -170,25 +152,12 @@ def packages() -> Path:
     return next((python().parents[1] / "lib").glob("python3*/site-packages"))
 
 
-def group_of(leader: int) -> list[int]:
-    return [
-        process.pid for process in psutil.process_iter() if alive(process.pid) and os.getpgid(process.pid) == leader
-    ]
-
-
 def cpu_seconds(pids: Sequence[int]) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 def started_by(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:

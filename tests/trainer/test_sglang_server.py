@@ -89,6 +89,25 @@ def test_what_is_not_given_is_left_to_sglang() -> None:
     assert Options(tokenizer=True).words() == []
 
 
+async def test_a_restart_that_is_killed_before_it_is_there_is_made_again(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[EngineError] = []
+
+    async def start() -> None:
+        if not failed:
+            failed.append(server.fault("did not start"))
+            raise failed[0]
+        await whole()
+
+    with anyio.fail_after(60):
+        async with Server(MODEL, log=named()) as server:
+            whole = server._start
+            monkeypatch.setattr(server, "_start", start)
+            await server.restart()
+            assert server.alive and failed
+
+
 async def test_a_restarted_server_is_another_process_at_the_same_address(named: Named) -> None:
     with anyio.fail_after(60):
         async with Server(MODEL, log=(log := named())) as server:
@@ -170,6 +189,13 @@ def test_a_python_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(environment.NAMED, "/nowhere/python")
     with pytest.raises(EngineError, match=r"MTRL_SGLANG_PYTHON is '/nowhere/python', which cannot be run"):
         environment.python()
+
+
+def test_what_that_python_is_to_find_is_named_apart_from_what_ours_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    assert "PYTHONPATH" not in environment.environment()
+    monkeypatch.setenv(environment.PATH, "/theirs")
+    assert environment.environment()["PYTHONPATH"] == "/theirs"
 
 
 def test_the_environment_that_make_made_is_found_from_where_one_works(

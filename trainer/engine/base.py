@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from gateway.types import Image
+from trainer.ledger import Spells
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +50,16 @@ class Written:
     """Of the weights that sampled the last id."""
     cached: int = 0
     """Of the ids that were asked to be continued, how many needed no work."""
+    before: Spells = ()
+    """Where weights changed on the way: the versions that sampled the first ids, each with how many."""
+    read: int | None = None
+    """The ids that were asked to be continued, as the engine counts them: images as wide as it sees them."""
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each id."""
+        known = tuple(chain.from_iterable((version,) * count for version, count in self.before))
+        return known + (self.version,) * (len(self.ids) - len(known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,11 @@ class Engine(Protocol):
         """Of the weights that it writes with; -1 where nobody has published to servers that came with theirs."""
         ...
 
+    @property
+    def counted(self) -> Mapping[str, float]:
+        """What has happened at its servers since it was opened, by name; nothing, where it has none."""
+        ...
+
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
     ) -> Written:
@@ -91,6 +108,11 @@ class Engine(Protocol):
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """New weights. What is being written goes on under them, and says so by its version."""
+        ...
+
+    async def lend(self) -> bool:
+        """Lends its memory to the trainer until weights are published, where it is made to; whether it did. Nobody may
+        write meanwhile."""
         ...
 
     async def pause(self) -> None:

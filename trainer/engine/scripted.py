@@ -102,9 +102,16 @@ class ScriptedEngine:
             return Written((), (), "abort", self._version)
         return self._say(tuple(ids), sampling, key, group)
 
+    @property
+    def counted(self) -> Mapping[str, float]:
+        return {}
+
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self._version = version
         self._known.clear()
+
+    async def lend(self) -> bool:
+        return False
 
     async def pause(self) -> None:
         self._going = anyio.Event()

@@ -37,7 +37,7 @@ def values(drafts: Sequence[Draft], policy: Policy, critic: Critic) -> list[list
     """Of each draft's tokens, what the critic expects before it is written."""
     found: list[list[float]] = []
     for near, batch in _batches(drafts, policy):
-        values_T = critic.values(batch.ids_T, batch.sequence_T).tolist()
+        values_T = critic.values(batch.ids_T, batch.sequence_T, batch.images).tolist()
         stops = accumulate((len(draft.ids) for draft in near), initial=0)
         found += [values_T[start:stop] for start, stop in pairwise(stops)]
     return found
@@ -46,14 +46,16 @@ def values(drafts: Sequence[Draft], policy: Policy, critic: Critic) -> list[list
 @torch.no_grad()
 def reread(batch: Batch, reader: Reads, temperature: float) -> torch.Tensor:
     """What another policy, or this one before it moved, says of the trained tokens."""
-    return reader.read(batch.ids_T, batch.sequence_T, batch.trained_T, temperature).logprobs_T
+    return reader.read(batch.ids_T, batch.sequence_T, batch.trained_T, temperature, batch.images).logprobs_T
 
 
 def _batches(drafts: Sequence[Draft], policy: Policy) -> Iterator[tuple[Sequence[Draft], Batch]]:
     """Drafts as rows that are worth nothing yet."""
     for span in micro([len(draft.ids) for draft in drafts], policy.settings.tokens):
         near = drafts[span]
-        made = [
-            Row(one.name, one.ids, one.mask, one.engine, [0.0] * len(one.ids), one.weights, one.rollout) for one in near
-        ]
-        yield near, pack(made).to(policy.device)
+        yield near, pack([_idle(one) for one in near]).to(policy.device)
+
+
+def _idle(one: Draft) -> Row:
+    nothing = [0.0] * len(one.ids)
+    return Row(one.name, one.ids, one.mask, one.engine, nothing, one.weights, one.rollout, pictures=one.pictures)

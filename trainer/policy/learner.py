@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trainer.learn.batch import Batch, pack
+from trainer.learn.batch import Batch, Row, pack
 from trainer.learn.lesson import Lesson
 from trainer.learn.loss import loss
 from trainer.learn.mismatch import Mismatch, measure
@@ -27,6 +27,7 @@ from trainer.policy.reader import Reads
 log = logging.getLogger(__name__)
 EXACT = 1e-4
 """Nats. Where no token of a sample is further off, the engine's logprobs stand for the old policy's."""
+NOTHING_FRESH = Mismatch(0.0, 0.0, 0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,10 @@ class Learner:
         self._policy, self._algorithm, self._exact, self._temperature = policy, algorithm, exact, temperature
         self._reference = (reference or policy.reference()) if algorithm.kl.coefficient else None
         self._critic: Critic | None = policy.critic if algorithm.credit.kind == "gae" else None
+        self._proximal = algorithm.ratio == "proximal"
         self._skipped = False
+        self.weighed: tuple[Row, ...] = ()
+        """What the tokens of the latest lesson were worth, those included that taught nothing."""
 
     def learn(self, lesson: Lesson) -> dict[str, float]:
         """A lesson that teaches nothing moves nothing. Where a number is none, the error names its rollout."""
@@ -73,6 +77,7 @@ class Learner:
     def _learn(self, lesson: Lesson) -> dict[str, float]:
         means = Means()
         worth = self._worth(lesson, means)
+        self.weighed = worth.made
         if not worth.rows:
             return worth.metrics | means.told
         update = self._policy.settings
@@ -114,9 +119,11 @@ class Learner:
         return made
 
     def _aged(self, steps: list[list[Micro]]) -> tuple[list[list[Micro]], Mismatch | None]:
-        """With the policy's logprobs before it moves. Where the engine's are the same on a sample, they are left in."""
-        seen = measure(self._old(steps[0][0]).batch)
-        if self._exact and seen.within(EXACT):
+        """With the policy's logprobs before it moves, but for what earlier weights sampled. Where the engine's are the
+        same on a sample, they are left in."""
+        fresh = next((one for step in steps for one in step if bool(one.batch.fresh_T.any())), None)
+        seen = measure(self._old(fresh).batch) if fresh else NOTHING_FRESH
+        if self._exact and seen.within(EXACT) and not self._proximal:
             if not self._skipped:
                 log.info("the engine's logprobs are exact (%.1e off at most): no pass for the old policy's", seen.most)
             self._skipped = True
@@ -124,16 +131,21 @@ class Learner:
         return [[self._old(one) for one in step] for step in steps], None
 
     def _old(self, one: Micro) -> Micro:
-        return replace(one, batch=replace(one.batch, old_T=reread(one.batch, self._policy, self._temperature)))
+        """Where everything is stale, there is nothing to be read."""
+        if not self._proximal and not bool(one.batch.fresh_T.any()):
+            return one
+        own_T = reread(one.batch, self._policy, self._temperature)
+        return replace(one, batch=one.batch.aged(own_T, self._proximal))
 
     def _step(self, step: Sequence[Micro], worth: Worth, steps: int, single: bool, means: Means) -> None:
         """One of so many that the lesson is divided into. If it is the only one, what it finds is the old policy."""
         summed = 0.0
         for one in step:
             batch = one.batch
-            read = self._policy.read(batch.ids_T, batch.sequence_T, batch.trained_T, self._temperature)
+            asked = batch.ids_T, batch.sequence_T, batch.trained_T
+            read = self._policy.read(*asked, self._temperature, batch.images)
             if single:
-                batch = replace(batch, old_T=read.logprobs_T.detach())
+                batch = batch.aged(read.logprobs_T.detach(), self._proximal)
             made = loss(read.logprobs_T, batch, worth.totals, self._algorithm)
             value = made.value * steps
             value.backward()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +22,21 @@ BEFORE = "base_model.model."
 """Stands before every name in a saved adapter."""
 
 
-def adapt(model: PreTrainedModel, settings: LoraSettings) -> None:
-    """From here on, the adapters alone are learned. They begin the same each time, and change nothing at first."""
+def adapt(model: PreTrainedModel, settings: LoraSettings, without: str = "") -> None:
+    """From here on, the adapters alone are learned. They begin the same each time, and change nothing at first. A part
+    of the model that is named gets none."""
     try:
         from peft import LoraConfig
     except ImportError as error:
         raise PolicyError("`update.lora` needs the package peft", "pip install 'mtrl[lora]'") from error
     targets = list(settings.targets) or "all-linear"
-    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets, task_type="CAUSAL_LM")  # type: ignore[arg-type]
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        target_modules=targets,
+        exclude_modules=rf".*{re.escape(without.rpartition('.')[2])}\..*" if without else None,
+        task_type="CAUSAL_LM",
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
         try:

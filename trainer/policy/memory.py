@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from trainer.config import PlaySettings
 from trainer.learn.settings import AlgorithmSettings
+from trainer.model import kind_of
 from trainer.policy.errors import PolicyError
 from trainer.policy.optimizers import is_map
 from trainer.policy.settings import UpdateSettings
+from trainer.vision.family import family_of
 
 GIB = 1024**3
 FLOAT = 4
 SMALLER = "take a smaller model"
 ROWS = "lower `admission.writing` or `limits.rollout_tokens`"
 LORA = "set `update.lora`"
+CHUNK = "lower `update.chunk`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,13 @@ class Part:
     """Bytes."""
     knob: str = SMALLER
     """What makes it smaller."""
+    passing: bool = False
+    """There only while a step learns."""
+    more: str = ""
+    """What nobody can know before: told, and not counted."""
 
     def __str__(self) -> str:
-        return f"{self.what} {self.size / GIB:.2f} GiB"
+        return f"{self.what} {self.size / GIB:.2f} GiB{self.more}"
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ def shapes(folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            return kind_of(folder).from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(f"{folder} holds no causal language model: {error}", "give a model's folder") from error
 
@@ -101,10 +108,28 @@ def moving(model: Any, update: UpdateSettings, tokens: int) -> list[Part]:
     layers = config.num_hidden_layers
     kept = layer + layers * hidden if update.checkpointing else layers * layer
     knob = "lower `update.tokens`" + ("" if update.checkpointing else " or set `update.checkpointing`")
+    seen, more = looking(model, update), ""
+    if seen:
+        knob += " or `update.vision: frozen`"
+        more = f" (and of these, for each that stands for a picture, {seen / 2**20:.2g} MiB in the eyes)"
+    whole = f"{knob}; a single rollout is never cut"
     return [
-        Part(f"a pass over {tokens} tokens", FLOAT * tokens * kept, f"{knob}; a single rollout is never cut"),
-        Part(f"logits of {update.chunk} tokens", 4 * FLOAT * update.chunk * config.vocab_size, "lower `update.chunk`"),
+        Part(f"a pass over {tokens} tokens", FLOAT * tokens * kept, whole, True, more),
+        Part(f"logits of {update.chunk} tokens", 4 * FLOAT * update.chunk * config.vocab_size, CHUNK, True),
     ]
+
+
+def looking(model: Any, update: UpdateSettings) -> int:
+    """Bytes that eyes which learn keep for each id of a picture: what goes into their maps and comes out of them."""
+    family = family_of(model.config.to_dict())
+    if family is None or not update.looks:
+        return 0
+    eyes, told = model.get_submodule(family.eyes), model.config.vision_config
+    maps = [(one.in_features, one.out_features) for one in eyes.modules() if isinstance(one, torch.nn.Linear)]
+    kept = sum(map(sum, maps))
+    if update.checkpointing:
+        kept = kept // told.depth + told.depth * maps[0][0]
+    return FLOAT * int(told.spatial_merge_size) ** 2 * kept
 
 
 def _learning(model: Any, update: UpdateSettings, algorithm: AlgorithmSettings) -> Iterator[Part]:
@@ -114,9 +139,9 @@ def _learning(model: Any, update: UpdateSettings, algorithm: AlgorithmSettings) 
         linear = [one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear) and name != "lm_head"]
         sides = sum(one.in_features + one.out_features for one in linear)
         yield Part("adapters", 4 * FLOAT * update.lora.rank * sides, "lower `update.lora.rank`")
-        yield Part("merged weights for the engine", whole)
+        yield Part("merged weights for the engine", whole, passing=True)
     else:
-        yield Part("gradients", whole, LORA)
+        yield Part("gradients", whole, LORA, True)
         yield Part("optimizer", FLOAT * _moments(model, update), LORA)
         if algorithm.kl.coefficient:
             yield Part("reference", whole, f"{LORA}, or `algorithm.kl.coefficient: 0`")

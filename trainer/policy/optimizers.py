@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import cos, pi
 
 import torch
 from torch import Tensor
@@ -37,4 +38,6 @@ def share(step: int, settings: UpdateSettings) -> float:
     if settings.steps is None:
         return 1.0
     gone = min(1.0, (step - settings.warmup) / max(1, settings.steps - settings.warmup))
+    if settings.fall == "cosine":
+        gone = (1.0 - cos(pi * gone)) / 2
     return 1.0 - (1.0 - settings.floor) * gone

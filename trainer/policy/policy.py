@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gateway.types import Image
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
@@ -18,6 +19,7 @@ from trainer.policy.errors import PolicyError
 from trainer.policy.optimizers import optimizers, share
 from trainer.policy.reader import Read, Reader, Reads
 from trainer.policy.settings import UpdateSettings
+from trainer.vision.eyes import Eyes
 
 STATE = "optimizer.pt"
 WHOLE = "go on from a checkpoint that is whole, with the model and the `update` settings that it was made with"
@@ -26,33 +28,51 @@ WHOLE = "go on from a checkpoint that is whole, with the model and the `update` 
 class Policy:
     """A causal language model with its optimizers."""
 
-    def __init__(self, model: PreTrainedModel, settings: UpdateSettings, folder: Path | None = None) -> None:
-        self.model, self.settings, self.folder = model, settings, folder
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: UpdateSettings,
+        folder: Path | None = None,
+        eyes: Eyes | None = None,
+    ) -> None:
+        self.model, self.settings, self.folder, self.eyes = model, settings, folder, eyes
         """`folder` is where the weights came from: what a reference is read from again."""
         self.steps = 0
         """Made so far."""
         dtype = _dtype(settings, model.device)
-        self.critic = Critic(model, settings.critic, settings, dtype) if settings.critic else None
-        self.reader = Reader(model, settings.chunk, dtype)
+        self.critic = Critic(model, settings.critic, settings, dtype, eyes) if settings.critic else None
+        self.reader = Reader(model, settings.chunk, dtype, eyes)
+        frozen = eyes.family.eyes if eyes and not settings.looks else ""
         if settings.lora:
-            lora.adapt(model, settings.lora)
+            lora.adapt(model, settings.lora, frozen)
+        elif frozen:
+            model.get_submodule(frozen).requires_grad_(False)
         _remember(model, settings.checkpointing)
         self._optimizers = optimizers(model.named_parameters(), settings)
         self._rates = [[group["lr"] for group in one.param_groups] for one in self._optimizers]
 
     @classmethod
-    def load(cls, folder: Path, settings: UpdateSettings, device: torch.device | str | None = None) -> Self:
-        """From a model's folder, on the GPU where there is one."""
+    def load(
+        cls,
+        folder: Path,
+        settings: UpdateSettings,
+        device: torch.device | str | None = None,
+        eyes: Eyes | None = None,
+    ) -> Self:
+        """From a model's folder, on the GPU where there is one. With `eyes` that others look through as well, a picture
+        is made ready once for all of them."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(load_model(folder, device=device), settings, folder)
+        return cls(load_model(folder, device=device), settings, folder, eyes or Eyes.load(folder))
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def read(self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0) -> Read:
+    def read(
+        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0, images: Sequence[Image] = ()
+    ) -> Read:
         """Of the tokens `among_T` of rows that lie end to end, given those before each in its row."""
-        return self.reader.read(ids_T, sequence_T, among_T, temperature)
+        return self.reader.read(ids_T, sequence_T, among_T, temperature, images)
 
     def reference(self) -> Reads:
         """The policy as it was in the beginning: without adapters, or from its folder once more."""
@@ -61,7 +81,7 @@ class Policy:
         if self.folder is None:
             raise PolicyError("a reference needs a folder, and this policy came from none", "give the reference itself")
         model = load_model(self.folder, device=self.device).requires_grad_(False)
-        return Reader(model, self.settings.chunk, self.reader.dtype)
+        return Reader(model, self.settings.chunk, self.reader.dtype, self.eyes)
 
     def step(self) -> dict[str, float]:
         """Moves the weights by the gradient that was gathered; one that is not finite moves nothing, and says so."""
@@ -83,6 +103,11 @@ class Policy:
         """Lets go of what was gathered."""
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def shrink(self) -> None:
+        """Gives back what the GPU holds for tensors that are gone."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
@@ -120,9 +145,11 @@ class Bare:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def read(self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0) -> Read:
+    def read(
+        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0, images: Sequence[Image] = ()
+    ) -> Read:
         with lora.bare(self._policy.model):
-            return self._policy.read(ids_T, sequence_T, among_T, temperature)
+            return self._policy.read(ids_T, sequence_T, among_T, temperature, images)
 
 
 def _dtype(settings: UpdateSettings, device: torch.device) -> torch.dtype:

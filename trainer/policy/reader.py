@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -14,8 +14,12 @@ from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from gateway.types import Image
 from trainer.policy.attention import NAME, register
+from trainer.policy.errors import PolicyError
 from trainer.policy.forest import forest, places
+from trainer.policy.sight import Sight, words_of
+from trainer.vision.eyes import Eyes
 
 log = logging.getLogger(__name__)
 PROBE = ((0, 1, 2, 3, 1), (0, 1, 3), (2, 0, 1, 1))
@@ -44,20 +48,27 @@ class Hidden(NamedTuple):
 class Reads(Protocol):
     """Whoever tells how likely tokens were."""
 
-    def read(self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0) -> Read: ...
+    def read(
+        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0, images: Sequence[Image] = ()
+    ) -> Read:
+        """Ids below 0 are places in the images, counted down from the first of the first."""
+        ...
 
 
 class Reader:
     """A model on rows that lie end to end."""
 
-    def __init__(self, model: PreTrainedModel, chunk: int, dtype: torch.dtype = torch.float32) -> None:
-        self.model, self.chunk, self.dtype = model, chunk, dtype
-        before = model.config._attn_implementation
+    def __init__(
+        self, model: PreTrainedModel, chunk: int, dtype: torch.dtype = torch.float32, eyes: Eyes | None = None
+    ) -> None:
+        self.model, self.chunk, self.dtype, self._eyes = model, chunk, dtype, eyes
+        self._words = words_of(model)
+        before = self._words.config._attn_implementation
         register()
         self.note = self._alone()
         """Why rows are read one after the other, where they are."""
         if self.note:
-            model.set_attn_implementation(before)
+            self._words.set_attn_implementation(before)
             log.warning("%s", self.note)
 
     def _alone(self) -> str:
@@ -70,7 +81,7 @@ class Reader:
         with torch.no_grad():
             apart_T = self._each(*asked).logprobs_T
             try:
-                self.model.set_attn_implementation(NAME)
+                self._words.set_attn_implementation(NAME)
                 off = float((self._shared(*asked).logprobs_T - apart_T).abs().max())
                 if not off < NEAR * max(1.0, float(apart_T.abs().max())):
                     why = f"logprobs would be off by {off:.2g}"
@@ -80,12 +91,14 @@ class Reader:
             why = f"it has layers of kind {strange[0]}"
         return f"a {config.model_type} is learned from one rollout after the other, since {why}" if why else ""
 
-    def read(self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0) -> Read:
+    def read(
+        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0, images: Sequence[Image] = ()
+    ) -> Read:
         """Of the tokens `among_T`, given those before each in its sequence; nobody wrote the first of one."""
         among_T = among_T & (places(sequence_T) > 0)
         how = self._each if self.note else self._shared
         with self._cast():
-            return how(ids_T, sequence_T, among_T, temperature)
+            return how(ids_T, sequence_T, among_T, temperature, images)
 
     def finds(self, ids: Sequence[int]) -> list[float]:
         """Of each id but the first, as the weights are: what an engine is held against that has them too."""
@@ -95,30 +108,53 @@ class Reader:
             read = how(ids_T, torch.zeros_like(ids_T), places(torch.zeros_like(ids_T)) > 0, 1.0)
         return read.logprobs_T[1:].tolist()
 
-    def hidden(self, ids_T: Tensor, sequence_T: Tensor) -> Hidden:
+    def hidden(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> Hidden:
         base = self.model.base_model
         with self._cast():
             if not self.note:
-                return self._grown(ids_T, sequence_T)
-            parts = [
-                base(input_ids=ids_T[None, span], use_cache=False).last_hidden_state[0] for span in _spans(sequence_T)
-            ]
+                return self._grown(ids_T, sequence_T, images)
+            rows = self._rows(ids_T, sequence_T, images)
+            parts = [base(**row, use_cache=False).last_hidden_state[0] for _, row in rows]
         return Hidden(torch.cat(parts), torch.arange(len(ids_T), device=ids_T.device))
+
+    def _sight(self, images: Sequence[Image]) -> Sight | None:
+        if not images:
+            return None
+        if self._eyes is None:
+            raise PolicyError(
+                "there are images to learn from, and no eyes to see them", "load the model from its folder"
+            )
+        return Sight(self.model, self._eyes, images)
+
+    def _rows(
+        self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image]
+    ) -> Iterator[tuple[slice, Mapping[str, Tensor]]]:
+        """Each by itself, as the model's own way takes it."""
+        sight = self._sight(images)
+        for span in _spans(sequence_T):
+            yield span, sight.alone(ids_T[span]) if sight else {"input_ids": ids_T[None, span]}
 
     def _cast(self) -> AbstractContextManager[None]:
         enabled = self.dtype != torch.float32
         return torch.autocast(self.model.device.type, self.dtype if enabled else None, enabled)
 
-    def _grown(self, ids_T: Tensor, sequence_T: Tensor) -> Hidden:
-        grown = forest(ids_T, sequence_T)
-        out = self.model.base_model(
-            input_ids=grown.ids_U[None], position_ids=grown.places_U[None], use_cache=False, forest=grown
-        )
+    def _grown(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image]) -> Hidden:
+        grown, sight = forest(ids_T, sequence_T), self._sight(images)
+        if sight:
+            places_3U = torch.zeros(3, len(grown.ids_U), dtype=torch.long, device=ids_T.device)
+            places_3U[:, grown.at_T] = sight.places(ids_T, sequence_T)
+            out = self._words(**sight.together(grown.ids_U, places_3U), use_cache=False, forest=grown)
+        else:
+            out = self.model.base_model(
+                input_ids=grown.ids_U[None], position_ids=grown.places_U[None], use_cache=False, forest=grown
+            )
         return Hidden(out.last_hidden_state[0], grown.at_T)
 
-    def _shared(self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float) -> Read:
+    def _shared(
+        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float, images: Sequence[Image] = ()
+    ) -> Read:
         """Tokens that follow the same node are drawn from one distribution, which is computed once."""
-        hidden = self._grown(ids_T, sequence_T)
+        hidden = self._grown(ids_T, sequence_T, images)
         wanted_K = among_T.nonzero()[:, 0]
         if not len(wanted_K):
             return _read(wanted_K, [], sequence_T)
@@ -141,13 +177,15 @@ class Reader:
         head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
         return _drawn(head(hidden_CD), of_K, ids_K, temperature)
 
-    def _each(self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float) -> Read:
+    def _each(
+        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float, images: Sequence[Image] = ()
+    ) -> Read:
         """The model's own way, from ids to logits."""
         wanted, parts = [], []
-        for span in _spans(sequence_T):
+        for span, row in self._rows(ids_T, sequence_T, images):
             here_K = among_T[span].nonzero()[:, 0]
             if len(here_K):
-                logits_LV = self.model(input_ids=ids_T[None, span], use_cache=False).logits[0]
+                logits_LV = self.model(**row, use_cache=False).logits[0]
                 parts.append(_drawn(logits_LV, here_K - 1, ids_T[span][here_K], temperature))
                 wanted.append(here_K + span.start)
         return _read(torch.cat(wanted) if wanted else ids_T[:0], parts, sequence_T)

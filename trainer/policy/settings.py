@@ -46,7 +46,9 @@ class UpdateSettings(Frozen):
     warmup: NonNegativeInt = 0
     """Steps on which the rate rises to its full height."""
     steps: PositiveInt | None = None
-    """Steps on which it then falls in a line to `floor`; without it, the rate stays."""
+    """Steps on which it then falls to `floor`; without it, the rate stays."""
+    fall: Literal["line", "cosine"] = "line"
+    """How it falls."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Where it falls to, as a share of the full rate."""
     clip: PositiveFloat = 1.0
@@ -65,5 +67,12 @@ class UpdateSettings(Frozen):
     """Of products; weights and optimizer stay float32. `auto` is bfloat16 on a GPU which has it, else float32."""
     lora: LoraSettings | None = None
     """By default all weights are moved."""
+    vision: Literal["auto", "trained", "frozen"] = "auto"
+    """Whether a model that sees learns to see, too; `auto` is yes, but with `lora` it is no."""
     critic: CriticSettings | None = None
     """Needed for `algorithm.credit.kind: gae`, and for nothing else."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether it learns to see."""
+        return self.vision == "trained" or (self.vision == "auto" and self.lora is None)

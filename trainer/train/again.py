@@ -42,6 +42,8 @@ async def again(run: Path, step: int, console: Console) -> bool:
     recorded = _recorded(run, kept.step + 1 if kept else 1, step)
     if tape is None:
         raise ConfigError("has no tape", file=run, remedy="make the run with `record: true`")
+    if folder.model is not None:
+        settings = settings.model_copy(update={"model": str(folder.model)})
     told = recorded[step].measured
     async with opened(settings, gateway=Replay(tape)) as job:
         _ask(job, recorded)
@@ -65,14 +67,14 @@ class _Step:
     measured: Measured
     rollouts: Sequence[Rollout]
     tasks: Mapping[str, Task]
-    """By their ids, as they were asked."""
+    """By the names of groups, as they were asked."""
 
 
 def _recorded(run: Path, first: int, step: int) -> dict[int, _Step]:
     """All steps until this one, with the rollouts of those from which is learned again."""
     played: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in Rollouts(run):
-        number = place(rollout.group)[0]
+        number = rollout.step or place(rollout.group)[0]
         if first <= number <= step:
             played[number].append(rollout)
     if step not in played:
@@ -89,14 +91,25 @@ def _ask(job: Job, recorded: Mapping[int, _Step]) -> None:
     sources = {
         name: {task.id: task for task in source if task.id in wanted} for name, source in job.tasks.train.items()
     }
+    stages = [job.course.stage]  # By version: what had been told when a group began.
     for number, step in recorded.items():
-        stage, ids = job.course.stage, {rollout.task for rollout in step.rollouts}
-        if missing := ids - sources[stage.data].keys():
-            remedy = "replay it beside the data that it was made from"
-            file = stage.data or job.settings.data
-            raise ConfigError(f"the task {min(missing)!r} is no longer there", file=file, remedy=remedy)
-        step.tasks = {id: stage.of(sources[stage.data][id]) for id in ids}
+        asked: dict[str, Task] = {}
+        for rollouts in _named(step.rollouts).values():
+            group, id, stage = rollouts[0].group, rollouts[0].task, stages[_begun(rollouts, number - 1)]
+            if id not in sources[stage.data]:
+                remedy = "replay it beside the data that it was made from"
+                file = stage.data or job.settings.data
+                raise ConfigError(f"the task {id!r} is no longer there", file=file, remedy=remedy)
+            asked[group] = stage.of(sources[stage.data][id])
+        step.tasks = asked
         job.course.tell(number - 1, step.measured.get("success/sampled"))
+        stages.append(job.course.stage)
+
+
+def _begun(rollouts: Sequence[Rollout], before: int) -> int:
+    """The version that there was when a group began: in its name, or that of all it wrote."""
+    own, version = place(rollouts[0].group)[:2]
+    return version if not own else min((version for one in rollouts for version in one.versions), default=before)
 
 
 async def _played(job: Job, step: _Step, told: Callable[[str], None]) -> int:
@@ -107,10 +120,10 @@ async def _played(job: Job, step: _Step, told: Callable[[str], None]) -> int:
         engine = ScriptedEngine(says(before))
         async with engine:
             player = job.player(engine, Unwatched())
-            after = await player.play(step.tasks[before.task], group=key[0], index=key[1], attempt=attempt)
+            after = await player.play(step.tasks[before.group], group=key[0], index=key[1], attempt=attempt)
         came[key] = replace(after, rewards=NOTHING)  # As long as nobody has scored it.
     for siblings in _groups(came.values(), job.settings):
-        group = await job.scorer.score(step.tasks[siblings[0].task], siblings)
+        group = await job.scorer.score(step.tasks[siblings[0].group], siblings)
         came |= {(one.rollout.group, one.rollout.index): one.rollout for one in group.scored}
     different = 0
     for key, (before, _) in were.items():
@@ -133,7 +146,8 @@ def _learned(job: Job, kept: Checkpoint | None, recorded: Mapping[int, _Step], c
     console.print(f"learning steps {first} to {last} again", markup=False)
     for number in range(first, last + 1):
         groups = list(_scored(job, recorded[number]))
-        learned = learner.learn(lesson(groups, job.settings.algorithm, job.rounds)) if groups else NOTHING
+        given = lesson(groups, job.settings.algorithm, job.rounds, number - 1)
+        learned = learner.learn(given) if groups else NOTHING
     return learned
 
 
@@ -141,19 +155,24 @@ def _scored(job: Job, step: _Step) -> Iterator[ScoredGroup]:
     """As they were scored; what was not, and what taught nothing and was replaced, is left out again."""
     settings = job.settings
     for siblings in _groups(step.rollouts, settings):
-        group = job.scorer.recalled(step.tasks[siblings[0].task], siblings)
-        # What is drawn last is taken as it is.
-        replaceable = settings.algorithm.dynamic and place(siblings[0].group)[1] < settings.draws
+        group = job.scorer.recalled(step.tasks[siblings[0].group], siblings)
+        # What is drawn last is taken as it is, and what names its step was learned from.
+        own, draw = place(siblings[0].group)[:2]
+        replaceable = settings.algorithm.dynamic and own and draw < settings.draws
         if group.scored and (not replaceable or teaches(group, settings.algorithm)):
             yield group
 
 
-def _groups(rollouts: Iterable[Rollout], settings: TrainSettings) -> Iterator[list[Rollout]]:
-    """Those that count, in the order in which they began."""
+def _named(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
     named: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
-        if not rollout.stop.infrastructure:
-            named[rollout.group].append(rollout)
+        named[rollout.group].append(rollout)
+    return named
+
+
+def _groups(rollouts: Iterable[Rollout], settings: TrainSettings) -> Iterator[list[Rollout]]:
+    """Those that count, in the order in which they began."""
+    named = _named(one for one in rollouts if not one.stop.infrastructure)
     for name in sorted(named, key=place):
         if settings.groups.on_failure != "drop" or len(named[name]) == settings.n:
             yield sorted(named[name], key=lambda one: one.index)

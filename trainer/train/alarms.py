@@ -25,6 +25,12 @@ EASY, HARD = 0.95, 0.05
 """Success beyond which groups are alike because all is right, or all is wrong."""
 CUT = 0.9
 """Share of rollouts that ended at a limit."""
+LATELY, MORE = 30, 0.1
+"""Steps over which shares are compared, and the rise of one that is a trend."""
+OUTCOMES = "engine/outcomes/"
+FAILED = ("error", "timeout", "unavailable", "unknown")
+FAILING, FEW = 0.3, 20
+"""Share of the calls of a step, and of fewer calls nothing is said."""
 CERTAIN, FALLEN = 0.02, 0.1
 """Entropy that leaves nothing to try: nats a token, and the share of what it was."""
 LOOKS = 3
@@ -37,6 +43,8 @@ DRIFT, MOVED, OFF = 0.01, 0.1, 10.0
 """Nats a token: engine from trainer, new policy from the one that wrote, policy from its reference."""
 LOST = 0.2
 """Share of rollouts that infrastructure ended."""
+BITES, BITTEN = 5, 0.1
+"""Steps in a row that dropped what was too stale, and the share of all that they came by."""
 
 KNOBS = {
     StopReason.LENGTH_TURN: "limits.turn_tokens",
@@ -91,6 +99,35 @@ def all_cut_off(looked: Looked) -> str | None:
         " all the same, and its reward says little",
         f"raise `{KNOBS[commonest]}`; if lengths grew from step to step, lower `update.lr`, or let length cost"
         " something (`algorithm.overlong`)",
+    )
+
+
+def cut_off_more(looked: Looked) -> str | None:
+    risen = _risen(list(looked.past)[-LATELY:], "rollout/truncated")
+    if risen is None or risen[1] - risen[0] < MORE:
+        return None
+    return _said(
+        f"more and more rollouts are cut off at a limit of tokens: {risen[0]:.0%} before, {risen[1]:.0%} of late",
+        "the policy writes longer from step to step, or forgets how to stop; what was never finished is scored all the"
+        " same",
+        "read some (`mtrl-train view`); raise `limits.rollout_tokens` where length helps, or let length cost something"
+        " (`algorithm.overlong`)",
+    )
+
+
+def tools_fail(looked: Looked) -> str | None:
+    counts = {name: value for name, value in looked.now.items() if name.startswith(OUTCOMES)}
+    failed = {name: counts[name] for name in (OUTCOMES + outcome for outcome in FAILED) if name in counts}
+    calls, broken = sum(counts.values()), sum(failed.values())
+    if calls < FEW or broken < FAILING * calls:
+        return None
+    worst = max(failed, key=lambda name: failed[name])
+    return _said(
+        f"{broken / calls:.0%} of the answers to calls are failures, {failed[worst]:,.0f} of {calls:,.0f} answers are"
+        f" `{worst.removeprefix(OUTCOMES)}`",
+        "a tool breaks on what it is asked, or its server is too slow for so many at once; the policy learns to do"
+        " without it",
+        "read such calls (`mtrl-train view`, by outcome), and mend the tool, or give it more time (`timeout_s`)",
     )
 
 
@@ -151,6 +188,12 @@ def far_apart(looked: Looked) -> str | None:
 
 def moved_far(looked: Looked) -> str | None:
     old, reference = _known(looked.now, "kl/old") or 0.0, _known(looked.now, "kl/reference") or 0.0
+    if old >= MOVED and _known(looked.now, "staleness/max"):
+        return _said(
+            f"the policy is far from those that wrote what it learns from: kl/old is {old:.2g} nats a token",
+            "versions are so different that most ratios are clipped, and what was written teaches little",
+            "lower `max_staleness` or `update.lr`",
+        )
     if old >= MOVED:
         return _said(
             f"one step moves the policy far: kl/old is {old:.2g} nats a token",
@@ -185,6 +228,23 @@ def many_lost(looked: Looked) -> str | None:
     )
 
 
+def bound_bites(looked: Looked) -> str | None:
+    late = [_dropped(one) for one in list(looked.past)[-BITES:]]
+    if len(late) < BITES or not min(late) or fsum(late) < BITTEN * BITES:
+        return None
+    return _said(
+        f"{fsum(late) / BITES:.0%} of the groups of the last {BITES} steps were too stale once over, and dropped",
+        "some rollouts take as long as several steps, and the long ones are those that are lost",
+        "raise `max_staleness`; or let steps take longer (`prompts`, `n`) or rollouts end sooner (`limits`)",
+    )
+
+
+def _dropped(metrics: Metrics) -> float:
+    """A share of the groups that a step came by."""
+    dropped = _known(metrics, "staleness/dropped") or 0.0
+    return dropped / (dropped + (_known(metrics, "groups/count") or 0.0)) if dropped else 0.0
+
+
 def _said(seen: str, means: str, remedy: str) -> str:
     return f"{seen}\n  likely: {means}\n  remedy: {remedy}"
 
@@ -193,11 +253,14 @@ Alarm = Callable[[Looked], str | None]
 ALARMS: Sequence[Alarm] = (
     nothing_to_compare,
     all_cut_off,
+    cut_off_more,
+    tools_fail,
     entropy_gone,
     better_on_paper,
     far_apart,
     moved_far,
     many_lost,
+    bound_bites,
 )
 
 

@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack
 from rich.console import Console
 from rich.text import Text
 
-from trainer.check import shown
-from trainer.policy.memory import plan
+from trainer.check import seeing, shown
+from trainer.policy.placement import placement
+from trainer.train import modes
 from trainer.train.job import opened
 from trainer.train.reports import packages
 from trainer.train.settings import TrainSettings
@@ -23,13 +24,16 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         with warming(console) as told:
             job = await stack.enter_async_context(opened(settings, warming=told))
         console.print_json(settings.model_dump_json())
-        planned = plan(settings, job.model)
-        console.print(Text(str(planned)), soft_wrap=True)
+        placed = placement(settings, job.model)
+        planned = placed.plan
+        console.print(Text(str(placed)), soft_wrap=True)
         if not planned.fits:
             console.print(Text(f"  it does not fit\n  remedy: {planned.remedy}"), soft_wrap=True)
         rows = {name or settings.data: len(source) for name, source in job.tasks.train.items()}
         for name, count in rows.items():
             console.print(Text(f"{count} tasks of {name}; {settings.prompts} x {settings.n} rollouts a step"))
+        console.print(Text(modes.told(settings)), soft_wrap=True)
+        console.print(Text(seeing(job.template)), soft_wrap=True)
         for note in job.tasks.notes:
             console.print(Text(note))
         console.print()

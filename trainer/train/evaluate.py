@@ -56,12 +56,16 @@ class Evaluation:
         right: dict[str, int] = {}
         tried: dict[str, int] = {}
         for group in groups:
-            kind = str(group.task.columns.get(column, ""))
+            kind = group.task.kind(column)
             tried[kind] = tried.get(kind, 0) + len(group.scored)
             right[kind] = right.get(kind, 0) + sum(one.success for one in group.scored)
         kinds = {kind: Rate(right[kind], tried[kind]) for kind in sorted(tried)}
         whole = Rate(sum(right.values()), sum(tried.values()))
         return cls(whole, kinds, lost, tuple(groups))
+
+    def by_kind(self, name: str) -> dict[str, float]:
+        """As metrics, where there is more than one kind."""
+        return {f"{name}/{kind}": rate.value for kind, rate in self.kinds.items()} if len(self.kinds) > 1 else {}
 
 
 async def evaluate(

@@ -15,14 +15,14 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from gateway.errors import ConfigError
+from trainer.config import flat
 from trainer.run.file import NAME as ROLLOUTS
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.settings import TrainSettings
@@ -118,6 +118,12 @@ class Folder:
         """What the run was made with."""
         return settings_of(self.path)
 
+    @property
+    def model(self) -> Path | None:
+        """What the run began with, if it is still there: a demo's would be made anew, and perhaps otherwise by now."""
+        folder = Path(json.loads((self.path / ABOUT).read_text(encoding="utf-8")).get("model", ""))
+        return folder if folder.is_absolute() and folder.is_dir() else None
+
     def cut(self, rollouts: int) -> None:
         """Forgets the rollouts of steps that are made again."""
         file = self.path / ROLLOUTS
@@ -154,22 +160,12 @@ def settings_of(run: Path) -> TrainSettings:
 
 def differences(before: TrainSettings, after: TrainSettings) -> list[str]:
     """What cannot change in the midst of a run, and did."""
-    old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
+    old, new = flat(before.model_dump(mode="json")), flat(after.model_dump(mode="json"))
     return [
         f"{name} was {old.get(name)!r}, and is {new.get(name)!r}"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name) and name.split(".")[0] not in MAY_CHANGE
     ]
-
-
-def _flat(values: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{within}{name}.")
-        else:
-            flat[within + name] = value
-    return flat
 
 
 def _version(name: str) -> str:

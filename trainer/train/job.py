@@ -17,20 +17,23 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.session import AnyGateway
 from gateway.tape import recorded
 from gateway.types import ToolSpec
+from trainer.config import ServingSettings
 from trainer.data.check import check
 from trainer.data.curriculum import Course
 from trainer.data.tasks import load
 from trainer.engine.base import Engine
 from trainer.engines import Finds, Told, engine_of
-from trainer.learn.rounds import Weigh, weigh_of
+from trainer.learn.rounds import Weigh, reading, weigh_of
 from trainer.play import Player, Watch
 from trainer.reward.scorer import Scorer
 from trainer.stage import down, gateway_of, sampling_of, stepper_of, template_of
 from trainer.steps import Stepper
+from trainer.swift.importing import standing_in
 from trainer.task import Task
-from trainer.train.settings import DEMO, TrainSettings
+from trainer.train.settings import DEMOS, TrainSettings
 
 if TYPE_CHECKING:
+    from trainer.demo.problem import Split
     from trainer.template import Cause, Template
 
 Warming = Callable[[int, int, float], None]
@@ -40,7 +43,8 @@ DRAWN = 4096
 HELD_OUT = 10**6
 """The demo's evaluation has tasks of its own, whatever the run's seed."""
 SPOKEN = ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*")
-"""Files of a model that are neither its weights nor their configuration."""
+SHOWN = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Files of a model that are neither its weights nor their configuration: how it is spoken to, and shown pictures."""
 LOOKED_AT = 20
 """Of the demo's tasks, which are all alike, so many are looked at."""
 
@@ -63,29 +67,34 @@ def tasks_of(settings: TrainSettings) -> Tasks:
     named = {stage.data for stage in settings.curriculum.stages}
     train = {name: _source(name or settings.data, settings) for name in named}
     if settings.evaluation.data is not None:
-        held_out = load(settings.evaluation.data, system=settings.system, split=settings.evaluation.split)
+        held_out = load(
+            settings.evaluation.data, system=settings.system, split=settings.evaluation.split, columns=settings.columns
+        )
         return Tasks(train, held_out, apart=True)
-    if settings.data == DEMO:
-        from trainer.demo.data import Drawn
-
-        return Tasks(train, Drawn(HELD_OUT, settings.evaluation.rows, "held_out", settings.kinds), apart=True)
+    if settings.data in DEMOS:
+        return Tasks(train, _drawn(settings, settings.data, HELD_OUT, settings.evaluation.rows, "held_out"), apart=True)
     return Tasks(train, next(iter(train.values())), apart=False)
 
 
 def _source(name: str, settings: TrainSettings) -> Sequence[Task]:
-    if name != DEMO:
-        return load(name, system=settings.system)
-    from trainer.demo.data import Drawn
+    if name not in DEMOS:
+        return load(name, system=settings.system, columns=settings.columns)
+    return _drawn(settings, name, settings.seed, DRAWN, "train")
 
-    return Drawn(settings.seed, DRAWN, "train", settings.kinds)
+
+def _drawn(settings: TrainSettings, name: str, seed: int, rows: int, split: Split) -> Sequence[Task]:
+    from trainer.demo.data import Drawn
+    from trainer.demo.demos import demo
+
+    return Drawn(demo(name), seed, rows, split, settings.kinds)
 
 
 def mistakes(settings: TrainSettings, tasks: Tasks, gateway: AnyGateway) -> list[ConfigError]:
     """All that is wrong with what the rows and the curriculum ask of the gateway."""
     found = [ConfigError(one.problem, remedy=one.remedy) for one in down(gateway) if not one.optional]
     for source in [*tasks.train.values(), tasks.held_out]:
-        found += check(source[:LOOKED_AT] if settings.data == DEMO else source, gateway.specs)
-    if found and settings.data == DEMO:
+        found += check(source[:LOOKED_AT] if settings.data in DEMOS else source, gateway.specs)
+    if found and settings.data in DEMOS:
         found.append(ConfigError("the demo's tasks need the shipped tools", remedy="name tasks of yours with --data"))
     return found + settings.curriculum.check(gateway.specs)
 
@@ -95,7 +104,7 @@ async def model_of(settings: TrainSettings, progress: Warming = lambda *_: None)
     from trainer.model import settle
 
     settle()
-    if settings.model != DEMO:
+    if settings.model not in DEMOS:
         return _whole(Path(settings.model))
     stopped = Event()
 
@@ -118,10 +127,10 @@ def _whole(folder: Path) -> Path:
 
 
 def _demo(settings: TrainSettings, told: Warming) -> Path:
+    from trainer.demo.demos import demo
     from trainer.demo.folder import made
-    from trainer.demo.warm import PLAIN, Recipe
 
-    recipe = PLAIN if settings.warm == "plain" else Recipe()
+    recipe = demo(settings.model).recipes[settings.warm]
     return made(replace(recipe, seed=settings.seed), told=told)
 
 
@@ -147,21 +156,24 @@ class Job:
 
     def player(self, engine: Engine, watch: Watch) -> Player:
         chosen = sampling_of(self.settings)
-        limits, seed = self.settings.limits, self.settings.seed
-        return Player(engine, self.template, self.gateway, limits, chosen, self.stepper, watch, seed, shown=self.shown)
+        limits, seed, kind = self.settings.limits, self.settings.seed, self.settings.evaluation.kind
+        fixed = (self.template, self.gateway, limits, chosen, self.stepper, watch, seed, self.shown, kind)
+        return Player(engine, *fixed)
 
     def greedy(self, player: Player) -> Player:
         return replace(player, sampling=replace(player.sampling, temperature=0.0))
 
     def spoken(self, folder: Path) -> None:
-        """Puts beside weights what they are spoken to with."""
-        for pattern in SPOKEN:
+        """Puts beside weights what they are spoken to with, and shown pictures."""
+        for pattern in (*SPOKEN, *SHOWN):
             for file in self.model.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
-    def engine(self, folder: Path, finds: Finds, told: Told) -> Engine:
-        """`folder` is where servers log, `finds` the policy's reading, and `told` hears how servers start."""
-        return engine_of(self.settings, self.model, self.template, folder, finds=finds, told=told)
+    def engine(self, folder: Path, finds: Finds, told: Told, serving: ServingSettings | None = None) -> Engine:
+        """`folder` is where servers log, `finds` the policy's reading, `told` hears how servers start, and `serving` is
+        as it was planned, where it was."""
+        settings = self.settings.model_copy(update={"serving": serving}) if serving else self.settings
+        return engine_of(settings, self.model, self.template, folder, finds=finds, told=told)
 
 
 @asynccontextmanager
@@ -175,9 +187,10 @@ async def opened(
     """`tape` is where to record; a `gateway` that is given, as a tape's, takes the place of the tools."""
     tasks = tasks_of(settings)
     stepper, rounds = stepper_of(settings), weigh_of(settings.algorithm.credit.rounds)
-    scorer = Scorer(settings.reward)
+    with standing_in(folders=[Path.cwd()]):
+        scorer = Scorer(settings.reward)
     async with AsyncExitStack() as stack:
-        used = gateway or gateway_of(settings.tools, settings.mcp)
+        used = gateway or gateway_of(settings)
         if tape is not None:
             used = recorded(used, tape)  # type: ignore[arg-type]
         await stack.enter_async_context(used)
@@ -186,7 +199,7 @@ async def opened(
         model = await model_of(settings, warming)
         template = _template(settings, model, used.specs)
         course = Course(settings.curriculum, tasks.train, seed=settings.seed)
-        yield Job(settings, tasks, course, used, stepper, template, scorer, rounds, model)
+        yield Job(settings, tasks, course, used, stepper, template, scorer, reading(rounds, template.words), model)
 
 
 def _template(settings: TrainSettings, model: Path, specs: Sequence[ToolSpec]) -> Template:

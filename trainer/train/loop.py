@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from trainer.policy.policy import Policy
 from trainer.reward.scored import metrics as reward_metrics
 from trainer.run.file import Writer
 from trainer.train.alarms import Alarms
-from trainer.train.evaluate import evaluate
+from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.folder import Folder
 from trainer.train.job import Job
 from trainer.train.metrics import Metrics
+from trainer.train.modes import Rolling, rolling_of
 from trainer.train.reports import Reports
 from trainer.train.rolling import Rolled, Roller
 from trainer.view.training import TrainingProgress
@@ -69,63 +70,79 @@ class Training:
     saving_s: float = 0.0
 
     async def run(self) -> None:
-        settings = self.job.settings
+        job, settings = self.job, self.job.settings
         if not self.step:
             await self._look_before()
-        while self.step < settings.steps:
-            await self._step(self.step + 1)
+        more = self.progress.more if settings.mode == "synchronous" else _uncounted
+        roller = Roller(job.player(self.engine, self.progress), job.scorer, settings, more)
+        async with rolling_of(roller, job.course, lambda: self.step) as rolling:
+            try:
+                while self.step < settings.steps:
+                    await self._step(self.step + 1, rolling)
+            finally:
+                with move_on_after(KEEP_S, shield=True):
+                    await to_thread.run_sync(self._keep, rolling.untaken)
         if self.saved != self.step:
             await self._save()
 
-    async def _step(self, step: int) -> None:
+    async def _step(self, step: int, rolling: Rolling) -> None:
         progress, settings = self.progress, self.job.settings
-        progress.begin(step, settings.prompts * settings.n)
-        rolled = await self._rolled(step)
+        in_step = settings.mode == "synchronous"
+        progress.begin(step, settings.prompts * settings.n if in_step else 0)
+        before = dict(self.engine.counted)
+        with progress.phase(rolling.phase):
+            rolled = await rolling.take(step)
+        await to_thread.run_sync(self._keep, [rolled])
         told = (
-            {"step": float(step), "policy/version": float(self.step)} | reward_metrics(rolled.scored) | rolled.metrics()
+            {"step": float(step), "policy/version": float(self.step)}
+            | reward_metrics(rolled.scored)
+            | rolled.metrics(self.step)
+            | Evaluation.of(rolled.scored, 0, settings.evaluation.kind).by_kind("success/sampled")
+            | ({} if in_step else rolled.staleness(self.step))
+            | {f"engine/{name}": now - before.get(name, 0) for name, now in self.engine.counted.items()}
         )
         with progress.phase("learning"):
+            lent = in_step and await self.engine.lend()
             told |= await to_thread.run_sync(self._learn, rolled)
+            if lent:
+                self.policy.shrink()
+        with progress.phase(rolling.phase):
+            await rolling.rest()
         with progress.phase("publishing"):
             await self.engine.publish(self.policy.weights, step)
         self.step = step
         self.job.course.tell(step - 1, told.get("success/sampled"))
+        self.job.course.settle(rolled.draws)
+        rolling.published()
         if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
             told |= await self._look()
         self._tell(told, rolled.reasons)
         if not self._barren(rolled):
             await self._save_if_due()
 
-    async def _rolled(self, step: int) -> Rolled:
-        """Whatever ends it, what is over is saved."""
-        player = self.job.player(self.engine, self.progress)
-        roller, rolled = Roller(player, self.job.scorer, self.job.settings, self.progress.more), Rolled()
-        try:
-            with self.progress.phase("rolling_out"):
-                await roller.step(step, self.job.course, rolled)
-        finally:
-            with move_on_after(KEEP_S, shield=True):
-                await to_thread.run_sync(self._keep, rolled)
-        return rolled
-
-    def _keep(self, rolled: Rolled) -> None:
-        for rollout in rolled.rollouts:
-            self.writer.add(rollout)
+    def _keep(self, several: Sequence[Rolled]) -> None:
+        """Whatever ends a step, what is over is saved."""
+        for rolled in several:
+            for rollout in rolled.rollouts:
+                self.writer.add(rollout)
 
     def _learn(self, rolled: Rolled) -> dict[str, float]:
         if not any(group.scored for group in rolled.groups):
             return {}
-        learned = lesson(rolled.groups, self.job.settings.algorithm, self.job.rounds)
-        return lesson_metrics(learned) | self.learner.learn(learned)
+        learned = lesson(rolled.groups, self.job.settings.algorithm, self.job.rounds, self.step)
+        told = lesson_metrics(learned) | self.learner.learn(learned)
+        self.writer.credit(self.step + 1, self.learner.weighed)
+        return told
 
     async def _look(self) -> dict[str, float]:
         """At a few tasks that are not trained on, by the likeliest tokens."""
         settings, job = self.job.settings, self.job
         tasks = job.held_out(settings.evaluation.few)
-        player = job.greedy(job.player(self.engine, self.progress))
-        with self.progress.phase("evaluating", rollouts=len(tasks)):
+        with self.progress.phase("evaluating", rollouts=len(tasks)) as watch:
+            player = job.greedy(job.player(self.engine, watch))
             seen = await evaluate(player, job.scorer, tasks, settings.admission, settings.evaluation.kind)
-        return {"eval/greedy": seen.all.value, "eval/tasks": float(seen.all.tried), "eval/lost": float(seen.lost)}
+        told = {"eval/greedy": seen.all.value, "eval/tasks": float(seen.all.tried), "eval/lost": float(seen.lost)}
+        return told | seen.by_kind("eval/greedy")
 
     async def _look_before(self) -> None:
         if self.job.settings.evaluation.every:
@@ -136,7 +153,7 @@ class Training:
         whole = told | self.progress.measured()
         self.metrics.add(step, whole)
         self.reports.log(step, whole)
-        for alarm in self.alarms.look(told, reasons):
+        for alarm in self.alarms.look(whole, reasons):
             self.progress.said(alarm)
         self.progress.stepped(step, whole)
 
@@ -168,3 +185,7 @@ class Training:
         if self.barren == BARREN:
             raise NothingScored(rolled.reasons)
         return self.barren > 0
+
+
+def _uncounted(rollouts: int) -> None:
+    """Where rollouts run ahead, nobody is told how many a step will have."""

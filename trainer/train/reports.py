@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from gateway.errors import ConfigError
+from trainer.config import flat
 from trainer.train.events import Events
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Mlflow:
         run = mlflow.start_run(run_id=known, run_name=about.name)
         if known is None:
             about.keep("mlflow", run.info.run_id)
-            mlflow.log_params(_flat(about.settings))
+            mlflow.log_params({name: value for name, value in flat(about.settings).items() if value != {}})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._mlflow.log_metrics(dict(metrics), step=step)
@@ -206,11 +207,3 @@ def _imported(name: str) -> Any:
 
 def _opening(make: Callable[[Any, About], Reporter], package: Any, about: About) -> Callable[[], Reporter]:
     return lambda: make(package, about)
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Settings within settings by `outer.inner`."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
-    return flat

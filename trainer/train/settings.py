@@ -13,11 +13,14 @@ from trainer.data.curriculum import Curriculum
 from trainer.learn.settings import AlgorithmSettings
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings
+from trainer.task import KIND
 
 DEFAULT = "default"
 """The job that is run where nobody names another."""
 DEMO = "demo"
 """Names the default job's model and tasks, which are made on the spot."""
+DEMOS = (DEMO, "sight")
+"""And those of a model that sees."""
 
 
 class EvaluationSettings(Frozen):
@@ -36,7 +39,7 @@ class EvaluationSettings(Frozen):
     """Tasks of such a look, each tried once, by the likeliest tokens."""
     after: bool = False
     """At the end, all of them are tried sampled and by the likeliest tokens, with the model as it was and as it is."""
-    kind: str = "kind"
+    kind: str = KIND
     """The column that tells kinds of tasks apart."""
 
 
@@ -55,9 +58,11 @@ class TrainSettings(PlaySettings):
     """What `mtrl-train` does; a run keeps it beside its metrics."""
 
     model: str = DEMO
-    """A folder with a model as `save_pretrained` writes it; or `demo`, a tiny one that is made and kept."""
+    """A folder with a model as `save_pretrained` writes it; or `demo`, a tiny one that is made and kept,
+    or `sight`, one that sees."""
     data: str = DEMO
-    """A JSONL or parquet file, a saved data set's folder, a data set's name; or `demo`, tasks made up on the spot."""
+    """A JSONL or parquet file, a saved data set's folder, a data set's name; or `demo`, tasks made up on the spot, or
+    `sight`, such as only pictures answer."""
     out: Path | None = None
     """The run's folder; by default the next free one in `runs/`."""
     steps: PositiveInt = 100
@@ -67,9 +72,16 @@ class TrainSettings(PlaySettings):
     n: PositiveInt = 8
     """Rollouts of each task, which are compared with each other."""
     kinds: tuple[str, ...] = ()
-    """Of the demo's tasks, the kinds that are drawn; all of the default job by default."""
+    """Of a demo's tasks, the kinds that are drawn; by default all of its job."""
     warm: Literal["habit", "plain"] = "habit"
-    """How the demo's model was warm-started: with the habit of guessing, or on other kinds of tasks alone."""
+    """How a demo's model was warm-started: with the habit of guessing, or on other kinds of tasks alone."""
+    mode: Literal["synchronous", "one_step_off", "asynchronous"] = "synchronous"
+    """How far rolling out runs ahead of learning. `synchronous`: a step's rollouts are made with the newest weights,
+    while nothing else goes on. `one_step_off`: while a step learns, the next one's are made, with the weights before
+    its own. `asynchronous`: they flow, go on under new weights, and a step takes the groups that are over."""
+    max_staleness: PositiveInt = 1
+    """With `mode: asynchronous`: the versions that the oldest token of a group may be behind when a step takes it. What
+    is older is dropped and counted; no more is begun than steps could have by then."""
     draws: NonNegativeInt = 3
     """With `algorithm.dynamic`: how often groups that teach nothing are replaced before a step goes on with fewer."""
     reward: RewardSettings = RewardSettings()
@@ -83,10 +95,14 @@ class TrainSettings(PlaySettings):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
-        if self.model == DEMO and self.data != DEMO:
-            raise ValueError("the demo's model knows no words but its own tasks'; name a model of yours")
+        if self.model in DEMOS and self.data != self.model:
+            raise ValueError("a demo's model knows no words but its own tasks'; name a model of yours")
+        if self.model == "sight" and self.warm != "habit":
+            raise ValueError("the demo's model that sees has the habit of guessing; leave `warm` out")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
+        if self.mode != "synchronous" and self.serving.placement == "together":
+            raise ValueError("`serving.placement: together` needs times in which nothing is written; leave `mode` out")
         if not self.sampling.temperature:
             raise ValueError("what is sampled at temperature 0 cannot be learned from; raise `sampling.temperature`")
         return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import gc
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +14,10 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from trainer.engines import notes
 from trainer.policy.learner import Learner
-from trainer.policy.memory import plan
+from trainer.policy.placement import placement
 from trainer.policy.policy import Policy
 from trainer.run.file import Writer
+from trainer.train import modes
 from trainer.train.checkpoint import Checkpoint
 from trainer.train.compare import compare
 from trainer.train.folder import METRICS, Folder, differences
@@ -41,10 +44,22 @@ async def train(settings: TrainSettings, path: Path, console: Console, *, resume
             with warming(console) as shown:
                 job = await stack.enter_async_context(opened(settings, tape=tape, warming=shown))
             training = await _training(job, folder, found, stack, console)
-            await training.run()
+            with _loaded():
+                await training.run()
         if settings.evaluation.after:
             console.print("what it has learned: the model as it was, and as it is", markup=False)
             console.print((await compare(folder.path, None, None, console)).table)
+
+
+@contextmanager
+def _loaded() -> Iterator[None]:
+    """What is there by now stays until the end: to look through it for garbage was a twentieth of each step."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _found(folder: Folder, settings: TrainSettings, console: Console) -> Checkpoint | None:
@@ -60,13 +75,19 @@ async def _training(
     job: Job, folder: Folder, found: Checkpoint | None, stack: AsyncExitStack, console: Console
 ) -> Training:
     settings, step = job.settings, found.step if found else 0
-    plan(settings, job.model).require()
+    placed = await to_thread.run_sync(placement, settings, job.model)
+    placed.plan.require()
     policy = await to_thread.run_sync(_policy, job, found)
     told = partial(console.print, markup=False, soft_wrap=True)
-    engine = await stack.enter_async_context(job.engine(folder.path, policy.reader.finds, told))
+    serving = placed.serving(settings.serving)
+    engine = await stack.enter_async_context(job.engine(folder.path, policy.reader.finds, told, serving))
     if engine.version != step:
         await engine.publish(policy.weights, step)
     told(f"rollouts are written by the {engine.capabilities.name} engine")
+    if placed.fraction is not None:
+        told(str(placed))
+    if settings.mode != "synchronous":
+        told(modes.told(settings))
     for note in (*notes(engine.capabilities), *job.tasks.notes):
         told(note)
     if found:
@@ -89,7 +110,7 @@ async def _training(
 
 
 def _policy(job: Job, found: Checkpoint | None) -> Policy:
-    policy = Policy.load(job.model, job.settings.update)
+    policy = Policy.load(job.model, job.settings.update, eyes=job.template.eyes)
     if found:
         policy.resume(found.folder)
     return policy

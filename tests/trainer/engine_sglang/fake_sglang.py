@@ -7,6 +7,7 @@ import base64
 import json
 import pickle
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ class Fake:
     """Says that it takes weights, and takes none."""
     original: bool = False
     """Tells logprobs of temperature 1."""
+    sees: tuple[int, ...] = ()
+    """How wide images are, one after the other; without any it sees none."""
     url: str = ""
     weights: dict[str, torch.Tensor] = field(default_factory=lambda: weights(0))
     version: str = "default"
@@ -69,8 +72,13 @@ class Fake:
     """Of each continuation, so many ids are written before it waits for `released`."""
     released: anyio.Event = field(default_factory=anyio.Event)
     writing: int = 0
+    lent: set[str] = field(default_factory=set)
     fails: dict[str, Response] = field(default_factory=dict)
     """By path, what is answered in place of an answer."""
+    told: Counter[str] = field(default_factory=Counter)
+    """By path, how often something was looked up."""
+    hung: bool = False
+    """It takes what is asked, and says nothing."""
 
     @property
     def spans(self) -> bool:
@@ -93,6 +101,8 @@ class Fake:
             "/abort_request": self.abort,
             "/pause_generation": self.pause,
             "/continue_generation": self.go_on,
+            "/release_memory_occupation": self.release_memory,
+            "/resume_memory_occupation": self.resume_memory,
             "/update_weights_from_disk": self.from_disk,
             "/update_weights_from_tensor": self.from_tensor,
             "/init_weights_update_group": self.nothing,
@@ -103,23 +113,28 @@ class Fake:
             served |= {"/begin_weight_update": self.begin, "/end_weight_update": self.end}
         told = {
             "/server_info": lambda: self._info(),
-            "/model_info": lambda: {"weight_version": self.version, "has_image_understanding": False},
+            "/model_info": lambda: {"weight_version": self.version, "has_image_understanding": bool(self.sees)},
             "/openapi.json": lambda: {"paths": {path: {} for path in [*served] if path not in self.lacks}},
         }
         posts = [Route(path, self._post(path, act), methods=["POST"]) for path, act in served.items()]
-        gets = [Route(path, self._get(act)) for path, act in told.items()]
+        gets = [Route(path, self._get(path, act)) for path, act in told.items()]
         return Starlette(routes=[*posts, *gets])
 
     def _post(self, path: str, act: Callable[[Any], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             body = json.loads(await request.body())
             self.asked.append((path, body))
+            if self.hung:
+                await anyio.sleep_forever()
             return self.fails.get(path) or JSONResponse(await act(body))
 
         return answer
 
-    def _get(self, act: Callable[[], Any]) -> Callable[[Request], Any]:
+    def _get(self, path: str, act: Callable[[], Any]) -> Callable[[Request], Any]:
         async def answer(_: Request) -> Response:
+            self.told[path] += 1
+            if self.hung:
+                await anyio.sleep_forever()
             return JSONResponse(act())
 
         return answer
@@ -130,9 +145,11 @@ class Fake:
 
     async def generate(self, body: Any) -> Any:
         await self.going.wait()
+        if self.lent:
+            self.break_down()
         ids, params, rid = list(body["input_ids"]), body["sampling_params"], body.get("rid", "")
         cached = self._cached(body.get("extra_key"), ids)
-        begun, pairs, tops, end = self.version, [], [], {"type": "length"}
+        pairs, tops, versions, end = [], [], [], {"type": "length"}
         self.writing += 1
         while len(pairs) < params["max_new_tokens"]:
             if self.hold_at == len(pairs):
@@ -145,6 +162,7 @@ class Fake:
             ids.append(token)
             pairs.append([logprob, token, None])
             tops.append(top)
+            versions.append(self.version)
             if token in params.get("stop_token_ids", ()):
                 end = {"type": "stop", "matched": token}
                 break
@@ -154,7 +172,8 @@ class Fake:
         read += [[value, token, None] for value, token in zip(reads(self.weights)(ids), ids[1:], strict=True)]
         meta = {
             "finish_reason": end,
-            "prompt_tokens": len(body["input_ids"]),
+            "prompt_tokens": len(body["input_ids"])
+            + sum(width - 1 for width, _ in zip(self.sees, body.get("image_data") or (), strict=False)),
             "cached_tokens": cached,
             "weight_version": self.version,
             "output_token_logprobs": pairs or [[-1.0, 9, None]],
@@ -162,7 +181,8 @@ class Fake:
             "input_token_logprobs": read if body.get("logprob_start_len") == 0 else [],
         }
         if self.spans:
-            meta["weight_versions"] = [{"version": one, "start": 0, "end": 0} for one in (begun, self.version)]
+            meta["weight_versions"] = _spans(versions or [self.version])
+            meta["weight_version"] = meta["weight_versions"][-1]["version"]
         return {"text": "", "output_ids": [pair[1] for pair in pairs], "meta_info": meta}
 
     def _cached(self, name: str | None, ids: Sequence[int]) -> int:
@@ -195,6 +215,21 @@ class Fake:
         self.going.set()
         return {"status": "ok", "message": ""}
 
+    async def release_memory(self, body: Any) -> None:
+        """A server that still writes ends over it."""
+        if self.writing and self.going.is_set():
+            self.break_down()
+        self.lent |= {*body["tags"]}
+        self.cached.clear()
+        if "weights" in body["tags"]:
+            self.weights = {name: torch.zeros_like(value) for name, value in self.weights.items()}
+
+    async def resume_memory(self, body: Any) -> None:
+        """As does one that is asked for what it has not lent."""
+        if not {*body["tags"]} <= self.lent:
+            self.break_down()
+        self.lent -= {*body["tags"]}
+
     async def begin(self, _: Any) -> Any:
         before, self.updating = self.updating, True
         return {"success": not before, "message": "already open" if before else ""}
@@ -221,12 +256,24 @@ class Fake:
         return {"success": True, "message": ""}
 
     def _took(self, named: dict[str, torch.Tensor], body: Any) -> Any:
+        if self.lent & {"weights"}:
+            return {"success": False, "message": "there is no memory for weights"}
         if not self.deaf:
             self.weights = self.weights | named
         self.version = body.get("weight_version", self.version)
         if body["flush_cache"]:
             self.cached.clear()
         return {"success": True, "message": ""}
+
+
+def _spans(versions: Sequence[str]) -> list[dict[str, object]]:
+    """Of ids in a row, as they are told: the first of each run, and the one after its last."""
+    spans: list[dict[str, object]] = []
+    for place, version in enumerate(versions):
+        if not spans or spans[-1]["version"] != version:
+            spans.append({"version": version, "start": place})
+        spans[-1]["end"] = place + 1
+    return spans
 
 
 class _Quiet(uvicorn.Server):
@@ -260,6 +307,21 @@ async def serving(*fakes: Fake) -> AsyncIterator[list[str]]:
                     fake.released.set()
                     fake.going.set()
                     server.should_exit = True
+
+
+@asynccontextmanager
+async def hosting(app: Starlette) -> AsyncIterator[str]:
+    """The address of something that is no server of SGLang's."""
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        server = _Quiet(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [port])
+            await until(lambda: server.started)
+            try:
+                yield "http://{}:{}".format(*port.getsockname())
+            finally:
+                server.should_exit = True
 
 
 @asynccontextmanager

@@ -232,6 +232,28 @@ async def test_images_are_refused_where_the_model_sees_none() -> None:
             await engine.generate(IDS, Sampling(), images=(Image(b"png"),))
 
 
+async def test_images_go_beside_the_ids_and_are_counted_as_wide_as_the_server_sees_them() -> None:
+    images = (Image(b"one", "image/png"), Image(b"two", "image/jpeg"))
+    async with opened(fake := Fake(sees=(4, 9))) as engine:
+        assert engine.capabilities.images
+        written = await engine.generate(IDS, Sampling(max_tokens=2), key="k", group="g", images=images)
+        assert (await engine.generate(IDS, Sampling(max_tokens=2))).read == len(IDS)
+    sent = ["data:image/png;base64,b25l", "data:image/jpeg;base64,dHdv"]
+    asked = [body for body in fake.bodies("/generate") if body.get("image_data")]
+    assert [(body["input_ids"], body["image_data"]) for body in asked] == [([*IDS], sent)] * 2
+    assert written.read == len(IDS) + 3 + 8
+
+
+async def test_what_is_read_is_counted_once_however_often_an_id_is_taken_back() -> None:
+    async with opened(fake := Fake(sees=(4,))) as engine:
+        barred = tuple(range(20))
+        written = await engine.generate(
+            IDS, Sampling(max_tokens=8, barred=barred), images=(Image(b"one", "image/png"),)
+        )
+    assert len(fake.bodies("/generate")) > 3 and not set(written.ids) & set(barred)
+    assert written.read == len(IDS) + 3 and len(written.ids) == 8
+
+
 async def test_logprobs_of_another_temperature_are_refused() -> None:
     async with opened(Fake(original=True)) as engine:
         assert len((await engine.generate(IDS, Sampling(max_tokens=1))).ids) == 1

@@ -101,7 +101,29 @@ async def test_what_is_being_written_goes_on_under_new_weights_and_says_so() -> 
         await engine.publish(new, 7)
         fake.released.set()
         await until(lambda: ended)
-    assert ended[0].version == 7 and len(ended[0].ids) == 6
+    assert ended[0].versions == (0, 0, 0, 7, 7, 7)
+    assert ended[0].version == 7 and ended[0].before == ((0, 3),)
+
+
+async def test_versions_stay_with_their_ids_where_barred_ones_were_taken_back() -> None:
+    fake, new = Fake(hold_at=2), weights(1)
+    wanted = int(new[NAME].softmax(-1).sum(0).argmax())
+    async with opened(fake, finds=reads(new)) as engine, anyio.create_task_group() as tasks:
+        ended: list[Written] = []
+
+        async def write() -> None:
+            ended.append(await engine.generate(IDS, Sampling(max_tokens=40, barred=(wanted,)), key="a"))
+
+        tasks.start_soon(write)
+        await until(lambda: fake.writing)
+        await engine.publish(new, 3)
+        fake.hold_at = None
+        fake.released.set()
+        await until(lambda: ended)
+    assert (
+        len(fake.bodies("/generate")) > 2
+    )  # Two to see who it is, one to write, and more: it had written a barred one.
+    assert ended[0].versions == (0, 0) + (3,) * 38 and wanted not in ended[0].ids
 
 
 async def test_what_one_version_read_is_not_read_again_by_the_next() -> None:
@@ -183,3 +205,67 @@ def test_rounding_is_agreement_and_says_how_much() -> None:
 
 def test_the_address_of_the_trainer_is_the_one_that_a_server_sees() -> None:
     assert here("http://127.0.0.1:30000") == "127.0.0.1"
+
+
+async def test_memory_is_lent_to_an_update_and_had_back_part_by_part_around_the_new_weights() -> None:
+    fake, new = Fake(), weights(1)
+    async with opened(fake, finds=reads(new), lends=True) as engine:
+        before = len(fake.asked)
+        assert await engine.lend() and fake.lent == {"weights", "kv_cache"}
+        await engine.publish(new, 1)
+        written = await engine.generate(IDS, Sampling(max_tokens=3))
+        assert await engine.lend()
+        await engine.publish(new, 2)
+    assert written.version == 1 and not fake.lent
+    told = [(path.strip("/"), body.get("tags")) for path, body in fake.asked[before:] if path != "/generate"]
+    once = [
+        ("pause_generation", None),
+        ("release_memory_occupation", ["weights", "kv_cache"]),
+        ("pause_generation", None),
+        ("resume_memory_occupation", ["weights"]),
+        ("begin_weight_update", None),
+        ("update_weights_from_tensor", None),
+        ("end_weight_update", None),
+        ("resume_memory_occupation", ["kv_cache"]),
+        ("continue_generation", None),
+    ]
+    assert told == once * 2
+
+
+async def test_an_engine_that_was_not_made_to_lend_keeps_its_memory() -> None:
+    fake = Fake()
+    async with opened(fake) as engine:
+        assert not await engine.lend()
+        await engine.publish(weights(1), 1)
+    assert not fake.bodies("/release_memory_occupation") and not fake.bodies("/resume_memory_occupation")
+
+
+async def test_what_is_still_written_when_memory_is_lent_goes_on_after_the_update() -> None:
+    """Nobody should write then; who does keeps its place in line, as a server ends that writes without its memory."""
+    fake, new = Fake(hold_at=2), weights(1)
+    async with opened(fake, finds=reads(new), lends=True) as engine, anyio.create_task_group() as tasks:
+        ended: list[Written] = []
+
+        async def write() -> None:
+            ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
+
+        tasks.start_soon(write)
+        await until(lambda: fake.writing)
+        await engine.lend()
+        fake.released.set()
+        await engine.publish(new, 1)
+        await until(lambda: ended)
+    assert ended[0].versions == (0, 0, 1, 1)
+
+
+async def test_a_server_that_is_started_anew_while_it_lends_is_not_asked_for_what_it_has() -> None:
+    fake, new = Fake(), weights(1)
+    async with opened(fake, finds=reads(new), lends=True) as engine:
+        await engine.publish(new, 1)
+        await engine.lend()
+        fake.start_anew()
+        fake.lent.clear()
+        for replica in engine.replicas:
+            replica.lent = []  # As when it is us who start it.
+        await engine.publish(new, 2)
+        assert (await engine.generate(IDS, Sampling(max_tokens=3))).version == 2

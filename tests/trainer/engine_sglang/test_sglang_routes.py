@@ -40,6 +40,13 @@ def test_a_rollout_stays_when_its_group_moves() -> None:
     assert routes.counts == {"placed": 1, "kept": 2, "crowded": 1, "lost": 0}
 
 
+def test_a_swing_of_one_batch_moves_nobody_and_a_queue_does() -> None:
+    routes = Routes()
+    assert [routes.choose("a/0", "a", loads, [0, 1]) for loads in ([0, 0], [SLACK, 0], [0, 24], [28, 4])] == [0] * 4
+    assert routes.choose("a/0", "a", [SLACK + 1, 0], [0, 1]) == 1
+    assert routes.counts["crowded"] == 1
+
+
 def test_a_replica_that_is_gone_is_left_for_good() -> None:
     routes = Routes()
     assert routes.choose("a/0", "a", [0, 0], [0, 1]) == 0

@@ -52,6 +52,14 @@ def test_the_rate_rises_stays_and_falls() -> None:
     assert share(100, UpdateSettings()) == 1.0
 
 
+def test_a_rate_that_falls_in_a_cosine_meets_the_line_at_both_ends_and_halfway() -> None:
+    line, curve = (UpdateSettings(warmup=4, steps=14, floor=0.2, fall=fall) for fall in ("line", "cosine"))
+    for step in (0, 3, 4, 9, 14, 30):
+        assert share(step, curve) == pytest.approx(share(step, line))
+    assert share(6, curve) > share(6, line) and share(12, curve) < share(12, line)
+    assert share(6, curve) == pytest.approx(0.2 + 0.8 * 0.9045084971874737)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_going_on_from_a_saved_step_gives_the_same_weights_to_the_bit(tmp_path: Path, optimizer: str) -> None:
     update = UpdateSettings(optimizer=optimizer, steps=10)  # type: ignore[arg-type]

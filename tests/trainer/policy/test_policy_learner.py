@@ -122,7 +122,7 @@ def test_several_steps_of_one_lesson_do_without_a_pass_where_the_engine_is_exact
     given = lesson(model(), groups=3)
     policy, told = learned(given, epochs=2, minibatches=3)
     assert policy.steps == 6 and told["kl/old"] > 0
-    assert told["mismatch/pass_skipped"] == 1.0 and 0 < told["mismatch/max"] < 1e-5
+    assert told["mismatch/pass_skipped"] == 1.0 and 0 <= told["mismatch/max"] < 1e-5  # 0 where sums round alike
 
 
 def test_what_was_sampled_at_a_temperature_is_learned_at_it() -> None:
@@ -182,8 +182,8 @@ def test_a_number_that_is_none_names_its_rollout_and_moves_nothing() -> None:
     policy = Policy(model(), UpdateSettings(tokens=10))
     clean = policy.read
 
-    def spoilt(ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0) -> Read:
-        read = clean(ids_T, sequence_T, among_T, temperature)
+    def spoilt(ids_T: Tensor, *asked: Any) -> Read:
+        read = clean(ids_T, *asked)
         bad = ids_T.tolist() == list(given.drafts[-1].ids)
         return Read(read.logprobs_T * math.nan, read.entropy_T) if bad else read
 

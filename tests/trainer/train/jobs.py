@@ -42,7 +42,7 @@ def model() -> Path:
     torch.set_num_threads(1)
     kept = Path(os.environ.get("MTRL_TEST_MODELS") or mkdtemp(prefix="mtrl-models-"))
     try:
-        return made(Recipe(clean=240, habit=0, kinds=("fact", "sum")), kept)
+        return made(Recipe(clean=200, habit=0, kinds=("fact", "sum")), kept)
     finally:
         torch.set_num_threads(before)
 

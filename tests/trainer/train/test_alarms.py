@@ -47,6 +47,34 @@ def test_a_run_that_is_well_is_left_in_peace() -> None:
     assert heard(*looked) == []
 
 
+def test_truncation_that_rises_is_told_before_all_is_cut_off() -> None:
+    rising = [{"rollout/truncated": 0.02 * step} for step in range(12)]
+    (said,) = heard(*rising)
+    assert said.startswith("more and more rollouts are cut off") and "`limits.rollout_tokens`" in said
+    assert heard(*[{"rollout/truncated": 0.3}] * 12) == []
+
+
+def test_tools_that_fail_are_told_with_how_most_of_them_end() -> None:
+    calls = {"engine/outcomes/ok": 50.0, "engine/outcomes/timeout": 40.0, "engine/outcomes/error": 5.0}
+    (said,) = heard(calls)
+    assert said.startswith("47% of the answers to calls are failures, 40 of 95 answers are `timeout`")
+    assert heard(calls | {"engine/outcomes/ok": 500.0}) == []
+    assert heard({"engine/outcomes/error": 5.0}) == [], "so few say nothing"
+    assert heard({"engine/outcomes/invalid": 95.0}) == [], "what the policy gets wrong is no tool's failure"
+
+
+def test_a_bound_on_staleness_that_bites_all_the_time_is_told() -> None:
+    bitten = {"staleness/dropped": 3.0, "staleness/max": 1.0, "groups/count": 9.0}
+    (said,) = heard(*[bitten] * 5)
+    assert said.startswith("25% of the groups of the last 5 steps were too stale") and "`max_staleness`" in said
+    assert heard(*[bitten] * 4, bitten | {"staleness/dropped": 0.0}, *[bitten] * 4) == []
+
+
+def test_far_from_those_that_wrote_is_told_apart_from_a_step_that_is_too_large() -> None:
+    (far,), (large,) = heard({"kl/old": 0.2, "staleness/max": 2.0}), heard({"kl/old": 0.2, "staleness/max": 0.0})
+    assert "lower `max_staleness`" in far and "max_staleness" not in large
+
+
 def test_a_run_that_ends_with_all_right_and_no_entropy_is_well() -> None:
     assert heard({"entropy": 0.8}, {"entropy": 0.001, "success/sampled": 0.99, "groups/teaching": 1.0}) == []
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from jobs import ROOT, small
+from processes import TIMEOUT_S, started, until
 
 STEPS = 4
-TIMEOUT_S = 120
 LEAVE_S = 5.0
 MACHINE = ("time/", "engine/")
 
@@ -32,23 +29,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@contextmanager
-def training(place: Path, out: str, *words: str, config: str = "run.yaml") -> Iterator[subprocess.Popen[str]]:
+def training(
+    place: Path, out: str, *words: str, config: str = "run.yaml"
+) -> AbstractContextManager[subprocess.Popen[str]]:
     chosen = () if "--resume" in words else ("--config", config)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainer.cli", *chosen, "--out", out, *words],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
+    return started(place, "-m", "trainer.cli", *chosen, "--out", out, *words)
 
 
 def finished(place: Path, out: str, *words: str) -> str:
@@ -61,13 +46,6 @@ def finished(place: Path, out: str, *words: str) -> str:
 def measured(run: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if not name.startswith(MACHINE)} for line in lines]
-
-
-def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=5)[0]
-        time.sleep(0.005)
 
 
 def lines(run: Path) -> int:
@@ -85,7 +63,8 @@ def whole(place: Path) -> list[dict[str, Any]]:
 def test_a_run_that_was_killed_at_random_moments_measures_what_an_uninterrupted_one_does(
     place: Path, whole: list[dict[str, Any]], seed: int
 ) -> None:
-    draw, out, words = random.Random(seed), f"killed-{seed}", []
+    draw, out = random.Random(seed), f"killed-{seed}"
+    words: tuple[str, ...] = ()
     for after in sorted(draw.sample(range(STEPS), 2)):
         with training(place, out, *words) as process:
             children = psutil.Process(process.pid)
@@ -95,7 +74,7 @@ def test_a_run_that_was_killed_at_random_moments_measures_what_an_uninterrupted_
             process.send_signal(signal.SIGKILL)
             process.wait(TIMEOUT_S)
             until_gone(kept)
-        words = ["--resume"]
+        words = ("--resume",)
     finished(place, out, "--resume")
     assert measured(place / out) == whole
 

@@ -173,6 +173,7 @@ def test_a_tool_server_that_dies_on_the_way_costs_its_rollouts_and_no_score(run:
     lost = [rollout for rollout in Rollouts(Path("r")) if rollout.stop.infrastructure]
     assert lost and all(rollout.reward is None for rollout in lost), told
     assert sum(line["rollout/lost"] for line in measured("r")) == len(lost)
+    assert sum(line.get("lost/tool_failed", 0) for line in measured("r")) == len(lost)
     assert [line["rollout/count"] for line in measured("r")] == [8, 8], "each was made anew"
 
 

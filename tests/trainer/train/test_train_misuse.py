@@ -73,8 +73,8 @@ def test_a_loss_that_is_no_number_names_its_rollout_and_moves_nothing(
     run("--config", config(steps=2, reward=mine("return float(attempt.rollout.index)")), "--out", "r")
     load = Policy.load
 
-    def spoilt(*given: Any) -> Policy:
-        policy = load(*given)
+    def spoilt(*given: Any, **more: Any) -> Policy:
+        policy = load(*given, **more)
         resume = policy.resume
         monkeypatch.setattr(policy, "resume", lambda folder: (resume(folder), poisoned(policy.model)))
         return policy
@@ -92,7 +92,7 @@ async def published(*_: Any) -> None:
 
 def test_a_learning_rate_that_leaves_no_numbers_is_refused(run: Run) -> None:
     told = run("--config", config(update={"lr": 1e30}), "--out", "r", code=2)
-    assert "run.yaml: update.lr: expected less than or equal to 10, found 1e+30" in told
+    assert "run.yaml:1: update.lr: expected less than or equal to 10, found 1e+30" in told
 
 
 def test_groups_without_a_lesson_are_told_of_and_the_run_goes_on(run: Run) -> None:
@@ -157,19 +157,19 @@ def test_a_dry_run_shows_what_would_be_done_and_leaves_nothing(run: Run) -> None
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"promts": 4}, "run.yaml: promts: unknown key\n  remedy: did you mean `prompts`?"),
-        ({"update": {"lora": {"rnk": 3}}}, "run.yaml: update.lora.rnk: unknown key\n  remedy: did you mean `rank`?"),
+        ({"promts": 4}, "run.yaml:1: promts: unknown key\n  remedy: did you mean `prompts`?"),
+        ({"update": {"lora": {"rnk": 3}}}, "run.yaml:1: update.lora.rnk: unknown key\n  remedy: did you mean `rank`?"),
         (
             {"reward": {"components": {"a": {"function": "answer", "wight": 2}}}},
-            "run.yaml: reward.components.a.wight: unknown key\n  remedy: did you mean `weight`?",
+            "run.yaml:1: reward.components.a.wight: unknown key\n  remedy: did you mean `weight`?",
         ),
         (
             {"curriculum": {"stages": [{"tols": ["add"]}]}},
-            "run.yaml: curriculum.stages[0].tols: unknown key\n  remedy: did you mean `tools`?",
+            "run.yaml:1: curriculum.stages[0].tols: unknown key\n  remedy: did you mean `tools`?",
         ),
         (
             {"reward": {"components": {"a": {"function": "anser"}}}},
-            "reward.components.a.function: there is no function 'anser'\n  remedy: did you mean 'answer'?",
+            "run.yaml:1: reward.components.a.function: there is no function 'anser'\n  remedy: did you mean 'answer'?",
         ),
         ({"curriculum": {"stages": [{"tools": ["calcluate"]}]}}, "did you mean 'calculate'?"),
         ({"evaluation": {"data": "nosuch.jsonl"}}, "nosuch.jsonl: cannot be read (No such file"),
@@ -188,7 +188,7 @@ def test_a_slip_in_the_run_file_names_file_field_and_what_was_meant(
     ("words", "says"),
     [
         (("--config", "nosuch"), "remedy: name a YAML file, or one of default, gsm8k, gsm8k_feedback"),
-        (("--data", "rows.jsonl"), "the demo's model knows no words but its own tasks'\n  remedy: name a model"),
+        (("--data", "rows.jsonl"), "a demo's model knows no words but its own tasks'\n  remedy: name a model"),
         (("--engine", "vllm"), "mtrl-train: --engine: should be auto, torch, "),
         (("--steps", "0"), "mtrl-train: --steps: expected greater than 0, found 0"),
         (("--tools", "nowhere"), "nowhere: there is no such folder"),

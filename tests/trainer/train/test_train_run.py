@@ -13,6 +13,7 @@ from jobs import small
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from trainer.run.file import Rollouts
 from trainer.train.again import again
 from trainer.train.compare import compare
 from trainer.train.dry import dry_run
@@ -52,6 +53,14 @@ async def test_a_run_leaves_what_its_folder_promises(run: Path) -> None:
     assert [("eval/greedy" in line) for line in lines] == [True, False, True, True]
     assert Folder(run).settings() == small()
     assert sorted(one.name for one in (run / "checkpoints").iterdir()) == ["000002", "000003"]
+
+
+async def test_each_rollout_keeps_what_the_algorithm_saw_and_its_tasks_kind(run: Path) -> None:
+    for step in (1, 2, 3):
+        learned = [one for one in Rollouts(run) if one.group.startswith(f"{step}-") and one.weighed is not None]
+        mean = sum(one.reward or 0.0 for one in learned) / len(learned)
+        assert mean == pytest.approx(measured(run)[step]["reward/mean"])
+        assert {one.kind for one in learned} <= {"fact", "sum"}
 
 
 async def test_the_same_settings_give_the_same_run_to_the_bit(run: Path, tmp_path: Path) -> None:

@@ -20,13 +20,16 @@ from trainer.engine.base import Capabilities, EngineError, Sampling, Written
 from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, finding
 from trainer.engine.sglang.barred import unbarred
 from trainer.engine.sglang.check import check
-from trainer.engine.sglang.probe import probe
+from trainer.engine.sglang.lend import CACHE, WEIGHTS, lend, regain
+from trainer.engine.sglang.probe import probed
 from trainer.engine.sglang.publish.way import Way
+from trainer.engine.sglang.pulse import pulse
 from trainer.engine.sglang.replica import Replica
+from trainer.engine.sglang.router import behind
 from trainer.engine.sglang.routes import Routes
 from trainer.engine.sglang.server import Server
 from trainer.engine.sglang.together import together
-from trainer.engine.sglang.wire import ASK_S, Gone, Wire
+from trainer.engine.sglang.wire import ASK_S, Gone, Silent, Wire
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,28 +38,41 @@ log = logging.getLogger(__name__)
 UNPUBLISHED = -1
 TRIES = 4
 """To have a turn written, or weights published, where servers are lost on the way."""
+SETTLE_S = 10.0
+"""For one behind a router to be given its weights, before more is written through it."""
 
 
 class SGLangEngine:
-    """`servers` are addresses of servers that run, or servers to be started; `finds` is the trainer's own reading.
+    """`servers` are addresses of servers that run, or of a router, or servers to be started; `finds` is the trainer's
+    own reading.
 
     With `in_place`, what is being written while weights are published goes on with what it has read under the earlier
-    ones; otherwise it reads it again.
+    ones; otherwise it reads it again. With `lends`, they have been started so that they can give memory away.
     """
 
     def __init__(
-        self, servers: Sequence[str | Server], way: Way, *, finds: Finds | None = None, in_place: bool = False
+        self,
+        servers: Sequence[str | Server],
+        way: Way,
+        *,
+        finds: Finds | None = None,
+        in_place: bool = False,
+        lends: bool = False,
     ) -> None:
+        self._lends = lends
         self._servers, self._way, self._finds = servers, way, finds
         self._mode = "in_place" if in_place else "retract"
         self._stack = AsyncExitStack()
         self.replicas: list[Replica] = []
+        self.router: Replica | None = None
+        """Where it is what all is written through."""
         self.routes = Routes()
         self.agreement: Agreement | None = None
         """Between the servers and the trainer, when weights were last published; the worst of all."""
         self._version = UNPUBLISHED
         self._alone = anyio.Lock()
         self._paused = False
+        self._losses = 0
         self._unseen = False
         """There are weights that were published while nobody could be asked about them."""
         self._before: Sequence[float] | None = None
@@ -68,8 +84,9 @@ class SGLangEngine:
         if not self.replicas:
             raise EngineError("the engine is not open; enter it with `async with` first")
         facts = [replica.facts for replica in self.replicas]
+        many = f" x {len(facts)}" if len(facts) > 1 else ""
         return Capabilities(
-            facts[0].name + (f" x {len(facts)}" if len(facts) > 1 else ""),
+            facts[0].name + many + (" behind a router" if self.router else ""),
             exact=self.agreement is not None and self.agreement.exact,
             images=all(one.images for one in facts),
             context=min(one.context for one in facts),
@@ -81,17 +98,29 @@ class SGLangEngine:
         """-1 until weights are published: what a server was started with, it alone knows."""
         return self._version
 
+    @property
+    def counted(self) -> Mapping[str, float]:
+        """Requests by why they went where they did, and by server; and servers that were lost."""
+        return self.routes.told | {"servers_lost": self._losses}
+
     async def __aenter__(self) -> Self:
         cache = uuid4().hex
         async with AsyncExitStack() as stack:
             for server in self._servers:
                 ours = None if isinstance(server, str) else await stack.enter_async_context(server)
                 wire = await stack.enter_async_context(Wire(ours.url if ours else str(server)))
-                await wire.post("/continue_generation", {})  # Whoever paused it may be dead.
-                self.replicas.append(Replica(wire, await probe(wire), cache, ours))
+                urls = () if ours else await behind(wire)
+                if urls and len(self._servers) > 1:
+                    raise EngineError(f"{wire.url} is a router: name it alone, or the servers {', '.join(urls)}")
+                wires = [await stack.enter_async_context(Wire(url)) for url in urls] or [wire]
+                self.replicas += [Replica(one, await probed(one, ours), cache, ours) for one in wires]
+                if urls:
+                    self.router = Replica(wire, self.replicas[0].facts, cache, writers=tuple(wires))
             stack.push_async_callback(self._closed)
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._tasks.cancel_scope.cancel)
+            for replica in self.replicas:
+                self._tasks.start_soon(pulse, replica, partial(self._awaited, replica), self._lost)
             self._stack = stack.pop_all()
         return self
 
@@ -99,7 +128,7 @@ class SGLangEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
-        self.replicas = []
+        self.replicas, self.router = [], None
 
     async def _closed(self) -> None:
         with anyio.move_on_after(ASK_S, shield=True):
@@ -121,7 +150,7 @@ class SGLangEngine:
             except Gone as error:
                 self._lost(replica, error)
                 if tried == TRIES:
-                    raise
+                    raise replica.error or error from error
         raise AssertionError("unreachable")
 
     async def _written(
@@ -137,39 +166,83 @@ class SGLangEngine:
         return replace(written, cached=read.cached) if read else written
 
     def _chosen(self, key: str, group: str) -> Replica:
-        up = [place for place, replica in enumerate(self.replicas) if replica.up]
-        return self.replicas[self.routes.choose(key, group, [replica.load for replica in self.replicas], up)]
+        up = [place for place, replica in enumerate(self._writers) if replica.up]
+        return self._writers[self.routes.choose(key, group, [replica.load for replica in self._writers], up)]
+
+    @property
+    def _writers(self) -> list[Replica]:
+        return [self.router] if self.router else self.replicas
+
+    def _awaited(self, replica: Replica) -> bool:
+        return (self.router or replica).load > 0 and not self._alone.locked()
 
     def _lost(self, replica: Replica, error: EngineError) -> None:
         """The others go on; meanwhile it is seen to that it comes back."""
         if not replica.up or self._tasks is None:
             return
+        if isinstance(error, Silent):
+            replica.wire.drop(str(error))
+        if replica.server is not None and (replica.server.short or not replica.server.alive):
+            error = replica.server.fault("is lost")
         log.warning("%s", error)
         replica.up, replica.error, replica.mended = False, error, anyio.Event()
+        self._losses += replica is not self.router
         self._tasks.start_soon(self._mend, replica)
+        if self.router and replica is not self.router:  # Who waits at it may be waiting for this one.
+            self._lost(self.router, error)
+            self.router.wire.drop(str(error))
 
     async def _mend(self, replica: Replica) -> None:
         try:
-            await replica.back()
-            async with self._alone:
-                if self._weights is not None:
-                    await self._way.send([replica.target], self._weights, self._version, False)
-                    await self._held(replica, await self._reading())
-                if self._paused:
-                    await self._stop(replica)
-                replica.up, replica.error = True, None
-                log.warning("SGLang at %s is back", replica.url)
+            for tried in range(1, TRIES + 1):
+                await replica.back()
+                try:
+                    await (self._settled() if replica is self.router else self._restored(replica))
+                    break
+                except Gone:  # Once more, while it was given the weights.
+                    if tried == TRIES:
+                        raise
+            log.warning("SGLang at %s is back", replica.url)
         except (EngineError, TimeoutError) as error:
             replica.error = error if isinstance(error, EngineError) else replica.error
         finally:
             replica.mended.set()
 
+    async def _restored(self, replica: Replica) -> None:
+        async with self._alone:
+            if self._weights is not None:
+                await regain(replica, WEIGHTS)
+                await self._way.send([replica.target], self._weights, self._version, False)
+                await regain(replica, CACHE)
+                await self._held(replica, await self._reading())
+            if self._paused:
+                await self._stop(replica)
+            replica.up, replica.error = True, None
+
+    async def _settled(self) -> None:
+        """It is not told which server failed: all are asked, and who has other weights is given them first."""
+        await self._each(self._current)
+        with anyio.move_on_after(SETTLE_S):
+            for replica in self.replicas:
+                if not replica.up:
+                    await replica.mended.wait()
+        if not self._up:
+            for replica in self.replicas:
+                await replica.mended.wait()
+        if not self._up or self.router is None:
+            raise EngineError(str(self.replicas[0].error))
+        self.router.up, self.router.error = True, None
+
+    async def _current(self, replica: Replica) -> None:
+        if self._weights and (version := await replica.version()) != self._version:
+            raise Gone(f"SGLang at {replica.url} was started anew: it has weights {version}, not {self._version}")
+
     async def _somebody(self) -> None:
         """Waits until a server answers. Where none comes back, the error says why."""
-        while not any(replica.up for replica in self.replicas):
-            mending = [replica for replica in self.replicas if not replica.mended.is_set()]
+        while not any(replica.up for replica in self._writers):
+            mending = [replica for replica in self._writers if not replica.mended.is_set()]
             if not mending:
-                raise EngineError(f"no server is left to write: {self.replicas[0].error}")
+                raise EngineError(f"no server is left to write: {self._writers[0].error}")
             await mending[0].mended.wait()
 
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -178,13 +251,13 @@ class SGLangEngine:
             await self._sent(weights, version)
             self._weights, self._version = weights, version
             self.routes.forget()
-            for replica in self.replicas:
+            for replica in {*self.replicas, *self._writers}:
                 replica.forget()
             if self._paused:
                 self._unseen = True
             else:
                 await self._see()
-        for replica in self.replicas:
+        for replica in (*self.replicas, *self._writers):
             if not replica.up and replica.mended.is_set():
                 replica.up = True
                 self._lost(replica, replica.error or EngineError("it did not answer"))  # Tried once more.
@@ -200,8 +273,10 @@ class SGLangEngine:
             await self._each(self._stop)  # Finds out as well who is there.
             try:
                 if self._up:
+                    await self._each(lambda replica: regain(replica, WEIGHTS))
                     there = [replica.target for replica in self._up]
                     await self._way.send(there, weights, version, self._mode == "retract")
+                    await self._each(lambda replica: regain(replica, CACHE))
                 return
             except Gone:
                 if tried == TRIES:
@@ -230,6 +305,12 @@ class SGLangEngine:
         if self.agreement is None or self.agreement.most < found.most:
             self.agreement = found
 
+    async def lend(self) -> bool:
+        if self._lends:
+            async with self._alone:
+                await self._each(lend)
+        return self._lends
+
     async def pause(self) -> None:
         async with self._alone:
             self._paused = True
@@ -243,7 +324,10 @@ class SGLangEngine:
                 await self._see()
 
     async def abort(self, key: str = "") -> None:
-        await self._each(lambda replica: replica.abort(key))
+        if self.router:
+            await self.router.abort(key)
+        else:
+            await self._each(lambda replica: replica.abort(key))
 
     async def _stop(self, replica: Replica) -> None:
         await replica.wire.post("/pause_generation", {"mode": self._mode})

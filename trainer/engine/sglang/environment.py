@@ -11,6 +11,8 @@ from pathlib import Path
 from trainer.engine.base import EngineError
 
 NAMED = "MTRL_SGLANG_PYTHON"
+PATH = "MTRL_SGLANG_PYTHONPATH"
+"""What that Python finds beside its own packages: where they cannot be installed, but carried to."""
 MADE = ".sglang/bin/python"
 """By `make sglang`, in the folder one works in or in that of the source."""
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -33,7 +35,8 @@ def python() -> Path:
 
 
 def environment() -> Mapping[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in OURS}
+    own = {"PYTHONPATH": os.environ[PATH]} if os.environ.get(PATH) else {}
+    return {name: value for name, value in os.environ.items() if name not in OURS} | own
 
 
 def _places() -> tuple[Path, ...]:

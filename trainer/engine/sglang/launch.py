@@ -10,7 +10,8 @@ start. Three things are set up in each of its processes before it is imported, a
 2. torchvision's wheel is one for CUDA as well, and its compiled operators do not load: two are declared, without a
    body, so that it can be imported. Whoever calls one of them gets PyTorch's error.
 3. `sgl_kernel`, SGLang's compiled kernels, does not exist for CPUs as a wheel: a module of the same name offers what is
-   imported from it, all of it for speculative decoding. It computes nothing: each raises when it is called.
+   imported from it, all of it for speculative decoding, and its operators that models which see look up are declared
+   without a body. It computes nothing: each raises when it is called.
 
 That is not a combination its makers support, so only versions that were tested are started. What it computes is held
 against the trainer's own logprobs in `tests/sglang`.
@@ -57,6 +58,15 @@ KERNELS = (
 )
 
 
+OPERATORS = (
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+    "fused_sigmoid_mul_cpu",
+)
+"""Of Qwen3.5 alone; but with it the families that see are imported together, or not at all."""
+
+
 def main(arguments: Sequence[str]) -> None:
     if on_cpu(arguments):
         check(installed())
@@ -99,6 +109,8 @@ def stand_in() -> None:
 
     for operator in ("nms", "qnms"):
         torch.library.define(f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    for operator in OPERATORS:
+        torch.library.define(f"sgl_kernel::{operator}", "(Tensor x) -> Tensor")
     sys.modules["sgl_kernel"] = kernels()
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.engine.base import EngineError
-from trainer.engine.sglang.wire import Refused, Wire
+from trainer.engine.sglang.server import Server
+from trainer.engine.sglang.wire import Gone, Refused, Wire
 
 OLDEST, NEWEST = (0, 5, 9), (0, 5, 23)
 NEEDED = frozenset(
@@ -28,6 +29,8 @@ BEGIN, END = "/begin_weight_update", "/end_weight_update"
 TEMPERED = (11, 12, 13, 14)
 """Ids of which two continuations at two temperatures are asked for."""
 WARM = 2.0
+STARTS = 3
+"""Of a server of ours, before what it is is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,21 @@ class Facts:
         return tuple(notes)
 
 
+async def probed(wire: Wire, ours: Server | None = None) -> Facts:
+    """One of ours that is lost while it is asked is started again."""
+    for start in range(STARTS):
+        try:
+            return await probe(wire)
+        except Gone:
+            if ours is None or start == STARTS - 1:
+                raise
+            await ours.restart()
+    raise AssertionError("unreachable")
+
+
 async def probe(wire: Wire) -> Facts:
     """What cannot be worked with is told here, with what can."""
+    await wire.post("/continue_generation", {})  # Whoever paused it may be dead.
     told = await _info(wire)
     release = str(told.get("version", ""))
     if number(release) < OLDEST:
@@ -93,7 +109,7 @@ async def _info(wire: Wire) -> dict[str, Any]:
     try:
         told = await wire.get("/server_info")
     except Refused as error:
-        remedy = "name the servers themselves; behind a router they take no weights"
+        remedy = "give the address of a server, or of a router that tells its servers at `/workers`"
         raise EngineError(f"no SGLang server answers at {wire.url} ({error}): {remedy}") from error
     if not isinstance(told, dict):
         raise EngineError(f"no SGLang server answers at {wire.url}: give the address that `/server_info` is under")

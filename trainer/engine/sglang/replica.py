@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +16,7 @@ from trainer.engine.sglang.probe import Facts
 from trainer.engine.sglang.publish.way import Target
 from trainer.engine.sglang.request import asked, numbered, written
 from trainer.engine.sglang.server import Server
+from trainer.engine.sglang.together import together
 from trainer.engine.sglang.wire import Gone, Refused, Wire
 
 WRITE_S = 3600.0
@@ -22,8 +24,10 @@ WRITE_S = 3600.0
 ABORT_S = 5.0
 BACK_S = 300.0
 """For a server that is somebody else's to start again."""
-HUNG_S = 60.0
+HUNG_S = 20.0
 """For one of ours that lives and does not answer."""
+SHORT = 2
+"""Times that one may run out of memory with the same weights, before it is not started again."""
 READ_S = 60.0
 """For a sibling to read what a group begins with; who waits for longer reads it as well."""
 OPENING = Sampling(max_tokens=0)
@@ -49,11 +53,17 @@ class Replica:
     """With a version, names what may be read again: another run's weights may have the same number."""
     server: Server | None = None
     """Where it is ours to start again."""
+    writers: tuple[Wire, ...] = ()
+    """Behind a router, all of the servers that it may have write."""
     up: bool = True
     error: EngineError | None = None
     """Why it is not up."""
+    lent: list[str] = field(default_factory=list)
+    """What of its memory the trainer has."""
     mended: anyio.Event = field(default_factory=anyio.Event)
     """Set when nobody works any more on having it back, whether or not it is."""
+    shortages: int = 0
+    """How often it ran out of memory with these weights."""
     _openings: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
     """By group and version, what its rollouts begin with: set when it was read."""
     _live: dict[str, _Live] = field(default_factory=dict)
@@ -110,6 +120,7 @@ class Replica:
     def forget(self) -> None:
         """With new weights, what was read is of no use."""
         self._openings.clear()
+        self.shortages = 0
 
     async def _answer(self, rid: str, body: Mapping[str, Any]) -> Any:
         over = False
@@ -129,14 +140,15 @@ class Replica:
             raise Gone(f"SGLang at {self.url} was started anew: it has weights {result.version}, not {live.version}")
         if result.stop == "abort" and not live.aborted:
             raise Gone(f"SGLang at {self.url} stopped writing: {answer['meta_info']['finish_reason'].get('message')}")
-        return replace(result, version=max(result.version, 0))
+        before = tuple((max(version, 0), count) for version, count in result.before)
+        return replace(result, version=max(result.version, 0), before=before)
 
     async def abort(self, key: str) -> None:
         """Of one rollout, or of all: they are answered with what they have, or without it where that takes long."""
         told = {rid: live for rid, live in self._live.items() if not key or live.key == key}
         for rid, live in told.items():
             live.aborted = True
-            await self.wire.post("/abort_request", {"rid": rid})
+            await self._end(rid)
         with anyio.move_on_after(ABORT_S):
             for live in told.values():
                 await live.over.wait()
@@ -148,16 +160,30 @@ class Replica:
         until = anyio.current_time() + (BACK_S if self.server is None else HUNG_S)
         while True:
             if self.server is not None and not self.server.alive:
-                await self.server.restart()
+                self.shortages += self.server.short
+                if self.shortages >= SHORT:
+                    raise self.server.fault("ran out of memory again")
+                await self._restarted(self.server)
             try:
-                await self.wire.post("/continue_generation", {})
+                await self._there()
                 return
             except Gone:
                 if anyio.current_time() > until:
                     if self.server is None:
                         raise
-                    await self.server.restart()
+                    await self._restarted(self.server)
             await anyio.sleep(1)
+
+    async def _restarted(self, server: Server) -> None:
+        """With memory of its own."""
+        await server.restart()
+        self.lent = []
+
+    async def _there(self) -> None:
+        if self.writers:
+            await self.wire.get("/health")
+        else:
+            await self.wire.post("/continue_generation", {})  # Whoever paused it may be dead.
 
     async def version(self) -> int:
         return numbered((await self.wire.get("/model_info"))["weight_version"])
@@ -165,6 +191,11 @@ class Replica:
     async def _hung_up(self, rid: str) -> None:
         with anyio.move_on_after(ABORT_S, shield=True):
             try:
-                await self.wire.post("/abort_request", {"rid": rid})
+                await self._end(rid)
             except EngineError:
                 return  # Who does not answer does not write either.
+
+    async def _end(self, rid: str) -> None:
+        """Whoever does not write it is told as well, where nobody knows who does."""
+        writers = self.writers or (self.wire,)
+        await together(partial(wire.post, "/abort_request", {"rid": rid}) for wire in writers)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.types import Image
 from trainer.engine.base import EngineError, Sampling, Stop, Written
+from trainer.ledger import Spells, spelled
 
 BARRED = -1e9
 """Added to a logit, it leaves no chance, and no number that JSON cannot write."""
@@ -55,22 +56,27 @@ def written(answer: Any, asked_ids: int, most: int, images: bool) -> Written:
         pairs = (meta.get("output_token_logprobs") or [])[:most]
         ids = tuple(int(pair[1]) for pair in pairs)
         stop = STOPS[meta["finish_reason"]["type"]]
-        read = int(meta.get("prompt_tokens", asked_ids))  # Left out where it was aborted in the queue.
-        version, cached = _version(meta), int(meta.get("cached_tokens") or 0)
+        read = int(meta["prompt_tokens"]) if "prompt_tokens" in meta else None  # Not where it was aborted in the queue.
+        (version, before), cached = _versions(meta, len(ids)), int(meta.get("cached_tokens") or 0)
         told = tuple(answer["output_ids"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"SGLang answered in a form that we do not know ({type(error).__name__}: {error})") from error
     if told[len(told) - len(ids) :] != ids or len(told) != len(ids):
         raise EngineError(f"SGLang wrote {len(told)} ids and gave logprobs of {len(ids)}, which are not the same")
-    if read != asked_ids and not images:
+    if read not in (None, asked_ids) and not images:
         raise EngineError(f"SGLang read {read} ids where it was asked to continue {asked_ids}")
-    return Written(ids, tuple(float(pair[0]) for pair in pairs), stop, version, cached)
+    return Written(ids, tuple(float(pair[0]) for pair in pairs), stop, version, cached, before, read)
 
 
-def _version(meta: Mapping[str, Any]) -> int:
-    """Of the last id; releases that tell no spans tell the version that was there at the end."""
+def _versions(meta: Mapping[str, Any], ids: int) -> tuple[int, Spells]:
+    """Of the last of so many ids, and of those before; who tells no spans tells the version at the end."""
     spans = meta.get("weight_versions")
-    return numbered(spans[-1]["version"] if spans else meta.get("weight_version"))
+    if not spans:
+        return numbered(meta.get("weight_version")), ()
+    return spelled(
+        [numbered(span["version"]) for span in spans for _ in range(int(span["start"]), min(int(span["end"]), ids))],
+        numbered(spans[-1]["version"]),
+    )
 
 
 def numbered(version: object) -> int:

@@ -21,6 +21,7 @@ from anyio import to_thread
 from gateway.upstream.reaper import Reaper
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.environment import environment, python
+from trainer.engine.sglang.memory import remedied, short
 
 LAUNCH = Path(__file__).with_name("launch.py")
 HOST = "127.0.0.1"
@@ -29,8 +30,12 @@ _POLL_S = 0.2
 _HEALTH_S = 25.0
 """It generates a token for an answer, and gives itself 20 seconds."""
 _END_S = 3.0
+STARTS = 3
+"""Times that one which ran before is started, before it is given up."""
 _WORDS_LINES = 20
 _WORDS_BYTES = 8192
+_TRACE_BYTES = 65536
+"""Its processes end one after the other, each with a trace."""
 
 Told = Callable[[str], None]
 
@@ -113,15 +118,26 @@ class Server:
 
     async def restart(self) -> None:
         """Ends what is left of it and starts it anew, on the model's folder, at the same address."""
-        with anyio.CancelScope(shield=True):
-            await self._end()
-        await self._start()
+        for start in range(1, STARTS + 1):
+            with anyio.CancelScope(shield=True):
+                await self._end()
+            try:
+                return await self._start()
+            except EngineError:  # It was killed before it was there, or cannot be started at all.
+                if start == STARTS or self.short:
+                    raise
 
     def fault(self, what: str) -> EngineError:
         """What happened, with how the process ended and its last words."""
         code = self._process.poll() if self._process else None
         ended = "" if code is None else f": ended by signal {-code}" if code < 0 else f": exited with {code}"
-        return EngineError(f"SGLang at {self.url} {what}{ended}; its log, {self.log}, ends:\n{self._words()}")
+        told = f"SGLang at {self.url} {what}{ended}; its log, {self.log}, ends:\n{self._last_lines()}"
+        return EngineError(remedied(told, self._words(_TRACE_BYTES)))
+
+    @property
+    def short(self) -> bool:
+        """It said, since it was started, that it has no memory left."""
+        return short(self._words(_TRACE_BYTES))
 
     async def _start(self) -> None:
         address = ("--host", HOST, "--port", self.url.rpartition(":")[2])
@@ -184,16 +200,18 @@ class Server:
             await to_thread.run_sync(process.wait, _END_S)
         self._reaper.remove(process.pid)
 
-    def _words(self) -> str:
-        """The last lines since it was started."""
+    def _last_lines(self) -> str:
+        return "\n".join(self._words(_WORDS_BYTES).splitlines()[-_WORDS_LINES:]) or "(nothing)"
+
+    def _words(self, most: int) -> str:
+        """The last bytes since it was started."""
         try:
             with self.log.open("rb") as log:
                 end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._heard_from, end - _WORDS_BYTES))
-                lines = log.read().decode("utf-8", "replace").strip().splitlines()
+                log.seek(max(self._heard_from, end - most))
+                return log.read().decode("utf-8", "replace").strip()
         except OSError as error:
             return f"(cannot be read: {error})"
-        return "\n".join(lines[-_WORDS_LINES:]) or "(nothing)"
 
 
 def _reserved() -> socket.socket:

@@ -13,6 +13,7 @@ import httpx2
 from anyio import to_thread
 
 from trainer.engine.base import EngineError
+from trainer.engine.sglang.memory import remedied
 
 CONNECT_S = 10.0
 ASK_S = 30.0
@@ -26,6 +27,10 @@ QUOTED = 400
 
 class Gone(EngineError):
     """The server does not answer, or has no room; what was asked may be asked of another."""
+
+
+class Silent(Gone):
+    """It says nothing, not even that it cannot: who asked it for something else will wait as well."""
 
 
 class Refused(EngineError):
@@ -42,6 +47,9 @@ class Wire:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._http: httpx2.AsyncClient | None = None
+        self._waiting: set[anyio.CancelScope] = set()
+        """For answers."""
+        self._why = ""
 
     async def __aenter__(self) -> Self:
         self._http = httpx2.AsyncClient(
@@ -71,16 +79,29 @@ class Wire:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self._asked("POST", path, content, within, again=again)
 
+    def drop(self, why: str) -> None:
+        """Whoever waits for an answer will have none: to them the server is gone."""
+        self._why = why
+        for scope in self._waiting:
+            scope.cancel()
+
     async def _asked(self, method: str, path: str, content: bytes | None, within: float, *, again: bool) -> Any:
+        scope = anyio.CancelScope()
+        self._waiting.add(scope)
         try:
-            with anyio.fail_after(within):
+            with scope, anyio.fail_after(within):
                 answer = await self._answer(method, path, content, again)
+            if scope.cancelled_caught:
+                raise Gone(self._why)
         except TimeoutError as error:
-            raise Gone(f"SGLang at {self.url} did not answer {path} within {within:g} s") from error
+            raise Silent(f"SGLang at {self.url} did not answer {path} within {within:g} s") from error
         except httpx2.TransportError as error:
             raise Gone(f"SGLang at {self.url} cannot be reached: {type(error).__name__}: {error}") from error
+        finally:
+            self._waiting.remove(scope)
         if answer.status_code >= 500:
-            raise Gone(f"SGLang at {self.url} failed at {path} ({answer.status_code}): {_words(answer)}")
+            told = f"SGLang at {self.url} failed at {path} ({answer.status_code}): {_words(answer)}"
+            raise Gone(remedied(told))
         if not answer.is_success:
             told = f"SGLang at {self.url} refused {path} ({answer.status_code}): {_words(answer)}"
             raise Refused(told, answer.status_code)

@@ -12,7 +12,7 @@ from anyio import to_thread
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trainer.engine.sglang.publish.way import LOAD_S, Target, distinct, told
+from trainer.engine.sglang.publish.way import Target, distinct, told, within_s
 from trainer.engine.sglang.together import together
 
 
@@ -28,12 +28,12 @@ class ByDisk:
         folder = await to_thread.run_sync(self._written, weights, version)
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush}
         try:
-            await together(partial(self._sent, target, body) for target in targets)
+            await together(partial(self._sent, target, body, within_s(weights.items())) for target in targets)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def _sent(self, target: Target, body: Mapping[str, object]) -> None:
-        await told(target.wire, "/update_weights_from_disk", body, within=LOAD_S)
+    async def _sent(self, target: Target, body: Mapping[str, object], within: float) -> None:
+        await told(target.wire, "/update_weights_from_disk", body, within=within)
 
     def _written(self, weights: Mapping[str, Tensor], version: int) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self._folder)).absolute()

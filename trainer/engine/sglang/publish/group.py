@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from trainer.engine.base import EngineError
-from trainer.engine.sglang.publish.way import LOAD_S, Named, Target, buckets, distinct, told, updating
+from trainer.engine.sglang.publish.way import Named, Target, buckets, distinct, told, updating, within_s
 from trainer.engine.sglang.together import together
 from trainer.engine.sglang.wire import ASK_S
 
@@ -66,14 +66,14 @@ class ByGroup:
         }
         body |= {} if version is None else {"weight_version": str(version)}
         path = "/update_weights_from_distributed"
-        takes = [partial(told, target.wire, path, body, within=LOAD_S) for target in self._members]
+        takes = [partial(told, target.wire, path, body, within=within_s(part)) for target in self._members]
         await together([*takes, partial(_threaded, self._spoken, part)])
 
     def _spoken(self, part: Sequence[Named]) -> None:
         works = [dist.broadcast(tensor.contiguous(), src=0, group=self._group, async_op=True) for _, tensor in part]
         for work in works:
             if work is not None:
-                work.wait(timedelta(seconds=LOAD_S))
+                work.wait(timedelta(seconds=within_s(part)))
 
     async def _join(self, targets: tuple[Target, ...], backend: str) -> None:
         """Trainer and servers come in at once: each waits for all others."""

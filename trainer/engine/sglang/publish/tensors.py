@@ -15,7 +15,7 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from trainer.engine.sglang.publish.way import LOAD_S, Named, Target, buckets, distinct, told, updating
+from trainer.engine.sglang.publish.way import Named, Target, buckets, distinct, told, updating, within_s
 from trainer.engine.sglang.together import together
 
 BUCKET = 2**28
@@ -35,7 +35,7 @@ class ByTensors:
                 last = place == len(parts) - 1
                 flat = await to_thread.run_sync(flattened, part)  # Kept until the server has answered.
                 body = await to_thread.run_sync(_body, flat, target.facts.ranks, version if last else None, flush)
-                await told(target.wire, "/update_weights_from_tensor", body, within=LOAD_S)
+                await told(target.wire, "/update_weights_from_tensor", body, within=within_s(part))
 
     async def close(self) -> None:
         """It holds nothing."""

@@ -14,8 +14,10 @@ from trainer.engine.base import EngineError
 from trainer.engine.sglang.probe import BEGIN, END, Facts
 from trainer.engine.sglang.wire import ASK_S, Refused, Wire
 
-LOAD_S = 600.0
-"""For a server to take in a part of the weights."""
+LOAD_S = 60.0
+"""For a server to take in the smallest part of the weights."""
+SLOW = 200e6
+"""Bytes a second that it takes in at least, from whatever disk or network."""
 Named = tuple[str, Tensor]
 
 
@@ -62,6 +64,11 @@ async def told(wire: Wire, path: str, body: Mapping[str, Any] | bytes, *, within
     answer = await wire.post(path, body, within=within)
     if isinstance(answer, Mapping) and answer.get("success") is False:
         raise Refused(f"SGLang at {wire.url} refused {path}: {answer.get('message')}", 200)
+
+
+def within_s(weights: Iterable[Named]) -> float:
+    """For a server to take these in; one that needs longer is held to be lost."""
+    return LOAD_S + sum(tensor.nbytes for _, tensor in weights) / SLOW
 
 
 def distinct(weights: Mapping[str, Tensor]) -> list[Named]:

@@ -1,0 +1,208 @@
+"""Real servers are killed, stopped, cut off and started anew under an engine that writes: nothing is lost of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from anyio.abc import SocketStream
+from transformers import PreTrainedModel
+
+from tests.sglang.conftest import Lent, group_of
+from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened
+from trainer.engine.base import Sampling, Written
+from trainer.engine.sglang import pulse
+from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.publish import tensors
+from trainer.engine.sglang.server import Server
+
+LONG = Sampling(max_tokens=200, barred=(EOS,))
+MANY = 6
+
+
+class Writing:
+    """Rollouts that are being written, each of its own prompt."""
+
+    def __init__(self, engine: SGLangEngine, policy: PreTrainedModel) -> None:
+        self.engine, self.policy = engine, policy
+        self.ended: dict[int, Written] = {}
+
+    async def write(self, place: int) -> None:
+        key, group = f"{place}/t/0", str(place)
+        self.ended[place] = await self.engine.generate((*PROMPT, place), LONG, key=key, group=group)
+
+    def whole(self, version: int) -> bool:
+        """Each was written once, to its end, by the weights that were published."""
+        assert sorted(self.ended) == list(range(MANY))
+        assert {len(one.ids) for one in self.ended.values()} == {LONG.max_tokens}
+        assert {one.version for one in self.ended.values()} == {version}
+        return max(off(self.policy, (*PROMPT, place), one) for place, one in self.ended.items()) <= AGREE
+
+
+@asynccontextmanager
+async def writing(engine: SGLangEngine, policy: PreTrainedModel) -> AsyncIterator[Writing]:
+    """All of them have begun and none is over; left when all are."""
+    under_way = Writing(engine, policy)
+    with anyio.fail_after(200):
+        async with anyio.create_task_group() as tasks:
+            for place in range(MANY):
+                tasks.start_soon(under_way.write, place)
+            while sum(replica.load for replica in engine.replicas) < MANY:  # noqa: ASYNC110 - no event tells of it
+                await anyio.sleep(0.01)
+            await anyio.sleep(0.3)  # the time in which they write
+            assert not under_way.ended
+            yield under_way
+
+
+async def up(engine: SGLangEngine, place: int) -> None:
+    with anyio.fail_after(200):
+        while not engine.replicas[place].up:  # noqa: ASYNC110 - no event tells of it
+            await anyio.sleep(0.05)
+
+
+async def test_a_server_whose_scheduler_is_killed_comes_back_with_the_weights_and_nothing_is_lost(
+    server: Server, policy: PreTrainedModel
+) -> None:
+    own = Lent(server)
+    async with opened(own, policy=policy) as engine:
+        moved(policy)
+        await engine.publish(policy.state_dict(), 1)
+        async with writing(engine, policy) as written:
+            group = group_of(server.pid)
+            assert len(group) >= 3
+            os.kill(scheduler_of(server), signal.SIGKILL)
+        assert written.whole(version=1)
+        assert not set(group) & set(group_of(server.pid)) and server.url == engine.replicas[0].url
+
+
+async def test_what_a_server_that_hangs_was_writing_is_written_by_another(
+    servers: tuple[Server, Server], policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found out while nobody asks it for anything else, ended and started anew."""
+    monkeypatch.setattr(pulse, "PULSE_S", 0.5)
+    monkeypatch.setattr(pulse, "QUIET_S", 3.0)
+    hangs, other = servers
+    async with opened(Lent(hangs), other, policy=policy) as engine:
+        moved(policy)
+        await engine.publish(policy.state_dict(), 1)
+        assert hangs.pid is not None
+        async with writing(engine, policy) as written:
+            assert min(replica.load for replica in engine.replicas) > 0
+            for pid in group_of(hangs.pid):
+                os.kill(pid, signal.SIGSTOP)
+        assert written.whole(version=1) and not engine.replicas[0].up
+        await engine.publish(policy.state_dict(), 2)
+        await up(engine, 0)
+        assert await engine.replicas[0].version() == 2
+
+
+async def test_a_server_that_is_killed_in_the_midst_of_an_update_has_the_whole_of_it_in_the_end(
+    server: Server, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+
+    async def told(wire: Any, path: str, body: Any, **more: Any) -> None:
+        await whole(wire, path, body, **more)
+        taken.append(path)
+        if len(taken) == 2:
+            assert server.pid is not None
+            os.killpg(server.pid, signal.SIGKILL)
+
+    async with opened(Lent(server), policy=policy) as engine:
+        whole = tensors.told
+        monkeypatch.setattr(tensors, "BUCKET", 2**16)
+        monkeypatch.setattr(tensors, "told", told)
+        moved(policy)
+        await engine.publish(policy.state_dict(), 1)
+        assert len(taken) > 4 and engine.agreement is not None and engine.agreement.exact
+        written = await engine.generate(PROMPT, LONG)
+    assert written.version == 1 and off(policy, PROMPT, written) <= AGREE
+
+
+async def test_servers_that_were_cut_off_or_started_anew_by_others_write_nothing_with_other_weights(
+    servers: tuple[Server, Server], policy: PreTrainedModel
+) -> None:
+    """Neither is ours: one comes back with the weights that it was started with, one is not reached for a while."""
+    anew, far = servers
+    async with Line(far.url) as line, opened(anew.url, line.url, policy=policy) as engine:
+        moved(policy)
+        await engine.publish(policy.state_dict(), 1)
+        async with writing(engine, policy) as written:
+            await line.cut()
+        assert written.whole(version=1)
+        moved(policy, by=0.02)
+        await engine.publish(policy.state_dict(), 2)
+        assert not engine.replicas[1].up
+        await line.mend()
+        await up(engine, 1)
+        assert await engine.replicas[1].version() == 2
+        await anew.restart()
+        async with writing(engine, policy) as written:
+            pass
+        assert written.whole(version=2)
+        await up(engine, 0)
+        assert await engine.replicas[0].version() == 2
+
+
+def scheduler_of(server: Server) -> int:
+    (scheduler,) = (pid for pid in group_of(server.pid) if psutil.Process(pid).name().startswith("sglang::sch"))
+    return scheduler
+
+
+class Line:
+    """Stands between an engine and a server, and can be cut."""
+
+    def __init__(self, url: str) -> None:
+        self._host, self._port = url.removeprefix("http://").split(":")
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._there = True
+        self._open: set[SocketStream] = set()
+
+    async def __aenter__(self) -> Line:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        port = self._listener.extra(anyio.abc.SocketAttribute.local_port)
+        self.url = f"http://127.0.0.1:{port}"
+        self._tasks.start_soon(self._listener.serve, self._joined)
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        assert self._tasks is not None
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+        await self._listener.aclose()
+
+    async def cut(self) -> None:
+        self._there = False
+        for stream in list(self._open):
+            await stream.aclose()
+
+    async def mend(self) -> None:
+        self._there = True
+
+    async def _joined(self, near: SocketStream) -> None:
+        if not self._there:
+            await near.aclose()
+            return
+        async with (
+            near,
+            await anyio.connect_tcp(self._host, int(self._port)) as far,
+            anyio.create_task_group() as tasks,
+        ):
+            self._open |= {near, far}
+            tasks.start_soon(self._carry, near, far)
+            await self._carry(far, near)
+            tasks.cancel_scope.cancel()
+
+    async def _carry(self, one: SocketStream, other: SocketStream) -> None:
+        try:
+            async for some in one:
+                await other.send(some)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return

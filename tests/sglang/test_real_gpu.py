@@ -1,0 +1,35 @@
+"""What measures a GPU runs from end to end without one, in small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.long
+
+ROOT = Path(__file__).parents[2]
+START_S = 900
+
+
+def test_all_that_a_gpu_is_to_tell_is_told_in_small(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--small", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (file,) = tmp_path.glob("gpu-????-??-??.json")
+    told = json.loads(file.read_text())
+    assert {"about", "gates", "default job", "tiny"} <= told.keys()
+    assert told["gates"]["most"] <= 1e-5 and told["default job"]["steps"] == 1
+    tiny = told["tiny"]
+    assert tiny["rollouts"] == 4 and tiny["rollout_tokens_per_s"] > 0 and tiny["update_tokens_per_s"] > 0
+    assert tiny["cached_of_possible"] >= 0.95 and tiny["mismatch_max"] <= 2e-5
+    assert all(tiny[f"publish_{way}_s"] > 0 for way in ("tensors", "disk", "group"))
+    assert "| rollout, tokens/s |" in file.with_suffix(".md").read_text()
+    if "trl" in tiny:
+        assert tiny["trl_update_tokens_per_s"] > 0
+        assert tiny["trl_grad_norm"] == pytest.approx(tiny["update_grad_norm"], rel=1e-3)
+    else:
+        assert tiny["trl_problem"] == "not installed here yet"

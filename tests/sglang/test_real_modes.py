@@ -1,0 +1,97 @@
+"""Rollouts that run ahead of learning, on a real server: each token knows its version, and which weights found it how
+likely."""
+
+from __future__ import annotations
+
+import io
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import anyio
+import pytest
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from tests.sglang.policy import AGREE, EOS, PROMPT, finds, moved, opened
+from tests.trainer.train.jobs import small
+from trainer.engine.base import Sampling, Written
+from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.publish.tensors import ByTensors
+from trainer.engine.sglang.server import Server
+from trainer.run.file import Rollouts
+from trainer.train.again import again
+from trainer.train.start import train
+
+STEPS = 3
+TOOLS = "tools:\n  - class_name: trainer.demo.lookup.LookUp\n  - function: calculator:calculate\n"
+CALCULATOR = 'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    return "0"\n'
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_each_token_has_the_version_that_sampled_it_and_that_ones_logprob(
+    in_place: bool, server: Server, policy: PreTrainedModel
+) -> None:
+    """In place, what goes on has read the earlier ids under the earlier weights: its logprobs are no trainer's."""
+    ended: list[Written] = []
+    old = deepcopy(policy)
+
+    async def write(engine: SGLangEngine) -> None:
+        ended.append(await engine.generate(PROMPT, Sampling(max_tokens=300, barred=(EOS,)), key="a"))
+
+    async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(write, engine)
+        await anyio.sleep(0.5)  # the time in which it writes
+        moved(policy, by=0.01)
+        await engine.publish(policy.state_dict(), 1)
+    (written,) = ended
+    first = written.versions.count(0)
+    assert 0 < first < 300 and written.versions == (0,) * first + (1,) * (300 - first)
+    ids = (*PROMPT, *written.ids)
+    by_old, by_new = (finds(one)(ids)[len(PROMPT) - 1 :] for one in (old, policy))
+    expected = by_old[:first] + by_new[first:]
+    apart = [abs(one - other) for one, other in zip(written.logprobs, expected, strict=True)]
+    assert max(apart[:first]) <= AGREE
+    assert max(apart[first:]) <= AGREE if not in_place else max(apart[first:]) > 0
+    assert max(abs(one - other) for one, other in zip(by_old, by_new, strict=True)) > 100 * AGREE
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "one_step_off", "asynchronous"])
+async def test_a_run_learns_in_each_mode_from_what_is_no_older_than_it_may_be(
+    mode: str, server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "tools.yaml").write_text(TOOLS)
+    (tmp_path / "calculator.py").write_text(CALCULATOR)
+    more = {"kinds": ["fact"], "steps": STEPS, "evaluation": {"every": 0}, "sampling": {"temperature": 1.0}}
+    settings = small(mode=mode, tools=str(tmp_path), engine=server.url, **more)
+    run, console = tmp_path / "run", Console(file=io.StringIO(), width=200)
+    with anyio.fail_after(300):
+        await train(settings, run, console)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3] and [line["rollout/lost"] for line in lines] == [0] * STEPS
+    most = {"synchronous": [0, 0, 0], "one_step_off": [0, 1, 1], "asynchronous": [0, 1, 1]}[mode]
+    learned = 0
+    for rollout in Rollouts(run):
+        step = rollout.step or int(rollout.group.split("-")[0])
+        ages = {step - 1 - version for version in rollout.versions} if step else set()
+        assert all(0 <= age <= most[step - 1] for age in ages), (step, ages)
+        learned += bool(step)
+    assert learned == STEPS * settings.prompts * settings.n
+    assert [line.get("staleness/max", 0) <= bound for line, bound in zip(lines, most, strict=True)] == [True] * STEPS
+    assert await again(run, STEPS, console), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_a_server_without_a_gpu_takes_a_loan_at_its_word_and_goes_on_with_the_new_weights(
+    server: Server, policy: PreTrainedModel
+) -> None:
+    """It answers 200 and null, and frees nothing: there is no memory saver for CPUs. Not measured on a GPU yet."""
+    with anyio.fail_after(300):
+        async with SGLangEngine([server.url], ByTensors(), finds=finds(policy), lends=True) as engine:
+            await engine.publish(policy.state_dict(), 0)
+            for version in (1, 2):
+                assert await engine.lend() and engine.replicas[0].lent == ["weights", "kv_cache"]
+                moved(policy, by=0.01)
+                await engine.publish(policy.state_dict(), version)
+                written = await engine.generate(PROMPT, Sampling(max_tokens=20, barred=(EOS,)))
+                assert written.versions == (version,) * 20 and engine.replicas[0].lent == []
+                assert engine.agreement and engine.agreement.most <= AGREE

@@ -1,0 +1,132 @@
+"""Behind a router: weights go to each server, what is written goes through it, and whichever server failed is found."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import cycle
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from fake_sglang import IDS, NAME, Fake, hosting, reads, serving, until, weights
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from trainer.engine.base import EngineError, Sampling, Written
+from trainer.engine.sglang import engine as engines
+from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.publish.tensors import ByTensors
+
+
+class Turns:
+    """A router that gives each server one request after the other, and refuses whatever else it is asked."""
+
+    def __init__(self, *urls: str, **more: Any) -> None:
+        self.urls, self.more, self.turn = urls, more, cycle(urls)
+        self.asked = 0
+
+    def app(self) -> Starlette:
+        routes = [Route("/workers", self.workers), Route("/health", lambda _: Response("OK"))]
+        return Starlette(routes=[*routes, Route("/generate", self.generate, methods=["POST"])])
+
+    def workers(self, _: Request) -> Response:
+        return JSONResponse({"workers": [{"url": url, "worker_type": "regular"} | self.more for url in self.urls]})
+
+    async def generate(self, request: Request) -> Response:
+        self.asked += 1
+        async with httpx2.AsyncClient(trust_env=False, timeout=30) as http:
+            answer = await http.post(f"{next(self.turn)}/generate", content=await request.body())
+        return Response(answer.content, answer.status_code, media_type="application/json")
+
+
+@asynccontextmanager
+async def routed(*fakes: Fake) -> AsyncIterator[tuple[SGLangEngine, Turns]]:
+    async with serving(*fakes) as urls:
+        router = Turns(*urls)
+        async with hosting(router.app()) as url, SGLangEngine([url], ByTensors(), finds=reads(weights(1))) as engine:
+            with anyio.fail_after(30):
+                await engine.publish(weights(1), 1)
+                yield engine, router
+
+
+async def test_weights_reach_each_server_and_each_is_asked_how_likely_it_finds_a_prompt() -> None:
+    fakes = [Fake(), Fake()]
+    async with routed(*fakes) as (engine, router):
+        assert engine.capabilities.name == "sglang 0.5.23 x 2 behind a router" and engine.capabilities.exact
+        written = [await engine.generate(IDS, Sampling(max_tokens=3), key=str(place)) for place in range(4)]
+    assert all(fake.version == "1" and fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)
+    assert all(one.version == 1 and len(one.ids) == 3 for one in written) and router.asked == 4
+
+
+async def test_one_server_with_other_weights_ends_the_run() -> None:
+    fakes = [Fake(), Fake()]
+    async with routed(*fakes) as (engine, _):
+        fakes[1].deaf, fakes[1].weights = True, weights(5)
+        with pytest.raises(EngineError, match=rf"{fakes[1].url} has other weights than were published"):
+            await engine.publish(weights(1), 2)
+
+
+async def test_an_abort_reaches_whichever_server_writes() -> None:
+    fakes, ended = [Fake(hold_at=2), Fake(hold_at=2)], list[Written]()
+
+    async def write() -> None:
+        ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
+
+    async with routed(*fakes) as (engine, router), anyio.create_task_group() as tasks:
+        router.turn = cycle([router.urls[1]])
+        tasks.start_soon(write)
+        await until(lambda: fakes[1].writing)
+        await engine.abort("a")
+        await until(lambda: ended)
+    assert (ended[0].stop, len(ended[0].ids)) == ("abort", 2)
+
+
+async def test_a_server_that_was_started_anew_is_found_and_given_the_weights_before_more_is_written() -> None:
+    fakes = [Fake(), Fake()]
+    async with routed(*fakes) as (engine, _):
+        fakes[1].start_anew()
+        written = [await engine.generate(IDS, Sampling(max_tokens=3), key=str(place)) for place in range(4)]
+        assert all(replica.up for replica in engine.replicas)
+    assert {one.version for one in written} == {1}
+    assert fakes[1].version == "1" and fakes[1].weights[NAME].equal(weights(1)[NAME])
+
+
+async def test_what_a_server_that_is_gone_was_to_write_is_asked_of_the_router_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines, "SETTLE_S", 0.1)
+    fakes = [Fake(), Fake()]
+    async with routed(*fakes) as (engine, router):
+        fakes[0].break_down()
+        router.turn = cycle([router.urls[0], router.urls[1], router.urls[1]])
+        written = [await engine.generate(IDS, Sampling(max_tokens=3), key=str(place)) for place in range(2)]
+    assert [one.version for one in written] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("urls", "more", "problem"),
+    [
+        ((), {}, "has no servers: name them to it"),
+        (("grpc://a:1",), {}, "not spoken to over HTTP"),
+        (("http://a:1",), {"worker_type": "prefill"}, "does prefill alone"),
+        (("http://a:1@0",), {}, "is a part of a server"),
+    ],
+)
+async def test_a_router_that_cannot_be_worked_with_is_named_with_what_to_do(
+    urls: tuple[str, ...], more: dict[str, str], problem: str
+) -> None:
+    async with hosting(Turns(*urls, **more).app()) as url:
+        with pytest.raises(EngineError, match=problem):
+            async with SGLangEngine([url], ByTensors()):
+                pass
+
+
+async def test_a_router_beside_servers_is_refused() -> None:
+    async with serving(Fake()) as urls, hosting(Turns(*urls).app()) as url:
+        with pytest.raises(EngineError, match="is a router: name it alone, or the servers"):
+            async with SGLangEngine([url, *urls], ByTensors()):
+                pass
