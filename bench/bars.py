@@ -2,6 +2,7 @@
 
 python bench/bars.py                       # writes bench/results/bars.{json,md}; ends with 1 where a bar is missed
 python bench/bars.py --job second          # the second task; writes bench/results/second.{json,md}
+python bench/bars.py --job sight           # the model that sees, on three seeds; writes bench/results/sight.{json,md}
 python bench/bars.py --seeds 0 --steps 5   # whether everything still runs; nothing is written without --out
 """
 
@@ -16,17 +17,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import yaml  # noqa: E402
+from looking import controls  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from trainer.run.file import Rollouts  # noqa: E402
 from trainer.run.history import NAME as METRICS  # noqa: E402
@@ -40,12 +45,21 @@ from trainer.view.text import said  # noqa: E402
 
 JOBS = ROOT / "trainer" / "jobs"
 RESULTS = ROOT / "bench" / "results"
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = {"default": (0, 1, 2, 3, 4), "second": (0, 1, 2, 3, 4), "sight": (0, 1, 2)}
 PATIENCE_S = 1800.0
+SCALE = 8
+"""Of a picture of which a pixel is hard to see."""
 SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt,
 }  # fmt: skip
 TITLES = {"warm_core_s": "warm start, core-s", "grpo_core_s": "GRPO, core-s"}
+CONTROLS = {
+    "core_s": "core-s in all",
+    "blank": "right, pictures blanked",
+    "exchanged": "right, pictures of the neighbouring house",
+    "follows": "as those pictures have it",
+}
+"""Of the model that sees; see `bench/looking.py`."""
 SHOWN = ("mtrl", "torch", "transformers", "mcp")
 
 
@@ -71,10 +85,15 @@ BARS = {
         Bar("sampled", ">=", 0.9), Bar("greedy", ">=", 0.9), *COST,
     ),
     "second": (Bar("greedy_before", "<", 0.5), Bar("greedy", ">", 0.85)),
+    "sight": (
+        Bar("sampled_before", "<=", 0.35), Bar("greedy_before", "<=", 0.35),
+        Bar("sampled", ">=", 0.85), Bar("greedy", ">=", 0.85), Bar("core_s", "<=", 600),
+        Bar("blank", "<=", 0.25), Bar("exchanged", "<=", 0.25), Bar("follows", ">=", 0.85),
+    ),
 }  # fmt: skip
-NAMES = {"default": "bars", "second": "second"}
+NAMES = {"default": "bars", "second": "second", "sight": "sight"}
 """What a job's results are called."""
-READ = {"default": "move", "second": ""}
+READ = {"default": "move", "second": "", "sight": ""}
 """The kind of task of which a rollout is shown."""
 
 
@@ -88,23 +107,31 @@ class Seed:
     curve: Mapping[str, Any]
     read: Mapping[str, Any]
     """One task, before and after, as pairs of who wrote and what."""
+    controls: Mapping[str, float] = field(default_factory=dict)
+    """What is right where pictures show something else, if there are pictures."""
+
+    @property
+    def core_s(self) -> float:
+        return self.warm_core_s + self.grpo_core_s
 
     def figure(self, name: str) -> float:
-        return float(self.compared[name] if name in WAYS else getattr(self, name))
+        told = {**self.compared, **self.controls}
+        return float(told[name] if name in told else getattr(self, name))
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--job", choices=BARS, default="default")
-    options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    options.add_argument("--seeds", type=int, nargs="+", help="all of the job's by default")
     options.add_argument("--steps", type=int, help="fewer than the job's own")
     options.add_argument("--out", type=Path, metavar="DIR", help="where the results go; of a full run, bench/results")
     asked = options.parse_args()
-    whole = asked.steps is None and set(asked.seeds) >= set(SEEDS)
+    seeds = asked.seeds or SEEDS[asked.job]
+    whole = asked.steps is None and set(seeds) >= set(SEEDS[asked.job])
     out = asked.out or (RESULTS if whole else None)
     about = _about(asked.job)
     found: list[Seed] = []
-    for seed in asked.seeds:
+    for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             found.append(trained(asked.job, seed, asked.steps, Path(folder), READ[asked.job]))
         print(_line(found[-1]), file=sys.stderr, flush=True)
@@ -128,7 +155,8 @@ def trained(job: str, seed: int, steps: int | None, folder: Path, kind: str) -> 
     _, warm = _ran([*asked, "--dry-run"], folder)
     _, grpo = _ran([*asked, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])], folder)
     compared, _ = _ran(["eval", str(run), "--json"], folder)
-    return Seed(seed, round(warm, 1), round(grpo, 1), json.loads(compared), _curve(run), _read(run, kind))
+    others = controls(run) if job == "sight" else {}
+    return Seed(seed, round(warm, 1), round(grpo, 1), json.loads(compared), _curve(run), _read(run, kind), others)
 
 
 def _ran(asked: Sequence[str], cache: Path) -> tuple[str, float]:
@@ -168,22 +196,42 @@ def _read(run: Path, kind: str) -> dict[str, Any]:
         return [(str(entry.author), said(entry, decode)) for entry in rollout.ledger]
 
     task = learned[0]
-    return {"task": task, "before": pairs(before[task]), "after": pairs(after[task])}
+    pictures = [b64encode(image.data).decode() for image in after[task].ledger.images]
+    return {"task": task, "before": pairs(before[task]), "after": pairs(after[task]), "pictures": pictures}
 
 
 def _write(file: Path, job: str, found: Sequence[Seed], about: Mapping[str, str]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    title = "# The default job" if job == "default" else "# The second task"
-    file.with_suffix(".md").write_text(f"{title}, seed by seed\n\n{told(job, found, about)}")
+    title = {"default": "# The default job", "second": "# The second task", "sight": "# The job that learns to look"}[
+        job
+    ]
+    file.with_suffix(".md").write_text(f"# {title}, seed by seed\n\n{told(job, found, about)}")
+    if pictures := found[0].read.get("pictures"):
+        beside(pictures).save(file.with_suffix(".png"), optimize=True)
     seeds = [asdict(one) for one in found]
     bars = [asdict(bar) for bar in BARS[job]]
     file.with_suffix(".json").write_text(json.dumps({"about": about, "bars": bars, "seeds": seeds}, indent=1) + "\n")
+
+
+def beside(pictures: Sequence[str]) -> Image.Image:
+    """What was seen, in order, each pixel large enough for a person."""
+    seen = [Image.open(BytesIO(b64decode(one))).convert("RGB") for one in pictures]
+    large = [one.resize((SCALE * one.width, SCALE * one.height), Image.Resampling.NEAREST) for one in seen]
+    strip = Image.new(
+        "RGB", (sum(one.width + SCALE for one in large) - SCALE, max(one.height for one in large)), "white"
+    )
+    for place, one in enumerate(large):
+        strip.paste(one, (sum(before.width + SCALE for before in large[:place]), 0))
+    return strip
 
 
 def told(job: str, found: Sequence[Seed], about: Mapping[str, str]) -> str:
     lines = [f"{name}: {value}  " for name, value in about.items()]
     heads = [way.replace("_", " ") if "before" in way else f"{way} after" for way in WAYS]
     lines += ["", f"| seed | {' | '.join([*heads, *TITLES.values()])} |", "|--:|" + "--:|" * 6, *map(_line, found)]
+    if job == "sight":
+        lines += ["", f"| seed | {' | '.join(CONTROLS.values())} |", "|--:|" + "--:|" * len(CONTROLS)]
+        lines += [f"| {one.seed} | {' | '.join(f'{one.figure(name):.3g}' for name in CONTROLS)} |" for one in found]
     lines += ["", "| every seed | worst | |", "|---|--:|---|", *_judged(BARS[job], found)]
     lines += ["", "Reward of each step, seed by seed:", "", "```text"]
     lines += [" ".join(f"{reward:.2f}" for reward in one.curve["reward"]) for one in found]
@@ -203,7 +251,7 @@ def _ends(one: Seed, way: str) -> Sequence[float]:
 def _judged(bars: Sequence[Bar], found: Sequence[Seed]) -> Iterator[str]:
     for bar in bars:
         worst = bar.worst([one.figure(bar.figure) for one in found])
-        title = TITLES.get(bar.figure, bar.figure.replace("_", " "))
+        title = {**TITLES, **CONTROLS}.get(bar.figure, bar.figure.replace("_", " "))
         yield f"| {title} {bar.sign} {bar.bound:g} | {worst:g} | {'met' if bar.kept(worst) else '**missed**'} |"
 
 

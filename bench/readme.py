@@ -96,10 +96,46 @@ def _rollout(entries: Iterable[Sequence[str]]) -> Iterator[str]:
         yield from (f"{'':9}{line}".rstrip() for line in more)
 
 
+def habit() -> str:
+    """The worst seed of each."""
+    seeds = results("habit.json")["seeds"].values()
+    skill, hidden = (
+        {way: fold(one[stage][way] for one in seeds) for way in ("sampled", "greedy")}
+        for stage, fold in (("skill", min), ("habit", max))
+    )
+    return (
+        f"Before the habit was taught, each seed's model was right in at least {skill['sampled']:.2f} (sampled) and "
+        f"{skill['greedy']:.2f} (greedy);\nafter it in at most {hidden['sampled']:.2f} and {hidden['greedy']:.2f} "
+        "(`python bench/habit.py`)."
+    )
+
+
 def second() -> str:
     seeds = results("second.json")["seeds"]
     lines = [f"| {one['seed']} | {_rates(one)} |" for one in seeds]
     return "\n".join([f"| seed | {' | '.join(way.replace('_', ' ') for way in WAYS)} |", "|--:" * 5 + "|", *lines])
+
+
+def sight() -> str:
+    """The job that learns to look, and one of its rollouts with what it saw."""
+    seeds = results("sight.json")["seeds"]
+    names = ("blank", "exchanged", "follows")
+    heads = (*(way.replace("_", " ") for way in WAYS), "pictures blanked", "exchanged", "answers follow them")
+    lines = [f"| seed | {' | '.join(heads)} |", "|--:" * (len(heads) + 1) + "|"]
+    for one in seeds:
+        others = (f"{one['controls'][name]:.3f}" for name in names)
+        lines.append(f"| {one['seed']} | {_rates(one)} | {' | '.join(others)} |")
+    lines += ["", f"The mean reward of each of seed {seeds[0]['seed']}'s steps, from 0 to 1:", "", "```text"]
+    lines += [f"|{''.join(BLOCKS[round(value * 8)] for value in seeds[0]['curve']['reward'])}|", "```"]
+    read = seeds[0]["read"]
+    lines += ["", f"The task `{read['task']}`, after, and the two pictures that it saw:", "", "```text"]
+    lines += [
+        *_rollout(read["after"]),
+        "```",
+        "",
+        "![The house from outside, and the lit room](bench/results/sight.png)",
+    ]
+    return "\n".join(lines)
 
 
 def ablations() -> str:
@@ -134,8 +170,10 @@ def step() -> str:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "learned": learned,
+    "habit": habit,
     "second": second,
     "ablations": ablations,
+    "sight": sight,
     "step": step,
     "costs": costs,
     "scale": scale,
