@@ -4,9 +4,9 @@ BIN := .venv/bin
 # A machine without CUDA takes the CPU build of torch.
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
 # And SGLang as it was tested there, whose own pins are for CUDA.
-SGLANG := $(if $(shell command -v nvidia-smi),sglang,--no-deps --requirement .ci/sglang-cpu.txt)
+SGLANG := $(if $(shell command -v nvidia-smi),sglang sglang-router,--no-deps --requirement .ci/sglang-cpu.txt)
 
-.PHONY: help install train test check format serve atlas bench bench-trainer conformance bars bars-second ablations sglang test-sglang clean
+.PHONY: help install train test check format serve browser screenshots atlas bench bench-trainer conformance bars bars-second bars-sight ablations sglang test-sglang kills bench-routing bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these verbs
@@ -22,7 +22,7 @@ install: .venv/installed  ## Make .venv with everything in it
 train: install  ## Make a tiny model and watch it learn to use tools
 	$(BIN)/mtrl-train --tools tool_configs/
 
-test: install check  ## Lint, types, all tests, coverage
+test: install browser check  ## Lint, types, all tests, coverage
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
@@ -42,6 +42,12 @@ format: install  ## Put the code into its form
 serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
 	$(BIN)/mtrl-gateway serve
 
+browser:       ## Install Chromium, which the tests of the pages drive, where it is missing
+	@.ci/browser
+
+screenshots: install browser  ## Pictures of every view of both pages, light and dark, in build/screens
+	$(BIN)/python -m tests.browser.screens
+
 atlas: install  ## Start the example MCP server that is reached over HTTP
 	$(BIN)/python tool_configs/servers/atlas.py
 
@@ -54,8 +60,20 @@ bars: install  ## The default job on five seeds: success before and after, and w
 bars-second: install  ## The same of the second task
 	$(BIN)/python bench/bars.py --job second
 
+bars-sight: install  ## The model that sees, on three seeds, and whether it answers from what it sees
+	$(BIN)/python bench/bars.py --job sight
+
 ablations: install  ## The default job without masking, and with credit by turn
 	$(BIN)/python bench/ablations.py
+
+kills: install sglang  ## The default job while its SGLang server is killed twenty times, beside the same job in peace
+	$(BIN)/python bench/kills.py
+
+bench-routing: install sglang  ## What is cached on two SGLang servers, by three ways of sharing the work
+	$(BIN)/python bench/routing.py
+
+bench-gpu: install sglang  ## All that is to be known on a GPU; without one, whether it would run
+	$(BIN)/python bench/gpu.py $(if $(shell command -v nvidia-smi),,--small)
 
 bench-trainer: install  ## Measure a step of GRPO beside TRL's
 	$(BIN)/python bench/trainer.py
@@ -70,8 +88,8 @@ sglang: .sglang/installed  ## Make .sglang: SGLang with a Python of its own, for
 	.sglang/bin/python -m pip install --quiet --disable-pip-version-check $(SGLANG)
 	@touch $@
 
-test-sglang: install sglang  ## What is true only of a real SGLang server
-	$(BIN)/python -m pytest tests/sglang
+test-sglang: install sglang  ## What is true only of a real SGLang server, some ten minutes
+	$(BIN)/python -m pytest tests/sglang -m "not long"
 
 clean:         ## Remove what the other verbs made
 	rm -rf .venv .sglang .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

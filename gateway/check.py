@@ -59,15 +59,14 @@ def _servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
             names = ", ".join(gateway.table.of(source)) or "no tools"
             yield Finding("ok", f"server {status.name} ({status.transport}, {status.protocol_version}): {names}")
         else:
-            remedy = f"start it: {entry.server.start}" if entry.server.start else status.remedy
             grade: Grade = "note" if entry.server.optional else "wrong"
-            yield Finding(grade, f"server {status.name} is {status.state}: {status.reason}", remedy)
+            yield Finding(grade, f"server {status.name} is {status.state}: {status.reason}", status.remedy)
         for tool, reason in status.quarantined.items():
             yield Finding(
                 "note", f"server {status.name}: tool {tool!r} is left out: {reason}", "report it to its author"
             )
     for error in unmatched(plan.config.servers.values(), listed):
-        yield Finding("wrong", f"{error.file}: {error.field}: {error.problem}", error.remedy)
+        yield Finding("wrong", f"{error.where}: {error.problem}", error.remedy)
 
 
 def left_out(gateway: Gateway) -> dict[str, str]:

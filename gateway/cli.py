@@ -47,11 +47,11 @@ def serve(
     record: Annotated[Path | None, typer.Option(metavar="TAPE", help="Write every call and result to a tape.")] = None,
     replay: Annotated[Path | None, typer.Option(metavar="TAPE", help="Answer from a tape: no server, no key.")] = None,
 ) -> None:  # fmt: skip
-    """Serve the tools over HTTP (/v1/tools, /docs) and MCP (/mcp) until Ctrl-C."""
+    """Serve the tools over HTTP (/v1/tools, /docs), MCP (/mcp) and to people (/ui) until Ctrl-C."""
     from gateway.serving import serve_files, serve_tape, settings_of
 
     with told():
-        settings = settings_of(host, port, token_file)
+        settings = settings_of(host, port, token_file, replay or record)
         if replay is not None:
             if record is not None:
                 raise GatewayError("--record and --replay exclude each other\n  remedy: give one of them")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -17,6 +17,10 @@ from gateway.errors import GatewayError, TooManySessions, innermost
 from gateway.session import RELEASE_S, GatewaySession, Observer, hears
 from gateway.table import EMPTY_TABLE, Source, Table, stale, table
 from gateway.types import Task, ToolSpec
+
+if TYPE_CHECKING:
+    from gateway.build import Places
+    from gateway.config.models import ResultLimit
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +86,19 @@ class Gateway:
         """Called when the list of tools may have changed."""
 
     @classmethod
-    def load(cls, tools: Path | str | None = "tool_configs", servers: Path | str | None = "mcp_servers.json") -> Self:
-        """A gateway as the files say; raises `ConfigError` with every mistake in them."""
+    def load(
+        cls,
+        tools: Places = "tool_configs",
+        servers: Path | str | None = "mcp_servers.json",
+        result_limit: ResultLimit | None = None,
+    ) -> Self:
+        """A gateway as the files say; raises `ConfigError` with every mistake in them.
+
+        `result_limit` holds for each entry that has none of its own.
+        """
         from gateway.build import plan  # reading YAML is for those who have files
 
-        made = plan(tools, servers)
+        made = plan(tools, servers, result_limit=result_limit)
         return cls(made.sources, services=made.services)
 
     async def __aenter__(self) -> Self:

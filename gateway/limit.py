@@ -16,6 +16,7 @@ import anyio
 
 from gateway.config.models import Limits
 from gateway.cut import cutter
+from gateway.media.admit import Admission, Store
 from gateway.toolset import Session, Toolset, Wrapped
 from gateway.types import ALONE, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
@@ -47,6 +48,7 @@ class Breaker:
     def __init__(self, failures: int = 8, pause_s: float = 5.0) -> None:
         self._most, self._pause_s = failures, pause_s
         self._failures = 0
+        self._failed_at = -math.inf
         self._open_until = -math.inf
 
     @property
@@ -63,10 +65,12 @@ class Breaker:
         self._open_until = now + self._pause_s
         return True
 
-    def record(self, outcome: Outcome) -> None:
+    def record(self, outcome: Outcome, began: float = math.inf) -> None:
+        """Calls that were under way together when a server died tell of one failure."""
         if not outcome.infrastructure:
             self._failures = 0
-        elif outcome is not Outcome.CANCELLED:
+        elif outcome is not Outcome.CANCELLED and began >= self._failed_at:
+            self._failed_at = anyio.current_time()
             self._failures += 1
             if self._failures >= self._most:
                 self._open_until = anyio.current_time() + self._pause_s
@@ -75,11 +79,12 @@ class Breaker:
 class Gate:
     """The limits of one tool, and who is inside and before them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, store: Store) -> None:
         self.limits = limits
         self.places = anyio.Semaphore(limits.at_once, fast_acquire=True)
         self.pace = Pace(limits.rate_per_s) if limits.rate_per_s else None
         self.cut = cutter(limits.result_limit)
+        self.admit = Admission(limits.media, store)
         self.waiting = 0
 
     async def enter(self) -> bool:
@@ -104,15 +109,18 @@ class Gate:
 
 
 class Limited(Wrapped):
-    """A toolset under limits, each tool under its own. `breaker` belongs to the server behind, where there is one."""
+    """A toolset under limits, each tool under its own. `breaker` belongs to the server behind, where there is one, and
+    `store` to all whose media should lie in memory once."""
 
     def __init__(
         self,
         inner: Toolset,
         limits: Limits | Callable[[str], Limits],
         breaker: Breaker | None = None,
+        store: Store | None = None,
     ) -> None:
         super().__init__(inner)
+        self.store = Store() if store is None else store
         self.limits = limits if callable(limits) else lambda name: limits
         self.breaker = breaker
         self._gates: dict[str, Gate] = {}
@@ -136,7 +144,7 @@ class Limited(Wrapped):
     def gate(self, name: str) -> Gate:
         gate = self._gates.get(name)
         if gate is None:
-            gate = self._gates[name] = Gate(self.limits(name))
+            gate = self._gates[name] = Gate(self.limits(name), self.store)
         return gate
 
     @asynccontextmanager
@@ -169,7 +177,7 @@ class _LimitedSession:
             try:
                 started = anyio.current_time()
                 result = await self._attempts(call, context, limits.retries)
-                return await gate.cut(_timed(result, queue=started - began))
+                return await gate.admit(await gate.cut(_timed(result, queue=started - began)))
             finally:
                 gate.places.release()
         if started is None:
@@ -204,8 +212,9 @@ class _LimitedSession:
             return await self._session.call(call, context)
         if not breaker.admit():
             return refusal("the server failed many times in a row and is given a pause")
+        began = anyio.current_time()
         result = await self._session.call(call, context)
-        breaker.record(result.outcome)
+        breaker.record(result.outcome, began)
         return result
 
 

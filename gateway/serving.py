@@ -15,9 +15,13 @@ from gateway.http.serve import run
 from gateway.http.settings import Settings, read_token
 from gateway.tape import Replay, recorded
 
+TAPES = Path("tapes")
+"""Where tapes are looked for, besides the one that runs."""
 
-def settings_of(host: str, port: int, token_file: Path | None) -> Settings:
-    return Settings(host=host, port=port, token=read_token(token_file) if token_file else None)
+
+def settings_of(host: str, port: int, token_file: Path | None, tape: Path | None = None) -> Settings:
+    token = read_token(token_file) if token_file else None
+    return Settings(host=host, port=port, token=token, tapes=TAPES, tape=tape)
 
 
 def serve_tape(tape: Path, settings: Settings) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol, Self, TypeGuard
 import anyio
 
 from gateway.errors import SessionError
-from gateway.media import admitted
 from gateway.table import Source, Table, Tool
 from gateway.toolset import NO_SUCH_TOOL, Session, missing
 from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
@@ -53,6 +52,15 @@ class Reward:
     value: float
     kind: Literal["call", "feedback", "end"]
     call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What has begun and not ended."""
+
+    name: str
+    since: float
+    """By `time.monotonic`."""
 
 
 class AnySession(Session, Protocol):
@@ -115,11 +123,13 @@ class GatewaySession:
         self.closed = False
         self._tools = chosen(task, table)
         self._observers = observers
-        self._scopes: set[anyio.CancelScope] = set()
+        self.called = 0
+        """Calls that have ended."""
+        self._scopes: dict[anyio.CancelScope, Running] = {}
         self._finished: dict[str, float] | None = None
         self._done_closing: anyio.Event | None = None
         self._left = anyio.Event()
-        self._used = time.monotonic()
+        self._began = self._used = time.monotonic()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -132,6 +142,15 @@ class GatewaySession:
         if self.ttl_s is None or self._scopes:
             return self.ttl_s
         return max(0.0, self._used + self.ttl_s - time.monotonic())
+
+    @property
+    def running(self) -> list[Running]:
+        """The oldest first."""
+        return list(self._scopes.values())
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
 
     @property
     def sources(self) -> list[Source]:
@@ -161,6 +180,7 @@ class GatewaySession:
         return result
 
     def _note(self, call: ToolCall, tool: Tool | None, result: ToolResult) -> None:
+        self.called += 1
         if result.reward is not None:
             kind: Literal["call", "feedback"] = "feedback" if tool and tool.spec.audience == "loop" else "call"
             self.rewards.append(Reward(call.name, result.reward, kind, call.id))
@@ -189,11 +209,13 @@ class GatewaySession:
             return ToolResult((Text(mistake),), Outcome.INVALID, reason="arguments do not fit the schema")
         inner = self.inner[id(tool.source)]
         with anyio.CancelScope() as scope:
-            self._scopes.add(scope)
+            self._scopes[scope] = Running(call.name, time.monotonic())
             try:
                 named = call if tool.inner == call.name else replace(call, name=tool.inner)
                 result = await inner.call(named, context)
-                return WITHDRAWN if result.reason == NO_SUCH_TOOL else _admitted(result)
+                if result.reason == NO_SUCH_TOOL:
+                    return WITHDRAWN
+                return result if tool.source.admit is None else await tool.source.admit(result)
             except Exception as error:  # boundary: a source that raises broke its own promise, not the rollout's
                 log.exception("source of %r failed", call.name)
                 text = "The tool failed in an unforeseen way."
@@ -208,7 +230,7 @@ class GatewaySession:
         if self.heard is None:
             raise SessionError("this gateway has no feedback interaction; add one under `interaction:` in a YAML file")
         with anyio.CancelScope() as scope:
-            self._scopes.add(scope)
+            self._scopes[scope] = Running(self.heard.name or "feedback", time.monotonic())
             try:
                 heard = await self.heard.feedback(messages)
             finally:
@@ -262,7 +284,7 @@ class GatewaySession:
             await self._left.wait()
 
     def _leave(self, scope: anyio.CancelScope) -> None:
-        self._scopes.discard(scope)
+        self._scopes.pop(scope, None)
         self._used = time.monotonic()
         self._left.set()
 
@@ -282,10 +304,3 @@ def chosen(task: Task, table: Table) -> Mapping[str, Tool]:
         return table.tools
     wanted = set(task.tools)
     return {name: tool for name, tool in table.tools.items() if name in wanted or tool.spec.audience == "loop"}
-
-
-def _admitted(result: ToolResult) -> ToolResult:
-    if all(isinstance(part, Text) for part in result.parts):
-        return result
-    parts, refused = admitted(result.parts)
-    return replace(result, parts=parts, metrics={**result.metrics, "media_refused": refused}) if refused else result

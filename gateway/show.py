@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text as Line
 
-from gateway.media import MediaError, size
+from gateway.media.header import size
+from gateway.media.kind import MediaError
 from gateway.schema import outline
 from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, ToolSpec, Video
 
@@ -91,7 +92,7 @@ def _saved(data: bytes, mime: str | None, name: str, folder: Path) -> Path:
 
 def _size(image: Image) -> str:
     try:
-        width, height = size(image)
+        width, height = size(image.data)
     except MediaError as error:
         return str(error)
     return f"{width}x{height}, {image.mime}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.errors import ConfigError
+from gateway.media.admit import Admission
 from gateway.schema import Checker, SchemaError, safe_name
 from gateway.toolset import Toolset, collision
 from gateway.types import ToolSpec
@@ -22,6 +23,8 @@ class Source:
     """The toolset behind the limits and names, for its status."""
     ours: bool = True
     """What we or the operator wrote must be right; a third party's mistakes are set aside instead."""
+    admit: Admission | None = field(default_factory=Admission)
+    """What a policy is shown of its media; None where the toolset has seen to that by itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,10 @@ def _route(path: str) -> str:
     match path.split("/"):
         case ["", "v1", "sessions", _, *rest]:
             return "/".join(["/v1/sessions/{id}", *rest])
+        case ["", "v1", "live", "sessions", _]:
+            return "/v1/live/sessions/{id}"
+        case ["", "v1", "tapes", _]:
+            return "/v1/tapes/{id}"
     return path
 
 

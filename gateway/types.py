@@ -45,7 +45,7 @@ class Text:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Medium:
     data: bytes = field(repr=False)
     mime: str

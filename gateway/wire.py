@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from gateway.media import plain
+from gateway.plain import plain
 from gateway.strict import strict as strictly
 from gateway.types import (
     Audio,

@@ -212,5 +212,5 @@ def test_equal_configuration_has_equal_keys_and_a_changed_secret_has_not(
 )
 def test_a_limit_that_cannot_cut_is_found_before_anything_starts(write: Write, limit: str, words: str) -> None:
     folder = write(tool_yaml=f"tools: [{{function: 'shutil:which', result_limit: {limit}}}]")
-    with pytest.raises(ConfigError, match=rf"tool.yaml: {words}[\s\S]*remedy: "):
+    with pytest.raises(ConfigError, match=rf"tool.yaml:1: {words}[\s\S]*remedy: "):
         plan(folder, None)

@@ -18,6 +18,7 @@ from gateway.config.models import Limits, ResultLimit
 from gateway.limit import Breaker, Limited, Pace
 from gateway.toolset import Session
 from gateway.types import ALONE, Context, Hints, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from tests.drawn import png
 
 
 class Scripted:
@@ -155,13 +156,23 @@ async def test_a_server_that_always_fails_is_given_a_pause_and_then_one_more_try
     assert [(await act(limited))[0].outcome for _ in range(2)] == [Outcome.OK, Outcome.OK]
 
 
+async def test_calls_that_were_under_way_when_a_server_died_are_one_failure() -> None:
+    breaker = Breaker(failures=2, pause_s=60)
+    began = anyio.current_time()
+    for _ in range(8):
+        breaker.record(Outcome.UNKNOWN, began - 1)
+    assert breaker.admit() and not breaker.is_open
+    breaker.record(Outcome.UNKNOWN, anyio.current_time())
+    assert breaker.is_open and not breaker.admit(), "one that began afterwards is another"
+
+
 async def test_a_long_result_is_cut_in_the_middle_with_a_marker_and_counted() -> None:
     text = "a" * 50 + "b" * 100 + "c" * 50
-    picture = Image(b"x")
+    picture = Image(png())
     inner = Scripted(result=ToolResult((Text(text), picture, Text("d" * 50))))
     (result,) = await act(Limited(inner, Limits(result_limit=100)))
     assert result.text == "a" * 50 + "\n[... 151 characters cut ...]\n" + "d" * 50
-    assert result.parts[1] is picture and result.metrics["cut"] == 151
+    assert result.parts[1] == picture and result.metrics["cut"] == 151
 
 
 async def test_the_side_that_is_cut_can_be_chosen() -> None:

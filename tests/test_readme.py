@@ -4,53 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gateway.build import plan
 from gateway.config.load import load
+from tests.blocks import Block, blocks_of, split, typed, written
 from tests.servers.start import free_port
 from tests.trainer.models import tiny_model
 from tests.trainer.train import jobs
 
 ROOT = Path(__file__).parent.parent
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PATHS = re.compile(r"^# (my_(?:tools|run)/[\w.]+)$", re.MULTILINE)
 TIMEOUT_S = 60
 
-
-@dataclass(frozen=True)
-class Block:
-    language: str
-    text: str
-
-    @property
-    def file(self) -> str | None:
-        """The file that the block shows, named in its first line."""
-        first = self.text.splitlines()[0]
-        return first.removeprefix("# ") if PATHS.match(first) else None
-
-
-BLOCKS = [Block(*found) for found in FENCE.findall((ROOT / "README.md").read_text())]
+BLOCKS = blocks_of(ROOT / "README.md")
 SHOWN = [block for block in BLOCKS if block.file is None]
-LINES = [
-    line.strip() for block in BLOCKS if block.language == "bash" for line in block.text.splitlines() if line.strip()
-]
-
-
-def split(line: str) -> tuple[list[str], str | None]:
-    """The words of a command, and what its comment says that it prints."""
-    said = re.search(r"\s# prints (.+)$", line)
-    return shlex.split(line, comments=True), said[1] if said else None
+LINES = typed(BLOCKS)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "mcp_servers.json", place)
     for file in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / file, place)
-    for block in BLOCKS:
-        if block.file:
-            (place / block.file).parent.mkdir(exist_ok=True)
-            (place / block.file).write_text(block.text)
+    written(BLOCKS, place)
     return place
 
 
@@ -106,7 +79,8 @@ def port(place: Path) -> Iterator[int]:
 
 
 def serves(line: str) -> bool:
-    return shlex.split(line)[1] == "serve"
+    words = shlex.split(line, comments=True)
+    return words[1] == "serve" or (words[1] == "view" and "--export" not in words)
 
 
 def commands(program: str) -> list[str]:
@@ -143,9 +117,22 @@ def test_a_serving_command_comes_up_and_goes_down(line: str, place: Path, tmp_pa
             assert server.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.parametrize("line", [line for line in commands("mtrl-train") if "runs/first" not in line])
+@pytest.mark.parametrize(
+    "line", [line for line in commands("mtrl-train") if "runs/first" not in line and not serves(line)]
+)
 def test_a_command_of_the_trainer_ends_well(line: str, trained: Path) -> None:
     assert run(split(line)[0], trained)
+
+
+@pytest.mark.parametrize("line", [line for line in commands("mtrl-train") if serves(line)])
+def test_a_page_of_a_run_comes_up_and_goes_down(line: str, trained: Path) -> None:
+    words = [*split(line)[0], "--port", "0"]
+    with subprocess.Popen(words, cwd=trained, env=environment(), stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None and "http://127.0.0.1:" in server.stdout.readline()
+        finally:
+            server.terminate()
+            assert server.wait(TIMEOUT_S) == 0
 
 
 def test_rollouts_are_made_and_read_one_command_after_the_other(trained: Path) -> None:
@@ -173,7 +160,7 @@ def test_the_files_that_are_shown_load(place: Path, monkeypatch: pytest.MonkeyPa
     (place / "my_tools" / "shown.yaml").write_text(offer)
     try:
         config = load(place / "my_tools", place / "shown.json", {})
-        assert len(config.tools) == 2 and len(config.interactions) == 1 and len(config.servers) == 2
+        assert len(config.tools) == 3 and len(config.interactions) == 1 and len(config.servers) == 2
         names = [
             spec.name
             for source in plan(place / "my_tools", place / "shown.json").sources
@@ -181,7 +168,7 @@ def test_the_files_that_are_shown_load(place: Path, monkeypatch: pytest.MonkeyPa
         ]
     finally:
         (place / "my_tools" / "shown.yaml").unlink()
-    assert set(names) == {"count", "look", "feedback_polite"}
+    assert set(names) == {"count", "look", "paint", "feedback_polite"}
 
 
 @pytest.mark.parametrize("block", [block for block in SHOWN if block.language == "python"])

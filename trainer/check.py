@@ -45,7 +45,7 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
         if finding.remedy:
             console.print(Line(f"     remedy: {finding.remedy}"), soft_wrap=True)
 
-    async with gateway_of(settings.tools, settings.mcp) as gateway:
+    async with gateway_of(settings) as gateway:
         for finding in _tools(gateway):
             tell(finding)
         for finding in _rows(settings, gateway) if data else ():
@@ -74,13 +74,12 @@ def _tools(gateway: AnyGateway) -> Iterator[Finding]:
 
 def _rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
     try:
-        tasks = load(settings.data, system=settings.system)
+        tasks = load(settings.data, system=settings.system, columns=settings.columns)
         mistakes = check_rows(tasks, gateway.specs)
     except ConfigError as error:
         mistakes = list(_each(error))
     for mistake in mistakes:
-        where = ": ".join(str(place) for place in (mistake.file, mistake.field) if place)
-        yield Finding("wrong", f"{where}: {mistake.problem}", mistake.remedy)
+        yield Finding("wrong", f"{mistake.where}: {mistake.problem}", mistake.remedy)
     if not mistakes:
         yield Finding("ok", f"{len(tasks)} rows of {settings.data}")
 
@@ -104,6 +103,7 @@ def _model(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
         return
     stops = ", ".join(template.stops)
     yield Finding("ok", f"template of {settings.model}; parser {template.parser.name}; turns end with {stops}")
+    yield Finding("ok", seeing(template))
     report = probe(template)
     for finding in report.findings:
         if finding.text:
@@ -111,6 +111,19 @@ def _model(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
     if report.ok:
         yield Finding("ok", "the template only appends, and the parser reads what it writes")
     yield from _memory(settings)
+
+
+def seeing(template: Template) -> str:
+    """What becomes of pictures."""
+    if template.eyes is None:
+        from trainer.vision.family import NAMES
+
+        becomes = "are told of in words" if template.settings.blind == "note" else "end a rollout"
+        return f"it reads text alone, and pictures {becomes} (template.blind); what sees is {', '.join(NAMES)}"
+    names = {id: token for token, id in template.tokens.control.items()}
+    where = "in its message" if template.layout == "in_tool_message" else "in a user's message behind it"
+    barred = ", ".join(names.get(id, str(id)) for id in template.barred)
+    return f"it sees: what a tool shows stands {where} (template.images); it never writes {barred}"
 
 
 def _memory(settings: RolloutSettings) -> Iterator[Finding]:

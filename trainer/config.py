@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from gateway.config.models import Frozen
+from gateway.config.models import Frozen, ResultLimit
 
 
 class RolloutLimits(Frozen):
@@ -74,10 +75,39 @@ class TemplateSettings(Frozen):
     """`full` keeps earlier reasoning in view; `inference_template` shows what the template would at inference."""
     sanity: Literal["strict", "ignore_strippable", "disable"] = "strict"
     """What the check at a rollout's end tells of: every difference, those beside white space, or nothing."""
-    chat_template: Path | None = None
-    """A file to use in place of the model's own template."""
+    chat_template: str | None = None
+    """A file to use in place of the model's own template, or such a template itself."""
     chat_template_kwargs: dict[str, Any] = {}
     """Passed on to the template, as `enable_thinking`."""
+    images: Literal["auto", "in_tool_message", "user_message"] = "auto"
+    """Where a picture stands that a tool answered with: in the tool's message, or in a user's behind it, to which words
+    in the tool's message point. By default as suits the model's family."""
+    blind: Literal["note", "error"] = "note"
+    """What becomes of a picture, a sound or a film that the model cannot take in: the policy reads a note in its place,
+    or the rollout ends."""
+
+
+def _ready(asked: bool) -> bool:
+    if asked:
+        raise ValueError("should be false: a rollout makes its pictures ready by itself, tools' pictures among them")
+    return asked
+
+
+class Columns(Frozen):
+    """Where rows have what is not text. A picture is a path beside the data file, bytes, a data URI, or a mapping of
+    these; it stands where the prompt says `<image>` or has a part of its type, else before the first question."""
+
+    image_key: Annotated[str, Field(min_length=1)] = "images"
+    """The column of pictures."""
+    video_key: Annotated[str, Field(min_length=1)] = "videos"
+    """The column of films, for `<video>`."""
+    drop_answer: bool = False
+    """A chat that ends with an assistant's turn is read without it, and not refused."""
+    video_frames: PositiveInt = 8
+    """A film is shown as so many pictures, evenly spread over it; a row may ask for another number by `nframes` or
+    `fps`. Frames that a row names one by one are all shown."""
+    return_multi_modal_inputs: Annotated[bool, AfterValidator(_ready)] = False
+    """verl's word; tensors of a prompt's pictures alone would not fit a rollout in which tools show others."""
 
 
 class ServingSettings(Frozen):
@@ -87,6 +117,9 @@ class ServingSettings(Frozen):
     """Servers that are started."""
     options: tuple[str, ...] = ()
     """For each of them, further options of `sglang.launch_server`, word by word."""
+    placement: Literal["auto", "together", "beside"] = "auto"
+    """On a GPU that it shares with the trainer: `together`, it lends its memory to each update, in synchronous mode
+    alone; `beside`, each has its own; by default beside, where both fit. `--dry-run` tells the plan."""
     publish: Literal["auto", "tensors", "disk", "group"] = "auto"
     """How new weights come to them: by tensors through their memory, by a folder, or by a process group; by default as
     suits where the servers are."""
@@ -95,6 +128,9 @@ class ServingSettings(Frozen):
     in_place: bool = False
     """What is being written when there are new weights goes on with what it has read under the earlier ones; by default
     it reads that again."""
+    deterministic: bool = False
+    """The same seeds, weights and prompts are continued alike, whatever else is in the batch: slower, on a GPU alone
+    (`--enable-deterministic-inference`)."""
 
 
 def _engine(written: str) -> str:
@@ -108,12 +144,15 @@ def _engine(written: str) -> str:
 class PlaySettings(Frozen):
     """What a rollout is made with, whatever it is made for."""
 
-    tools: str = "tool_configs"
-    """A folder of YAML, or the URL of a running `mtrl-gateway serve`."""
+    tools: str | tuple[str, ...] = "tool_configs"
+    """A folder of YAML, a file of it, or a list of them; or the URL of a running `mtrl-gateway serve`."""
+    result_limit: ResultLimit | None = None
+    """How much of a tool's result the policy reads, where the tool's own entry does not say."""
     mcp: Path | None = None
     """The servers file; by default mcp_servers.json beside the folder."""
     system: str = ""
     """Said before every chat that does not begin with such a message."""
+    columns: Columns = Columns()
     seed: int = 0
     """The same seed, weights and tools give the same rollouts."""
     engine: Annotated[str, AfterValidator(_engine)] = "auto"
@@ -121,7 +160,10 @@ class PlaySettings(Frozen):
     that run; `auto` takes SGLang where it is installed and CUDA is there, and torch elsewhere."""
     serving: ServingSettings = ServingSettings()
     stepper: str | None = None
-    """A plug-in between two turns in place of tools and feedback: `module:name`, or `folder/plugins.py:name`."""
+    """A plug-in between two turns in place of tools and feedback: `module:name`, or `folder/plugins.py:name`. It may be
+    a scheduler written for ms-swift."""
+    stepper_args: dict[str, Any] = {}
+    """What it is made with, by keyword."""
     record: bool = False
     """Keeps what the tools answered on a tape, so that the rollouts can be replayed without them."""
     sampling: SamplingSettings = SamplingSettings()
@@ -137,10 +179,21 @@ class RolloutSettings(PlaySettings):
     model: Path
     """A folder with a model as `save_pretrained` writes it."""
     data: str
-    """A JSONL or parquet file, a saved data set's folder, or a data set's name."""
+    """A JSONL or parquet file, a saved data set's folder, or a data set's name; several have commas between them."""
     out: Path
     """The run's folder."""
     n: PositiveInt = 4
     """Rollouts of each row."""
     rows: PositiveInt | None = None
     """Only the first so many rows."""
+
+
+def flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Settings by their whole names, with dots."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{within}{name}.")
+        else:
+            found[within + name] = value
+    return found

@@ -34,7 +34,7 @@ def engine_of(
     start."""
     chosen = settings.engine
     if chosen == "auto":
-        chosen = "sglang" if _for_sglang() else "torch"
+        chosen = "sglang" if for_sglang() else "torch"
     if chosen == "torch":
         return _torch(settings, model, template)
     return _sglang(chosen, settings.serving, model, folder, finds, told)
@@ -46,7 +46,8 @@ def notes(capabilities: Capabilities) -> Iterator[str]:
         yield f"note: the {capabilities.name} engine {note}"
 
 
-def _for_sglang() -> bool:
+def for_sglang() -> bool:
+    """Whether CUDA and SGLang are there."""
     import torch
 
     if not torch.cuda.is_available():
@@ -69,7 +70,8 @@ def _torch(settings: PlaySettings, model: Path, template: Template) -> Engine:
     settle()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(model, device=device)
-    return TorchEngine(loaded, decode=template.tokens.decode, rows=settings.admission.writing)
+    decode, eyes = template.tokens.decode, template.eyes
+    return TorchEngine(loaded, decode=decode, eyes=eyes, rows=settings.admission.writing)
 
 
 def _sglang(
@@ -78,14 +80,28 @@ def _sglang(
     from trainer.engine.sglang.engine import SGLangEngine
     from trainer.engine.sglang.server import Options, Server
 
+    if serving.deterministic:
+        _may_be_deterministic(chosen)
     if chosen != "sglang":
         urls = tuple(chosen.split(","))
         near = all(urlsplit(url).hostname in HERE for url in urls)
         return SGLangEngine(urls, _way(serving, model, near), finds=finds, in_place=serving.in_place)
-    options = Options(more=serving.options, tokenizer=_sees(model))
+    words = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()))
+    options = Options(more=words, tokenizer=_sees(model))
     logs = [folder / f"sglang-{place}.log" for place in range(serving.replicas)]
     servers = [Server(model, options, log=log, told=told) for log in logs]
-    return SGLangEngine(servers, _way(serving, model, True), finds=finds, in_place=serving.in_place)
+    lends = serving.placement == "together"
+    return SGLangEngine(servers, _way(serving, model, True), finds=finds, in_place=serving.in_place, lends=lends)
+
+
+def _may_be_deterministic(chosen: str) -> None:
+    import torch
+
+    if chosen != "sglang":
+        told = f"cannot be asked of {chosen}, which runs: start it with --enable-deterministic-inference instead"
+        raise EngineError(f"`serving.deterministic` {told}")
+    if not torch.cuda.is_available():
+        raise EngineError("`serving.deterministic` needs a GPU: SGLang has no such attention for CPUs; leave it out")
 
 
 def _way(serving: ServingSettings, model: Path, near: bool) -> Way:

@@ -20,6 +20,8 @@ from trainer.task import Task
 Fate = Literal["whole", "short", "dropped"]
 """What the rules made of a group."""
 Keep = Callable[[Rollout], Awaitable[None]]
+Asks = Callable[[], Awaitable[tuple[str, Task] | None]]
+"""The next group's name and its task, once it may begin; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Group:
     """Rollouts that it has to do without."""
     dropped: bool = False
     """Nothing of it counts."""
+    name: str = ""
 
     @property
     def fate(self) -> Fate:
@@ -56,7 +59,7 @@ class _Open:
         lost = len(self.done) - len(counted)
         if lost and rules.on_failure == "drop":
             counted = ()
-        return Group(self.task, counted, tuple(self.failed), lost, dropped=not counted)
+        return Group(self.task, counted, tuple(self.failed), lost, dropped=not counted, name=self.name)
 
 
 class Groups:
@@ -78,19 +81,28 @@ class Groups:
     @asynccontextmanager
     async def play(self, tasks: Iterable[Task], name: str = "") -> AsyncIterator[AsyncIterator[Group]]:
         """Groups are called `name` and a number; seeds go by that. Leaving the block cancels what is under way."""
-        send, receive = anyio.create_memory_object_stream[Group](0)
         named = ((f"{name}{number}", task) for number, task in enumerate(tasks))
+
+        async def following() -> tuple[str, Task] | None:
+            return next(named, None)
+
+        async with self.flow(following) as groups:
+            yield groups
+
+    @asynccontextmanager
+    async def flow(self, following: Asks) -> AsyncIterator[AsyncIterator[Group]]:
+        """The same of groups that are asked for one by one."""
+        send, receive = anyio.create_memory_object_stream[Group](0)
         async with anyio.create_task_group() as running, receive:
-            running.start_soon(self._feed, named, send, running)
+            running.start_soon(self._feed, following, send, running)
             yield receive
             running.cancel_scope.cancel()
 
-    async def _feed(
-        self, named: Iterable[tuple[str, Task]], send: MemoryObjectSendStream[Group], running: TaskGroup
-    ) -> None:
+    async def _feed(self, following: Asks, send: MemoryObjectSendStream[Group], running: TaskGroup) -> None:
         """Begins rollouts in order, a group's together, as far as there is room."""
         async with send:
-            for name, task in named:
+            while (asked := await following()) is not None:
+                name, task = asked
                 group = _Open(task, name)
                 for index in range(self.count):
                     await self._begin(group, index, send, running)

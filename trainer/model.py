@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging
 
 
@@ -23,17 +23,24 @@ class ModelError(Exception):
 def load_model(
     path: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """The causal language model in a folder, for evaluation. Code that comes with the weights is never run."""
+    """The language model in a folder, for evaluation, with its eyes if it has any. Code that comes with it is never
+    run."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
     if isinstance(dtype, str):
         dtype = _dtype(dtype)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = kind_of(folder).from_pretrained(folder, dtype=dtype, local_files_only=True)
     except Exception as error:  # boundary: files of weights are read by several libraries, each with errors of its own
         raise ModelError(f"{folder}: cannot be loaded as a causal language model: {error}; copy it anew") from error
     return cast(PreTrainedModel, torch.nn.Module.to(model, device).train(False))
+
+
+def kind_of(folder: Path) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+    """Who loads the model in a folder."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -12,18 +12,21 @@ from hashlib import sha256
 from typing import Any, NoReturn, Protocol
 
 import anyio
+from anyio import to_thread
 
 from gateway.errors import GatewayError
 from gateway.session import AnyGateway, AnySession
 from gateway.types import Context, Outcome, ToolSpec
 from trainer.config import RolloutLimits
 from trainer.engine.base import Engine, EngineError, Sampling, Written
-from trainer.ledger import NOTHING, Author, Entry, Ledger
+from trainer.grown import Grown
+from trainer.ledger import NOTHING, Author, Entry, Ledger, Message
 from trainer.parse.base import Reply
-from trainer.run.rollout import Rollout, StopReason
-from trainer.steps import OF_CALLS, Step, Stepper, ToolsAndFeedback, Turn, settled
-from trainer.task import Task
+from trainer.run.rollout import Rollout, Span, StopReason
+from trainer.steps import OF_CALLS, Opening, Step, Stepper, ToolsAndFeedback, Turn, begun, settled
+from trainer.task import KIND, Task
 from trainer.template import Cause, Template, drifts
+from trainer.template.laid import Laid, holds_media
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +71,8 @@ class Player:
     """Of the run: with it and the same weights, every rollout is written again as it was."""
     shown: set[Cause] = field(default_factory=set)
     """The causes of drift that an example was shown of."""
+    kind: str = KIND
+    """The column that tells kinds of tasks apart."""
 
     async def play(
         self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, place: Place | None = None
@@ -89,14 +94,19 @@ class _Rollout:
     def __init__(self, player: Player, task: Task, group: str, index: int, key: str, place: Place) -> None:
         self.player, self.task, self.group, self.index, self.key = player, task, group, index, key
         self.place = place
-        self.ledger = Ledger()
+        self.grown = Grown(player.template)
+        self.turn: Turn | None = None
+        """What the policy wrote and nobody has answered."""
         self.counts = {"turns": 0, "user_turns": 0, "calls": 0, "invalid": 0}
+        self.began = time.perf_counter()
         self.timing: dict[str, float] = {}
+        self.timeline: list[Span] = []
         self.infos: dict[str, Any] = {}
         self.rewards: Mapping[str, float] = NOTHING
-        self.earlier: list[Ledger] = []
-        self.unfinished: tuple[int, ...] = ()
-        """Of a turn that a plug-in went into, what stands before the policy's next words."""
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.grown.ledger
 
     async def play(self) -> Rollout:
         why, reason = StopReason.WALL_TIME, f"not over within {self.player.limits.wall_s:g} s"
@@ -105,6 +115,7 @@ class _Rollout:
         rewards = NOTHING if why.infrastructure else self.rewards
         rollout = Rollout(
             task=self.task.id,
+            kind=self.task.kind(self.player.kind),
             ledger=self.ledger,
             stop=why,
             group=self.group,
@@ -112,8 +123,9 @@ class _Rollout:
             rewards=rewards,
             reason=reason,
             timing=self.timing,
+            timeline=tuple(self.timeline),
             infos=self.infos,
-            earlier=tuple(self.earlier),
+            earlier=tuple(self.grown.earlier),
         )
         self.player.watch.ended(self.key, rollout)
         return rollout
@@ -135,27 +147,46 @@ class _Rollout:
             return StopReason.ERROR, f"{type(error).__name__}: {error}"
 
     async def _turns(self, session: AnySession) -> _Stop:
-        try:
-            await self._take_turns(session)
-        except _Stop as stop:
-            return stop
-
-    async def _take_turns(self, session: AnySession) -> NoReturn:
         self.player.watch.state(self.key, "pending")
-        ids = self.player.template.open(self.task.messages, session.specs)
-        self.ledger += Entry(Author.TASK, ids, tuple(self.task.messages), source=self.task.place)
+        player = self.player
+        opening = Opening(self.key, self.task, session.specs, player.template, player.limits, player.sampling)
+        async with begun(player.stepper, opening) as (first, stepper):
+            try:
+                await self._take_turns(session, first, stepper)
+            except _Stop as stop:
+                await self._close(stepper, stop.why)
+                return stop
+
+    async def _close(self, stepper: Any, why: StopReason) -> None:
+        """A plug-in that followed the rollout has the last word on what is told of it, and learned from."""
+        if hasattr(stepper, "over") and not why.infrastructure:
+            left = await stepper.over(self.turn, why)
+            self.infos.update(left.infos)
+            self.grown.leave_out(left.left_out)
+
+    async def _take_turns(self, session: AnySession, first: Step, stepper: Stepper) -> NoReturn:
+        laid = await self._laid(first.history or ())
+        ids = self.grown.next_ids(first, laid.messages, False, session.specs)
+        entry = Entry(Author.TASK, ids, parts=laid.media, source=self.task.place)
+        self.grown.add(self.player.template.placed(laid, entry))
         while True:
-            reply, ended = await self._write()
-            turn = Turn(self.task, self.counts["turns"], reply, self.ledger.messages, self.ledger, session, Context())
-            finished = await settled(self.player.stepper.check_finished(turn))
+            reply, ended, cut = await self._write()
+            messages = self.ledger.messages
+            self.turn = turn = Turn(self.task, self.counts["turns"], reply, messages, self.ledger, session, Context())
+            if cut is not None:
+                raise cut
+            finished = await settled(stepper.check_finished(turn))
             if finished:
                 raise _Stop(finished if isinstance(finished, StopReason) else StopReason.STEP_DONE)
             self._may_go_on(reply)
-            self._append(await self._step(turn), ended, session.specs)
+            step = await self._step(stepper, turn)
+            self.turn = None
+            laid = await self._laid(step.messages if step.history is None else step.history)
+            self._append(step, laid, ended, session.specs)
 
-    async def _write(self) -> tuple[Reply, bool]:
-        """One turn of the policy, and whether it ended it itself."""
-        limits, asked = self.player.limits, len(self.ledger)
+    async def _write(self) -> tuple[Reply, bool, _Stop | None]:
+        """One turn of the policy, whether it ended it itself, and what cut it off."""
+        limits, asked = self.player.limits, len(self.ledger.expanded)
         room = self._room - asked
         if room <= 0:
             raise _Stop(StopReason.LENGTH_ROLLOUT, f"{asked} tokens leave no room to write")
@@ -163,18 +194,23 @@ class _Rollout:
             self.player.sampling,
             max_tokens=min(limits.turn_tokens, room),
             stop_ids=(*self.player.sampling.stop_ids, *self.player.template.stop_ids),
+            barred=(*self.player.sampling.barred, *self.player.template.barred),
             seed=self._seed(),
         )
         written = await self._generated(sampling)
+        if written.read not in (None, asked):
+            told = f"the engine read {written.read} ids, where the ledger has {asked} with its images"
+            raise _Stop(StopReason.MISALIGNED, told)
         self.player.watch.wrote(self.key, written, asked)
         self.counts["turns"] += 1
         reply = self._noted(written)
         if written.stop == "abort":
             raise _Stop(StopReason.CANCELLED, "the engine was told to stop")
+        cut = None
         if written.stop == "length":
             whole = sampling.max_tokens == limits.turn_tokens
-            raise _Stop(StopReason.LENGTH_TURN if whole else StopReason.LENGTH_ROLLOUT)
-        return reply, self.player.template.ended(written.ids)
+            cut = _Stop(StopReason.LENGTH_TURN if whole else StopReason.LENGTH_ROLLOUT)
+        return reply, self.player.template.ended(written.ids), cut
 
     async def _generated(self, sampling: Sampling) -> Written:
         """Waits for a place, and holds it only while the engine writes: who waits for a tool keeps nobody waiting."""
@@ -192,23 +228,26 @@ class _Rollout:
 
     def _noted(self, written: Written) -> Reply:
         """The turn goes into the ledger before anyone judges it."""
-        reply = self.player.template.read((*self.unfinished, *written.ids))
+        reply = self.player.template.read((*self.grown.unfinished, *written.ids))
         named = tuple(
             replace(call, id=call.id or f"call_{self.counts['turns']}_{place}")
             for place, call in enumerate(reply.calls)
         )
         reply = replace(reply, calls=named)
-        self.ledger += Entry(
+        own = {"own": self.player.template.words(written.ids)} if self.grown.unfinished else NOTHING
+        entry = Entry(
             Author.POLICY,
             written.ids,
             (self.player.template.message(reply),),
             logprobs=written.logprobs,
             version=written.version,
+            before=written.before,
             cached=written.cached,
             stop=written.stop,
             calls=reply.calls,
-            info={"own": self.player.template.words(written.ids)} if self.unfinished else NOTHING,
+            info=own,
         )
+        self.grown.add(entry)
         return reply
 
     def _may_go_on(self, reply: Reply) -> None:
@@ -221,10 +260,10 @@ class _Rollout:
         if not (reply.calls or reply.problems) and counts["user_turns"] >= limits.user_turns:
             raise _Stop(StopReason.USER_TURNS)
 
-    async def _step(self, turn: Turn) -> Step:
+    async def _step(self, stepper: Stepper, turn: Turn) -> Step:
         self.player.watch.state(self.key, "calling" if turn.reply.calls else "interacting")
         began = time.perf_counter()
-        step: Step = await settled(self.player.stepper.step(turn))
+        step: Step = await settled(stepper.step(turn))
         self._spent("calling" if step.author is Author.TOOL else "interacting", began)
         self.player.watch.answered(self.key, step, time.perf_counter() - began)
         self.infos.update((name, value) for name, value in step.info.items() if name != OF_CALLS)
@@ -234,55 +273,37 @@ class _Rollout:
         self.counts["invalid"] = self.counts["invalid"] + 1 if wrong else 0
         return step
 
-    def _append(self, step: Step, ended: bool, specs: Sequence[ToolSpec]) -> None:
+    async def _laid(self, messages: Sequence[Message]) -> Laid:
+        """What the template is told of messages; looking at pictures is work for a thread."""
+        if not holds_media(messages):
+            return Laid(tuple(messages))
+        return await to_thread.run_sync(self.player.template.lay, messages)
+
+    def _append(self, step: Step, laid: Laid, ended: bool, specs: Sequence[ToolSpec]) -> None:
         """What was answered goes into the ledger; what nobody will read takes no tokens there."""
         why, reason = step.stop, step.reason
         ids: tuple[int, ...] = ()
         if why is None and self.counts["invalid"] >= self.player.limits.invalid_turns:
             why = StopReason.INVALID_CALLS
         if why is None:
-            ids = self._next_ids(step, ended)
-            if len(self.ledger) + len(ids) >= self._room:
-                why, reason, ids = StopReason.LENGTH_ROLLOUT, f"an answer of {len(ids)} tokens does not fit", ()
-        self.ledger += Entry(
-            step.author,
+            ids = self.grown.next_ids(step, laid.messages, ended, specs)
+            wide = len(ids) + sum(width - 1 for width in laid.widths if width)
+            if len(self.ledger.expanded) + wide >= self._room:
+                why, reason, ids = StopReason.LENGTH_ROLLOUT, f"an answer of {wide} tokens does not fit", ()
+        entry = Entry(
+            step.author if step.history is None else Author.TASK,
             ids,
-            step.messages,
             parts=step.parts,
             outcomes=step.outcomes,
             reward=step.reward,
             source=step.source,
             info=step.info,
         )
+        self.grown.add(self.player.template.placed(laid, entry))
         if why is not None:
             raise _Stop(why, reason)
-        if not step.insert:
-            self._begin_anew(specs)
-
-    def _next_ids(self, step: Step, ended: bool) -> tuple[int, ...]:
-        if not step.insert:
-            self.unfinished = ()
-            return self.player.template.tail(step.messages, ended=ended)
-        return self._inserted(step.insert, ended)
-
-    def _inserted(self, text: str, ended: bool) -> tuple[int, ...]:
-        """The turn goes on: its end, if it had one, is taken back, and its message is told once it is whole."""
-        *before, turn = self.ledger.entries
-        if ended:
-            turn = replace(turn, ids=turn.ids[:-1], logprobs=(turn.logprobs or ())[:-1], stop=None)
-        self.ledger = Ledger((*before, replace(turn, messages=())))
-        ids = self.player.template.insert(text)
-        self.unfinished += turn.ids + ids
-        return ids
-
-    def _begin_anew(self, specs: Sequence[ToolSpec]) -> None:
-        """Where the template takes back what the policy wrote, the next turn sees a history that it did not write."""
-        before = self.ledger
-        shown = self.player.template.anew(before, specs)
-        if shown is not None:
-            media = tuple(medium for entry in before for medium in entry.media)
-            self.earlier.append(before)
-            self.ledger = Ledger((Entry(Author.TASK, shown, before.messages, parts=media, source=self.task.place),))
+        if not step.insert and step.keep is None and step.history is None:
+            self.grown.begin_anew(specs, self.task.place)
 
     def _tell_drifts(self, specs: Sequence[ToolSpec]) -> None:
         """What differs from the template's own rendering is counted by cause; of each, the first of a run is shown."""
@@ -308,7 +329,9 @@ class _Rollout:
         return int.from_bytes(sha256(told.encode()).digest()[:7], "big")
 
     def _spent(self, phase: str, began: float) -> None:
-        self.timing[phase] = self.timing.get(phase, 0.0) + time.perf_counter() - began
+        spent = time.perf_counter() - began
+        self.timing[phase] = self.timing.get(phase, 0.0) + spent
+        self.timeline.append(Span(phase, round(began - self.began, 6), round(spent, 6)))
 
     async def _last_rewards(self, session: AnySession) -> None:
         """What tools and the interaction gave, by kind; how they are weighed is for others to say."""

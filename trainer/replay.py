@@ -25,7 +25,7 @@ async def replay(run: Path, console: Console) -> bool:
     settings = settings_of(run)
     if not (run / "tape").exists():
         raise ConfigError("has no tape", file=run, remedy="make the run with --record")
-    tasks = {task.id: task for task in load(settings.data, system=settings.system)}
+    tasks = {task.id: task for task in load(settings.data, system=settings.system, columns=settings.columns)}
     recorded = list(attempts(Rollouts(run)))
     different = 0
     async with Replay(run / "tape") as gateway:
@@ -64,7 +64,7 @@ def says(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
     def say(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
         turn = next(turns)
         stop = turn.stop if turn.stop in ("stop", "length", "abort") else "stop"
-        return Written(turn.ids, turn.logprobs or (), stop, turn.version or 0, turn.cached)  # type: ignore[arg-type]
+        return Written(turn.ids, turn.logprobs or (), stop, turn.version or 0, turn.cached, turn.before)  # type: ignore[arg-type]
 
     return say
 

@@ -45,9 +45,9 @@ REASONS = 5
 async def roll(settings: RolloutSettings, console: Console) -> int:
     """How many rollouts count. Everything that can be wrong is looked at before the weights are loaded."""
     _begin(settings.out)
-    tasks = load(settings.data, system=settings.system)
+    tasks = load(settings.data, system=settings.system, columns=settings.columns)
     stepper = stepper_of(settings)
-    gateway = gateway_of(settings.tools, settings.mcp)
+    gateway = gateway_of(settings)
     if settings.record:
         tape = settings.out / "tape"
         shutil.rmtree(tape, ignore_errors=True)  # Of a run that found a mistake before it began.

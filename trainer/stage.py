@@ -11,8 +11,10 @@ from gateway.session import AnyGateway
 from gateway.types import ToolSpec
 from trainer.config import PlaySettings, TemplateSettings
 from trainer.engine.base import Sampling
-from trainer.plug import plug_in
 from trainer.steps import Stepper, ToolsAndFeedback
+from trainer.swift.plugins import plugged_in
+from trainer.swift.scheduler import RolloutScheduler
+from trainer.swift.stepper import scheduled
 
 if TYPE_CHECKING:
     from trainer.template import Template
@@ -29,17 +31,21 @@ class Down(NamedTuple):
     """Whoever wrote the configuration can do without it."""
 
 
-def gateway_of(tools: str, mcp: Path | None) -> AnyGateway:
-    """The gateway of a folder, opened here; or one that runs elsewhere."""
-    if tools.startswith(("http://", "https://")):
+def gateway_of(settings: PlaySettings) -> AnyGateway:
+    """The gateway of a folder or of files, opened here; or one that runs elsewhere."""
+    tools, limit = settings.tools, settings.result_limit
+    if isinstance(tools, str) and tools.startswith(("http://", "https://")):
+        if limit is not None:
+            remedy = "write it into the files of that gateway"
+            raise ConfigError("a gateway elsewhere cuts results itself", field="result_limit", remedy=remedy)
         from gateway.client import RemoteGateway
 
         return cast(AnyGateway, RemoteGateway(tools))
     from gateway.gateway import Gateway
 
-    folder = Path(tools)
-    beside = folder.resolve().parent / SERVERS
-    return Gateway.load(folder, mcp or (beside if beside.exists() else None))
+    beside = Path(tools).resolve().parent / SERVERS if isinstance(tools, str) else None
+    servers = beside if beside is not None and beside.exists() else None
+    return Gateway.load(tools, settings.mcp or servers, limit)
 
 
 def down(gateway: AnyGateway) -> Iterator[Down]:
@@ -58,21 +64,26 @@ def template_of(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpe
 
     own = settings.chat_template
     try:
-        text = own.read_text(encoding="utf-8") if own else None
+        text = own if own is None or "{%" in own or "{{" in own else Path(own).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         field, remedy = "template.chat_template", "name a Jinja file in UTF-8"
         raise ConfigError(f"cannot be read: {error}", file=own, field=field, remedy=remedy) from error
-    used = Settings(settings.history, settings.sanity, text, settings.chat_template_kwargs)
+    told = settings.model_dump(include={"history", "sanity", "chat_template_kwargs", "images", "blind"})
+    used = Settings(chat_template=text, **told)
     return Template.load(model, settings.parser, used, specs)
 
 
 def stepper_of(settings: PlaySettings) -> Stepper:
-    """The plug-in between two turns: an object, or a class that is made without arguments."""
+    """The plug-in between two turns: an object, or what a class, or a function, makes of `stepper_args`."""
     if settings.stepper is None:
+        if settings.stepper_args:
+            raise ConfigError("are for no plug-in", field="stepper_args", remedy="name it: `stepper: plugins.py:Class`")
         return ToolsAndFeedback()
-    found = plug_in(settings.stepper, "stepper")
+    found, args = plugged_in(settings.stepper, "stepper"), settings.stepper_args
+    if isinstance(found, RolloutScheduler) or (isinstance(found, type) and issubclass(found, RolloutScheduler)):
+        return cast(Stepper, scheduled(found, **args))
     try:
-        made = found() if isinstance(found, type) else found
+        made = found(**args) if args or isinstance(found, type) else found
     except TypeError as error:
         remedy = "name an object that is made already, as `plugins.py:again` with `again = ThinkAgain(is_right)`"
         raise ConfigError(f"{settings.stepper!r} cannot be made: {error}", field="stepper", remedy=remedy) from error

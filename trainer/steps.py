@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from gateway.content import content
 from gateway.content import messages as tool_messages
 from gateway.session import AnySession
-from gateway.types import Context, Outcome, Part, Text, ToolCall, ToolResult
+from gateway.types import Context, Outcome, Part, Text, ToolCall, ToolResult, ToolSpec
+from trainer.config import RolloutLimits
+from trainer.engine.base import Sampling
 from trainer.ledger import NOTHING, Author, Ledger, Message
 from trainer.parse.base import Reply
 from trainer.run.rollout import StopReason
 from trainer.task import Task
+
+if TYPE_CHECKING:
+    from trainer.template import Template
 
 OF_CALLS = "tools"
 """Of a step's information, what is known of each call; it stays with the step."""
@@ -41,7 +48,12 @@ class Step:
     author: Author = Author.FEEDBACK
     messages: tuple[Message, ...] = ()
     insert: str = ""
-    """Goes into the policy's turn, which it then goes on with; masked like everything the policy did not write."""
+    """Goes into the policy's turn, which it then goes on with; masked like everything the policy did not write. Behind
+    messages, it begins the next turn."""
+    keep: int | None = None
+    """Of a turn that is gone into, so many ids stay, and the others are taken back; by default all."""
+    history: tuple[Message, ...] | None = None
+    """In place of `messages`: the whole chat, which is another from here on, so that a new ledger begins."""
     parts: tuple[Part, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     reward: float | None = None
@@ -61,6 +73,53 @@ class Stepper(Protocol):
         ...
 
     def step(self, turn: Turn) -> Step | Awaitable[Step]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a plug-in is told of a rollout before the policy writes."""
+
+    key: str
+    """Names the rollout, and no other."""
+    task: Task
+    specs: Sequence[ToolSpec]
+    template: Template
+    limits: RolloutLimits
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a plug-in leaves of a rollout that is over."""
+
+    infos: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    """Reaches the reward functions."""
+    left_out: Sequence[Sequence[tuple[int, int]]] = ()
+    """Of each of the policy's turns, over all ledgers, the spans of its ids that nothing is learned from."""
+
+
+class Following(Stepper, Protocol):
+    """A plug-in that follows one rollout alone, from its opening to its end."""
+
+    async def over(self, turn: Turn | None, why: StopReason) -> Closing:
+        """Asked at the end, unless infrastructure failed; with the turn that nobody answered, if there is one."""
+        ...
+
+
+class Begins(Stepper, Protocol):
+    """A plug-in that is begun for each rollout, and says what the policy is told first."""
+
+    def begin(self, opening: Opening) -> AbstractAsyncContextManager[tuple[Step, Following]]: ...
+
+
+@asynccontextmanager
+async def begun(stepper: Stepper, opening: Opening) -> AsyncIterator[tuple[Step, Stepper | Following]]:
+    """What a rollout opens with, and what stands between its turns."""
+    if not hasattr(stepper, "begin"):
+        yield Step(history=opening.task.messages), stepper
+        return
+    async with cast(Begins, stepper).begin(opening) as made:
+        yield made
 
 
 async def settled(value: Any) -> Any:
@@ -105,7 +164,7 @@ class ToolsAndFeedback:
         done = StopReason.FEEDBACK_DONE if heard.done else None
         return Step(
             Author.FEEDBACK,
-            ({"role": "user", "content": heard.message},),
+            ({"role": "user", "content": content(heard.parts)},),
             parts=heard.parts,
             outcomes=(heard.outcome,),
             reward=None if failed else heard.score,

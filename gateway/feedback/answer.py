@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from gateway import errors
 from gateway.errors import GatewayError
 from gateway.feedback.base import BaseInteraction, Message
 from gateway.native.thread import Threads
@@ -28,7 +30,8 @@ async def ask(
     value = await threads.run(generate, instance_id, messages, **accepted(generate, dict(args)))
     done, said, score, metadata = split(value, who)
     if score is None:
-        score = as_score(await threads.run(interaction.calculate_score, instance_id), who)
+        calculate = interaction.calculate_score
+        score = as_score(await threads.run(calculate, *addressed(calculate, instance_id)), who)
     return done, said, score, metadata
 
 
@@ -64,4 +67,10 @@ def unheard(name: str, outcome: Outcome, reason: str) -> Feedback:
 
 
 def told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:REASON_CHARS]
+    return errors.told(error)[:REASON_CHARS]
+
+
+def addressed(function: Callable[..., Any], instance_id: str) -> tuple[str, ...]:
+    """The id, for a function that has room for one: the base class of verl's has none in its last two methods."""
+    parameters = inspect.signature(function).parameters.values()
+    return (instance_id,) if any(one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD) for one in parameters) else ()

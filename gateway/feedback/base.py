@@ -7,7 +7,11 @@ from typing import Any
 from uuid import uuid4
 
 Message = dict[str, Any]
-"""A chat message: `role`, and `content` that is text or a list of content parts."""
+"""A chat message: `role`, and `content` that is text or a list of content parts.
+
+Where the policy was shown a picture, `{"type": "image"}` stands, without its bytes: what judges by those has them from
+its row.
+"""
 Turn = tuple[bool, Any, float | None, dict[str, Any]]
 """Should the rollout end, what is said (text, content parts, a `ToolResponse`), the score, the metadata."""
 

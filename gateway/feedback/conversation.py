@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,10 @@ from uuid import uuid4
 import anyio
 
 from gateway.errors import SessionError
-from gateway.feedback.answer import ask, told, unheard
+from gateway.feedback.answer import addressed, ask, told, unheard
 from gateway.feedback.base import BaseInteraction
-from gateway.media import admitted, to_parts
+from gateway.media.admit import LOST, Admission
+from gateway.media.take import is_heavy, take
 from gateway.native.thread import Threads
 from gateway.types import Feedback, Outcome
 
@@ -29,8 +31,17 @@ Counts = Counter[tuple[str, str]]
 class Conversation:
     """Turns are taken one after another. Holds no cancel scope between them, so any task may close it."""
 
-    def __init__(self, name: str, interaction: BaseInteraction, timeout_s: float, threads: Threads, counts: Counts):
+    def __init__(
+        self,
+        name: str,
+        interaction: BaseInteraction,
+        timeout_s: float,
+        admit: Admission,
+        threads: Threads,
+        counts: Counts,
+    ) -> None:
         self.name, self.interaction, self.timeout_s = name, interaction, timeout_s
+        self._admit = admit
         self._threads, self._counts = threads, counts
         self._id = str(uuid4())
         self._args: Mapping[str, Any] = {}
@@ -86,8 +97,11 @@ class Conversation:
         if self._begun:
             return
         self._begun = True
+        start = self.interaction.start_interaction
+        # verl keeps the name among the arguments; only who asks for it by name is given it here.
+        named = {"name": self.name} if "name" in inspect.signature(start).parameters else {}
         try:
-            own_id = await self._threads.run(self.interaction.start_interaction, self._id, **self._args)
+            own_id = await self._threads.run(start, self._id, **named, **self._args)
         except Exception:
             self._counts[self.name, "start_failed"] += 1
             raise
@@ -97,13 +111,15 @@ class Conversation:
     async def _heard(self, messages: list[dict[str, Any]]) -> Feedback:
         await self._start()
         done, said, score, metadata = await ask(self.interaction, self._threads, self._id, messages, self._args)
-        # Pictures are read and encoded; text is not worth a thread.
-        parts = to_parts(said) if said is None or isinstance(said, str) else await self._threads.run(to_parts, said)
-        return Feedback(admitted(parts)[0], score, done, metadata)
+        taken = await self._threads.run(take, said) if is_heavy(said) else take(said)
+        parts, lost = await self._admit.parts(taken.parts)
+        lost += taken.lost
+        return Feedback(parts, score, done, {**metadata, LOST: lost} if lost else metadata)
 
     async def _finalize(self) -> None:
         try:
-            await self._threads.run(self.interaction.finalize_interaction, self._id)
+            finalize = self.interaction.finalize_interaction
+            await self._threads.run(finalize, *addressed(finalize, self._id))
         except Exception as error:  # boundary: what cannot be forgotten must not keep the session from closing
             if not self._started:
                 # It may well not know a rollout whose start failed.

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway.config.entries import interaction_name
-from gateway.errors import ConfigError, ConfigErrors
+from gateway.config.models import MediaLimits
+from gateway.errors import ConfigError, ConfigErrors, told
 from gateway.feedback.base import BaseInteraction
 
 TIMEOUT_S = 60.0
@@ -29,6 +30,7 @@ class Declared:
     owner: str = ""
     """Where it is declared (`tool_configs/maths.yaml: interaction[0]`), for messages."""
     timeout_s: float = TIMEOUT_S
+    media: MediaLimits = field(default_factory=MediaLimits)
 
     @property
     def offered_name(self) -> str:
@@ -74,7 +76,7 @@ def _made(entry: Declared) -> BaseInteraction:
         problem = f"interaction {name!r}: {first['msg']}"
         raise ConfigError(problem, file=entry.owner, field=f"config.{place}") from None
     except Exception as error:  # boundary: an operator's class may raise anything over its configuration
-        problem = f"interaction {name!r} cannot be built: {type(error).__name__}: {error}"
+        problem = f"interaction {name!r} cannot be built: {told(error)}"
         raise ConfigError(problem, file=entry.owner, field="config") from error
 
 

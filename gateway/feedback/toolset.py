@@ -15,6 +15,7 @@ from gateway.errors import SessionError
 from gateway.feedback.base import BaseInteraction
 from gateway.feedback.conversation import CLOSE_S, Conversation, Counts
 from gateway.feedback.entry import TIMEOUT_S, Declared, build
+from gateway.media.admit import Admission, Store
 from gateway.native.thread import Threads
 from gateway.schema import parse_object
 from gateway.toolset import missing
@@ -47,20 +48,23 @@ class FeedbackToolset:
         *,
         timeouts_s: Mapping[str, float] = EMPTY,
         owners: Mapping[str, str] = EMPTY,
+        admissions: Mapping[str, Admission] = EMPTY,
     ) -> None:
         self.interactions = dict(interactions)
         self.timeouts_s = timeouts_s
+        self.admissions = {name: admissions.get(name) or Admission() for name in interactions}
         self.specs: Sequence[ToolSpec] = tuple(_spec(name, owners.get(name, "")) for name in interactions)
         self.threads = Threads()
         self.counts: Counts = Counter()
 
     @classmethod
-    def from_entries(cls, entries: Iterable[Declared]) -> Self:
+    def from_entries(cls, entries: Iterable[Declared], store: Store | None = None) -> Self:
         """Builds every entry; raises `ConfigError` over those that cannot be, or that share a name."""
         entries = tuple(entries)
         timeouts_s = {entry.offered_name: entry.timeout_s for entry in entries}
         owners = {entry.offered_name: entry.owner for entry in entries}
-        return cls(build(entries), timeouts_s=timeouts_s, owners=owners)
+        admissions = {entry.offered_name: Admission(entry.media, store) for entry in entries}
+        return cls(build(entries), timeouts_s=timeouts_s, owners=owners, admissions=admissions)
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,9 +144,13 @@ class FeedbackSession:
             raise SessionError("the session is closed")
         if name not in self._conversations:
             owner = self._toolset
-            timeout_s = owner.timeouts_s.get(name, TIMEOUT_S)
             self._conversations[name] = Conversation(
-                name, owner.interactions[name], timeout_s, owner.threads, owner.counts
+                name,
+                owner.interactions[name],
+                owner.timeouts_s.get(name, TIMEOUT_S),
+                owner.admissions[name],
+                owner.threads,
+                owner.counts,
             )
         return self._conversations[name]
 

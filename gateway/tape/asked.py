@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from gateway.media import plain
+from gateway.plain import plain
 from gateway.tape.lines import Line, task_line
 from gateway.types import Audience, Json, Task, ToolCall
 

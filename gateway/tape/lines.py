@@ -7,7 +7,7 @@ from dataclasses import fields
 from hashlib import sha256
 from typing import Any
 
-from gateway.media import plain
+from gateway.plain import plain
 from gateway.types import (
     Audio,
     Feedback,

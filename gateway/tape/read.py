@@ -107,6 +107,19 @@ class Tape:
     def pure(self) -> frozenset[str]:
         return frozenset(spec.name for spec in self.specs if spec.hints.pure)
 
+    @property
+    def summary(self) -> Summary:
+        return Summary(
+            mtrl=self.mtrl,
+            sessions=len(self.sessions),
+            closed=len(self.closed),
+            tools=dict(self.tools.most_common()),
+            feedback=self.feedback,
+            blobs=len(self.blobs),
+            bytes=sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file()),
+            torn=self.torn,
+        )
+
     def opened(self, task: Task) -> list[Opening]:
         """The recorded sessions of a task, in the order in which they were opened; raises what was raised then."""
         digest = task_digest(task_line(task))
@@ -191,17 +204,7 @@ def load(path: str | Path) -> Tape:
 
 def describe(path: str | Path) -> Summary:
     """What is on a tape; raises `ReplayError` where it could not be replayed."""
-    tape = load(path)
-    return Summary(
-        mtrl=tape.mtrl,
-        sessions=len(tape.sessions),
-        closed=len(tape.closed),
-        tools=dict(tape.tools.most_common()),
-        feedback=tape.feedback,
-        blobs=len(tape.blobs),
-        bytes=sum(file.stat().st_size for file in tape.path.rglob("*") if file.is_file()),
-        torn=tape.torn,
-    )
+    return load(path).summary
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:

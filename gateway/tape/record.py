@@ -13,7 +13,7 @@ import anyio
 from anyio import to_thread
 
 from gateway.errors import GatewayError, SessionError, TooManySessions
-from gateway.media import plain
+from gateway.plain import plain
 from gateway.session import CANCELLED
 from gateway.tape.asked import History, Key, called, told
 from gateway.tape.lines import Answer, Line, answer_line, task_line

@@ -36,7 +36,7 @@ class Replay(Gateway):
 
     def __init__(self, path: str | Path) -> None:
         self._reel = Reel(Path(path))
-        self._source = Source(f"tape {path}", self._reel, leaf=self._reel, ours=False)
+        self._source = Source(f"tape {path}", self._reel, leaf=self._reel, ours=False, admit=None)
         super().__init__([self._source])
 
     def _session(self, id: str, task: Task) -> GatewaySession:

@@ -121,7 +121,7 @@ class McpToolset:
             name=self.name,
             state=self._state,
             reason=str(self._ending or ""),
-            remedy=self._ending.remedy if self._ending else "",
+            remedy=self._remedy,
             tools=len(self.specs),
             quarantined=self.listing.quarantined,
             transport=self._way or "",
@@ -130,6 +130,13 @@ class McpToolset:
             reconnects=max(0, self._connects - 1),
             since=self._since,
         )
+
+    @property
+    def _remedy(self) -> str:
+        """What its operator wrote down for this helps more than what we know of such faults."""
+        if self._ending is None:
+            return ""
+        return f"start it: {self.config.start}" if self.config.start else self._ending.remedy
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from mcp_types import INTERNAL_ERROR
 
+from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.toolset import missing
 from gateway.types import ALONE, EMPTY, Context, Outcome, Text, ToolCall, ToolResult, ToolSpec
 from gateway.upstream.connection import Connection
@@ -52,9 +52,9 @@ class Readings:
         return self._made[spec.name]
 
 
-def _schema(spec: ToolSpec) -> SimpleNamespace:
-    function = SimpleNamespace(name=spec.name, description=spec.description, parameters=spec.parameters)
-    return SimpleNamespace(type="function", function=function)
+def _schema(spec: ToolSpec) -> OpenAIFunctionToolSchema:
+    function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    return OpenAIFunctionToolSchema.model_validate({"function": function})
 
 
 class UpstreamSession:

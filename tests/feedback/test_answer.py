@@ -78,7 +78,6 @@ async def test_an_interaction_may_answer_with_a_tool_response() -> None:
         ((True, "Well.", float("nan"), {}), "nan for a score"),
         ((True, "Well.", [1], {}), "[1] for a score"),
         ((True, "Well.", 1.0, [1]), "a list for metadata"),
-        ((True, [{"type": "image_url", "image_url": "data:image/png;base64,&"}], 1.0, {}), "not base64"),
     ],
 )
 async def test_what_is_no_turn_is_refused_with_the_class_and_the_reason(value: Any, reason: str) -> None:

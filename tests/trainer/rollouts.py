@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.types import Audio, Image, Outcome, Part, Resource, Text, ToolCall, Video
 from trainer.ledger import Author, Entry, Ledger
-from trainer.run.rollout import Rollout, StopReason
+from trainer.run.rollout import Rollout, Span, StopReason
 
 TEXT = st.text(st.characters(), max_size=12)  # Surrogates included: a model's JSON can hold them.
 FLOATS = st.floats(width=64)
@@ -40,12 +40,14 @@ def entries(draw: st.DrawFn) -> Entry:
     span = st.tuples(st.integers(0, len(ids)), st.integers(0, len(ids))).map(lambda pair: (min(pair), max(pair)))
     policy = author is Author.POLICY
     answers = author in (Author.TOOL, Author.FEEDBACK)
+    version = draw(st.none() | st.integers(0, 2**40))
     return Entry(
         author=author,
         ids=ids,
         messages=tuple(draw(st.lists(OBJECTS, max_size=2))),
         logprobs=tuple(draw(st.lists(FLOATS, min_size=len(ids), max_size=len(ids)))) if policy else None,
-        version=draw(st.none() | st.integers(0, 2**40)),
+        version=version,
+        before=() if version is None or not ids else draw(st.just(()) | st.just(((version, 1),))),
         cached=draw(st.integers(0, 100)),
         stop=draw(st.sampled_from([None, "", "stop", "length", "abort"])),
         parts=parts,
@@ -68,12 +70,14 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     return Rollout(
         task=draw(TEXT),
         ledger=draw(ledgers()),
+        step=draw(st.none() | st.integers(1, 2**40)),
         stop=stop,
         group=draw(TEXT),
         index=draw(st.integers(0, 2**40)),
         rewards={} if stop.infrastructure else draw(st.dictionaries(TEXT, FLOATS, max_size=2)),
         reason=draw(TEXT),
         timing=draw(st.dictionaries(TEXT, FLOATS, max_size=2)),
+        timeline=tuple(draw(st.lists(st.builds(Span, TEXT, FLOATS, FLOATS), max_size=2))),
         infos=draw(OBJECTS),
     )
 

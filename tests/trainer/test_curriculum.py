@@ -58,6 +58,14 @@ def test_drawing_ends_with_the_last_epoch() -> None:
         Sampler([])
 
 
+def test_rows_that_are_not_shuffled_come_as_they_stand_in_every_epoch() -> None:
+    given = tasks(3)
+    course = Course(Curriculum(shuffled=False), {None: given}, seed=5)
+    assert [task.id for task in islice(course, 7)] == ["t0", "t1", "t2"] * 2 + ["t0"]
+    other = Course(Curriculum(), {None: given}, seed=5)
+    assert [task.id for task in islice(other, 9)] != ["t0", "t1", "t2"] * 3
+
+
 def stages_of(plan: Curriculum, *successes: float | None) -> list[int]:
     """The stage in which each step was made."""
     standing, stages = Standing(), []

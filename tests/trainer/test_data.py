@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
+from gateway.types import Image
 from gateway.types import Task as Asked
+from tests.drawn import png
 from trainer.data import load
 from trainer.data.plain import plain, row_id
 from trainer.task import Task
@@ -199,6 +201,10 @@ def test_a_row_chooses_its_tools() -> None:
     assert one({"prompt": "?", "tools": ["add", "add", "look"]}).asked.tools == ("add", "look")
     assert one({"prompt": "?", "tools": []}).asked.tools == ()
     assert one({"prompt": "?", "extra_info": {"tools": ["add"]}}).asked.tools == ("add",)
+    row = {"prompt": "?", "data_source": "mine", "tools": ["add"]}
+    assert one({**row, "agent_name": "tool_agent"}).asked.tools == ("add",)
+    assert one({**row, "agent_name": "single_turn_agent"}).asked.tools == ()
+    assert one({"prompt": "?", "agent_name": "Ada", "tools": ["add"]}).asked.tools == ("add",)
 
 
 def test_kwargs_without_a_name_leave_the_choice_to_the_gateway() -> None:
@@ -255,11 +261,13 @@ def test_wrapped_values_become_plain() -> None:
 def test_pictures_stay_in_their_columns() -> None:
     row = {
         "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
-        "images": [b"1"],
+        "pictures": [b"1"],
+        "images": [png()],
     }
     task = one(row)
-    assert task.messages == tuple(row["prompt"])
-    assert task.columns["images"] == [b"1"]
+    shown = [{"type": "image", "image": Image(png())}, {"type": "text", "text": "?"}]
+    assert task.messages == ({"role": "user", "content": shown},)
+    assert (task.columns["pictures"], task.columns["images"]) == ([b"1"], [png()])
 
 
 JSON = st.recursive(
@@ -294,7 +302,7 @@ def test_a_task_says_where_it_stands(tmp_path: Path) -> None:
 def test_a_large_file_is_read_a_row_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = load(jsonl(tmp_path, [{"id": number, "prompt": "x" * 100} for number in range(3000)]))
     read: list[str] = []
-    monkeypatch.setattr("trainer.data.tasks.task_of", lambda row, place, system: read.append(place))
+    monkeypatch.setattr("trainer.data.tasks.task_of", lambda row, place, shown, system: read.append(place))
     tasks[2500]
     assert read == [f"{tmp_path}/tasks.jsonl:2501"]
 
@@ -327,3 +335,16 @@ def same(left: Iterable[Task], right: Iterable[Task]) -> bool:
 def test_tasks_can_be_read_twice(tmp_path: Path) -> None:
     tasks = load(jsonl(tmp_path, SEEDS))
     assert same(tasks, tasks)
+
+
+def test_several_files_are_read_one_after_the_other_and_each_row_keeps_its_place(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.jsonl", tmp_path / "deep" / "two.jsonl"
+    two.parent.mkdir()
+    one.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b"}) + "\n")
+    two.write_text(json.dumps({"prompt": "c"}) + "\n")
+    tasks = load(f"{one}, {two}")
+    assert [task.messages[0]["content"] for task in tasks] == ["a", "b", "c"]
+    assert [task.place for task in tasks] == [f"{one}:1", f"{one}:2", f"{two}:1"]
+    two.write_text(json.dumps({"promt": "c"}) + "\n")
+    with pytest.raises(ConfigError, match=r"two\.jsonl:1: prompt: is missing"):
+        load(f"{one},{two}")

@@ -15,6 +15,9 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.dense import Dense
+from trainer.engine.torch.forward import Piece
+from trainer.engine.torch.slab import Slab
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = Sampling(max_tokens=24, temperature=0)
@@ -170,6 +173,34 @@ def test_neighbours_change_neither_ids_nor_a_bit_of_a_logprob(family: str, threa
     torch.set_num_threads(threads)
     law()
     torch.set_num_threads(1)
+
+
+async def test_siblings_are_read_as_one_until_they_are_sampled_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, owed = tiny.model(), []
+    forward = Dense.__call__
+
+    def counted(dense: Dense, pieces: list[Piece], slab: Slab) -> torch.Tensor:
+        owed.append(len(pieces))
+        return forward(dense, pieces, slab)
+
+    monkeypatch.setattr(Dense, "__call__", counted)
+    alike = [(0, 20, Sampling(max_tokens=length, temperature=0)) for length in (4, 9, 9, 6)]
+    async with TorchEngine(model) as engine:
+        for (_, length, sampling), written in zip(alike, await _write(engine, alike), strict=True):
+            assert written.ids == tiny.greedy(model, tiny.prompt(length, seed=0), sampling.max_tokens)
+    assert owed == [1] * 9
+
+    apart = [(0, 20, Sampling(max_tokens=12 - seed, temperature=0.5, seed=seed)) for seed in range(8)]
+    async with TorchEngine(model) as engine:
+        owed.clear()
+        together = await _write(engine, apart)
+        most = list(owed)
+    assert most[0] == 1 < max(most) <= 8
+    for request, written in zip(apart, together, strict=True):
+        async with TorchEngine(model) as engine:
+            (alone,) = await _write(engine, [request])
+        assert (written.ids, written.logprobs, written.stop) == (alone.ids, alone.logprobs, alone.stop)
+    assert len({written.ids[:4] for written in together}) > 1
 
 
 async def test_a_long_prompt_is_read_in_parts_beside_those_who_write() -> None:

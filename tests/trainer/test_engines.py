@@ -42,11 +42,11 @@ def test_auto_takes_sglang_where_it_is_installed_and_cuda_is_there(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("MTRL_SGLANG_PYTHON", str(tmp_path / "none"))
-    assert not trainer.engines._for_sglang()
+    assert not trainer.engines.for_sglang()
     (tmp_path / "python").write_text("#!/bin/sh\n")
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setenv("MTRL_SGLANG_PYTHON", str(tmp_path / "python"))
-    assert trainer.engines._for_sglang()
+    assert trainer.engines.for_sglang()
     assert isinstance(made(model, "auto"), SGLangEngine)
 
 
@@ -56,6 +56,18 @@ def test_servers_are_started_as_many_as_are_asked_for_each_with_a_log(model: Pat
     assert isinstance(first, Server) and first.model == model
     assert [server.log for server in (first, second)] == [Path("logs/sglang-0.log"), Path("logs/sglang-1.log")]
     assert first.options.words() == ["--skip-tokenizer-init", "--mem-fraction-static", "0.4"]
+
+
+def test_deterministic_servers_are_asked_for_by_a_setting_where_there_are_any(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EngineError, match=r"`serving.deterministic` needs a GPU"):
+        made(model, "sglang", deterministic=True)
+    with pytest.raises(EngineError, match="start it with --enable-deterministic-inference"):
+        made(model, "http://localhost:30000", deterministic=True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    (server,) = made(model, "sglang", deterministic=True)._servers
+    assert "--enable-deterministic-inference" in server.options.words()
 
 
 def test_a_model_that_sees_is_served_with_its_tokenizer(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.types import Audio, Image, Text, Video
 from tests.trainer.rollouts import bits, entries, ledgers
-from trainer.ledger import Author, Entry, Ledger, Place
+from trainer.engine.base import Written
+from trainer.ledger import Author, Entry, Ledger, Place, spelled
 
 POLICY = Author.POLICY
 
@@ -33,8 +35,24 @@ def test_token_views_line_up_with_who_wrote_what(ledger: Ledger) -> None:
     assert bits(list(ledger.logprobs)) == bits(
         [entry.logprobs[place] if entry.logprobs else 0.0 for entry, place, _ in walk]
     )
-    assert list(ledger.versions) == [entry.version for entry, _, _ in walk]
+    assert list(ledger.versions) == [
+        entry.version if place >= len(entry.before) else entry.before[0][0] for entry, place, _ in walk
+    ]
     assert len(ledger) == len(walk)
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_versions_are_told_in_short_and_known_of_each_id(versions: list[int]) -> None:
+    last, before = spelled(versions, 9)
+    entry = Entry(POLICY, (7,) * len(versions), logprobs=(-1.0,) * len(versions), version=last, before=before)
+    assert list(entry.versions) == versions and (versions or last == 9)
+    assert len(before) <= sum(one != other for one, other in pairwise(versions))
+    assert Written(entry.ids, entry.logprobs or (), "stop", last, 0, before).versions == entry.versions
+
+
+def test_no_more_ids_have_versions_than_there_are() -> None:
+    with pytest.raises(ValueError, match="1 ids with versions"):
+        Entry(POLICY, (7,), logprobs=(-1.0,), version=2, before=((1, 2),))
 
 
 @given(ledgers())
@@ -83,10 +101,10 @@ def test_media_stand_where_their_ids_stand(ledger: Ledger) -> None:
     for entry in ledger:
         media = [part for part in entry.parts if isinstance(part, Image | Audio | Video)]
         for number, (start, stop) in enumerate(entry.spans):
-            slow.append(Place(media[number], begin + start, begin + stop))
+            slow += [Place(media[number], begin + start, begin + stop)] if start < stop else []
         begin += len(entry.ids)
     assert list(ledger.places) == slow
-    assert list(ledger.images) == [part for entry in ledger for part in entry.parts if isinstance(part, Image)]
+    assert list(ledger.images) == [place.medium for place in slow if isinstance(place.medium, Image)]
     assert list(ledger.messages) == [message for entry in ledger for message in entry.messages]
 
 

@@ -290,3 +290,10 @@ def test_a_blob_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
             blobs.put(b"bytes")
     assert list((tmp_path / "blobs").iterdir()) == []
     assert blobs.get(blobs.put(b"bytes")) == b"bytes"
+
+
+def test_what_a_rollout_was_weighed_as_and_its_kind_are_kept(tmp_path: Path) -> None:
+    weighed = replace(ROLLOUT, weighed=0.8, kind="far")
+    with Writer(tmp_path) as writer:
+        writer.add(weighed)
+    assert Rollouts(tmp_path)[0] == weighed and weighed.reward == 0.8

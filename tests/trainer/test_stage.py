@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from gateway.client import RemoteGateway
+from gateway.config.models import ResultLimit
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
-from trainer.config import RolloutSettings
+from gateway.types import ToolCall
+from trainer.config import PlaySettings, RolloutSettings
 from trainer.stage import gateway_of, stepper_of
 from trainer.steps import ToolsAndFeedback
 
@@ -67,5 +70,25 @@ def test_a_plug_in_that_is_none_is_told_with_a_remedy(plugins: Path, name: str, 
 
 
 def test_tools_are_a_folder_or_a_running_gateway() -> None:
-    assert isinstance(gateway_of("http://127.0.0.1:9", None), RemoteGateway)
-    assert isinstance(gateway_of("tool_configs", None), Gateway)
+    assert isinstance(gateway_of(PlaySettings(tools="http://127.0.0.1:9")), RemoteGateway)
+    assert isinstance(gateway_of(PlaySettings()), Gateway)
+
+
+async def test_tools_of_several_files_are_cut_as_the_run_says_where_they_do_not(tmp_path: Path) -> None:
+    (tmp_path / "lengthy.py").write_text(
+        "def long() -> str:\n    return 'a' * 50\ndef own() -> str:\n    return 'b' * 50\n"
+    )
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("tools: [{function: lengthy:long}]")
+    two.write_text("tools: [{function: lengthy:own, result_limit: 40}]")
+    settings = PlaySettings(tools=(str(one), str(two)), result_limit=ResultLimit(chars=20, side="right"))
+    with anyio.fail_after(20):
+        async with gateway_of(settings) as gateway, gateway.open() as session:
+            long, own = [await session.call(ToolCall("1", name, "{}")) for name in ("long", "own")]
+    assert long.text.startswith("a" * 5) and not long.text.endswith("a") and len(long.text) < 50
+    assert len(own.text) > len(long.text)
+
+
+def test_a_gateway_elsewhere_is_not_told_how_to_cut() -> None:
+    with pytest.raises(ConfigError, match="result_limit: a gateway elsewhere cuts results itself"):
+        gateway_of(PlaySettings(tools="http://127.0.0.1:9", result_limit=ResultLimit(chars=20)))

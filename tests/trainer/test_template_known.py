@@ -47,7 +47,7 @@ def test_messages_that_differ_in_anything_have_texts_of_their_own() -> None:
 def test_a_template_that_looks_at_a_clock_is_rendered_each_time() -> None:
     clocked = Settings(chat_template="{{ strftime_now('%f') }}{% for one in messages %}{{ one.content }}{% endfor %}")
     chat = template_for(HERMES).chat
-    timed = Chat(chat._tokenizer, chat.tokens, clocked.chat_template, {})
+    timed = Chat(chat.tokenizer, chat.tokens, clocked.chat_template, {})
     assert len({timed.text(TASK) for _ in range(50)}) > 1
 
 

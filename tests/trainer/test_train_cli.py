@@ -23,11 +23,12 @@ def test_check_finds_the_shipped_configuration_in_order_and_shows_a_masked_rollo
     told = run("check", "--tools", TOOLS, "--model", model, "--data", write("t.jsonl", HEARD, PLAIN)).output
     assert "everything is in order" in told and "FAIL" not in told
     for words in (
-        "look_up, add",
-        "calculate, write_note",
+        "look_up, look, add",
+        "calculate, zoom, write_note",
         "interactions: gsm8k, judge",
         "2 rows of t.jsonl",
         "parser hermes",
+        "it reads text alone, and pictures are told of in words",
         "memory: weights",
     ):
         assert words in told
@@ -128,9 +129,9 @@ def test_unknown_settings_are_told_with_what_was_probably_meant(run: Run, model:
         f"model: {model}\ndata: t.jsonl\nout: r\nlimit: {{}}\nsampling: {{temprature: 1}}\nadmission: {{open: 0}}\n"
     )
     told = run("rollout", "--config", "run.yaml", code=2).output
-    assert "run.yaml: limit: unknown key\n  remedy: did you mean `limits`?" in told
-    assert "run.yaml: sampling.temprature: unknown key\n  remedy: did you mean `temperature`?" in told
-    assert "run.yaml: admission.open: expected" in told
+    assert "run.yaml:4: limit: unknown key\n  remedy: did you mean `limits`?" in told
+    assert "run.yaml:5: sampling.temprature: unknown key\n  remedy: did you mean `temperature`?" in told
+    assert "run.yaml:6: admission.open: expected" in told
     assert "model: is missing" in run("rollout", "--data", "t.jsonl", "--out", "r", code=2).output
     assert "no such file" in run("rollout", "--config", "other.yaml", code=2).output
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from models import tiny_model
+from processes import TIMEOUT_S, started, until
 from scripts import calling
 
 from gateway.gateway import Gateway
@@ -24,7 +22,6 @@ from trainer.run.rollout import StopReason
 
 ROOT = Path(__file__).parents[2]
 SCRIPTED = Path(__file__).with_name("scripted_train.py")
-TIMEOUT_S = 60
 LEAVE_S = 5.0
 
 SLOW = '''
@@ -62,31 +59,6 @@ def place(tmp_path: Path) -> Path:
     servers = {"mcpServers": {"notebook": {"command": sys.executable, "args": [notebook]}}}
     (tmp_path / "mcp_servers.json").write_text(json.dumps(servers))
     return tmp_path
-
-
-@contextmanager
-def started(place: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SCRIPTED.parent)])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
-
-
-def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=5)[0]
-        time.sleep(0.02)
 
 
 def saved(run: Path) -> int:

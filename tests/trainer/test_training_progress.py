@@ -15,6 +15,7 @@ from rich.console import Console
 from gateway.types import Outcome
 from trainer.engine.base import Written
 from trainer.ledger import Author, Ledger
+from trainer.play import Watch
 from trainer.run.rollout import Rollout, StopReason
 from trainer.steps import Step
 from trainer.view.chart import BLOCKS, Trend
@@ -47,14 +48,15 @@ class Watched(TrainingProgress):
         with self.phase(phase):
             self.clock.now += seconds
 
-    def roll(self, count: int) -> None:
+    def roll(self, count: int, apart: Watch | None = None) -> None:
+        watch = apart or self
         for index in range(count):
             key = f"1-0-0/t/{index}"
-            self.state(key, "generating")
-            self.wrote(key, Written((1,) * 10, (0.0,) * 10, "stop", cached=50), 100)
+            watch.state(key, "generating")
+            watch.wrote(key, Written((1,) * 10, (0.0,) * 10, "stop", cached=50), 100)
             told = {"name": "search", "outcome": "ok", "elapsed_s": 0.5}
-            self.answered(key, Step(Author.TOOL, outcomes=(Outcome.OK,), info={"tools": [told]}), 0.5)
-            self.ended(key, Rollout("t", Ledger(), StopReason.DONE))
+            watch.answered(key, Step(Author.TOOL, outcomes=(Outcome.OK,), info={"tools": [told]}), 0.5)
+            watch.ended(key, Rollout("t", Ledger(), StopReason.DONE))
 
     def play(self, step: int, **metrics: float) -> dict[str, float]:
         """One step of 4 seconds; metrics by `area__name`."""
@@ -172,8 +174,8 @@ def test_rollouts_are_counted_by_step_and_those_of_an_evaluation_apart() -> None
     watched = Watched()
     watched.begin(1, 8)
     watched.roll(8)
-    with watched.phase("evaluating", rollouts=50):
-        watched.roll(3)
+    with watched.phase("evaluating", rollouts=50) as apart:
+        watched.roll(3, apart)
         assert any("3 of 50" in line for line in watched.drawn())
         assert any("rollouts, evaluating" in line for line in watched.drawn())
     assert any("8 of 8" in line for line in watched.drawn())
@@ -182,6 +184,21 @@ def test_rollouts_are_counted_by_step_and_those_of_an_evaluation_apart() -> None
     assert any("0 of 8" in line for line in watched.drawn())
     watched.more(4)
     assert any("0 of 12" in line for line in watched.drawn())
+
+
+def test_rollouts_that_go_on_from_one_step_to_the_next_stay_in_view_whatever_is_evaluated_meanwhile() -> None:
+    watched = Watched()
+    watched.begin(1, 0)
+    watched.state("0-0-0/t/0", "generating")
+    with watched.phase("evaluating", rollouts=2) as apart:
+        watched.roll(2, apart)
+        watched.state("0-0-0/t/0", "calling")
+        assert any("0 calling" in line for line in watched.drawn())
+    watched.begin(2, 0)
+    assert any("1 calling" in line for line in watched.drawn())
+    watched.ended("0-0-0/t/0", Rollout("t", Ledger(), StopReason.DONE))
+    assert any("0 calling" in line for line in watched.drawn())
+    assert any(line.startswith("│ rollouts 1 ") for line in watched.drawn())
 
 
 def test_time_left_is_that_of_late_steps() -> None:
@@ -279,3 +296,11 @@ def test_a_trend_goes_where_its_numbers_go() -> None:
         falling.add(-step)
     assert str(rising) == "".join(sorted(str(rising))) and str(rising)[0] == "▁" and str(rising)[-1] == "█"
     assert str(falling) == "".join(sorted(str(falling), reverse=True))
+
+
+def test_staleness_is_shown_where_rollouts_run_ahead() -> None:
+    watched = Watched(width=120)
+    watched.play(1, rollout__staleness=0.0, entropy=0.4)
+    assert not any("staleness" in line for line in watched.drawn())
+    watched.play(2, rollout__staleness=1.25, staleness__max=2.0, staleness__dropped=3.0, entropy=0.4)
+    assert any("staleness 1.25, at most 2 · 3 groups dropped" in line for line in watched.drawn())

@@ -94,6 +94,15 @@ FAMILIES = {
         Family("kimi", "kimi", _KIMI, ()),
     )
 }
+_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+SEEING = {
+    family.name: family
+    for family in (
+        Family("seeing", "hermes", (*_CHAT, *_VISION)),
+        Family("broken_blinding", "hermes", (*_CHAT, *_VISION)),
+    )
+}
+"""Of models that see; the second one's template drops what tools show."""
 BROKEN = {
     family.name: family
     for family in (

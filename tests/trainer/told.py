@@ -43,6 +43,6 @@ LEDGER = Ledger(
         Entry(Author.FEEDBACK, (), ({"role": "user", "content": "Right."},), reward=1.0, source="gsm8k"),
     )
 )
-SCORED = Rollout("one", LEDGER, StopReason.FEEDBACK_DONE, "g", 1, {"call": 0.5, "feedback": 1.0})
+SCORED = Rollout("one", LEDGER, StopReason.FEEDBACK_DONE, "g", 1, rewards={"call": 0.5, "feedback": 1.0})
 FAILED = Rollout("two", LEDGER, StopReason.TOOL_FAILED, "g", 2, reason="server 'calc' is down", timing={"calling": 2.5})
 RUN = [SCORED, FAILED]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gateway.leave import leaving
-from trainer.cli import reading, rolling, training
+from trainer.cli import moving, reading, rolling, training, viewing
 from trainer.cli.options import app
 
-__all__ = ["app", "main", "reading", "rolling", "training"]
+__all__ = ["app", "main", "moving", "reading", "rolling", "training", "viewing"]
 
 
 def main() -> None:

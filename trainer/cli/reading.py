@@ -25,11 +25,16 @@ def show(
     """Show a run's rollouts, or one of them with its tokens coloured by author."""
     from rich.console import Console
 
+    from trainer.run.credits import Credits
     from trainer.run.file import Rollouts
     from trainer.view.show import show as print_run
 
     with told(IndexError):
-        print_run(Rollouts(run), Console(), rollout=rollout, decode=_decode(run) if rollout is not None else None)
+        rollouts = Rollouts(run)
+        if rollout is None:
+            return print_run(rollouts, Console())
+        credits = Credits(run).of_rollout(rollouts[rollout])
+        print_run(rollouts, Console(), rollout=rollout, decode=_decode(run), credits=credits[-1] if credits else None)
 
 
 @app.command(rich_help_panel=ASKED)
@@ -39,19 +44,24 @@ def why(
     token: Annotated[int, typer.Argument(help="The token's place in it, from 0.")],
 ) -> None:
     """Say who wrote a token, in which turn, under which policy version, and why it is (not) trained."""
+    from trainer.run.credits import Credits
     from trainer.run.file import Rollouts
     from trainer.view.why import why as ask
 
     with told(IndexError):
-        sys.stdout.write(f"{ask(Rollouts(run), rollout, token, _decode(run))}\n")
+        rollouts = Rollouts(run)
+        credits = Credits(run).of_rollout(rollouts[rollout])
+        sys.stdout.write(f"{ask(rollouts, rollout, token, _decode(run), credits[-1] if credits else None)}\n")
 
 
 @app.command(rich_help_panel=ASKED)
 def plot(
     run: Run,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A PNG. Default: curves.png in the run")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A PNG or .svg. Default: curves.png in the run")
+    ] = None,
 ) -> None:
-    """Draw a training run's curves, in the terminal and as a PNG."""
+    """Draw a training run's curves, in the terminal and as a PNG or SVG."""
     from rich.console import Console
 
     from trainer.view.plot import plot as draw

@@ -13,6 +13,7 @@ from gateway.config.mistakes import mistakes
 from gateway.config.models import Frozen
 from gateway.config.read import read
 from gateway.errors import ConfigError, ConfigErrors
+from trainer.cli.told import READ
 
 Settings = TypeVar("Settings", bound=Frozen)
 JOBS = Path(__file__).parents[1] / "jobs"
@@ -40,6 +41,7 @@ def written(file: Path | None) -> dict[str, Any]:
 
 def validated(kind: type[Settings], file: Path | None, given: Mapping[str, Any]) -> Settings:
     """The file's settings, under those of the command line that are not None."""
+    READ.set(file)
     values = {**written(file), **{name: value for name, value in given.items() if value is not None}}
     try:
         return kind.model_validate(values)

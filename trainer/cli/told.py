@@ -6,10 +6,12 @@ import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 
 import typer
 
-from gateway.errors import ConfigError, GatewayError, innermost
+from gateway.errors import ConfigError, ConfigErrors, GatewayError, innermost
 
 MISTAKES = (
     ("trainer.engine.base", "EngineError"),
@@ -24,6 +26,8 @@ MISTAKES = (
 """What tells an operator how to mend it. What nobody has imported, nobody has raised."""
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+READ: ContextVar[Path | None] = ContextVar("the run file of this command", default=None)
+"""Where what is wrong with a setting was written, if anywhere."""
 ROOM = "make room there, or name a folder of yours with --out"
 
 
@@ -45,8 +49,19 @@ def told(*also: type[Exception], stopped: Callable[[], str] = saved) -> Iterator
             found = ConfigError(f"cannot be written ({found.strerror})", file=found.filename or "the disk", remedy=ROOM)
         if not isinstance(found, (*_mistakes(), *also)):
             raise
-        sys.stderr.write(f"mtrl-train: {found}\n")
+        sys.stderr.write(f"mtrl-train: {_placed(found)}\n")
         raise typer.Exit(2) from None
+
+
+def _placed(mistake: BaseException) -> BaseException:
+    """With its line in the run file, if it names a setting that stands there and no file of its own."""
+    if isinstance(mistake, ConfigErrors):
+        return ConfigErrors(one for one in map(_placed, mistake.errors) if isinstance(one, ConfigError))
+    file = READ.get()
+    if not isinstance(mistake, ConfigError) or mistake.file or file is None:
+        return mistake
+    placed = ConfigError(mistake.problem, file=file, field=mistake.field, remedy=mistake.remedy)
+    return placed if ConfigError.line_of(file, mistake.field) else mistake
 
 
 def _mistakes() -> tuple[type[BaseException], ...]:

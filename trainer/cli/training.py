@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from shlex import quote
+from shlex import quote, split
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from trainer.cli.options import ASKED, Run, app
+from gateway.errors import ConfigError
+from trainer.cli.options import ASKED, SWIFT, VERL, Run, app
 from trainer.cli.told import told
+from trainer.cli.viewing import viewed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
     from trainer.train.settings import TrainSettings
 
 
-def learns(said: str, metavar: str) -> Any:
-    return typer.Option(metavar=metavar, help=said, rich_help_panel="What is trained, on what")
+def learns(said: str, metavar: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=said, rich_help_panel="What is trained, on what")
 
 
 def runs(said: str, metavar: str) -> Any:
@@ -48,11 +51,17 @@ def train(
     model: Annotated[str | None, learns("A Hugging Face model's folder. Default: a tiny one is made", "PATH")] = None,
     data: Annotated[str | None, learns("Tasks: JSONL, parquet, or a data set. Default: the tiny one's", "FILE")] = None,
     config: Annotated[str | None, learns("YAML with all settings, or a job by its name", "FILE|JOB")] = None,
+    verl: Annotated[Path | None, learns("YAML or a script of verl's", "FILE [KEY=VALUE]...", VERL)] = None,
+    swift: Annotated[
+        str | None, learns("A script of ms-swift's, or its command in quotes", "FILE|COMMAND", SWIFT)
+    ] = None,
     engine: Annotated[str | None, runs("What writes rollouts. Default: auto", "auto|torch|sglang|URL")] = None,
+    mode: Annotated[str | None, runs("How far rollouts run ahead. Default: synchronous", "MODE")] = None,
     steps: Annotated[int | None, runs("Steps of the run", "N")] = None,
     seed: Annotated[int | None, runs("The same seed gives the same run", "N")] = None,
     out: Annotated[Path | None, runs("The run's folder. Default: the next one in runs/", "DIR")] = None,
     resume: Annotated[bool, switch("--resume", "Go on with --out, or with the newest run")] = False,
+    view: Annotated[bool, switch("--view", "Serve the page of the run while it trains")] = False,
     dry_run: Annotated[bool, switch("--dry-run", "Look at everything, show it, and train nothing")] = False,
     verbose: Annotated[bool, switch("--verbose", "Log to standard error what happens", "-v")] = False,
 ) -> None:
@@ -68,18 +77,35 @@ def train(
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[Aside()])
     given: dict[str, Any] = {
         "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
-        "out": out, "steps": steps, "seed": seed,
+        "mode": mode, "out": out, "steps": steps, "seed": seed,
     }  # fmt: skip
-    asked = config is not None or resume or dry_run or any(value is not None for value in given.values())
+    asked = (
+        config is not None
+        or verl is not None
+        or swift is not None
+        or resume
+        or dry_run
+        or view
+        or any(value is not None for value in given.values())
+    )
     if context.invoked_subcommand is not None:
         if asked:
             raise typer.BadParameter(f"write options of {context.invoked_subcommand!r} behind it")
         return
     with told():
-        _train(given, config, resume=resume, dry_run=dry_run)
+        moved = [name for name, said in ((VERL, verl), (SWIFT, swift)) if said is not None]
+        if len(moved) + (config is not None or resume) > 1:
+            raise ConfigError("goes without --config and --resume", field=moved[0], remedy="write one of them")
+        if verl is not None:
+            chosen = _moved(given, [str(verl), *(context.obj or [])], verl.stem)
+        elif swift is not None:
+            chosen = _moved(given, _words(swift), Path(swift).stem if Path(swift).is_file() else "swift")
+        else:
+            chosen = _chosen(given, config, resume=resume)
+        _train(*chosen, resume=resume, dry_run=dry_run, view=view)
 
 
-def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: bool) -> None:
+def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, view: bool) -> None:
     """What can be told before torch is awake, which takes seconds, is told before."""
     import anyio
     from rich.console import Console
@@ -87,7 +113,6 @@ def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: 
     from trainer.train.folder import ABOUT, folder_of
 
     console = Console()
-    settings, name = _chosen(given, config, resume=resume)
     if dry_run:
         from trainer.train.dry import dry_run as look
 
@@ -101,7 +126,7 @@ def _train(given: dict[str, Any], config: str | None, *, resume: bool, dry_run: 
         begun = (folder / ABOUT).exists()
         return f"go on with: mtrl-train --resume --out {quote(str(folder))}" if begun else "nothing had begun"
 
-    with told(stopped=stopped):
+    with told(stopped=stopped), viewed(folder) if view else nullcontext():
         from trainer.train.start import train as begin
 
         anyio.run(partial(begin, settings, folder, console, resume=resume))
@@ -117,6 +142,7 @@ def _next(folder: Path, console: Console) -> None:
     if found is None:
         return
     asks = {
+        f"view {run}": "its page: curves, rollouts, tokens",
         f"plot {run}": "its curves",
         f"eval {run}": "success before and after, on tasks that it was not trained on",
         f"show {run}": "its rollouts; with a number behind it, one of them token by token",
@@ -144,6 +170,21 @@ def _chosen(given: dict[str, Any], config: str | None, *, resume: bool) -> tuple
     file = job(config) if config is not None else None
     name = file.stem if file else Path(given["model"] or given["data"]).stem
     return validated(TrainSettings, file, given), name
+
+
+def _moved(given: dict[str, Any], words: list[str], name: str) -> tuple[TrainSettings, str]:
+    """What was written for another trainer becomes, under what was typed of our own."""
+    from trainer.cli.moving import settings_of
+    from trainer.cli.settings import validated
+    from trainer.train.settings import TrainSettings
+
+    typed = {name: value for name, value in given.items() if value is not None}
+    return validated(TrainSettings, None, settings_of(words) | typed), name
+
+
+def _words(said: str) -> list[str]:
+    """A file's name, or a command as a shell has it."""
+    return [said] if Path(said).is_file() else split(said)
 
 
 @app.command("eval", rich_help_panel=ASKED)

@@ -23,8 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gateway.types import Image
 from trainer.learn.finite import NotFinite
 from trainer.learn.segments import count, places, total
+from trainer.ledger import Place
 
 NUMBERS = {
     "weights_T": "a weight of",
@@ -49,6 +51,10 @@ class Row:
     advantages: Sequence[float]
     weights: Sequence[float]
     group: int = 0
+    stale: Sequence[bool] = ()
+    """The tokens that other weights sampled than those which learn; left out where there are none."""
+    pictures: Sequence[Place] = ()
+    """Where they stand among the ids, as wide as the model sees them."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,17 @@ class Batch:
     advantages_T: Tensor
     engine_T: Tensor
     old_T: Tensor
-    """By the trainer, from the weights that sampled; the engine's own where those are known to be exact."""
+    """By the trainer, from the weights that sampled; the engine's own where those are known to be exact, and of what is
+    stale, whose weights are gone."""
     sequence_T: Tensor
     group_S: Tensor
     names_S: tuple[str, ...]
     ref_T: Tensor | None = None
     """By the reference policy, where a KL term asks for it."""
+    stale_T: Tensor | None = None
+    """Sampled by other weights than those which learn; None where nothing was."""
+    images: tuple[Image, ...] = ()
+    """What is shown, each once. An id below 0 is a place in one of them: -1 is the first of the first."""
 
     def __post_init__(self) -> None:
         tokens = {name: values for name, values in vars(self).items() if name.endswith("_T") and values is not None}
@@ -108,6 +119,18 @@ class Batch:
         """The tokens that the loss sees."""
         return self.weights_T > 0
 
+    @property
+    def fresh_T(self) -> Tensor:
+        """Of these, the ones that the weights which learn have sampled."""
+        return self.trained_T if self.stale_T is None else self.trained_T & ~self.stale_T
+
+    def aged(self, own_T: Tensor, proximal: bool = False) -> Batch:
+        """With the trainer's logprobs from before a step for the old policy's. What is stale keeps those that it was
+        sampled with, unless the ratio is to be to the proximal policy: `mismatch` weighs what lies between."""
+        if self.stale_T is None or proximal:
+            return replace(self, old_T=own_T)
+        return replace(self, old_T=torch.where(self.stale_T, self.engine_T, own_T))
+
     def total_S(self, values_T: Tensor) -> Tensor:
         return total(values_T, self.sequence_T, self.sequences)
 
@@ -140,8 +163,10 @@ def pack(rows: Sequence[Row]) -> Batch:
         return torch.tensor([value for row in rows for value in getattr(row, name)], dtype=torch.float32)
 
     engine_T = floats("engine")
+    ids, images = shown(rows)
+    stale = [flag for row in rows for flag in row.stale or (False,) * len(row.ids)]
     return Batch(
-        ids_T=torch.tensor([token for row in rows for token in row.ids], dtype=torch.long),
+        ids_T=torch.tensor(ids, dtype=torch.long),
         mask_T=torch.tensor([written for row in rows for written in row.mask], dtype=torch.bool),
         weights_T=floats("weights"),
         advantages_T=floats("advantages"),
@@ -150,4 +175,24 @@ def pack(rows: Sequence[Row]) -> Batch:
         sequence_T=torch.tensor([number for number, row in enumerate(rows) for _ in row.ids], dtype=torch.long),
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long),
         names_S=tuple(row.name for row in rows),
+        stale_T=torch.tensor(stale, dtype=torch.bool) if any(stale) else None,
+        images=images,
     )
+
+
+def shown(rows: Sequence[Row]) -> tuple[list[int], tuple[Image, ...]]:
+    """The rows' ids, those that stand for pictures counted down over all pictures: so the same place in the same
+    picture is the same id, and in another picture it is another."""
+    ids: list[int] = []
+    known: dict[Image, range] = {}
+    free = -1
+    for row in rows:
+        begun = len(ids)
+        ids += row.ids
+        for place in row.pictures:
+            if isinstance(place.medium, Image):
+                if place.medium not in known:
+                    known[place.medium] = range(free, free - place.stop + place.start, -1)
+                    free -= place.stop - place.start
+                ids[begun + place.start : begun + place.stop] = known[place.medium]
+    return ids, tuple(known)

@@ -15,7 +15,7 @@ from trainer.learn.earned import Earned, teaching
 from trainer.learn.finite import finite_S
 from trainer.learn.rounds import Weigh, every, weights
 from trainer.learn.settings import AlgorithmSettings
-from trainer.ledger import Author, Ledger
+from trainer.ledger import Author, Ledger, Place
 from trainer.reward.scored import Scored, ScoredGroup
 from trainer.run.rollout import Rollout
 
@@ -35,6 +35,10 @@ class Draft:
     weights: Sequence[float]
     turns: Sequence[int]
     """Of each token that the policy wrote, the turn, counted over all ledgers of the rollout; -1 elsewhere."""
+    stale: Sequence[bool] = ()
+    """The tokens that other weights sampled than those which learn; left out where there are none."""
+    pictures: Sequence[Place] = ()
+    """Where they stand among the ids, as wide as the model sees them."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,11 @@ class Lesson:
         return torch.tensor(list(turns), dtype=torch.long)
 
 
-def lesson(groups: Sequence[ScoredGroup], settings: AlgorithmSettings, rounds: Weigh) -> Lesson:
-    """Groups stand in the order given, a group's rollouts in that of their index, whichever was done first."""
+def lesson(
+    groups: Sequence[ScoredGroup], settings: AlgorithmSettings, rounds: Weigh, version: int | None = None
+) -> Lesson:
+    """Groups stand in the order given, a group's rollouts in that of their index, whichever was done first. `version`
+    is that of the weights which learn; None takes all tokens for theirs."""
     found = [
         (number, one)
         for number, group in enumerate(groups)
@@ -88,7 +95,7 @@ def lesson(groups: Sequence[ScoredGroup], settings: AlgorithmSettings, rounds: W
     kept = [(number, one) for number, one in found if _length(one.rollout)]
     scored = [one for _, one in kept]
     made = Lesson(
-        drafts=tuple(draft for place, one in enumerate(scored) for draft in _drafts(place, one.rollout, rounds)),
+        drafts=tuple(chain.from_iterable(_drafts(at, one.rollout, rounds, version) for at, one in enumerate(scored))),
         names=tuple(one.rollout.name for one in scored),
         groups=tuple(number for number, _ in kept),
         rewards=_rewards(scored, settings),
@@ -117,15 +124,24 @@ def _length(rollout: Rollout) -> int:
     return sum(len(turn.ids) for turn in rollout.turns)
 
 
-def _drafts(place: int, rollout: Rollout, rounds: Weigh) -> Iterator[Draft]:
+def _drafts(place: int, rollout: Rollout, rounds: Weigh, version: int | None) -> Iterator[Draft]:
     """Turns are counted, and rounds weighed, over all ledgers: the last round is the rollout's, not each ledger's."""
-    whole = Ledger(tuple(chain.from_iterable(rollout.ledgers))) if rollout.earlier else rollout.ledger
+    ledgers = [ledger.expanded for ledger in rollout.ledgers]
+    whole = Ledger(tuple(chain.from_iterable(ledgers))) if rollout.earlier else ledgers[0]
     weight_T, turn_T = weights(whole, rounds, rollout.name), _turns(whole)
-    stops = accumulate(map(len, rollout.ledgers), initial=0)
-    for ledger, (start, stop) in zip(rollout.ledgers, pairwise(stops), strict=True):
+    stops = accumulate(map(len, ledgers), initial=0)
+    for ledger, (start, stop) in zip(ledgers, pairwise(stops), strict=True):
         if any(ledger.mask):
             weighed, turns = weight_T[start:stop], turn_T[start:stop]
-            yield Draft(rollout.name, place, ledger.ids, ledger.mask, ledger.logprobs, weighed, turns)
+            stale = _stale(ledger, version)
+            written = ledger.ids, ledger.mask, ledger.logprobs
+            yield Draft(rollout.name, place, *written, weighed, turns, stale, ledger.places)
+
+
+def _stale(ledger: Ledger, version: int | None) -> tuple[bool, ...]:
+    if version is None or all(turn.version == version and not turn.before for turn in ledger.turns):
+        return ()
+    return tuple(mine and one != version for mine, one in zip(ledger.mask, ledger.versions, strict=True))
 
 
 def _turns(ledger: Ledger) -> tuple[int, ...]:

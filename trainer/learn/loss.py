@@ -53,7 +53,7 @@ def bounds(settings: AlgorithmSettings) -> Clip:
     own = NAMES[settings.name].clip
     low = own.low if settings.clip_low is None else settings.clip_low
     high = own.high if settings.clip_high is None else settings.clip_high
-    return Clip(low, high)
+    return Clip(low, high, settings.clip_dual)
 
 
 def _mean(values_T: Tensor, batch: Batch) -> float:
@@ -64,12 +64,12 @@ def _mean(values_T: Tensor, batch: Batch) -> float:
 def _measured(logprobs_T: Tensor, clipped_T: Tensor, factor_T: Tensor, batch: Batch) -> dict[str, float]:
     log_T = log_ratio(logprobs_T.detach(), batch)
     seen = mismatch.measure(batch)
-    return {
+    apart = {"mismatch/mean": seen.mean, "mismatch/max": seen.most, "mismatch/kl": seen.kl}
+    if batch.stale_T is not None:
+        apart = (apart if seen.tokens else {}) | {"staleness/kl": mismatch.far(logprobs_T, batch)}
+    return apart | {
         "clipped": _mean(clipped_T.to(log_T.dtype), batch),
         "kl/old": _mean(torch.expm1(log_T) - log_T, batch),
-        "mismatch/mean": seen.mean,
-        "mismatch/max": seen.most,
-        "mismatch/kl": seen.kl,
         "mismatch/factor": _mean(factor_T, batch),
         "mismatch/rejected": _mean((factor_T == 0).to(log_T.dtype), batch),
     }

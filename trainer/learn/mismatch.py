@@ -14,7 +14,7 @@ from trainer.learn.settings import MismatchSettings
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """How far the trainer's logprobs are from the engine's, over what is trained."""
+    """How far the trainer's logprobs are from the engine's, over what is trained and not stale."""
 
     mean: float
     """Of |log trainer - log engine|."""
@@ -29,11 +29,19 @@ class Mismatch:
 
 
 def measure(batch: Batch) -> Mismatch:
-    log = (batch.old_T - batch.engine_T)[batch.trained_T].detach().double()
+    log = (batch.old_T - batch.engine_T)[batch.fresh_T].detach().double()
     if not len(log):
         return Mismatch(0.0, 0.0, 0.0, 0)
     kl = (log.clamp(-FAR, FAR).exp() - 1 - log).mean()
     return Mismatch(float(log.abs().mean()), float(log.abs().max()), float(kl), len(log))
+
+
+def far(logprobs_T: Tensor, batch: Batch) -> float:
+    """How far the policy is from those that sampled what is stale, by k3: 0 or more, nats a token."""
+    if batch.stale_T is None:
+        return 0.0
+    log = (logprobs_T - batch.engine_T)[batch.trained_T & batch.stale_T].detach().double().clamp(-FAR, FAR)
+    return float((log.exp() - 1 - log).mean()) if len(log) else 0.0
 
 
 def factors(batch: Batch, settings: MismatchSettings) -> Tensor:

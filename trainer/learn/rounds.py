@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isfinite
 
 from gateway.errors import ConfigError
 from trainer.ledger import Ledger
 from trainer.plug import plug_in
+from trainer.run.rollout import LEFT_OUT
 
 FIELD = "algorithm.credit.rounds"
 Weigh = Callable[[Ledger], Sequence[float]]
@@ -42,6 +43,12 @@ def weigh_of(name: str) -> Weigh:
     return found
 
 
+def reading(weigh: Weigh, words: Callable[[Sequence[int]], str]) -> Weigh:
+    """The same, once it knows what ids say, if it cares."""
+    asked: Callable[[Callable[[Sequence[int]], str]], Weigh] | None = getattr(weigh, "reading", None)
+    return weigh if asked is None else asked(words)
+
+
 def weights(ledger: Ledger, weigh: Weigh, name: str) -> tuple[float, ...]:
     """What `weigh` says, once it is known to make sense; `name` is the rollout's."""
     called = getattr(weigh, "__name__", type(weigh).__name__)
@@ -57,4 +64,11 @@ def weights(ledger: Ledger, weigh: Weigh, name: str) -> tuple[float, ...]:
         if weight and not written:
             author = ledger.author_at(token)
             raise ValueError(f"rollout {name}: {called} gave token {token} a weight, and the {author} wrote it")
-    return given
+    return tuple(0.0 if left else weight for left, weight in zip(left_out(ledger), given, strict=True))
+
+
+def left_out(ledger: Ledger) -> Iterator[bool]:
+    """Of each id, whether a plug-in said that nothing is to be learned from it."""
+    for entry in ledger:
+        spans = entry.info.get(LEFT_OUT, ())
+        yield from (any(start <= place < stop for start, stop in spans) for place in range(len(entry.ids)))

@@ -86,10 +86,15 @@ class AlgorithmSettings(Frozen):
     """The ratio to the old policy counts down to 1 less this."""
     clip_high: NonNegativeFloat | None = None
     """It counts up to 1 and this."""
+    clip_dual: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Where an advantage is below 0, the ratio counts up to this at the most; by default there is no such end."""
     aggregate: Aggregation | None = None
     """`token`: every token alike; `sequence`: every sequence alike; `constant`: sums over a length always the same."""
     length: PositiveInt = 1024
     """The length by which `constant` divides."""
+    ratio: Literal["sampled", "proximal"] = "sampled"
+    """What the new policy is held against where earlier weights sampled a token: `sampled`, the policy that did;
+    `proximal`, the policy before the step, and `mismatch.truncate` weighs what lies between the two (decoupled)."""
     kl: KLSettings = KLSettings()
     mismatch: MismatchSettings = MismatchSettings()
     credit: CreditSettings = CreditSettings()
@@ -97,3 +102,11 @@ class AlgorithmSettings(Frozen):
     """By default length costs nothing."""
     dynamic: bool = False
     """Groups whose rewards are all the same are replaced by others."""
+
+    @model_validator(mode="after")
+    def _weighed(self) -> Self:
+        if self.ratio == "proximal" and self.mismatch.truncate is None:
+            raise ValueError(
+                "`ratio: proximal` leaves it to `mismatch.truncate` to weigh what is stale; set it to token"
+            )
+        return self

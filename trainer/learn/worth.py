@@ -40,6 +40,8 @@ class Worth:
     """Rows that were left out."""
     returns: tuple[tuple[float, ...], ...] = ()
     """With `gae`, of each row's tokens, what the critic should have said; 0 where the policy did not write."""
+    made: tuple[Row, ...] = ()
+    """All rows, those that were left out included."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -65,14 +67,20 @@ def rows(
     if NAMES[settings.name].whiten:
         advantages_T = whitened(advantages_T, _flat([draft.weights for draft in given.drafts]) > 0)
     made = [
-        Row(draft.name, draft.ids, draft.mask, draft.engine, advantages, draft.weights, given.groups[draft.rollout])
+        _row(draft, advantages, given.groups[draft.rollout])
         for draft, advantages in zip(given.drafts, _by_draft(advantages_T, given.drafts), strict=True)
     ]
     weight = fsum(weight for row in made for weight in row.weights)
     totals = Totals(weight, sum(any(row.weights) for row in made))
     needed = [place for place, row in enumerate(made) if totals.sequences and _needed(row, settings)]
     kept = tuple(made[place] for place in needed)
-    return Worth(kept, totals, len(made) - len(kept), tuple(returns[place] for place in needed) if returns else ())
+    said = tuple(returns[place] for place in needed) if returns else ()
+    return Worth(kept, totals, len(made) - len(kept), said, tuple(made))
+
+
+def _row(draft: Draft, advantages: Sequence[float], group: int) -> Row:
+    worth = advantages, draft.weights, group
+    return Row(draft.name, draft.ids, draft.mask, draft.engine, *worth, draft.stale, draft.pictures)
 
 
 def _costs(given: Lesson, settings: AlgorithmSettings, distances: Sequence[float] | None) -> Tensor:

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from gateway.feedback.base import plain_text
+from gateway.types import Image
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.run.rollout import Rollout, StopReason
 from trainer.task import Task
@@ -54,8 +55,13 @@ class Attempt:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The whole chat; what tools and feedback said stands there too, by roles of their own."""
+        """The whole chat; what tools and feedback said stands there too, by roles of their own; pictures as places."""
         return self.rollout.ledger.messages
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """What the policy was shown at those places, in order."""
+        return self.rollout.ledger.images
 
     @property
     def ledger(self) -> Ledger:

@@ -148,6 +148,8 @@ class Component:
             raise ConfigError(told, field=f"{self.field}.args", remedy=remedy) from error
         except ValueError:  # Something built in, which does not tell what it takes.
             return
+        if ready := getattr(self.function, "ready", None):  # It looks at its arguments before anything starts.
+            ready(**args)
         if self.shipped:
             self._check(args)
 

@@ -101,7 +101,7 @@ class Scorer:
                 one.fail(f"{what} is {number:g}, from which nothing can be learned; rollout {attempt.rollout.name}")
                 return None
         spread = sum((weight or 0.0) * score for author, weight in self._summed.items() for score in given[author])
-        rollout = replace(attempt.rollout, rewards=components)
+        rollout = replace(attempt.rollout, rewards=components, weighed=reward)
         return Scored(rollout, components, reward, turns, bool(attempt.success), spread)
 
     def _weight_of(self, author: Author) -> float | None:

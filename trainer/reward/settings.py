@@ -17,9 +17,9 @@ class ComponentSettings(Frozen):
     """One function, and what its number counts."""
 
     function: Annotated[str, Field(min_length=1)]
-    """A shipped one (`answer`, `outcome`, `tools`, `feedback`, `calc_reward`, `efficiency`, `tool_quality`), or one's
-    own: `module:name`, or `folder/rewards.py:name`. It is given a `trainer.reward.attempt:Attempt` and gives a number;
-    it may be async."""
+    """A shipped one (`answer`, `exact`, `outcome`, `tools`, `feedback`, `calc_reward`, `efficiency`, `tool_quality`),
+    or one's own: `module:name`, or `folder/rewards.py:name`. It is given a `trainer.reward.attempt:Attempt` and gives a
+    number; it may be async."""
     weight: float = 1.0
     """What its number is multiplied by; 0 measures and does not reward."""
     args: dict[str, Any] = {}

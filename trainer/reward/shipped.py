@@ -26,6 +26,14 @@ def answer(attempt: Attempt, method: Method = "strict") -> float:
     return compute_score(attempt.answer, truth, method)
 
 
+def exact(attempt: Attempt) -> float:
+    """1 where the policy's last turn ends with `####` and the row's right answer, but for case and spaces."""
+    if attempt.truth is None:
+        raise ValueError("the task has no right answer; give its row a `ground_truth`, or name another function")
+    _, marked, said = attempt.answer.rpartition("####")
+    return float(bool(marked) and _plain(said) == _plain(str(attempt.truth)))
+
+
 def outcome(attempt: Attempt, method: Method = "strict") -> float:
     """What feedback scored where the task has an interaction, else `answer`; 0 where a limit ended the rollout."""
     if not attempt.ended:
@@ -79,9 +87,13 @@ def tool_quality(attempt: Attempt, invalid: Cost = 1.0) -> float:
     return (ends.count(Outcome.OK) - invalid * ends.count(Outcome.INVALID)) / len(ends)
 
 
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
 SHIPPED: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (answer, outcome, tools, feedback, calc_reward, efficiency, tool_quality)
+    for function in (answer, exact, outcome, tools, feedback, calc_reward, efficiency, tool_quality)
 }
 SPREAD: Mapping[str, Author] = {"tools": Author.TOOL, "feedback": Author.FEEDBACK, "outcome": Author.FEEDBACK}
 """Functions that sum what single turns were scored, and by whom."""

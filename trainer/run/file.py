@@ -1,6 +1,7 @@
 """A run is a folder that only grows: rollouts are added at the end, and what is there is read one by one.
 
     runs/NAME/rollouts.jsonl           a rollout a line, as `line.py` describes
+    runs/NAME/credits.jsonl            what steps made of their tokens, as `credits.py` describes
     runs/NAME/blobs/SHA256             pictures, sounds, films and documents, each once
     runs/NAME/rollouts.jsonl.offsets   where each line begins, for quick reading; see `offsets.py`
 
@@ -10,12 +11,14 @@ is no rollout: readers pass over it, and the next writer cuts it off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Self, overload
 
+from trainer.run import credits
 from trainer.run.blobs import Folder
 from trainer.run.line import dump, load
 from trainer.run.offsets import offsets
@@ -35,6 +38,7 @@ class Writer:
         folder.mkdir(parents=True, exist_ok=True)
         self._blobs = Folder(folder / "blobs")
         self._file = (folder / NAME).open("ab", buffering=0)
+        self._credits = folder / credits.NAME
         self._lock = Lock()
         self._file.truncate(offsets(folder / NAME)[-1])
 
@@ -47,13 +51,13 @@ class Writer:
         self._file.close()
 
     def add(self, rollout: Rollout) -> None:
-        try:
+        with _told(self._file.name):
             self._add(dump(rollout, self._blobs))
-        except OSError as error:
-            raise RunError(
-                f"{self._file.name}: cannot be written ({error.strerror})\n"
-                "  remedy: make room there, or give another folder; what was over before is saved"
-            ) from error
+
+    def credit(self, step: int, rows: Iterable[credits.Weighed]) -> None:
+        """What a step that was learned from made of its rollouts."""
+        with _told(self._credits), self._credits.open("ab") as opened:
+            opened.write(credits.dump(step, rows))
 
     def _add(self, line: bytes) -> None:
         with self._lock:
@@ -65,6 +69,17 @@ class Writer:
             except BaseException:  # Half a line on a full disk would spoil the next one.
                 self._file.truncate(start)
                 raise
+
+
+@contextmanager
+def _told(file: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"{file}: cannot be written ({error.strerror})\n"
+            "  remedy: make room there, or give another folder; what was over before is saved"
+        ) from error
 
 
 class Rollouts(Sequence[Rollout]):

@@ -1,12 +1,13 @@
 """A rollout is one line of JSON: what a person reads stands as text, ids and logprobs stand packed.
 
 `v`         the format, 1; a reader that knows no such format says so and stops
-`task`, `group`, `index`, `stop`, `reason`, `rewards`, `timing`, `infos`   as in `Rollout`
+`task`, `kind`, `group`, `index`, `step`, `stop`, `reason`, `rewards`, `weighed`, `timing`, `infos`   as in `Rollout`
+`timeline`  `[phase, seconds since the rollout began, seconds that it took]` for each phase as it came
 `ids`       all ids of the ledger in order, a packed array of `i` (see `packed.py`)
 `logprobs`  those of the policy's entries one after the other, a packed array of `d`
 `earlier`   ledgers before this one, each with `ids`, `logprobs` and `entries` of its own
-`entries`   in order; `n` is how many of the ids belong to the entry, `author` who wrote them, and `version`, `cached`,
-            `stop`, `messages`, `reward`, `source`, `info`, `outcomes`, `spans` are as in `Entry`;
+`entries`   in order; `n` is how many of the ids belong to the entry, `author` who wrote them, and `version`, `before`,
+            `cached`, `stop`, `messages`, `reward`, `source`, `info`, `outcomes`, `spans`, `widths` are as in `Entry`;
             `calls` has `[id, name, arguments]` for each call;
             `parts` has `{"kind": "text", "text": ...}`, `{"kind": "image" | "audio" | "video", "mime": ..., "sha256":
             ...}` or `{"kind": "resource", "uri": ..., ...}`: bytes lie once in `blobs/`, under their sha256.
@@ -25,11 +26,11 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
-from gateway.media import plain
+from gateway.plain import plain
 from gateway.types import Audio, Image, Outcome, Part, Resource, Text, ToolCall, Video
 from trainer.ledger import NOTHING, Author, Entry, Ledger
 from trainer.run.packed import pack, unpack
-from trainer.run.rollout import Rollout, StopReason
+from trainer.run.rollout import Rollout, Span, StopReason
 
 FORMAT = 1
 MEDIA: Mapping[str, type[Image] | type[Audio] | type[Video]] = {"image": Image, "audio": Audio, "video": Video}
@@ -50,10 +51,14 @@ def dump(rollout: Rollout, blobs: Blobs) -> bytes:
         task=rollout.task,
         group=rollout.group,
         index=rollout.index,
+        step=rollout.step,
         stop=rollout.stop,
         reason=rollout.reason,
         rewards=dict(rollout.rewards),
+        weighed=rollout.weighed,
+        kind=rollout.kind or None,
         timing=dict(rollout.timing),
+        timeline=[list(span) for span in rollout.timeline],
         infos=dict(rollout.infos),
         earlier=[_ledger(ledger, blobs) for ledger in rollout.earlier],
     ) | _ledger(rollout.ledger, blobs)
@@ -95,11 +100,13 @@ def _entry(entry: Entry, blobs: Blobs) -> dict[str, Any]:
         author=entry.author,
         n=len(entry.ids),
         version=entry.version,
+        before=[list(spell) for spell in entry.before],
         cached=entry.cached or None,
         stop=entry.stop,
         messages=list(entry.messages),
         parts=[_part(part, blobs) for part in entry.parts],
         spans=list(entry.spans),
+        widths=list(entry.widths),
         calls=[[call.id, call.name, call.arguments] for call in entry.calls],
         outcomes=list(entry.outcomes),
         reward=entry.reward,
@@ -135,9 +142,13 @@ def _rollout(line: dict[str, Any], blobs: Blobs) -> Rollout:
         stop=StopReason(line["stop"]),
         group=line["group"],
         index=line["index"],
+        step=line.get("step"),
         rewards=line.get("rewards", NOTHING),
+        weighed=line.get("weighed"),
+        kind=line.get("kind", ""),
         reason=line["reason"],
         timing=line.get("timing", NOTHING),
+        timeline=tuple(Span(*span) for span in line.get("timeline", ())),
         infos=line.get("infos", NOTHING),
         earlier=tuple(_read_ledger(one, blobs) for one in line.get("earlier", ())),
     )
@@ -162,10 +173,12 @@ def _read_entry(entry: dict[str, Any], ids: Iterator[int], logprobs: Iterator[fl
         messages=tuple(entry.get("messages", ())),
         logprobs=tuple(islice(logprobs, count)) if author is Author.POLICY else None,
         version=entry.get("version"),
+        before=tuple((version, count) for version, count in entry.get("before", ())),
         cached=entry.get("cached", 0),
         stop=entry.get("stop"),
         parts=tuple(_read_part(part, blobs) for part in entry.get("parts", ())),
         spans=tuple((start, stop) for start, stop in entry.get("spans", ())),
+        widths=tuple(entry.get("widths", ())),
         calls=tuple(ToolCall(*call) for call in entry.get("calls", ())),
         outcomes=tuple(Outcome(outcome) for outcome in entry.get("outcomes", ())),
         reward=entry.get("reward"),

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import fsum
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.ledger import NOTHING, Entry, Ledger
+
+LEFT_OUT = "left_out"
+"""Of the information of a policy's turn, the spans of its ids that nothing is learned from: a plug-in said so."""
 
 
 class StopReason(StrEnum):
@@ -33,6 +36,8 @@ class StopReason(StrEnum):
     ENGINE_FAILED = "engine_failed"
     TOOL_FAILED = "tool_failed"
     """A tool, an interaction or its server broke; a tool that says no is none of this."""
+    MISALIGNED = "misaligned"
+    """The engine counted other ids than the ledger holds: its images are of other widths."""
     CANCELLED = "cancelled"
     ERROR = "error"
     """A mistake in what surrounds the policy: a plug-in, a template, mtrl itself."""
@@ -48,10 +53,20 @@ _INFRASTRUCTURE = frozenset(
         StopReason.WALL_TIME,  # How fast a machine is says nothing of what the policy wrote.
         StopReason.ENGINE_FAILED,
         StopReason.TOOL_FAILED,
+        StopReason.MISALIGNED,
         StopReason.CANCELLED,
         StopReason.ERROR,
     }
 )
+
+
+class Span(NamedTuple):
+    """A phase of a rollout: `queueing`, `generating`, `calling` or `interacting`."""
+
+    phase: str
+    began_s: float
+    """Since the rollout began."""
+    spent_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +81,20 @@ class Rollout:
     """Names the attempts that are compared with each other."""
     index: int = 0
     """Which one of its group."""
+    step: int | None = None
+    """The step that learned from it, where its group's name does not tell."""
     rewards: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     """What it is worth, by component; empty where it was not scored."""
+    weighed: float | None = None
+    """The components as their weights sum them: what an algorithm sees. None where nobody weighed them."""
+    kind: str = ""
+    """Of the task, where its row tells."""
     reason: str = ""
     """For the operator: what failed."""
     timing: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     """Seconds by phase."""
+    timeline: tuple[Span, ...] = ()
+    """Each phase as it came."""
     infos: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """What plug-ins passed on to the reward functions."""
     earlier: tuple[Ledger, ...] = ()
@@ -99,10 +122,17 @@ class Rollout:
 
     @property
     def reward(self) -> float | None:
-        """The components' plain sum; None where it was not scored."""
-        return fsum(self.rewards.values()) if self.rewards else None
+        return worth(self.rewards, self.weighed)
 
     @property
     def versions(self) -> tuple[int, ...]:
         """The policy's versions that wrote it, each once, oldest first."""
-        return tuple(sorted({entry.version for entry in self.turns if entry.version is not None}))
+        known = {entry.version for entry in self.turns if entry.version is not None}
+        return tuple(sorted(known.union(version for entry in self.turns for version, _ in entry.before)))
+
+
+def worth(rewards: Mapping[str, float], weighed: float | None) -> float | None:
+    """One number, the same wherever it is told: the weighed one, or else the plain sum; None of what was not scored."""
+    if not rewards:
+        return None
+    return fsum(rewards.values()) if weighed is None else weighed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -80,41 +80,37 @@ def aggregate(losses: Lists, rows: list[Row], kind: str, length: int) -> float:
     return top / below
 
 
-def objective(name: str, slow: Slow, low: float, high: float) -> Lists:
-    """Of each token, what the papers' formulas say."""
-    losses = []
-    for row, new, old in zip(slow.rows, slow.new, slow.old, strict=True):
+def bounds(name: str, slow: Slow, low: float, high: float) -> Iterator[tuple[int, int, float, float]]:
+    """Of each token that is trained: its row, its place, its ratio, and that ratio within its bounds."""
+    for place, (row, new, old) in enumerate(zip(slow.rows, slow.new, slow.old, strict=True)):
         tokens = trained(row)
         mean = sum(new[token] - old[token] for token in tokens) / len(tokens)
-        values = [0.0] * len(row.ids)
         for token in tokens:
-            advantage = row.advantages[token]
             ratio = math.exp(mean if name == "gspo" else new[token] - old[token])
-            bound = min(max(ratio, 1 - low), 1 + high)
-            if name == "rloo":
-                values[token] = -ratio * advantage
-            elif name == "cispo":
-                values[token] = -bound * advantage * new[token]
-            else:
-                values[token] = -min(ratio * advantage, bound * advantage)
-        losses.append(values)
+            yield place, token, ratio, min(max(ratio, 1 - low), 1 + high)
+
+
+def objective(name: str, slow: Slow, low: float, high: float) -> Lists:
+    """Of each token, what the papers' formulas say."""
+    losses = [[0.0] * len(row.ids) for row in slow.rows]
+    for place, token, ratio, bound in bounds(name, slow, low, high):
+        advantage = slow.rows[place].advantages[token]
+        if name == "rloo":
+            losses[place][token] = -ratio * advantage
+        elif name == "cispo":
+            losses[place][token] = -bound * advantage * slow.new[place][token]
+        else:
+            losses[place][token] = -min(ratio * advantage, bound * advantage)
     return losses
 
 
 def pull(name: str, slow: Slow, low: float, high: float) -> Lists:
     """The derivative of each token's loss by that token's logprob, as the papers have it."""
-    pulls = []
-    for row, new, old in zip(slow.rows, slow.new, slow.old, strict=True):
-        tokens = trained(row)
-        mean = sum(new[token] - old[token] for token in tokens) / len(tokens)
-        values = [0.0] * len(row.ids)
-        for token in tokens:
-            advantage = row.advantages[token]
-            ratio = math.exp(mean if name == "gspo" else new[token] - old[token])
-            bound = min(max(ratio, 1 - low), 1 + high)
-            if name == "cispo":
-                values[token] = -bound * advantage
-            elif name == "rloo" or ratio * advantage <= bound * advantage:
-                values[token] = -ratio * advantage
-        pulls.append(values)
+    pulls = [[0.0] * len(row.ids) for row in slow.rows]
+    for place, token, ratio, bound in bounds(name, slow, low, high):
+        advantage = slow.rows[place].advantages[token]
+        if name == "cispo":
+            pulls[place][token] = -bound * advantage
+        elif name == "rloo" or ratio * advantage <= bound * advantage:
+            pulls[place][token] = -ratio * advantage
     return pulls

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tests.trainer.learn import slow
 from trainer.learn.aggregate import Totals
-from trainer.learn.algorithms import NAMES
+from trainer.learn.algorithms import NAMES, Clip
+from trainer.learn.algorithms.base import clipped
 from trainer.learn.batch import Batch, pack
 from trainer.learn.loss import bounds, loss
 from trainer.learn.settings import AlgorithmSettings, KLSettings, MismatchSettings, Name
@@ -51,6 +52,25 @@ def test_an_algorithm_is_what_three_loops_say_and_so_is_its_gradient(name: Name,
             one = [[0.0] * len(row.ids) for row in made.rows]
             one[number][token] = pulls[number][token]
             assert float(gradient[place]) == pytest.approx(slow.aggregate(one, made.rows, aggregation, 7), abs=1e-12)
+
+
+def test_a_ratio_that_ran_away_counts_up_to_the_dual_clip_and_only_where_it_was_punished() -> None:
+    made = slow.make(4)
+    batch = made.batch()
+    ratios = [0.5, 1.0, 1.5, 2.9, 3.1, 40.0]
+    ratio_T = torch.tensor([ratios[place % len(ratios)] for place in range(len(batch.ids_T))], dtype=torch.float64)
+    seen = clipped(ratio_T, batch, Clip(0.2, 0.28, dual=3.0))
+    met = 0
+    for place, (ratio, advantage, trained) in enumerate(
+        zip(ratio_T.tolist(), batch.advantages_T.tolist(), batch.trained_T.tolist(), strict=True)
+    ):
+        worth = min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+        if advantage < 0:
+            worth = max(worth, 3.0 * advantage)
+        met += trained and advantage < 0 and ratio > 3
+        assert float(seen.losses_T[place]) == pytest.approx(-worth if trained else 0.0)
+        assert bool(seen.clipped_T[place]) == (trained and worth != ratio * advantage)
+    assert met, "no token is told apart by it"
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp"])

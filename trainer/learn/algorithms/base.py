@@ -22,6 +22,8 @@ class Clip:
 
     low: float
     high: float
+    dual: float | None = None
+    """Where the advantage is below 0, the ratio counts up to this, however far it is."""
 
 
 class Objective(NamedTuple):
@@ -55,5 +57,9 @@ def clipped(ratio_T: Tensor, batch: Batch, clip: Clip) -> Objective:
     """The worse of the ratio and the clipped ratio, so that no step is worth more than the clip allows."""
     free_T = ratio_T * batch.advantages_T
     bound_T = ratio_T.clamp(1 - clip.low, 1 + clip.high) * batch.advantages_T
-    losses_T = torch.where(batch.trained_T, -torch.minimum(free_T, bound_T), 0)
-    return Objective(losses_T, batch.trained_T & (bound_T < free_T))
+    worth_T = torch.minimum(free_T, bound_T)
+    if clip.dual is not None:
+        least_T = torch.where(batch.advantages_T < 0, clip.dual * batch.advantages_T, -torch.inf)
+        worth_T = torch.maximum(worth_T, least_T)
+    losses_T = torch.where(batch.trained_T, -worth_T, 0)
+    return Objective(losses_T, batch.trained_T & (worth_T != free_T))

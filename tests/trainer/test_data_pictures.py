@@ -1,0 +1,217 @@
+"""A row's pictures stand in its prompt where their places are, in whatever form and format they come."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway.errors import ConfigError
+from gateway.media.kind import data_uri
+from gateway.types import Image
+from tests.drawn import SVG, bomb, moving, plain, png, saved, seen, truncated
+from trainer.config import Columns
+from trainer.data import load
+from trainer.task import Task
+
+RED, BLUE = png(color="red"), png(color="blue")
+JPEG = saved(plain(20, 10), "JPEG")
+
+
+def one(row: dict[str, Any], **options: Any) -> Task:
+    return load([row], **options)[0]
+
+
+def told(row: dict[str, Any], **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load([row], **options)
+    return str(caught.value)
+
+
+def content(task: Task) -> list[Any]:
+    """Of the first message, with bytes in place of pictures."""
+    return [part["text"] if part["type"] == "text" else part["image"].data for part in task.messages[0]["content"]]
+
+
+def test_a_picture_stands_where_the_prompt_says_so() -> None:
+    task = one({"prompt": "Is <image> like\n<image>?", "images": [RED, BLUE]})
+    assert content(task) == ["Is ", RED, " like\n", BLUE, "?"]
+    assert task.media == (Image(RED), Image(BLUE))
+    assert content(one({"prompt": "<image><image>", "images": [RED, BLUE]})) == [RED, BLUE]
+
+
+def test_pictures_without_a_place_stand_before_the_first_question() -> None:
+    system = {"role": "system", "content": "Look."}
+    task = one({"prompt": [system, {"role": "user", "content": "Which?"}], "images": [RED, BLUE]})
+    assert task.messages[0] == system and [part["type"] for part in task.messages[1]["content"]] == [
+        *("image", "image", "text")
+    ]
+    assert content(one({"question": "Which?", "images": RED})) == [RED, "Which?"]
+
+
+def test_places_are_counted_through_all_messages() -> None:
+    chat = [
+        {"role": "user", "content": "One: <image>"},
+        {"role": "assistant", "content": "Red."},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "And <image>?"}]},
+    ]
+    task = one({"messages": chat, "images": [RED, BLUE, JPEG]})
+    assert [medium.data for medium in task.media] == [RED, BLUE, JPEG]
+    assert [part["type"] for part in task.messages[2]["content"]] == ["image", "text", "image", "text"]
+    assert task.messages[1] == chat[1]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda file: RED,
+        lambda file: {"bytes": RED, "path": None},
+        lambda file: {"bytes": None, "path": file.name},
+        lambda file: file.name,
+        lambda file: f"./{file.name}",
+        lambda file: str(file),
+        lambda file: file.as_uri(),
+        lambda file: data_uri(Image(RED)),
+        lambda file: {"image": file.name},
+        lambda file: {"url": file.as_uri()},
+        lambda file: {"base64": base64.b64encode(RED).decode()},
+        lambda file: {"type": "image_url", "image_url": {"url": data_uri(Image(RED))}},
+        lambda file: {"type": "image", "image": seen(RED)},
+    ],
+)
+def test_a_picture_may_come_in_every_form(form: Callable[[Path], Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a.png"
+    file.write_bytes(RED)
+    column = one({"prompt": "<image>?", "images": [form(file)]})
+    assert [seen(medium.data).getpixel((0, 0)) for medium in column.media] == [(255, 0, 0)]
+    held = form(file)
+    if isinstance(held, dict):
+        part = {"type": "image", **held}
+        assert one({"prompt": [{"role": "user", "content": [part]}]}).media == column.media
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
+def test_paths_are_seen_from_the_file_that_names_them(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [{"prompt": "<image>?", "images": ["a.png"]}, {"prompt": "none", "images": []}]
+    if form == "jsonl":
+        source = folder / "rows.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "parquet":
+        source = folder / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+    else:
+        source = folder
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_list(rows).save_to_disk(str(folder))
+    (folder / "a.png").write_bytes(RED)
+    tasks = load(source)
+    assert [task.media for task in tasks] == [(Image(RED),), ()]
+    assert tasks[1].messages == ({"role": "user", "content": "none"},)
+
+
+def test_a_table_of_pictures_as_libraries_write_it_is_read(tmp_path: Path) -> None:
+    """Bytes and a path, of which one is null; and parts of messages with the keys of all parts."""
+    chat = [{"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "?"}]}]
+    rows = [{"prompt": chat, "images": [{"bytes": data, "path": None}]} for data in (RED, JPEG)]
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    assert [task.media for task in load(file)] == [(Image(RED),), (Image(JPEG, "image/jpeg"),)]
+    known = datasets.Features({"prompt": datasets.Value("string"), "images": [datasets.Image()]})
+    library = datasets.Dataset.from_list([{"prompt": "<image>", "images": [{"bytes": RED, "path": None}]}], known)
+    assert load(library)[0].media == (Image(RED),)
+
+
+def test_a_picture_may_be_made_to_fit() -> None:
+    shown = {"image": saved(plain(1000, 500), "PNG"), "max_pixels": 16 * 28 * 28}
+    assert seen(one({"prompt": "?", "images": [shown]}).media[0].data).size == (140, 56)
+
+
+def test_other_columns_may_hold_them() -> None:
+    row = {"prompt": "<image>?", "images": ["not looked at"], "pictures": [RED]}
+    assert one(row, columns=Columns(image_key="pictures")).media == (Image(RED),)
+    assert one({"prompt": "Write <image> in HTML.", "other": 1}).messages[0]["content"] == "Write <image> in HTML."
+
+
+def test_a_film_is_shown_as_pictures() -> None:
+    film = moving("GIF", 12)
+    assert len(one({"prompt": "<video>?", "videos": [film]}).media) == 8
+    assert len(one({"prompt": "<video>?", "videos": [film]}, columns=Columns(video_frames=3)).media) == 3
+    assert len(one({"prompt": "<video>?", "videos": [{"video": film, "nframes": 2}]}).media) == 2
+    assert len(one({"prompt": "<video>?", "videos": [{"video": film, "fps": 5}]}).media) == 6
+    frames = one({"prompt": "<image>, <video>?", "images": [JPEG], "videos": [{"video": [RED, BLUE]}]})
+    assert [medium.data for medium in frames.media] == [JPEG, RED, BLUE]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "<image><image>", "images": [RED]}, "rows:1: images[1]: is missing, and the prompt has a place"),
+        ({"prompt": "<image>", "images": []}, "images[0]: is missing"),
+        ({"prompt": "<image>", "images": [RED, BLUE]}, "images: has 2, and the prompt has places for 1"),
+        ({"prompt": "?", "images": ["missing.png"]}, "images[0]: there is no file 'missing.png'"),
+        ({"prompt": "?", "images": [b"1"]}, "images[0]: 1 bytes of unknown type"),
+        ({"prompt": "?", "images": [bomb()]}, "images[0]: 31623x31623 pixels, more than"),
+        ({"prompt": "?", "images": [RED, truncated()]}, "images[1]: a picture of image/png that is cut off at its end"),
+        ({"prompt": "?", "images": [JPEG[:-40]]}, "a picture of image/jpeg that is cut off"),
+        ({"prompt": "?", "images": [SVG]}, "SVG is a drawing"),
+        ({"prompt": "?", "images": ["https://example.org/a.png"]}, "an address is not fetched"),
+        ({"prompt": "?", "images": [7]}, "images[0]: int is neither a path nor bytes"),
+        ({"prompt": "?", "images": [{}]}, "images[0]: NoneType is neither"),
+        ({"prompt": "?", "images": [{"image": RED, "min_pixels": "many"}]}, "images[0]: a size or number"),
+        ({"prompt": "?", "videos": [b"ID3"]}, "videos[0]: 3 bytes that are no film, but audio/mpeg"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "images[0]: is missing"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image", "image": "missing.png"}]}]},
+            "messages[0].image: there is no file",
+        ),
+    ],
+)
+def test_what_is_amiss_is_told_with_its_field(row: dict[str, Any], words: str) -> None:
+    assert words in told(row)
+
+
+def test_a_broken_picture_is_told_with_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(truncated())
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "?"}\n\n{"prompt": "<image>", "images": ["cut.png"]}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:3: images\[0\]: a picture of image/png that is cut off"):
+        load(file)
+
+
+def test_tensors_of_a_prompt_alone_are_refused_with_the_reason() -> None:
+    assert Columns(return_multi_modal_inputs=False).image_key == "images"
+    with pytest.raises(ValidationError, match="should be false: a rollout makes its pictures ready by itself"):
+        Columns(return_multi_modal_inputs=True)
+
+
+def test_a_row_with_pictures_has_an_id_of_what_they_show() -> None:
+    row = {"prompt": "?", "images": [seen(RED)]}
+    assert one(row).id == one({"prompt": "?", "images": [seen(bytes(bytearray(RED)))]}).id
+    assert one(row).id != one({"prompt": "?", "images": [seen(BLUE)]}).id
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces=st.lists(st.sampled_from(["a", " ", "<", "image>", None]), max_size=12))
+def test_text_and_pictures_keep_their_order_whatever_they_are(pieces: list[str | None]) -> None:
+    images = [png(place + 1, 1) for place, piece in enumerate(pieces) if piece is None]
+    prompt = "x" + "".join("<image>" if piece is None else piece for piece in pieces)
+    if prompt.count("<image>") != len(images):
+        return
+    task = one({"prompt": prompt, "images": images})
+    said = task.messages[0]["content"]
+    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said
+    assert "".join("<image>" if part["type"] == "image" else part["text"] for part in parts) == prompt
+    assert [medium.data for medium in task.media] == images
