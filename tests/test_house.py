@@ -107,7 +107,7 @@ def test_a_package_is_imported_only_behind_its_door(house: str, package: str) ->
 
 
 LAYERS = (
-    ("ledger", "parse"),
+    ("ledger", "parse", "thread"),
     ("task", "run", "vision", "engine", "template"),
     ("config", "plug"),
     ("steps", "data"),

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from anyio import move_on_after, to_thread
@@ -18,6 +19,7 @@ from trainer.policy.learner import Learner
 from trainer.policy.policy import Policy
 from trainer.reward.scored import metrics as reward_metrics
 from trainer.run.file import Writer
+from trainer.thread import OwnThread
 from trainer.train.alarms import Alarms
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.folder import Folder
@@ -60,6 +62,8 @@ class Training:
     metrics: Metrics
     reports: Reports
     writer: Writer
+    thread: OwnThread
+    """Where it learns."""
     step: int = 0
     """Done so far; the version of the weights that the engine has."""
     alarms: Alarms = field(default_factory=Alarms)
@@ -103,7 +107,7 @@ class Training:
         )
         with progress.phase("learning"):
             lent = in_step and await self.engine.lend()
-            told |= await to_thread.run_sync(self._learn, rolled)
+            told |= await self.thread.run(partial(self._learn, rolled))
             if lent:
                 self.policy.shrink()
         with progress.phase(rolling.phase):

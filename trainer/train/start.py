@@ -17,6 +17,7 @@ from trainer.policy.learner import Learner
 from trainer.policy.placement import placement
 from trainer.policy.policy import Policy
 from trainer.run.file import Writer
+from trainer.thread import OwnThread
 from trainer.train import modes
 from trainer.train.checkpoint import Checkpoint
 from trainer.train.compare import compare
@@ -102,8 +103,11 @@ async def _training(
     stack.callback(reports.close)
     exact, temperature = engine.capabilities.exact, settings.sampling.temperature
     learner = Learner(policy, settings.algorithm, exact=exact, temperature=temperature)
+    thread = stack.enter_context(OwnThread("learning"))
     folder.describe(settings, job.model, engine.capabilities.name)
-    training = Training(job, folder, engine, policy, learner, progress, metrics, reports, writer, step, saved=step)
+    training = Training(
+        job, folder, engine, policy, learner, progress, metrics, reports, writer, thread, step, saved=step
+    )
     for measured in history:  # What was alarming then was told then.
         training.alarms.look(measured)
     return training

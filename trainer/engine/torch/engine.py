@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -18,6 +18,7 @@ from trainer.engine.torch.dense import Dense, unfit
 from trainer.engine.torch.module import Module
 from trainer.engine.torch.row import Decode, Row
 from trainer.engine.torch.seeing import Seeing
+from trainer.thread import OwnThread
 from trainer.vision.eyes import Eyes, Sight, SightError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class TorchEngine:
         self._stack = AsyncExitStack()
         self._open = False
         self._between = anyio.Lock()
-        self._thread = anyio.CapacityLimiter(1)
+        self._thread = OwnThread("engine")
         self._work = anyio.Event()
         self._paused = False
 
@@ -67,6 +68,7 @@ class TorchEngine:
         return self._batch.version
 
     async def __aenter__(self) -> Self:
+        self._stack.enter_context(self._thread)
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
         self._open = True
@@ -109,7 +111,7 @@ class TorchEngine:
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """What is being written reads its ids again, so that a logprob is exact under the version that sampled it."""
         async with self._cut_in():
-            await self._in_thread(lambda: self._batch.publish(weights, version))
+            await self._thread.run(lambda: self._batch.publish(weights, version))
 
     async def lend(self) -> bool:
         """It shares the trainer's process, and keeps what it has."""
@@ -126,7 +128,7 @@ class TorchEngine:
 
     async def abort(self, key: str = "") -> None:
         async with self._cut_in():
-            self._settle(await self._in_thread(lambda: self._batch.drop(lambda row: not key or row.key == key)))
+            self._settle(await self._thread.run(lambda: self._batch.drop(lambda row: not key or row.key == key)))
 
     async def _sight(self, ids: Sequence[int], images: Sequence[Image]) -> Sight | None:
         eyes = self._eyes
@@ -171,7 +173,7 @@ class TorchEngine:
 
     async def _spell(self) -> None:
         try:
-            self._settle(await self._in_thread(self._batch.advance))
+            self._settle(await self._thread.run(self._batch.advance))
         except Exception as error:  # a model's code may raise anything: it ends the rows in the step, not the engine
             reason = _reason(error)
             self._batch.forget(lambda row: self._settle([row], reason))
@@ -185,9 +187,6 @@ class TorchEngine:
                 yield
         finally:
             self._batch.hurry -= 1
-
-    async def _in_thread(self, act: Callable[[], Result]) -> Result:
-        return await to_thread.run_sync(act, limiter=self._thread)
 
     def _settle(self, rows: Iterable[Row], error: EngineError | None = None) -> None:
         for row in rows:

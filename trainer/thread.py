@@ -1,0 +1,42 @@
+"""A thread of one's own: what computes is quicker where it did before, for memory that it gave back lies ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Self, TypeVar
+
+import anyio
+from anyio import from_thread
+from anyio.lowlevel import checkpoint_if_cancelled, current_token
+
+Result = TypeVar("Result")
+
+
+class OwnThread:
+    """Runs what it is given one after the other. Whoever waits and is cancelled waits until it is over."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    async def run(self, act: Callable[[], Result]) -> Result:
+        await checkpoint_if_cancelled()
+        over, token, context = anyio.Event(), current_token(), copy_context()
+
+        def work() -> Result:
+            try:
+                return context.run(act)
+            finally:
+                from_thread.run_sync(over.set, token=token)
+
+        result = self._pool.submit(work)
+        with anyio.CancelScope(shield=True):
+            await over.wait()
+        return result.result()
