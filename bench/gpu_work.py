@@ -13,19 +13,19 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "bench"), str(ROOT / "tests" / "trainer")]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
 import anyio  # noqa: E402
 import torch  # noqa: E402
 from anyio import to_thread  # noqa: E402
-from conversations import template_for  # noqa: E402
 from gpu_idle import Idle  # noqa: E402
 from gpu_trl import beside  # noqa: E402
 from loop import AlwaysCalls  # noqa: E402
-from scripts import HERMES, gateway_of  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
 from gateway.types import Image  # noqa: E402
+from tests.trainer.conversations import template_for  # noqa: E402
+from tests.trainer.scripts import HERMES, gateway_of  # noqa: E402
 from trainer.config import Admission, RolloutLimits  # noqa: E402
 from trainer.engine.base import Capabilities, Sampling, Written  # noqa: E402
 from trainer.engine.sglang.engine import SGLangEngine  # noqa: E402

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
-from conversations import template_for
-from scripts import HERMES, calling, gateway_of, says
 
 from gateway.types import Image, ToolCall
+from tests.trainer.conversations import template_for
+from tests.trainer.scripts import HERMES, calling, gateway_of, says
 from trainer.config import Admission, RolloutLimits
 from trainer.engine.base import Capabilities, Engine, Sampling, Written
 from trainer.engine.scripted import LOGPROB, ScriptedEngine

@@ -20,14 +20,14 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
+sys.path.insert(0, str(ROOT))
 
 import anyio  # noqa: E402
 import torch  # noqa: E402
-from conversations import template_for  # noqa: E402
-from scripts import HERMES  # noqa: E402
 
 from bench import engine, loop  # noqa: E402
+from tests.trainer.conversations import template_for  # noqa: E402
+from tests.trainer.scripts import HERMES  # noqa: E402
 from trainer.engine.torch import TorchEngine  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "trainer")]
+sys.path.insert(0, str(ROOT))
 
-from conversations import TASK, TOOL, asks, calls, replies, template_for  # noqa: E402
-from tokenizers_for_tests import FAMILIES  # noqa: E402
+from tests.trainer.conversations import TASK, TOOL, asks, calls, replies, template_for  # noqa: E402
+from tests.trainer.tokenizers_for_tests import FAMILIES  # noqa: E402
 
 ROUNDS = 5
 REPLY = "The gnu is a large antelope of the plains. " * 8

@@ -1,15 +1,34 @@
-"""Every async test of the gateway runs on asyncio and on trio."""
+"""Every async test of the gateway runs on asyncio and on trio; a test that needs files works in a folder of its own."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 # Tiny products are many times slower when threads share them; whoever tests threads sets their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+Write = Callable[[str, str], Path]
+
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a file below the working folder, which is empty at first; its text may be indented."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, text: str) -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text))
+        return file
+
+    return write

@@ -4,45 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import runpy
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app as gateway_app
-from gateway.verl.importing import FINDER as VERL_FINDER
 from tests.blocks import blocks_of, split, typed, written
 from tests.guides import ROOT, SWIFT, VERL, whole
+from tests.imported import fresh
 from tests.trainer.models import tiny_model
 from trainer.cli import app as trainer_app
-from trainer.swift.importing import FINDER as SWIFT_FINDER
+
+__all__ = ["fresh"]
 
 APPS = {"mtrl-gateway": gateway_app, "mtrl-train": trainer_app}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where a person is who reads the guide: nothing of what others imported is there, and nothing of its own stays."""
-    forget(tmp_path)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a person is who reads the guide."""
     tiny_model(tmp_path / "models" / "Qwen2.5-0.5B-Instruct", kind="qwen2")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for finder in (VERL_FINDER, SWIFT_FINDER):
-        monkeypatch.setattr(finder, "folders", set())
-        monkeypatch.setattr(finder, "packages", set())
-    yield tmp_path
-    forget(tmp_path)
-
-
-def forget(place: Path) -> None:
-    """What stands in for the other packages, and what was imported from a folder, is as if it had never been."""
-    for name, module in [*sys.modules.items()]:
-        origin = str(getattr(getattr(module, "__spec__", None), "origin", ""))
-        if name.partition(".")[0] in ("verl", "swift") or origin.startswith(str(place)):
-            del sys.modules[name]
+    return tmp_path
 
 
 def typed_in(line: str) -> str:

@@ -1,33 +1,18 @@
-"""A folder to configure a gateway in, and a way to write into it."""
+"""A folder to configure a gateway in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from gateway.config.load import Config, load
 from gateway.errors import ConfigErrors
+from tests.conftest import Write
 
-Write = Callable[[str, str], Path]
 Loaded = Callable[..., Config]
 Refused = Callable[..., tuple[str, ...]]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a file below the working folder, which is empty at first."""
-    monkeypatch.chdir(tmp_path)
-
-    def _write(name: str, text: str) -> Path:
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(dedent(text))
-        return file
-
-    return _write
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.config.entries import ClassEntry
 from gateway.config.env import Expansion
-from tests.config.conftest import Loaded, Refused, Write
+from tests.config.conftest import Loaded, Refused
+from tests.conftest import Write
 
 plain = st.text().filter(lambda text: "${" not in text)
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)

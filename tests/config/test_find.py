@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.find import find
 from gateway.errors import ConfigError
-from tests.config.conftest import Write
+from tests.conftest import Write
 
 
 @pytest.fixture(autouse=True)

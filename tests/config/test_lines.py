@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from gateway.build import plan
 from gateway.config.lines import line_of
 from gateway.errors import ConfigError
-
-Write = Callable[[str, str], Path]
+from tests.conftest import Write
 
 INTERACTIONS = """\
 interaction:

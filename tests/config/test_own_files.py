@@ -10,7 +10,8 @@ from gateway.config.entries import FunctionEntry
 from gateway.config.load import load
 from gateway.config.servers import unmatched
 from gateway.errors import ConfigErrors
-from tests.config.conftest import Loaded, Refused, Write
+from tests.config.conftest import Loaded, Refused
+from tests.conftest import Write
 
 SERVERS = '{"mcpServers": {"time": {"command": "time-server"}, "web": {"url": "http://127.0.0.1:9/mcp"}}}'
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.read import MOST_BYTES, read
 from gateway.errors import ConfigError
-from tests.config.conftest import Write
+from tests.conftest import Write
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)

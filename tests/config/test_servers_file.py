@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.config.models import Server
-from tests.config.conftest import Loaded, Refused, Write
+from tests.config.conftest import Loaded, Refused
+from tests.conftest import Write
 
 
 def _one(server: dict[str, Any]) -> str:

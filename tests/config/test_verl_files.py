@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.config.entries import ClassEntry, McpEntry
-from tests.config.conftest import Loaded, Refused, Write
+from tests.config.conftest import Loaded, Refused
+from tests.conftest import Write
 
 SERVERS = """
     {"mcpServers": {

@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from gateway.config.watch import changes
-from tests.config.conftest import Write
+from tests.conftest import Write
 
 SOON_S = 0.02
 

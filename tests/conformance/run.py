@@ -28,7 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from suite import VERSION, Score, Suite
+from tests.conformance.suite import VERSION, Score, Suite
 
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
 EXPECTED: dict[tuple[str, str], str] = {}

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from interactions import Recorder, answers
 from PIL import Image as Pictures
 
 from gateway.feedback.toolset import FeedbackToolset
 from gateway.types import Feedback, Image, Outcome, Task, Text
+from tests.feedback.interactions import Recorder, answers
 
 
 def png() -> bytes:

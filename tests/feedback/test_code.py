@@ -11,7 +11,6 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interactions import answers
 from pydantic import ValidationError
 
 from gateway.errors import SessionError
@@ -19,6 +18,7 @@ from gateway.feedback.code import CodeInteraction, last_block
 from gateway.feedback.program import Bounds, run_python
 from gateway.feedback.toolset import FeedbackToolset
 from gateway.types import Feedback, Task
+from tests.feedback.interactions import answers
 
 DOUBLE = "print(2 * int(input()))"
 CASES = [{"stdin": "2", "stdout": "4"}, {"stdin": "0", "stdout": "0\n"}, {"stdin": "5", "stdout": "10"}]

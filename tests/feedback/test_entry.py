@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interactions import OlderInteraction, Recorder
 
 from gateway.config.entries import interaction_name
 from gateway.errors import ConfigError, ConfigErrors
@@ -15,6 +14,7 @@ from gateway.feedback.entry import Declared, build
 from gateway.feedback.gsm8k import Gsm8kInteraction
 from gateway.feedback.simulated import SimulatedInteraction
 from gateway.feedback.toolset import FeedbackToolset
+from tests.feedback.interactions import OlderInteraction, Recorder
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import pytest
-from interactions import OlderInteraction, PlainInteraction, Recorder, answers, asking
 
 from gateway.errors import SessionError
 from gateway.feedback import conversation
@@ -17,6 +16,7 @@ from gateway.feedback.entry import Declared
 from gateway.feedback.gsm8k import RIGHT, WRONG, Gsm8kInteraction
 from gateway.feedback.toolset import FeedbackSession, FeedbackToolset
 from gateway.types import Outcome, Task, Text, ToolCall
+from tests.feedback.interactions import OlderInteraction, PlainInteraction, Recorder, answers, asking
 
 
 def of(**interactions: Any) -> FeedbackToolset:

@@ -12,7 +12,6 @@ import anyio
 import httpx2
 import pytest
 import uvicorn
-from interactions import answers
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -23,6 +22,7 @@ from gateway.feedback import endpoint
 from gateway.feedback.simulated import SimulatedInteraction, flipped, verdict
 from gateway.feedback.toolset import FeedbackToolset
 from gateway.types import Feedback, Outcome, Task
+from tests.feedback.interactions import answers
 
 KEY = "sk-very-secret"
 Answer = Callable[[int, dict[str, Any]], Response]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interactions import PlainInteraction, Recorder, answers
 from pydantic import ValidationError
 
 from gateway.errors import SessionError
@@ -17,6 +16,7 @@ from gateway.feedback.gsm8k import RIGHT, WRONG, Gsm8kInteraction
 from gateway.feedback.scripted import ScriptedInteraction
 from gateway.feedback.toolset import FeedbackToolset
 from gateway.types import Outcome, Task
+from tests.feedback.interactions import PlainInteraction, Recorder, answers
 
 GSM8K = {"class_name": "gateway.feedback.gsm8k.Gsm8kInteraction"}
 
@@ -167,7 +167,9 @@ async def test_the_last_weight_holds_for_all_later_attempts() -> None:
 
 
 async def test_a_failure_of_the_judge_is_no_attempt_and_everything_is_passed_on() -> None:
-    wrapper = AttemptsInteraction({"interaction": {"class_name": "interactions.Recorder"}, "max_attempts": 1})
+    wrapper = AttemptsInteraction(
+        {"interaction": {"class_name": "tests.feedback.interactions.Recorder"}, "max_attempts": 1}
+    )
     inner = wrapper.inner
     assert isinstance(inner, Recorder)
     inner.config["turn"] = RuntimeError("down")
@@ -192,7 +194,7 @@ async def test_the_best_attempt_is_the_score_of_all() -> None:
 
 
 async def test_attempts_stand_before_an_interaction_that_is_not_async() -> None:
-    wrapper = AttemptsInteraction({"interaction": {"class_name": "interactions.PlainInteraction"}})
+    wrapper = AttemptsInteraction({"interaction": {"class_name": "tests.feedback.interactions.PlainInteraction"}})
     async with FeedbackToolset({"one": wrapper}) as toolset, toolset.open(Task(feedback="one")) as session:
         assert (await session.feedback(answers("a"))).message == "2 messages"
     assert isinstance(wrapper.inner, PlainInteraction)

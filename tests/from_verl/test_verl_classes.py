@@ -13,7 +13,7 @@ from gateway.config.find import find
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.gateway import Gateway
 from gateway.types import Outcome, Task, ToolCall
-from tests.from_verl.conftest import Write
+from tests.conftest import Write
 from tests.servers.start import stdio_command
 
 SAID = ({"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "#### 4"})

@@ -12,7 +12,7 @@ import pytest
 from gateway.config.find import find
 from gateway.errors import ConfigError
 from gateway.verl.offered import OFFERED
-from tests.from_verl.conftest import Write
+from tests.conftest import Write
 
 NAMES = [(module, name) for module, names in OFFERED.items() for name in names]
 

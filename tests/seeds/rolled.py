@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from conversations import template_for
-from scripts import says
-from tokenizers_for_tests import FAMILIES
 
 from gateway.gateway import Gateway
+from tests.trainer.conversations import template_for
+from tests.trainer.scripts import says
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.config import RolloutLimits
 from trainer.data import load
 from trainer.engine.base import Sampling

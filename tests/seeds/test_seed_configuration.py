@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import ConfigErrors
 from tests.drawn import png
-from tests.seeds.conftest import Write
+from tests.seeds.conftest import Lay
 from tests.seeds.rolled import heard, players, tasks
 from trainer.config import TemplateSettings
 from trainer.data import load
@@ -42,8 +42,8 @@ actor_rollout_ref:
 """
 
 
-async def test_the_basic_setup_names_an_interaction_and_limits_turns(write: Write) -> None:
-    write({"setup.yaml": SETUP, "path/to/interaction_config.yaml": INTERACTION})
+async def test_the_basic_setup_names_an_interaction_and_limits_turns(lay: Lay) -> None:
+    lay({"setup.yaml": SETUP, "path/to/interaction_config.yaml": INTERACTION})
     found = settings("setup.yaml")
     assert found.tools == ("path/to/interaction_config.yaml",)
     assert (found.limits.user_turns, found.limits.assistant_turns) == (10, 10)
@@ -87,8 +87,8 @@ python3 -m verl.trainer.main_ppo \\
 
 
 @pytest.mark.parametrize("goes_on", ["\\\\", "\\"], ids=["as printed", "as meant"])
-def test_the_training_command_becomes_a_run_file(goes_on: str, write: Write) -> None:
-    folder = write({
+def test_the_training_command_becomes_a_run_file(goes_on: str, lay: Lay) -> None:
+    folder = lay({
         "train.sh": COMMAND.replace("\\\\", goes_on),
         "config/gsm8k_multiturn_grpo_w_interaction.yaml": NAMED,
         "config/interaction.yaml": INTERACTION,
@@ -134,8 +134,8 @@ tools:
 """
 
 
-async def test_files_of_tools_and_of_interactions_are_named_as_the_document_names_them(write: Write) -> None:
-    write({"basic.yaml": BASIC, "conf/tools.yaml": TOOLS, "conf/interaction.yaml": INTERACTION})
+async def test_files_of_tools_and_of_interactions_are_named_as_the_document_names_them(lay: Lay) -> None:
+    lay({"basic.yaml": BASIC, "conf/tools.yaml": TOOLS, "conf/interaction.yaml": INTERACTION})
     found = settings("basic.yaml")
     assert found.tools == ("conf/tools.yaml", "conf/interaction.yaml")
     given = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "4"}}}
@@ -149,9 +149,9 @@ async def test_files_of_tools_and_of_interactions_are_named_as_the_document_name
 
 
 @pytest.mark.parametrize("mode", ["disable", "ignore_strippable", "strict"])
-def test_the_sanity_check_has_the_documented_modes(mode: str, write: Write) -> None:
+def test_the_sanity_check_has_the_documented_modes(mode: str, lay: Lay) -> None:
     text = f'actor_rollout_ref: {{rollout: {{multi_turn: {{tokenization_sanity_check_mode: "{mode}"}}}}}}'
-    write({"sane.yaml": text})
+    lay({"sane.yaml": text})
     assert settings("sane.yaml").template.sanity == mode
     assert settings().template.sanity == "strict", "the documented default"
 
@@ -163,7 +163,7 @@ def test_the_inference_template_is_asked_for_by_its_documented_name() -> None:
 
 
 @pytest.mark.parametrize("value", ["False", "True"])
-def test_pictures_of_rows_need_no_tensors_beforehand(value: str, write: Write) -> None:
+def test_pictures_of_rows_need_no_tensors_beforehand(value: str, lay: Lay) -> None:
     assert settings(f"data.return_multi_modal_inputs={value}") == settings()
     row: dict[str, Any] = {"prompt": "<image>What is this?", "images": [png()]}
     (task,) = load([row])
@@ -191,8 +191,8 @@ ENVIRONMENT = """
 """
 
 
-def test_the_notes_rollout_section_is_understood_and_tools_without_a_schema_are_asked_for(write: Write) -> None:
-    write({"note.yaml": NOTE, "whole.yaml": NOTE + ENVIRONMENT})
+def test_the_notes_rollout_section_is_understood_and_tools_without_a_schema_are_asked_for(lay: Lay) -> None:
+    lay({"note.yaml": NOTE, "whole.yaml": NOTE + ENVIRONMENT})
     assert settings("note.yaml").limits.assistant_turns == 5
     with pytest.raises(ConfigErrors) as caught:
         settings("whole.yaml")

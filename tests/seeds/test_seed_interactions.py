@@ -14,7 +14,7 @@ from gateway.config.load import load
 from gateway.gateway import Gateway
 from gateway.types import Outcome
 from gateway.types import Task as Asked
-from tests.seeds.conftest import Write
+from tests.seeds.conftest import Lay
 from tests.seeds.rolled import WAIT_S, authors, heard, players, tasks
 from trainer.run.rollout import StopReason
 
@@ -64,8 +64,8 @@ class CustomInteraction(BaseInteraction):
 FILES = {"config.yaml": SEVERAL, "custom/interactions.py": SOLVER}
 
 
-def test_interactions_are_loaded_from_one_file_and_found_by_name(write: Write) -> None:
-    write(FILES)
+def test_interactions_are_loaded_from_one_file_and_found_by_name(lay: Lay) -> None:
+    lay(FILES)
     interaction_map = find(REGISTRY)("config.yaml")
     assert [*interaction_map] == ["gsm8k", "custom_solver", "code_verifier"]
     assert type(interaction_map["gsm8k"]).__name__ == "Gsm8kInteraction"
@@ -112,9 +112,9 @@ class WitnessInteraction(BaseInteraction):
 """
 
 
-async def test_a_rollout_is_begun_written_answered_and_completed_in_the_documented_order(write: Write) -> None:
+async def test_a_rollout_is_begun_written_answered_and_completed_in_the_documented_order(lay: Lay) -> None:
     yaml = "interaction: [{class_name: witness.WitnessInteraction, config: {}}]"
-    folder = write({"conf/config.yaml": yaml, "conf/witness.py": WITNESS})
+    folder = lay({"conf/config.yaml": yaml, "conf/witness.py": WITNESS})
     (task,) = tasks({"prompt": "Go.", "interaction_kwargs": {"name": "witness"}})
     async with players(folder / "conf") as ready:
         rollout = await ready.play(task, "One.", "Two.")
@@ -129,8 +129,8 @@ async def test_a_rollout_is_begun_written_answered_and_completed_in_the_document
 
 
 @pytest.mark.parametrize("name", ['name: "gsm8k"\n    ', ""], ids=["named", "unnamed"])
-async def test_a_file_with_one_interaction_serves_rows_that_name_none(name: str, write: Write) -> None:
-    folder = write({"conf/one.yaml": f"interaction:\n  - {name}class_name: {OURS}\n    config: {{}}"})
+async def test_a_file_with_one_interaction_serves_rows_that_name_none(name: str, lay: Lay) -> None:
+    folder = lay({"conf/one.yaml": f"interaction:\n  - {name}class_name: {OURS}\n    config: {{}}"})
     rows = [{"query": "What is 2+2?", "ground_truth": "4"}, {"query": "What is 3+3?", "ground_truth": "6"}]
     async with players(folder / "conf") as ready:
         for row in rows:
@@ -139,11 +139,11 @@ async def test_a_file_with_one_interaction_serves_rows_that_name_none(name: str,
             assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": 1.0}
 
 
-def test_names_are_made_of_class_names(write: Write) -> None:
+def test_names_are_made_of_class_names(lay: Lay) -> None:
     more = "  - {class_name: custom.interactions.CustomInteraction}\n  - {class_name: custom.interactions.Coach}"
     coach = f"{SOLVER}\n\nclass Coach(CustomInteraction): ...\n"
     text = f"interaction:\n  - class_name: {OURS}\n    config: {{}}\n{more}"
-    write({"config.yaml": text, "custom/interactions.py": coach})
+    lay({"config.yaml": text, "custom/interactions.py": coach})
     made = find(REGISTRY)("config.yaml")
     assert {name: one.name for name, one in made.items()} == {"gsm8k": "gsm8k", "custom": "custom", "coach": "coach"}
     assert [entry.offered_name for entry in load(Path("config.yaml"), None).interactions] == [*made]
@@ -196,8 +196,8 @@ class OlderInteraction(Gsm8kInteraction):
 JUDGES = "interaction:\n  - {class_name: sums.Gsm8kInteraction, config: {}}\n  - {class_name: sums.OlderInteraction}"
 
 
-async def test_the_gsm8k_example_judges_what_the_assistant_said_last(write: Write) -> None:
-    folder = write({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
+async def test_the_gsm8k_example_judges_what_the_assistant_said_last(lay: Lay) -> None:
+    folder = lay({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
     (task,) = tasks({"prompt": "What is 2+2?", "interaction_kwargs": {"name": "gsm8k", "ground_truth": "4"}})
     async with players(folder / "conf") as ready:
         rollout = await ready.play(task, "It is 4.", "#### 5", "#### 4")
@@ -208,8 +208,8 @@ async def test_the_gsm8k_example_judges_what_the_assistant_said_last(write: Writ
     assert rollout.stop is StopReason.FEEDBACK_DONE
 
 
-async def test_the_older_gsm8k_example_reads_what_the_user_said_last(write: Write) -> None:
-    folder = write({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
+async def test_the_older_gsm8k_example_reads_what_the_user_said_last(lay: Lay) -> None:
+    folder = lay({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
     asked = Asked(feedback="older", feedback_args={"ground_truth": "4"})
     async with Gateway.load(folder / "conf", None) as gateway, gateway.open(asked) as session:
         for content, right in (("the answer is 4", True), ("#### 4", True), ("#### 5", False)):
@@ -220,8 +220,8 @@ async def test_the_older_gsm8k_example_reads_what_the_user_said_last(write: Writ
     assert (await ours.generate_response("one", [{"role": "user", "content": "the answer is 4"}]))[0] is True
 
 
-async def test_each_row_is_answered_by_the_interaction_that_it_names(write: Write) -> None:
-    folder = write({f"conf/{name}": text for name, text in FILES.items()})
+async def test_each_row_is_answered_by_the_interaction_that_it_names(lay: Lay) -> None:
+    folder = lay({f"conf/{name}": text for name, text in FILES.items()})
     rows: list[dict[str, Any]] = [
         {"name": "gsm8k", "query": "What is 2+2?", "ground_truth": "4"},
         {"name": "custom_solver", "query": "Solve: x^2 + 5x + 6 = 0", "ground_truth": "x = -2, -3"},
@@ -238,8 +238,8 @@ async def test_each_row_is_answered_by_the_interaction_that_it_names(write: Writ
     assert "acceptable" in heard(last)[0], "the base class answers as it does by itself"
 
 
-async def test_a_row_without_a_name_is_answered_by_gsm8k(write: Write) -> None:
-    folder = write({f"conf/{name}": text for name, text in FILES.items()})
+async def test_a_row_without_a_name_is_answered_by_gsm8k(lay: Lay) -> None:
+    folder = lay({f"conf/{name}": text for name, text in FILES.items()})
     (task,) = tasks({"prompt": "What is 2+2?", "interaction_kwargs": {"query": "What is 2+2?", "ground_truth": "4"}})
     async with players(folder / "conf") as ready:
         rollout = await ready.play(task, "#### 4")
@@ -247,8 +247,8 @@ async def test_a_row_without_a_name_is_answered_by_gsm8k(write: Write) -> None:
 
 
 @pytest.mark.parametrize("content", [[], [{}], [{"role": "user", "content": None}], [{"role": "assistant"}]])
-async def test_odd_messages_are_answered_and_break_nothing(content: list[Any], write: Write) -> None:
-    folder = write({f"conf/{name}": text for name, text in FILES.items()})
+async def test_odd_messages_are_answered_and_break_nothing(content: list[Any], lay: Lay) -> None:
+    folder = lay({f"conf/{name}": text for name, text in FILES.items()})
     asked = Asked(feedback="gsm8k", feedback_args={"ground_truth": "4"})
     async with Gateway.load(folder / "conf", None) as gateway, gateway.open(asked) as session:
         turn = await session.feedback(content)
@@ -280,8 +280,8 @@ class SlowInteraction(BaseInteraction):
 """
 
 
-async def test_an_interaction_that_blocks_holds_no_other_up_and_may_keep_what_it_worked_out(write: Write) -> None:
-    folder = write({"conf/slow.yaml": "interaction: [{class_name: slow.SlowInteraction}]", "conf/slow.py": SLOW})
+async def test_an_interaction_that_blocks_holds_no_other_up_and_may_keep_what_it_worked_out(lay: Lay) -> None:
+    folder = lay({"conf/slow.yaml": "interaction: [{class_name: slow.SlowInteraction}]", "conf/slow.py": SLOW})
     asked = Asked(feedback="slow", feedback_args={"question": "why"})
     answers: list[str] = []
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import anyio
 import pytest
-from scripts import calling, gateway_of
 
 from gateway.gateway import Gateway
 from gateway.types import Outcome
-from tests.seeds.conftest import Write
+from tests.seeds.conftest import Lay
 from tests.seeds.rolled import LIMITS, WAIT_S, Players, authors, scored, tasks, template
 from tests.trainer.reward.attempts import answered, calls, heard, rollout
+from tests.trainer.scripts import calling, gateway_of
 from tests.trainer.told import policy
 from trainer.engine.base import Sampling
 from trainer.ledger import Author
@@ -139,8 +139,7 @@ async def test_an_environment_with_step_and_reset_stands_between_turns() -> None
 
 async def test_a_later_turn_reads_only_what_is_new() -> None:
     """The embedded engine's cache; with SGLang it is the server's (tests/sglang)."""
-    import tiny
-
+    from tests.trainer import tiny
     from trainer.engine.torch import TorchEngine
 
     history, result = tiny.prompt(200), tiny.prompt(9, seed=2)
@@ -190,8 +189,8 @@ def _attempts() -> list[Rollout]:
     return [rollout(*entries, index=index) for index, entries in enumerate(made)]
 
 
-async def test_a_reward_of_outcome_efficiency_and_tool_quality_is_one_function_or_three_weights(write: Write) -> None:
-    folder = write({"my_rewards.py": REWARDS})
+async def test_a_reward_of_outcome_efficiency_and_tool_quality_is_one_function_or_three_weights(lay: Lay) -> None:
+    folder = lay({"my_rewards.py": REWARDS})
     own = {"components": {"all": {"function": "my_rewards.py:multiturn_reward"}}, "success_at": 0.6}
     one = await scored(own, _attempts(), SEVEN, folder)
     three = await scored(WEIGHED, _attempts(), SEVEN, folder)
@@ -202,9 +201,9 @@ async def test_a_reward_of_outcome_efficiency_and_tool_quality_is_one_function_o
     assert three.scored[0].components == pytest.approx({"correctness": 1.0, "efficiency": -0.2, "quality": 1.0})
 
 
-async def test_efficiency_that_is_paid_for_success_alone_does_not_teach_to_guess(write: Write) -> None:
+async def test_efficiency_that_is_paid_for_success_alone_does_not_teach_to_guess(lay: Lay) -> None:
     """The note's advice: a bonus for brevity must not pay for guessing without a tool."""
-    folder = write({})
+    folder = lay({})
     always = {**WEIGHED["components"]["efficiency"], "weight": 1.0}  # type: ignore[index]
     wrong_long, wrong_short = _attempts()[2:]
     greedy = await scored({"components": {"e": always}}, [wrong_long, wrong_short], SEVEN, folder)

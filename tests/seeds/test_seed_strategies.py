@@ -13,7 +13,7 @@ import pytest
 from gateway.config.find import find
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.gateway import Gateway
-from tests.seeds.conftest import Write
+from tests.seeds.conftest import Lay
 from tests.seeds.rolled import authors, heard, players, tasks
 from trainer.data.curriculum import Course, Curriculum
 from trainer.run.rollout import StopReason
@@ -51,17 +51,17 @@ SAMPLES = [{"query": "What is 2+2?", "ground_truth": "4"}, {"query": "What is 3+
 BY_LEVEL = {"basic_math": "Your response is incorrect!", "advanced_math": "A hint.", "competition_math": "Over, after"}
 
 
-def _pipeline(write: Write) -> tuple[Path, Any]:
-    folder = write({"pipeline.py": PIPELINE, "conf/levels.py": LEVELS, "tools.yaml": ""})
+def _pipeline(lay: Lay) -> tuple[Path, Any]:
+    folder = lay({"pipeline.py": PIPELINE, "conf/levels.py": LEVELS, "tools.yaml": ""})
     pipeline = find("pipeline:MathTrainingPipeline", folder / "tools.yaml")()
     # YAML has JSON in it.
-    write({"conf/levels.yaml": json.dumps(pipeline.create_interaction_config())})
+    lay({"conf/levels.yaml": json.dumps(pipeline.create_interaction_config())})
     return folder / "conf", pipeline
 
 
 @pytest.mark.parametrize(("epoch", "level"), [(0, "basic_math"), (5, "advanced_math"), (10, "competition_math")])
-async def test_a_curriculum_of_rows_is_answered_level_by_level(epoch: int, level: str, write: Write) -> None:
-    conf, pipeline = _pipeline(write)
+async def test_a_curriculum_of_rows_is_answered_level_by_level(epoch: int, level: str, lay: Lay) -> None:
+    conf, pipeline = _pipeline(lay)
     rows = pipeline.create_curriculum_data(epoch, SAMPLES)
     asked = tasks(*({"prompt": row["query"], "interaction_kwargs": row} for row in rows))
     async with players(conf) as ready:
@@ -70,8 +70,8 @@ async def test_a_curriculum_of_rows_is_answered_level_by_level(epoch: int, level
             assert heard(rollout)[0].startswith(BY_LEVEL[level])
 
 
-async def test_the_same_curriculum_is_a_setting_over_rows_that_name_nobody(write: Write) -> None:
-    conf, _ = _pipeline(write)
+async def test_the_same_curriculum_is_a_setting_over_rows_that_name_nobody(lay: Lay) -> None:
+    conf, _ = _pipeline(lay)
     names = [*BY_LEVEL]
     stages: list[dict[str, Any]] = [
         {"interaction": name, "until": {"step": 5 * at + 5}} for at, name in enumerate(names)
@@ -136,8 +136,8 @@ class StepsInteraction(Scoring):
 STEPS = "interaction: [{class_name: attempts.CustomInteraction}, {class_name: attempts.StepsInteraction}]"
 
 
-async def test_a_scoring_function_of_ones_own_scores_the_turns(write: Write) -> None:
-    folder = write({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
+async def test_a_scoring_function_of_ones_own_scores_the_turns(lay: Lay) -> None:
+    folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
     (task,) = tasks({"prompt": "A bird?", "interaction_kwargs": {"name": "custom", "ground_truth": "gnu"}})
     async with players(folder / "conf") as ready:
         rollout = await ready.play(task, "A blackbird.", "An emu.", "GNU", "")
@@ -153,9 +153,9 @@ async def test_a_scoring_function_of_ones_own_scores_the_turns(write: Write) -> 
     ],
 )
 async def test_an_answer_may_be_improved_twice(
-    said: list[str], answers: list[str], scores: list[float], write: Write
+    said: list[str], answers: list[str], scores: list[float], lay: Lay
 ) -> None:
-    folder = write({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
+    folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
     (task,) = tasks({"prompt": "Which?", "interaction_kwargs": {"name": "steps", "ground_truth": "gnu"}})
     async with players(folder / "conf") as ready:
         rollout = await ready.play(task, *said)
@@ -164,12 +164,12 @@ async def test_an_answer_may_be_improved_twice(
     assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": sum(scores)}
 
 
-async def test_many_rollouts_at_once_keep_apart_and_leave_nothing_behind(write: Write) -> None:
+async def test_many_rollouts_at_once_keep_apart_and_leave_nothing_behind(lay: Lay) -> None:
     finalizing = (
         "    async def finalize_interaction(self, instance_id):\n        del self._instance_dict[instance_id]\n\n"
     )
     text = ATTEMPTS.replace("    async def calculate_score", f"{finalizing}    async def calculate_score")
-    folder = write({"conf/steps.yaml": STEPS, "conf/attempts.py": text})
+    folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": text})
     asked = tasks(
         *({"prompt": f"{at}?", "interaction_kwargs": {"name": "steps", "ground_truth": str(at)}} for at in range(20))
     )
@@ -196,15 +196,15 @@ async def test_many_rollouts_at_once_keep_apart_and_leave_nothing_behind(write: 
     ],
     ids=["class", "module", "same name"],
 )
-def test_a_mistake_in_the_configuration_is_told_with_its_place(yaml: str, told: str, write: Write) -> None:
-    folder = write({"conf/steps.yaml": yaml, "conf/attempts.py": ATTEMPTS})
+def test_a_mistake_in_the_configuration_is_told_with_its_place(yaml: str, told: str, lay: Lay) -> None:
+    folder = lay({"conf/steps.yaml": yaml, "conf/attempts.py": ATTEMPTS})
     with pytest.raises((ConfigError, ConfigErrors), match=told) as caught:
         Gateway.load(folder / "conf", None)
     assert "conf/steps.yaml" in str(caught.value) and "interaction[" in str(caught.value)
 
 
-def test_a_configuration_that_is_not_there_is_told_by_its_path(write: Write) -> None:
-    folder = write({"conf/steps.yaml": STEPS})
+def test_a_configuration_that_is_not_there_is_told_by_its_path(lay: Lay) -> None:
+    folder = lay({"conf/steps.yaml": STEPS})
     with pytest.raises(ConfigError, match=r"conf/step\.yaml"):
         Gateway.load(Path("conf/step.yaml"), None)
     initialize = find("verl.interactions.utils.interaction_registry:initialize_interactions_from_config")
@@ -212,8 +212,8 @@ def test_a_configuration_that_is_not_there_is_told_by_its_path(write: Write) -> 
         initialize(folder / "conf/step.yaml")
 
 
-async def test_a_row_that_names_a_missing_interaction_is_told_who_there_is(write: Write) -> None:
-    folder = write({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
+async def test_a_row_that_names_a_missing_interaction_is_told_who_there_is(lay: Lay) -> None:
+    folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
     (task,) = tasks({"prompt": "Which?", "interaction_kwargs": {"name": "stpes", "ground_truth": "gnu"}})
     async with players(folder / "conf") as ready:
         rollout = await ready.play(task, "gnu")
@@ -240,12 +240,12 @@ class ChattyInteraction(BaseInteraction):
 
 @pytest.mark.parametrize("level", ["DEBUG", None])
 async def test_what_an_interaction_logs_is_heard_at_verls_level_and_its_time_is_measured(
-    level: str | None, write: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    level: str | None, lay: Lay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("VERL_LOGGING_LEVEL", raising=False)
     if level is not None:
         monkeypatch.setenv("VERL_LOGGING_LEVEL", level)
-    folder = write({"conf/c.yaml": "interaction: [{class_name: chatty.ChattyInteraction}]", "conf/chatty.py": LOGGING})
+    folder = lay({"conf/c.yaml": "interaction: [{class_name: chatty.ChattyInteraction}]", "conf/chatty.py": LOGGING})
     (task,) = tasks({"prompt": "?", "interaction_kwargs": {"name": "chatty"}})
     async with players(folder / "conf") as ready:
         rollout = await ready.play(task, "Yes?")

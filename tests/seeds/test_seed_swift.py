@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.gateway import Gateway
-from tests.seeds.conftest import Write
+from tests.seeds.conftest import Lay
 from tests.seeds.rolled import LIMITS, Players, scored, tasks, template, trained
 from trainer.cli.moving import translated
 from trainer.config import PlaySettings, RolloutLimits
@@ -99,8 +99,8 @@ orms["by_turns"] = RewardFunction
 """
 
 
-def _plugin(write: Write) -> Path:
-    return write({"plugin.py": BASE + TIPS}) / "plugin.py"
+def _plugin(lay: Lay) -> Path:
+    return lay({"plugin.py": BASE + TIPS}) / "plugin.py"
 
 
 def _seen(file: Path) -> list[Any]:
@@ -112,13 +112,13 @@ def _seen(file: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("turns", [2, 3])
-async def test_max_turns_end_a_rollout_by_default(turns: int, write: Write) -> None:
-    rollout = await played(f"{_plugin(write)}:Scheduler", "It is 6.", max_turns=turns)
+async def test_max_turns_end_a_rollout_by_default(turns: int, lay: Lay) -> None:
+    rollout = await played(f"{_plugin(lay)}:Scheduler", "It is 6.", max_turns=turns)
     assert (rollout.stop, len(rollout.turns)) == (StopReason.STEP_DONE, turns)
 
 
-async def test_a_response_that_was_cut_off_ends_a_rollout_by_default(write: Write) -> None:
-    file = _plugin(write)
+async def test_a_response_that_was_cut_off_ends_a_rollout_by_default(lay: Lay) -> None:
+    file = _plugin(lay)
     from trainer.swift.importing import standing_in
 
     with standing_in("", [file.parent]):
@@ -129,8 +129,8 @@ async def test_a_response_that_was_cut_off_ends_a_rollout_by_default(write: Writ
     assert [scheduler.check_finished(None, choice, turn) for turn in (1, 4, 5)] == [False, False, True]
 
 
-async def test_a_step_is_given_the_documented_request_and_result(write: Write) -> None:
-    file = _plugin(write)
+async def test_a_step_is_given_the_documented_request_and_result(lay: Lay) -> None:
+    file = _plugin(lay)
     await played(f"{file}:Scheduler", "It is 6.", "It is 12.", max_turns=2)
     ((messages, columns, result, turn),) = _seen(file)
     assert messages == repr([*ROW["messages"], {"role": "assistant", "content": "It is 6."}])
@@ -139,8 +139,8 @@ async def test_a_step_is_given_the_documented_request_and_result(write: Write) -
     assert (result.message.tool_calls, result.finish_reason, turn) == (None, "stop", 1)
 
 
-async def test_what_a_step_adds_reaches_the_reward_function(write: Write) -> None:
-    file = _plugin(write)
+async def test_what_a_step_adds_reaches_the_reward_function(lay: Lay) -> None:
+    file = _plugin(lay)
     args = {"name": "math_tip_trick_multi_turn", "plugins": [str(file)], "max_turns": 2}
     rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
     function = {"function": "trainer.swift.reward:named", "batched": True}
@@ -152,16 +152,16 @@ async def test_what_a_step_adds_reaches_the_reward_function(write: Write) -> Non
     assert {"problem", "solution", "messages", "is_truncated", "multi_turn_infos"} <= set(keys)
 
 
-async def test_a_new_round_tells_the_policy_to_think_again(write: Write) -> None:
-    args = {"name": "math_tip_trick_multi_turn", "plugins": [str(_plugin(write))], "max_turns": 2}
+async def test_a_new_round_tells_the_policy_to_think_again(lay: Lay) -> None:
+    args = {"name": "math_tip_trick_multi_turn", "plugins": [str(_plugin(lay))], "max_turns": 2}
     rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
     roles = [message["role"] for message in rollout.ledger.messages]
     assert roles == ["system", "user", "assistant", "user", "assistant"]
     assert trained(rollout, template()) == ["It is 6.<|im_end|>", "It is 12.<|im_end|>"]
 
 
-async def test_a_continuation_goes_back_into_the_thinking_and_the_tip_is_not_trained(write: Write) -> None:
-    args = {"name": "math_tip_trick", "plugins": [str(_plugin(write))], "max_turns": 3}
+async def test_a_continuation_goes_back_into_the_thinking_and_the_tip_is_not_trained(lay: Lay) -> None:
+    args = {"name": "math_tip_trick", "plugins": [str(_plugin(lay))], "max_turns": 3}
     rollout = await played(NAMED, "<think>6?</think>It is 6.", " So 12.</think>It is 12.", **args)
     used = template()
     text = used.tokens.decode(rollout.ledger.ids)
@@ -181,9 +181,9 @@ def _settings(*words: str) -> TrainSettings:
     return TrainSettings.model_validate(translated([*TRAINS, *words]).settings)
 
 
-def test_the_scheduler_and_its_turns_are_flags(write: Write) -> None:
-    file = _plugin(write)
-    write({"rows.jsonl": json.dumps(ROW)})
+def test_the_scheduler_and_its_turns_are_flags(lay: Lay) -> None:
+    file = _plugin(lay)
+    lay({"rows.jsonl": json.dumps(ROW)})
     found = _settings(*FLAGS)
     assert found.stepper == NAMED and found.limits.assistant_turns == 3
     assert found.stepper_args == {"name": "math_tip_trick_multi_turn", "plugins": ["plugin.py"], "max_turns": 3}
@@ -192,12 +192,12 @@ def test_the_scheduler_and_its_turns_are_flags(write: Write) -> None:
     assert single.stepper is None and single.limits.assistant_turns == 1
 
 
-def test_a_rollout_server_of_its_own_is_not_needed(write: Write) -> None:
-    _plugin(write)
+def test_a_rollout_server_of_its_own_is_not_needed(lay: Lay) -> None:
+    _plugin(lay)
     rollout = "swift rollout \\\n    --model models/any \\\n    --use_async_engine true \\\n"
     served = rollout + " \\\n".join(f"    {FLAGS[at]} {FLAGS[at + 1]}" for at in range(0, len(FLAGS), 2)) + "\n"
     learned = f"swift rlhf --vllm_mode server {' '.join(TRAINS[2:])} --external_plugins plugin.py\n"
-    write({"rows.jsonl": json.dumps(ROW), "rollout.sh": served, "train.sh": learned})
+    lay({"rows.jsonl": json.dumps(ROW), "rollout.sh": served, "train.sh": learned})
     both = TrainSettings.model_validate(translated(["rollout.sh", "train.sh"]).settings)
     assert (both.stepper, both.limits.assistant_turns) == (NAMED, 3)
     assert both.engine == "auto"
@@ -208,9 +208,9 @@ def test_a_rollout_server_of_its_own_is_not_needed(write: Write) -> None:
     [(FLAGS, [1, 1]), ([*FLAGS, "--loss_scale", "default"], [1, 1]), ([*FLAGS, "--loss_scale", "last_round"], [0, 1])],
     ids=["left out", "default", "last_round"],
 )
-async def test_a_loss_scale_says_which_rounds_are_trained(flags: list[str], learned: list[int], write: Write) -> None:
-    file = _plugin(write)
-    write({"rows.jsonl": json.dumps(ROW)})
+async def test_a_loss_scale_says_which_rounds_are_trained(flags: list[str], learned: list[int], lay: Lay) -> None:
+    file = _plugin(lay)
+    lay({"rows.jsonl": json.dumps(ROW)})
     settings = _settings(*flags)
     row = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "Is it?"}, ROW["messages"][1]]}
     rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", row=row, max_turns=2)
@@ -238,9 +238,9 @@ def half_then_whole(ledger):
 """
 
 
-async def test_a_token_may_have_a_weight_which_theirs_could_not(write: Write) -> None:
-    file = _plugin(write)
-    write({"scales.py": WEIGHS})
+async def test_a_token_may_have_a_weight_which_theirs_could_not(lay: Lay) -> None:
+    file = _plugin(lay)
+    lay({"scales.py": WEIGHS})
     rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", max_turns=2)
     weighed = weights(rollout.ledger, weigh_of("scales.py:half_then_whole"), "one")
     first, second = rollout.turns

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversations import TOOL, template_for
-from scripts import calling, gateway_of
-from tokenizers_for_tests import FAMILIES, tokenizer_for
 
 from gateway.gateway import Gateway
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
@@ -18,6 +15,9 @@ from gateway.table import Source
 from gateway.types import Image
 from tests.seeds.rolled import LIMITS, Players, tasks, trained
 from tests.seeds.rolled import template as small
+from tests.trainer.conversations import TOOL, template_for
+from tests.trainer.scripts import calling, gateway_of
+from tests.trainer.tokenizers_for_tests import FAMILIES, tokenizer_for
 from trainer.ledger import Author, Ledger
 from trainer.run.rollout import Rollout, StopReason
 from trainer.steps import Step, ToolsAndFeedback, Turn

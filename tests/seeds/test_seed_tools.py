@@ -12,7 +12,7 @@ import pytest
 from gateway.gateway import Gateway
 from gateway.media.header import size
 from gateway.types import Image, Outcome, Text, ToolCall, Video
-from tests.seeds.conftest import Write
+from tests.seeds.conftest import Lay
 from tests.seeds.rolled import WAIT_S, authors, players, tasks
 from tests.servers.start import serving
 from trainer.run.rollout import StopReason
@@ -63,8 +63,8 @@ def calling(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def test_a_native_tool_of_ones_own_lives_as_long_as_the_rollout(write: Write) -> None:
-    folder = write({"conf/tools.yaml": NATIVE, "conf/example.py": COUNTER})
+async def test_a_native_tool_of_ones_own_lives_as_long_as_the_rollout(lay: Lay) -> None:
+    folder = lay({"conf/tools.yaml": NATIVE, "conf/example.py": COUNTER})
     async with players(folder / "conf") as ready:
         for _ in range(2):
             rollout = await ready.play(
@@ -114,8 +114,8 @@ tools:
 """
 
 
-async def test_a_tool_shows_pictures_and_films_that_are_made_ready(write: Write) -> None:
-    folder = write({"conf/gallery.yaml": GALLERY, "conf/gallery.py": SHOWING})
+async def test_a_tool_shows_pictures_and_films_that_are_made_ready(lay: Lay) -> None:
+    folder = lay({"conf/gallery.yaml": GALLERY, "conf/gallery.py": SHOWING})
     with anyio.fail_after(WAIT_S):
         async with Gateway.load(folder / "conf", None) as gateway, gateway.open() as session:
             first = await session.call(ToolCall("1", "look", "{}"))
@@ -180,11 +180,11 @@ async def sse() -> Any:
         yield url
 
 
-async def test_mcp_servers_over_sse_and_stdio_are_offered_as_the_document_declares_them(sse: str, write: Write) -> None:
-    folder = write({"server.py": READS_ENVIRONMENT, "conf/mcp_server.json": _servers(sse)})
+async def test_mcp_servers_over_sse_and_stdio_are_offered_as_the_document_declares_them(sse: str, lay: Lay) -> None:
+    folder = lay({"server.py": READS_ENVIRONMENT, "conf/mcp_server.json": _servers(sse)})
     offered: list[set[str]] = []
     for selected in SELECTED:
-        write({"conf/mcp_tool_config.yaml": MCP.format(kind="", selected=selected)})
+        lay({"conf/mcp_tool_config.yaml": MCP.format(kind="", selected=selected)})
         with anyio.fail_after(WAIT_S):
             async with Gateway.load(folder / "conf", None) as gateway, gateway.open() as session:
                 offered.append({spec.name for spec in session.specs})
@@ -215,10 +215,10 @@ class MCPYourTool(MCPBaseTool):
 @pytest.mark.parametrize(
     ("kind", "text"), [("reading.MCPYourTool", TOKEN.upper()), ("verl.tools.mcp_search_tool.MCPSearchTool", TOKEN)]
 )
-async def test_a_result_is_read_by_the_class_that_the_file_names(kind: str, text: str, write: Write) -> None:
+async def test_a_result_is_read_by_the_class_that_the_file_names(kind: str, text: str, lay: Lay) -> None:
     servers = json.loads(_servers("http://127.0.0.1:9/sse"))
     del servers["mcpServers"]["SSE Server"]
-    folder = write({
+    folder = lay({
         "server.py": READS_ENVIRONMENT, "conf/mcp_server.json": json.dumps(servers), "conf/reading.py": READING,
         "conf/mcp_tool_config.yaml": MCP.format(kind=kind, selected=""),
     })  # fmt: skip

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
+from tests.trainer.vision.seeing import logprobs, picture, seeing_model
 from trainer.engine.base import Sampling
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.server import Options, Server
 from trainer.template import Template
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "trainer" / "vision"))
-try:
-    from seeing import logprobs, picture, seeing_model
-finally:
-    sys.path.pop(0)
 
 OPTIONS = Options(context=512, tokens=16384, device="cpu", tokenizer=True)
 SHOWN = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}]

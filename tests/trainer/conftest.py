@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from typed import Run
     from typer.testing import Result
+
+    from tests.trainer.typed import Run
 
 
 @pytest.fixture(params=["asyncio"])
@@ -32,7 +33,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny model."""
-    from models import tiny_model
+    from tests.trainer.models import tiny_model
 
     return tiny_model(tmp_path_factory.mktemp("model"))
 

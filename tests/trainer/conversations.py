@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from tokenizers_for_tests import Family, tokenizer_for
-
 from gateway.types import ToolCall
+from tests.trainer.tokenizers_for_tests import Family, tokenizer_for
 from trainer.ledger import Message
 from trainer.parse.base import Reply
 from trainer.template import Settings, Template

@@ -9,10 +9,10 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-from conversations import template_for
-from scripts import HERMES, by_task, calling, gateway_of
 
 from gateway.gateway import Gateway
+from tests.trainer.conversations import template_for
+from tests.trainer.scripts import HERMES, by_task, calling, gateway_of
 from trainer.config import Admission, GroupRules
 from trainer.engine.scripted import Script, ScriptedEngine
 from trainer.groups import Group, Groups

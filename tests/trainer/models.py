@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from tests.trainer.tokenizers_for_tests import FAMILIES, folder_for
 
 
 def tiny_model(folder: Path, family: str = "hermes", kind: str = "qwen3") -> Path:
     """Random weights: what it writes is noise, and how it is loaded, spoken to and sampled is as with any other."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    try:
-        from tokenizers_for_tests import FAMILIES, folder_for
-    finally:
-        sys.path.pop(0)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 

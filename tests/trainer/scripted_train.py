@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import by_task
-
 import trainer.roll
+from tests.trainer.scripts import by_task
 from trainer.cli import main
 from trainer.config import PlaySettings
 from trainer.engine.base import Engine

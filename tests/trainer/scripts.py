@@ -6,9 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from conversations import template_for
-from tokenizers_for_tests import FAMILIES
-
 from gateway.config.models import Limits
 from gateway.feedback.gsm8k import Gsm8kInteraction
 from gateway.feedback.toolset import FeedbackToolset
@@ -18,6 +15,8 @@ from gateway.native.function import FunctionTool
 from gateway.native.toolset import NativeToolset
 from gateway.table import Source
 from gateway.types import Task as Asked
+from tests.trainer.conversations import template_for
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, Script
 from trainer.ledger import Message

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
-from crowd import Doors, house, knocks
-from scripts import calling, tasks
+
+from tests.trainer.crowd import Doors, house, knocks
+from tests.trainer.scripts import calling, tasks
 
 
 async def test_a_rollout_that_waits_for_a_tool_lends_its_place_to_another() -> None:

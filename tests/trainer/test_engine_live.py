@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable
 
 import anyio
 import pytest
-import tiny
 import torch
 
 from gateway.types import Image
+from tests.trainer import tiny
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.torch import TorchEngine, batch
 from trainer.engine.torch.batch import Batch

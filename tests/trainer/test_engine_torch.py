@@ -7,12 +7,12 @@ from typing import Any
 
 import anyio
 import pytest
-import tiny
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import MambaConfig, MambaForCausalLM
 
+from tests.trainer import tiny
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.torch import TorchEngine
 from trainer.engine.torch.dense import Dense

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import tiny_model
 from pydantic import ValidationError
 
 import trainer.engines
+from tests.trainer.models import tiny_model
 from trainer.config import PlaySettings, ServingSettings, TemplateSettings
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.engine import SGLangEngine

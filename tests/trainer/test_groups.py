@@ -8,9 +8,9 @@ from typing import Any
 
 import anyio
 import pytest
-from crowd import Doors, house, knocks
-from scripts import by_task, calling, tasks
 
+from tests.trainer.crowd import Doors, house, knocks
+from tests.trainer.scripts import by_task, calling, tasks
 from trainer.config import GroupRules
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, Script

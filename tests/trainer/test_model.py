@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
+from tests.trainer import tiny
 from trainer.model import ModelError, load_model, settle
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenizers_for_tests import FAMILIES
 
 from gateway.errors import ConfigError
 from gateway.types import ToolCall
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.parse.choose import NAMES, choose, named
 from trainer.parse.family import Family
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers_for_tests import FAMILIES
 
 from gateway.types import ToolCall
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.parse.choose import choose
 
 SCHEMAS = {"add": {"properties": {"a": {"type": "integer"}, "list": {"type": "array"}, "word": {"type": "string"}}}}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conversations import TOOL, Tags, template_for
-from tokenizers_for_tests import BROKEN, FAMILIES, Family, folder_for, tokenizer_for
 
+from tests.trainer.conversations import TOOL, Tags, template_for
+from tests.trainer.tokenizers_for_tests import BROKEN, FAMILIES, Family, folder_for, tokenizer_for
 from trainer.parse.base import Reply
 from trainer.template import Settings, Template, TemplateError, probe
 from trainer.template.probe import Finding, ProbeReport

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from conversations import template_for
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tokenizers_for_tests import FAMILIES
 
 from gateway.gateway import Gateway
 from gateway.types import Outcome
+from tests.trainer.conversations import template_for
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.scripted import ScriptedEngine
 from trainer.groups import Groups

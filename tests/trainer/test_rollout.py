@@ -8,13 +8,13 @@ from typing import Any
 
 import anyio
 import pytest
-from conversations import template_for
-from scripts import ASKS, HERMES, calling, gateway_of, says
-from tokenizers_for_tests import FAMILIES
 
 from gateway.gateway import Gateway
 from gateway.types import Outcome, ToolResult
 from gateway.types import Task as Asked
+from tests.trainer.conversations import template_for
+from tests.trainer.scripts import ASKS, HERMES, calling, gateway_of, says
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.config import RolloutLimits
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine

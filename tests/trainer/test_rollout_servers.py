@@ -9,12 +9,12 @@ from typing import Any
 
 import anyio
 import pytest
-from conversations import template_for
-from scripts import HERMES, by_task, calling, tasks
 
 from gateway.gateway import Gateway
 from gateway.types import Outcome
 from tests.servers.start import stdio_command
+from tests.trainer.conversations import template_for
+from tests.trainer.scripts import HERMES, by_task, calling, tasks
 from trainer.config import Admission, GroupRules, RolloutLimits
 from trainer.engine.scripted import ScriptedEngine
 from trainer.groups import Group, Groups

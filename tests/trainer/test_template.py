@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conversations import TASK, TOOL, Tags, asks, calls, replies, says, template_for
 from tokenizers import AddedToken
-from tokenizers_for_tests import FAMILIES, folder_for, spaced_tokenizer_for, tokenizer_for
 from transformers import PreTrainedTokenizerFast
 
 from gateway.types import ToolCall, ToolSpec
+from tests.trainer.conversations import TASK, TOOL, Tags, asks, calls, replies, says, template_for
+from tests.trainer.tokenizers_for_tests import FAMILIES, folder_for, spaced_tokenizer_for, tokenizer_for
 from trainer.parse.base import Reply
 from trainer.template import Settings, Template, TemplateError, probe, written
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from conversations import TASK, TOOL, asks, calls, replies, says, template_for
-from tokenizers_for_tests import FAMILIES
 
+from tests.trainer.conversations import TASK, TOOL, asks, calls, replies, says, template_for
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.template import Cause, Drift, Settings, Template, drifts, written
 from trainer.template.template import Sanity

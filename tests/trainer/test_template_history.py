@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from conversations import TASK, TOOL, asks, calls, replies, says, template_for
-from tokenizers_for_tests import FAMILIES
 
+from tests.trainer.conversations import TASK, TOOL, asks, calls, replies, says, template_for
+from tests.trainer.tokenizers_for_tests import FAMILIES
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.template import Settings, Template, drifts, written
 from trainer.template.chat import Chat

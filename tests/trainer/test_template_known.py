@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conversations import template_for
-from scripts import HERMES
 
+from tests.trainer.conversations import template_for
+from tests.trainer.scripts import HERMES
 from trainer.ledger import Message
 from trainer.template.chat import Chat
 from trainer.template.known import Known

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from conversations import TOOL, asks, replies, says, template_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers_for_tests import FAMILIES, Family, tokenizer_for
 
 from gateway.types import ToolCall
+from tests.trainer.conversations import TOOL, asks, replies, says, template_for
+from tests.trainer.tokenizers_for_tests import FAMILIES, Family, tokenizer_for
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.template import Cause, Template, drifts, written
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import tiny_model
-from scripted_train import scripted
-from tokenizers_for_tests import BROKEN, folder_for
-from typed import HEARD, PLAIN, ROOT, SMALL, TOOLS, Run, write
 
 import trainer.policy.memory
 import trainer.roll
+from tests.trainer.models import tiny_model
+from tests.trainer.scripted_train import scripted
+from tests.trainer.tokenizers_for_tests import BROKEN, folder_for
+from tests.trainer.typed import HEARD, PLAIN, ROOT, SMALL, TOOLS, Run, write
 from trainer.run.file import Rollouts
 
 

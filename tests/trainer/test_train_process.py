@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from models import tiny_model
-from processes import TIMEOUT_S, started, until
-from scripts import calling
 
 from gateway.gateway import Gateway
 from tests.served import serving
+from tests.trainer.models import tiny_model
+from tests.trainer.processes import TIMEOUT_S, started, until
+from tests.trainer.scripts import calling
 from trainer.run.file import Rollouts
 from trainer.run.rollout import StopReason
 

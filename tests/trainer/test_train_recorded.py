@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_train import scripted
-from scripts import calling
-from typed import HEARD, PLAIN, TOOLS, Run, write
 from typer.testing import CliRunner
 
 import trainer.roll
+from tests.trainer.scripted_train import scripted
+from tests.trainer.scripts import calling
+from tests.trainer.typed import HEARD, PLAIN, TOOLS, Run, write
 from trainer.cli import app
 from trainer.ledger import Author, Ledger
 from trainer.run.file import Rollouts, Writer

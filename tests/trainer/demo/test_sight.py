@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image as Pictures
 from rich.console import Console
-from typed import Run
 
 from bench.bars import controls
 from gateway.errors import ConfigErrors
 from gateway.session import AnyGateway
 from gateway.types import Image, Outcome, Task, ToolCall
+from tests.trainer.typed import Run
 from trainer.config import PlaySettings
 from trainer.demo.data import Drawn
 from trainer.demo.demonstrate import Writer

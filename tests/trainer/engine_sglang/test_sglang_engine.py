@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from starlette.responses import JSONResponse
 
 from gateway.types import Image
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.publish.tensors import ByTensors

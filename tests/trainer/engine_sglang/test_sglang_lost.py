@@ -7,9 +7,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from starlette.responses import JSONResponse
 
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import pulse, replica
 from trainer.engine.sglang.engine import SGLangEngine

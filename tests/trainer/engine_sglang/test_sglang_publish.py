@@ -7,11 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
-from fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.agree import agreed
 from trainer.engine.sglang.engine import SGLangEngine

@@ -10,12 +10,12 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from fake_sglang import IDS, NAME, Fake, hosting, reads, serving, until, weights
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, hosting, reads, serving, until, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import engine as engines
 from trainer.engine.sglang.engine import SGLangEngine

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import anyio
-from fake_sglang import Fake, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.engine_sglang.fake_sglang import Fake, serving
 from trainer.engine.base import Sampling
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.publish.tensors import ByTensors

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
-from conversations import template_for
-from scripts import HERMES, gateway_of, says
 
+from tests.trainer.conversations import template_for
+from tests.trainer.scripts import HERMES, gateway_of, says
 from trainer.config import PlaySettings, RolloutLimits
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
@@ -20,8 +20,6 @@ from trainer.stage import stepper_of
 from trainer.task import Task
 from trainer.template import Template
 
-Write = Callable[[str, str], Path]
-"""Writes a file by its name, where the test is; its text may be indented."""
 ASKS = ({"role": "system", "content": "You answer."}, {"role": "user", "content": "What is 3 + 4?"})
 ROW = {"messages": [dict(message) for message in ASKS], "solution": "7"}
 TASK = Task("t", ASKS, "7", columns=ROW)

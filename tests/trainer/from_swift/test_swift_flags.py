@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from swift_playing import Write
 
 from gateway.errors import ConfigError
+from tests.conftest import Write
 from trainer.flags.table import SWIFT
 from trainer.flags.written import is_swift, of_words
 from trainer.train.settings import TrainSettings

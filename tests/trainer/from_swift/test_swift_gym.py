@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conversations import template_for
-from scripts import HERMES, says
-from swift_playing import ROW, TASK, Write, others, played, trained
 
+from tests.conftest import Write
+from tests.trainer.conversations import template_for
+from tests.trainer.from_swift.swift_playing import ROW, TASK, others, played, trained
+from tests.trainer.scripts import HERMES, says
 from trainer.config import RolloutLimits
 from trainer.reward.attempt import Attempt
 from trainer.run.rollout import StopReason

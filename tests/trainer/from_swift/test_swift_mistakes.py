@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from swift_playing import Write, played
 
 from gateway.errors import ConfigError
+from tests.conftest import Write
+from tests.trainer.from_swift.swift_playing import played
 from trainer.config import PlaySettings
 from trainer.run.rollout import StopReason
 from trainer.stage import stepper_of

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversations import template_for
-from scripts import HERMES
-from swift_playing import TASK, Write, played
 
 from gateway.errors import ConfigError
+from tests.conftest import Write
+from tests.trainer.conversations import template_for
+from tests.trainer.from_swift.swift_playing import TASK, played
+from tests.trainer.scripts import HERMES
 from trainer.learn.rounds import left_out, reading, weigh_of, weights
 from trainer.ledger import Author, Entry, Ledger
 from trainer.reward.scorer import Scorer

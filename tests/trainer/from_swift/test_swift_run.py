@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from textwrap import dedent
 
-from typed import Run
-
+from tests.trainer.typed import Run
 from trainer.run.file import Rollouts
 from trainer.run.rollout import LEFT_OUT, StopReason
 from trainer.train.folder import settings_of

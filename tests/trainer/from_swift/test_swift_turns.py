@@ -8,10 +8,11 @@ from typing import Any
 
 import anyio
 import pytest
-from conversations import template_for
-from scripts import HERMES, gateway_of, says
-from swift_playing import TASK, Write, others, played, trained
 
+from tests.conftest import Write
+from tests.trainer.conversations import template_for
+from tests.trainer.from_swift.swift_playing import TASK, others, played, trained
+from tests.trainer.scripts import HERMES, gateway_of, says
 from trainer.config import PlaySettings, RolloutLimits
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine

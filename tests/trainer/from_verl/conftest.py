@@ -1,5 +1,5 @@
 """What one test may import of verl's is not the next one's."""
 
-from tests.from_verl.conftest import fresh
+from tests.imported import fresh
 
 __all__ = ["fresh"]

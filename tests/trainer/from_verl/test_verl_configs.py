@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
 import yaml
-from typed import Run
 
 from gateway.errors import ConfigError
+from tests.conftest import Write
+from tests.trainer.typed import Run
 from trainer.cli.settings import validated
 from trainer.train.settings import TrainSettings
 from trainer.verl.translate import Translation, translate
 from trainer.verl.written import of_words, written
-
-Write = Callable[[str, str], Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    monkeypatch.chdir(tmp_path)
-
-    def _write(name: str, text: str) -> Path:
-        file = Path(name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(dedent(text))
-        return file
-
-    return _write
 
 
 def of(*words: str) -> Translation:

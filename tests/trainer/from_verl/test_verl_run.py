@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from typed import Run
 
 from gateway.errors import ConfigError
+from tests.trainer.typed import Run
 from trainer.data import load
 from trainer.run.file import Rollouts
 

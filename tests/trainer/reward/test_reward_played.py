@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from conversations import template_for
-from scripts import ASKS, HERMES, calling, gateway_of, says
 
 from gateway.types import Task as Asked
 from gateway.types import Text, ToolResult
+from tests.trainer.conversations import template_for
 from tests.trainer.reward.attempts import settings
+from tests.trainer.scripts import ASKS, HERMES, calling, gateway_of, says
 from trainer.config import RolloutLimits
 from trainer.engine.scripted import ScriptedEngine
 from trainer.play import Player

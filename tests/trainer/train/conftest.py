@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trainings import Run
 from typer.testing import CliRunner
 
+from tests.trainer.train.trainings import Run
 from trainer.cli import app
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
-from crowd import Doors, House, house, knocks
-from jobs import SMALL
-from scripts import tasks
 
+from tests.trainer.crowd import Doors, House, house, knocks
+from tests.trainer.scripts import tasks
+from tests.trainer.train.jobs import SMALL
 from trainer.data.curriculum import Course, Curriculum
 from trainer.reward.scorer import Scorer
 from trainer.run.rollout import StopReason

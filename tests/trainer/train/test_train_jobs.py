@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import ROOT
 from rich.console import Console
 
 from tests.trainer.models import tiny_model
+from tests.trainer.train.jobs import ROOT
 from trainer.cli.settings import JOBS, job
 from trainer.run.file import Rollouts
 from trainer.train.settings import TrainSettings

@@ -13,8 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from jobs import ROOT, small
-from processes import TIMEOUT_S, started, until
+
+from tests.trainer.processes import TIMEOUT_S, started, until
+from tests.trainer.train.jobs import ROOT, small
 
 STEPS = 4
 LEAVE_S = 5.0

@@ -12,9 +12,9 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from jobs import SMALL
 from rich.console import Console
 
+from tests.trainer.train.jobs import SMALL
 from trainer.demo.folder import made
 from trainer.demo.model import build
 from trainer.demo.warm import Recipe

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import SMALL, small
 from rich.console import Console
 
+from tests.trainer.train.jobs import SMALL, small
 from trainer.run.file import Rollouts
 from trainer.train.again import again
 from trainer.train.settings import TrainSettings

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import ROOT
-from trainings import Run, config, measured
 from typer.testing import CliRunner
 
+from tests.trainer.train.jobs import ROOT
+from tests.trainer.train.trainings import Run, config, measured
 from trainer.cli import app
 from trainer.policy.policy import Policy
 from trainer.run.file import Rollouts, Writer
@@ -80,7 +80,7 @@ def test_a_folder_that_another_process_writes_is_left_alone(run: Run, begun: Pat
 
 
 def test_disks_that_fill_up_in_the_midst_of_weights_and_before_anything_began(run: Run) -> None:
-    from test_train_metrics import no_file_larger_than
+    from tests.trainer.train.test_train_metrics import no_file_larger_than
 
     run_file = config(steps=1)
     with no_file_larger_than(400_000):

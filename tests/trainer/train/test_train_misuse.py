@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import ROOT, SMALL, model
-from trainings import Run, checkpoints, config, measured, mine
 
 import trainer.policy.memory
+from tests.trainer.train.jobs import ROOT, SMALL, model
+from tests.trainer.train.trainings import Run, checkpoints, config, measured, mine
 from trainer.policy.policy import Policy
 from trainer.run.file import Rollouts
 

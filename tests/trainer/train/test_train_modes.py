@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import small
-from processes import TIMEOUT_S, started, until
 from rich.console import Console
-from trainings import NATIVE
 
+from tests.trainer.processes import TIMEOUT_S, started, until
+from tests.trainer.train.jobs import small
+from tests.trainer.train.trainings import NATIVE
 from trainer.data.curriculum import Course
 from trainer.policy.learner import Learner
 from trainer.run.file import Rollouts

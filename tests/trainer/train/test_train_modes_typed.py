@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from trainings import Run, config, mine
+
+from tests.trainer.train.trainings import Run, config, mine
 
 
 @pytest.mark.parametrize("mode", ["one_step_off", "asynchronous"])

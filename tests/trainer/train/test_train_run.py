@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import small
 from rich.console import Console
 
 from gateway.errors import ConfigError
+from tests.trainer.train.jobs import small
 from trainer.run.file import Rollouts
 from trainer.train.again import again
 from trainer.train.compare import compare

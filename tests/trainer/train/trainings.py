@@ -8,8 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from jobs import SMALL, model
-
+from tests.trainer.train.jobs import SMALL, model
 from trainer.run.history import history
 
 Run = Callable[..., str]

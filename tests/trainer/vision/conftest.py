@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from seeing import KINDS, seeing_model
+
+from tests.trainer.vision.seeing import KINDS, seeing_model
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
-from scripts import gateway_of
-from seeing import engine_of
 
 from gateway.types import Image, Text, ToolCall, ToolResult
+from tests.trainer.scripts import gateway_of
+from tests.trainer.vision.seeing import engine_of
 from trainer.config import RolloutLimits
 from trainer.engine.base import Engine, Sampling
 from trainer.learn.lesson import Lesson, lesson

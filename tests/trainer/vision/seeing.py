@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,15 +14,10 @@ from PIL import Image as Pictures
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from gateway.types import Image
+from tests.trainer.tokenizers_for_tests import SEEING, folder_for
 from trainer.engine.torch import TorchEngine
 from trainer.template import Template
 from trainer.vision.eyes import Eyes
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-try:
-    from tokenizers_for_tests import SEEING, folder_for
-finally:
-    sys.path.pop(0)
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 PATCH = 4

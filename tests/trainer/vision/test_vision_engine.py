@@ -9,9 +9,9 @@ from random import Random
 import anyio
 import pytest
 import torch
-from seeing import engine_of, loaded, logprobs, picture
 
 from gateway.types import Image
+from tests.trainer.vision.seeing import engine_of, loaded, logprobs, picture
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.torch import TorchEngine
 from trainer.template import Template

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from played import Looking, lesson_of, play
-from seeing import picture
-
 from gateway.media.admit import LOST
 from gateway.types import Image, Outcome, Part, Text, ToolResult
 from tests.drawn import SVG, bomb, moving, truncated
+from tests.trainer.vision.played import Looking, lesson_of, play
+from tests.trainer.vision.seeing import picture
 from trainer.learn.settings import AlgorithmSettings
 from trainer.ledger import Author
 from trainer.policy.learner import Learner

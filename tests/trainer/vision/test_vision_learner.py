@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from played import lesson_of, play
-from rows import looked
-from seeing import picture
 from torch import Tensor
 
 from tests.trainer.policy.made import gradient
+from tests.trainer.vision.played import lesson_of, play
+from tests.trainer.vision.rows import looked
+from tests.trainer.vision.seeing import picture
 from trainer.learn.aggregate import Totals
 from trainer.learn.batch import Batch, pack
 from trainer.learn.loss import loss

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rows import looked, told
-from seeing import logprobs, picture
 
+from tests.trainer.vision.rows import looked, told
+from tests.trainer.vision.seeing import logprobs, picture
 from trainer.learn.batch import Batch, pack
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from played import LOOKS, lesson_of, play
-from scripts import calling, says
-from seeing import engine_of, picture
 
 from gateway.content import content
 from gateway.types import Text
+from tests.trainer.scripts import calling, says
+from tests.trainer.vision.played import LOOKS, lesson_of, play
+from tests.trainer.vision.seeing import engine_of, picture
 from trainer.engine.base import Sampling, Written
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.learn.settings import AlgorithmSettings

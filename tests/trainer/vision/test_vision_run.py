@@ -7,13 +7,13 @@ import io
 import os
 from pathlib import Path
 
-from played import play
 from rich.console import Console
-from scripts import calling, says
-from seeing import loaded, picture
 from transformers import AutoModelForImageTextToText
 
 from tests.trainer.rollouts import bits
+from tests.trainer.scripts import calling, says
+from tests.trainer.vision.played import play
+from tests.trainer.vision.seeing import loaded, picture
 from trainer.engine.scripted import ScriptedEngine
 from trainer.replay import differs
 from trainer.replay import says as said_before

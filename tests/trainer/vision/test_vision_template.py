@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played import play
-from scripts import HERMES, template_for
-from seeing import picture, seeing_model
-from tokenizers_for_tests import SEEING, folder_for
 
 from gateway.content import messages as tool_messages
 from gateway.media.picture import encoded_film, opened
 from gateway.types import Audio, Image, Text, ToolCall, ToolResult, Video
+from tests.trainer.scripts import HERMES, template_for
+from tests.trainer.tokenizers_for_tests import SEEING, folder_for
+from tests.trainer.vision.played import play
+from tests.trainer.vision.seeing import picture, seeing_model
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.run.rollout import StopReason
 from trainer.template import Settings, Template, TemplateError, probe
