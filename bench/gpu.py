@@ -39,7 +39,7 @@ import yaml  # noqa: E402
 from gpu_idle import Idle  # noqa: E402
 from gpu_work import SHAPES, Shape, model_of, worked  # noqa: E402
 
-from trainer.demo.model import build  # noqa: E402
+from trainer.demo.facts.model import build  # noqa: E402
 from trainer.engine.sglang.engine import SGLangEngine  # noqa: E402
 from trainer.engine.sglang.environment import python  # noqa: E402
 from trainer.engine.sglang.publish.tensors import ByTensors  # noqa: E402

@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import yaml  # noqa: E402
 
 from trainer.demo.data import Drawn  # noqa: E402
-from trainer.demo.facts import DEMO  # noqa: E402
+from trainer.demo.facts.demo import DEMO  # noqa: E402
 from trainer.demo.folder import made  # noqa: E402
 from trainer.demo.warm import Recipe  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402

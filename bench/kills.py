@@ -62,7 +62,7 @@ TOOL = '''
 import json
 from pathlib import Path
 
-from trainer.demo.lookup import LookUp
+from trainer.demo.facts.lookup import LookUp
 
 
 class Counted(LookUp):

@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT)]
 
 import anyio  # noqa: E402
 
-from trainer.demo.model import build  # noqa: E402
+from trainer.demo.facts.model import build  # noqa: E402
 from trainer.engine.base import EngineError, Sampling  # noqa: E402
 from trainer.engine.sglang.engine import SGLangEngine  # noqa: E402
 from trainer.engine.sglang.environment import environment, python  # noqa: E402

@@ -32,9 +32,9 @@ from watched import Step, steps  # noqa: E402
 
 from trainer.config import Admission, RolloutLimits  # noqa: E402
 from trainer.data.curriculum import Course  # noqa: E402
+from trainer.demo.facts.model import build  # noqa: E402
+from trainer.demo.facts.task import TOOLS  # noqa: E402
 from trainer.demo.folder import cache, made  # noqa: E402
-from trainer.demo.model import build  # noqa: E402
-from trainer.demo.task import TOOLS  # noqa: E402
 from trainer.demo.warm import Recipe  # noqa: E402
 from trainer.template import Template  # noqa: E402
 from trainer.train.job import tasks_of  # noqa: E402

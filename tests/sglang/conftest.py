@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's network with random weights."""
-    from trainer.demo.model import build
+    from trainer.demo.facts.model import build
 
     return build(tmp_path_factory.mktemp("model"))
 

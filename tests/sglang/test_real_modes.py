@@ -24,7 +24,7 @@ from trainer.train.again import again
 from trainer.train.start import train
 
 STEPS = 3
-TOOLS = "tools:\n  - class_name: trainer.demo.lookup.LookUp\n  - function: calculator:calculate\n"
+TOOLS = "tools:\n  - class_name: trainer.demo.facts.lookup.LookUp\n  - function: calculator:calculate\n"
 CALCULATOR = 'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    return "0"\n'
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.demo.problem import Problem, Split
 from trainer.demo.warm import Recipe, School
 
-NAMES: Mapping[str, str] = {"demo": "trainer.demo.facts", "sight": "trainer.demo.sight.demo"}
+NAMES: Mapping[str, str] = {"demo": "trainer.demo.facts.demo", "sight": "trainer.demo.sight.demo"}
 """As `model` and `data` may name them, and the module whose DEMO each is."""
 
 

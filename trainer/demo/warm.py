@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from trainer.demo.demonstrate import Writer
+from trainer.demo.facts.task import KINDS
 from trainer.demo.problem import Problem
-from trainer.demo.task import KINDS
 from trainer.ledger import Ledger
 
 Told = Callable[[int, int, float], None]

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.demo.demonstrate import Writer
-from trainer.demo.facts import school
+from trainer.demo.facts.demo import school
+from trainer.demo.facts.model import build, tokenizer
+from trainer.demo.facts.task import CITIES, PEOPLE, TOOLS, problem, problems
 from trainer.demo.folder import digest, made
-from trainer.demo.model import build, tokenizer
-from trainer.demo.task import CITIES, PEOPLE, TOOLS, problem, problems
 from trainer.demo.warm import Recipe, Rows, warm
 from trainer.ledger import Author
 from trainer.model import load_model

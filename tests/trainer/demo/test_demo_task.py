@@ -15,10 +15,10 @@ from trainer.config import PlaySettings
 from trainer.data.sampler import Sampler
 from trainer.demo.data import Drawn
 from trainer.demo.demonstrate import Writer
-from trainer.demo.facts import DEMO
-from trainer.demo.model import tokenizer
+from trainer.demo.facts.demo import DEMO
+from trainer.demo.facts.model import tokenizer
+from trainer.demo.facts.task import KINDS, TOOLS, TRAILS, number, problem, problems
 from trainer.demo.problem import Problem, says
-from trainer.demo.task import KINDS, TOOLS, TRAILS, number, problem, problems
 from trainer.demo.warm import PLAIN, Recipe
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine

@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from tests.trainer.train.jobs import SMALL
+from trainer.demo.facts.model import build
 from trainer.demo.folder import made
-from trainer.demo.model import build
 from trainer.demo.warm import Recipe
 from trainer.run.history import NAME, Measured, history
 from trainer.train.settings import TrainSettings

@@ -55,7 +55,7 @@ def halves(ledger):
 '''
 TOOLS = """
 tools:
-  - class_name: trainer.demo.lookup.LookUp
+  - class_name: trainer.demo.facts.lookup.LookUp
   - function: own:calculate
 interaction:
   - class_name: gateway.feedback.attempts.AttemptsInteraction

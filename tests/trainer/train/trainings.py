@@ -20,7 +20,7 @@ MACHINE = ("time/", "engine/")
 NUMBERS = count()
 NATIVE = {
     "tools/calculator.py": 'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    return "0"\n',
-    "tools/tools.yaml": "tools:\n  - class_name: trainer.demo.lookup.LookUp\n  - function: calculator:calculate\n",
+    "tools/tools.yaml": "tools: [{class_name: trainer.demo.facts.lookup.LookUp}, {function: calculator:calculate}]\n",
 }
 """Facts need no server, and none has to be started for each of these tests."""
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from trainer.demo import model as demo
+from trainer.demo.facts import model as demo
+from trainer.demo.facts.task import CITIES, PEOPLE
 from trainer.demo.sight.house import COLOURS, SIDE
 from trainer.demo.sight.task import KIND, TOOLS, problem
-from trainer.demo.task import CITIES, PEOPLE
 from trainer.template import Template
 from trainer.template.tokens import plain
 

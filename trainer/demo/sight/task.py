@@ -8,10 +8,10 @@ from typing import Any
 
 from gateway.types import Image, ToolSpec
 from gateway.types import Task as Asked
+from trainer.demo.facts.task import CITIES, PEOPLE
 from trainer.demo.problem import HELD_OUT, Lookup, Problem, Split
 from trainer.demo.sight.house import COLOURS, House, inside, outside
 from trainer.demo.sight.look import SCHEMA
-from trainer.demo.task import CITIES, PEOPLE
 from trainer.task import Task
 
 KIND = "lit"

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gateway.feedback.gsm8k import RIGHT, WRONG
-from trainer.demo.task import CITIES, PEOPLE, TOOLS, problems
+from trainer.demo.facts.task import CITIES, PEOPLE, TOOLS, problems
 from trainer.template import Template
 from trainer.template.tokens import plain
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from trainer.demo.demonstrate import Writer
 from trainer.demo.demos import Demo
-from trainer.demo.model import build
-from trainer.demo.task import KINDS, TOOLS, problem, problems
+from trainer.demo.facts.model import build
+from trainer.demo.facts.task import KINDS, TOOLS, problem, problems
 from trainer.demo.warm import PLAIN, Recipe, School, of_text
 from trainer.template import Template
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.types import Task as Asked
 from gateway.types import ToolSpec
-from trainer.demo.lookup import SCHEMA
+from trainer.demo.facts.lookup import SCHEMA
 from trainer.demo.problem import HELD_OUT, Lookup, Problem, Split
 from trainer.task import Task
 

@@ -1,0 +1,1 @@
+"""Facts about people in cities, which only a tool can tell."""
