@@ -61,6 +61,20 @@ async def opened(
             yield engine
 
 
+async def written_on(engine: SGLangEngine, rows: int) -> None:
+    """Until servers write so many rows, and some ids of each, of which they tell where they are asked."""
+    begun: int | None = None
+    with anyio.fail_after(60):
+        while True:
+            loads = [(await replica.wire.get("/v1/loads"))["loads"][0] for replica in engine.replicas]
+            held = sum(load["num_active_tokens"] for load in loads)
+            if begun is not None and held >= begun + 10 * rows:
+                return
+            if begun is None and sum(load["num_running_reqs"] for load in loads) >= rows:
+                begun = held
+            await anyio.sleep(0.005)
+
+
 def off(policy: PreTrainedModel, asked: Sequence[int], written: Written, temperature: float = 1.0) -> float:
     ours = finds(policy, temperature)((*asked, *written.ids))[len(asked) - 1 :]
     return max(abs(one - other) for one, other in zip(ours, written.logprobs, strict=True))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 from transformers import PreTrainedModel
 
-from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of
+from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of, written_on
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.server import Server
@@ -113,7 +114,7 @@ async def test_what_is_being_written_goes_on_under_new_weights(
     async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
         for place in range(4):
             tasks.start_soon(write, engine, place)
-        await anyio.sleep(0.5)  # the time in which it writes
+        await written_on(engine, 4)
         moved(policy, by=0.01)
         await engine.publish(policy.state_dict(), 1)
     assert [len(one.ids) for one in ended] == [300] * 4
@@ -131,7 +132,7 @@ async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
     async with opened(server, policy=policy) as engine, anyio.create_task_group() as tasks:
         for key in ("t/1", "t/10", "t/2"):
             tasks.start_soon(write, engine, key)
-        await anyio.sleep(0.3)  # the time in which it writes
+        await written_on(engine, 3)
         await engine.abort("t/1")
         assert set(ended) == {"t/1"} and ended["t/1"].stop == "abort"
         await engine.pause()
@@ -145,8 +146,11 @@ async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
 
 async def test_who_hangs_up_frees_the_place(server: Server, policy: PreTrainedModel) -> None:
     async with opened(server, policy=policy) as engine:
-        with anyio.move_on_after(0.3):
-            await engine.generate(PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key="left")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(engine.generate, PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key="left"))
+            await written_on(engine, 1)
+            assert await running(engine) == 1
+            tasks.cancel_scope.cancel()
         with anyio.fail_after(10):
             while await running(engine):  # noqa: ASYNC110 - it happens at the server
                 await anyio.sleep(0.05)

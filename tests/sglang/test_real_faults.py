@@ -15,7 +15,7 @@ from anyio.abc import SocketStream
 from transformers import PreTrainedModel
 
 from tests.sglang.conftest import Lent, group_of
-from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened
+from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened, written_on
 from trainer.engine.base import Sampling, Written
 from trainer.engine.sglang import pulse
 from trainer.engine.sglang.engine import SGLangEngine
@@ -53,9 +53,7 @@ async def writing(engine: SGLangEngine, policy: PreTrainedModel) -> AsyncIterato
         async with anyio.create_task_group() as tasks:
             for place in range(MANY):
                 tasks.start_soon(under_way.write, place)
-            while sum(replica.load for replica in engine.replicas) < MANY:  # noqa: ASYNC110 - no event tells of it
-                await anyio.sleep(0.01)
-            await anyio.sleep(0.3)  # the time in which they write
+            await written_on(engine, MANY)
             assert not under_way.ended
             yield under_way
 

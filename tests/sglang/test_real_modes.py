@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from tests.sglang.policy import AGREE, EOS, PROMPT, finds, moved, opened
+from tests.sglang.policy import AGREE, EOS, PROMPT, finds, moved, opened, written_on
 from tests.trainer.train.jobs import small
 from trainer.engine.base import Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine
@@ -41,7 +41,7 @@ async def test_each_token_has_the_version_that_sampled_it_and_that_ones_logprob(
 
     async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(write, engine)
-        await anyio.sleep(0.5)  # the time in which it writes
+        await written_on(engine, 1)
         moved(policy, by=0.01)
         await engine.publish(policy.state_dict(), 1)
     (written,) = ended

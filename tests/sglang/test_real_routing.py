@@ -11,7 +11,7 @@ import anyio
 import pytest
 from transformers import PreTrainedModel
 
-from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened
+from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened, written_on
 from trainer.engine.base import Sampling, Written
 from trainer.engine.sglang.server import Server
 
@@ -70,6 +70,6 @@ async def aborted_by(engine) -> Written:  # type: ignore[no-untyped-def]
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(write)
-            await anyio.sleep(0.5)  # the time in which it writes
+            await written_on(engine, 1)
             await engine.abort("a")
     return ended[0]
