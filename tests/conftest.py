@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -11,6 +12,8 @@ import pytest
 
 # Tiny products are many times slower when threads share them; whoever tests threads sets their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Whoever runs tests in the background leaves Ctrl-C ignored, and every program that they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Write = Callable[[str, str], Path]
 
