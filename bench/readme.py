@@ -168,12 +168,48 @@ def step() -> str:
     return "\n".join(["| | core-seconds of a step | as costly as mtrl |", "|---|--:|--:|", *lines])
 
 
+def routing() -> str:
+    """Of what could be cached, how much was, by who chose the server."""
+    titles = {
+        "one server": "one server",
+        "ours": "two servers, each rollout and group at its own",
+        "in turn": "two servers in turn",
+        "router": "two behind sglang-router, cache-aware",
+    }
+    found = results("routing.json")["found"]
+    lines = [f"| {title} | {found[name]['share']:.1%} |" for name, title in titles.items()]
+    return "\n".join(["| requests go to | cached, of what could be |", "|---|--:|", *lines])
+
+
+def kills() -> str:
+    """A run whose server was killed again and again, beside the same one in peace."""
+    written = results("kills.json")
+    rows = {
+        "rollouts that count": ("found", "rollouts", ",d"),
+        "missing": ("found", "missing", "d"),
+        "counted twice": ("found", "doubled", "d"),
+        "turns with other weights' ids": ("found", "stale", "d"),
+        "calls in the rollouts": ("found", "called", ",d"),
+        "calls that the tool counted": ("found", "carried_out", ",d"),
+        "success afterwards, sampled": ("learned", "sampled", ".3f"),
+        "success afterwards, greedy": ("learned", "greedy", ".3f"),
+    }
+    lines = [
+        f"| {title} | " + " | ".join(f"{written[of][run][name]:{form}}" for run in ("struck", "undisturbed")) + " |"
+        for title, (of, name, form) in rows.items()
+    ]
+    faults = sum(written["found"]["struck"]["faults"].values())
+    return "\n".join([f"| | its server struck {faults} times | in peace |", "|---|--:|--:|", *lines])
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "learned": learned,
     "habit": habit,
     "second": second,
     "ablations": ablations,
     "sight": sight,
+    "kills": kills,
+    "routing": routing,
     "step": step,
     "costs": costs,
     "scale": scale,
