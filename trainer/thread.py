@@ -37,6 +37,19 @@ class OwnThread:
                 from_thread.run_sync(over.set, token=token)
 
         result = self._pool.submit(work)
-        with anyio.CancelScope(shield=True):
-            await over.wait()
+        await _without_leaving(over)
         return result.result()
+
+
+async def _without_leaving(over: anyio.Event) -> None:
+    """A shield keeps off scopes alone. Ctrl-C cancels the task itself, and the thread would tell a loop that waits for
+    the thread to end."""
+    left: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        while not over.is_set():
+            try:
+                await over.wait()
+            except BaseException as error:
+                left = error
+    if left is not None:
+        raise left

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
+from pathlib import Path
 
 import anyio
 import pytest
 
 from trainer.thread import OwnThread
 
+ROOT = Path(__file__).parents[2]
 WHOSE: ContextVar[str] = ContextVar("whose", default="nobody's")
 
 
@@ -89,6 +93,36 @@ async def test_one_who_is_cancelled_while_it_runs_leaves_when_it_is_over(thread:
             tasks.cancel_scope.cancel()
             go_on.set()
     assert over.is_set() and not left_early
+
+
+INTERRUPTED = """
+import os, signal
+import anyio
+from trainer.thread import OwnThread
+
+def act():
+    os.kill(os.getpid(), signal.SIGINT)
+    print("told", flush=True)
+    signal.sigtimedwait([], 0.2)  # the interrupt is handled while it runs
+    print("over", flush=True)
+
+async def main():
+    with OwnThread("mine") as thread:
+        await thread.run(act)
+
+try:
+    anyio.run(main)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_while_it_runs_ends_the_program_when_it_is_over() -> None:
+    """On asyncio, where training runs, and which cancels the main task as no scope does."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout.split() == ["told", "over", "interrupted"], done.stderr
 
 
 async def test_one_who_was_cancelled_before_does_not_begin(thread: OwnThread) -> None:
