@@ -20,8 +20,6 @@ import anyio  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
 
-from trainer.demo.data import Drawn  # noqa: E402
-from trainer.demo.facts.demo import DEMO  # noqa: E402
 from trainer.demo.folder import made  # noqa: E402
 from trainer.demo.warm import Recipe  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
@@ -32,6 +30,7 @@ from trainer.reward.scorer import Scorer  # noqa: E402
 from trainer.stage import gateway_of  # noqa: E402
 from trainer.template import Template  # noqa: E402
 from trainer.train.evaluate import evaluate  # noqa: E402
+from trainer.train.job import tasks_of  # noqa: E402
 from trainer.train.settings import TrainSettings  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "habit"
@@ -47,11 +46,10 @@ async def success(recipe: Recipe) -> dict[str, float]:
     job = TrainSettings.model_validate(told | {"tools": str(ROOT / "tool_configs")})
     folder, found = made(recipe), {}
     async with gateway_of(job) as gateway, TorchEngine(load_model(folder)) as engine:
-        player = Player(engine, Template.load(folder), gateway, job.limits)
+        player = Player(engine, Template.load(folder), gateway, job.limits, seed=recipe.seed)
         for way, temperature in WAYS.items():
             asked = replace(player, sampling=Sampling(temperature=temperature))
-            tasks = Drawn(DEMO, 0, ROWS, "held_out")
-            done = await evaluate(asked, Scorer(job.reward), tasks, job.admission, "kind")
+            done = await evaluate(asked, Scorer(job.reward), tasks_of(job).held_out[:ROWS], job.admission, "kind")
             found[way] = round(done.all.value, 3)
     return found
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m bench.view [FOLDER]
 
-The run is made where it is not there yet (1.3 GB), and read first as one that nobody has looked at.
+The run is made where it is not there yet (more than a GB), and read first as one that nobody has looked at.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _tokenizer(path: str) -> Any:
     try:
         from tokenizers import Tokenizer  # an extra: most gateways cut by characters
     except ImportError as error:
-        remedy = "pip install 'mtrl[tokens]', or limit by `chars`"
+        remedy = "pip install -e '.[tokens]', or limit by `chars`"
         raise ConfigError("a limit in tokens needs `tokenizers`", field="result_limit", remedy=remedy) from error
     file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file

@@ -112,7 +112,7 @@ def _provider() -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        remedy = f"pip install 'mtrl[otel]', or unset {SWITCHES[0]}"
+        remedy = f"pip install -e '.[otel]', or unset {SWITCHES[0]}"
         raise ConfigError("tracing is asked for, but OpenTelemetry is not installed", remedy=remedy) from error
     provider = TracerProvider(resource=Resource.create({"service.name": "mtrl-gateway"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -1,4 +1,4 @@
-"""The house keeps its rooms small and its doors where the plan says."""
+"""The house keeps its rooms small and its doors where CONTRIBUTING.md says."""
 
 from __future__ import annotations
 

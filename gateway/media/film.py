@@ -1,6 +1,6 @@
 """A film is frames at times; a policy sees so many of a second, spread evenly from the first to the last.
 
-Animated GIF, WebP and PNG are read as they are. Other films need PyAV, which `pip install 'mtrl[video]'` brings.
+Animated GIF, WebP and PNG are read as they are. Other films need PyAV, which `pip install -e '.[video]'` brings.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _of_file(data: bytes, form: str, sampling: Sampling, most_pixels: int) -> Se
     try:
         import av  # an extra: most films are frames already
     except ImportError as error:
-        raise MediaError(f"a film as {form} is decoded by PyAV: pip install 'mtrl[video]'") from error
+        raise MediaError(f"a film as {form} is decoded by PyAV: pip install -e '.[video]'") from error
     try:
         with av.open(io.BytesIO(data), format=form) as container:
             return _decoded(container, sampling, most_pixels)

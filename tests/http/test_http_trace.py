@@ -73,7 +73,7 @@ async def test_without_a_collector_there_is_no_tracing() -> None:
 
 async def test_a_collector_without_the_extra_is_one_clear_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install 'mtrl\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[otel\]'"):
         async with tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}):
             pass
 

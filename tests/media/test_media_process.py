@@ -208,7 +208,7 @@ def test_a_film_in_a_file_is_decoded_where_the_extra_is_there() -> None:
 
 def test_a_film_in_a_file_names_the_extra_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "av", None)
-    with pytest.raises(MediaError, match=r"pip install 'mtrl\[video\]'"):
+    with pytest.raises(MediaError, match=r"pip install -e '\.\[video\]'"):
         process_video({"video": b"\0\0\0\x18ftypisom"})
 
 

@@ -119,8 +119,8 @@ def test_without_matplotlib_the_terminal_still_shows_it(tmp_path: Path, monkeypa
     monkeypatch.delattr("trainer.view.figure", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "reward 0.5" in (text := shown(run(tmp_path)))
-    assert "pip install 'mtrl[plot]'" in text and not (tmp_path / "curves.png").exists()
-    with pytest.raises(ConfigError, match=r"pip install 'mtrl\[plot\]'"):
+    assert "pip install -e '.[plot]'" in text and not (tmp_path / "curves.png").exists()
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[plot\]'"):
         shown(tmp_path, out=tmp_path / "mine.png")
 
 

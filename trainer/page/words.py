@@ -33,7 +33,7 @@ class Words:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ValueError("the package `tokenizers` is not there: pip install 'mtrl[tokens]'") from error
+            raise ValueError("the package `tokenizers` is not there: pip install -e '.[tokens]'") from error
         file = model / FILE
         if not file.is_file():
             raise ValueError(f"{file} is not there any more")

@@ -28,7 +28,7 @@ def adapt(model: PreTrainedModel, settings: LoraSettings, without: str = "") -> 
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise PolicyError("`update.lora` needs the package peft", "pip install 'mtrl[lora]'") from error
+        raise PolicyError("`update.lora` needs the package peft", "pip install -e '.[lora]'") from error
     targets = list(settings.targets) or "all-linear"
     config = LoraConfig(
         r=settings.rank,

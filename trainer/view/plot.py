@@ -76,7 +76,7 @@ def _png(shown: Sequence[Chart], measured: History, run: Path, out: Path | None,
     try:
         from trainer.view import figure
     except ImportError as error:
-        remedy = "pip install 'mtrl[plot]'"
+        remedy = "pip install -e '.[plot]'"
         if out is not None:
             raise ConfigError(f"a picture needs matplotlib ({error})", remedy=remedy) from error
         console.print(Text(f"no PNG without matplotlib: {remedy}"), soft_wrap=True)

@@ -99,5 +99,5 @@ def test_targets_that_are_not_there_and_a_package_that_is_not_are_told(monkeypat
     with pytest.raises(PolicyError, match=r"`update.lora.targets`: .*nowhere"):
         Policy(model(), UpdateSettings(lora=LoraSettings(targets=("nowhere",))))
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(PolicyError, match=r"remedy: pip install 'mtrl\[lora\]'"):
+    with pytest.raises(PolicyError, match=r"remedy: pip install -e '\.\[lora\]'"):
         Policy(model(), UPDATE)
