@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+JOBS = ", ".join(sorted(file.stem for file in (Path(__file__).parents[1] / "jobs").glob("*.yaml")))
 VERL, SWIFT = "--verl-config", "--swift"
 KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.DOTALL)
 
@@ -30,7 +31,7 @@ class Keys(TyperGroup):
 
 app = typer.Typer(
     cls=Keys,
-    epilog="Every setting has its place in a run file; those that come with mtrl are examples: default, second, gsm8k.",
+    epilog=f"Every setting has its place in a run file; those that come with mtrl are examples: {JOBS}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

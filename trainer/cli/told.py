@@ -19,6 +19,7 @@ MISTAKES = (
     ("trainer.template.errors", "TemplateError"),
     ("trainer.model", "ModelError"),
     ("trainer.learn.finite", "NotFinite"),
+    ("trainer.learn.rounds", "RoundsError"),
     ("trainer.policy.errors", "PolicyError"),
     ("trainer.train.checkpoint", "CheckpointError"),
     ("trainer.train.loop", "NothingScored"),

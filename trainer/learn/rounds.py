@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
+from typing import Any
 
 from gateway.errors import ConfigError
 from trainer.ledger import Ledger
@@ -14,6 +16,16 @@ FIELD = "algorithm.credit.rounds"
 Weigh = Callable[[Ledger], Sequence[float]]
 """A number of 0 or more for each token; 0 for what the policy did not write. A rollout of several ledgers comes as one,
 end to end."""
+SHOWN = 500
+"""Characters of what a user's function raised."""
+REMEDY = "mend that function, and go on with --resume from the last step that is saved"
+
+
+class RoundsError(ValueError):
+    """A function of the user's own gave no weights. No number of the step came of it, and no weight moved."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{FIELD}: {problem}\n  remedy: {REMEDY}")
 
 
 def every(ledger: Ledger) -> tuple[float, ...]:
@@ -52,19 +64,44 @@ def reading(weigh: Weigh, words: Callable[[Sequence[int]], str]) -> Weigh:
 def weights(ledger: Ledger, weigh: Weigh, name: str) -> tuple[float, ...]:
     """What `weigh` says, once it is known to make sense; `name` is the rollout's."""
     called = getattr(weigh, "__name__", type(weigh).__name__)
-    try:
-        given = tuple(map(float, weigh(ledger)))
-    except Exception as error:  # boundary: a function of the user's own may raise anything
-        raise ValueError(f"rollout {name}: {called} raised {type(error).__name__}: {error}") from error
+    given = _given(ledger, weigh, f"rollout {name}: {called}")
     if len(given) != len(ledger):
-        raise ValueError(f"rollout {name}: {called} gave {len(given)} weights for {len(ledger)} tokens")
+        raise RoundsError(f"rollout {name}: {called} gave {len(given)} weights for {len(ledger)} tokens")
     for token, (weight, written) in enumerate(zip(given, ledger.mask, strict=True)):
         if not isfinite(weight) or weight < 0:
-            raise ValueError(f"rollout {name}: {called} gave token {token} a weight of {weight}; 0 or more is needed")
+            raise RoundsError(f"rollout {name}: {called} gave token {token} a weight of {weight}; 0 or more is needed")
         if weight and not written:
             author = ledger.author_at(token)
-            raise ValueError(f"rollout {name}: {called} gave token {token} a weight, and the {author} wrote it")
+            raise RoundsError(f"rollout {name}: {called} gave token {token} a weight, and the {author} wrote it")
     return tuple(0.0 if left else weight for left, weight in zip(left_out(ledger), given, strict=True))
+
+
+def _given(ledger: Ledger, weigh: Weigh, who: str) -> tuple[float, ...]:
+    """As many numbers as there are. It may be a generator, so that to read it is to run what is the user's."""
+    try:
+        given: Any = weigh(ledger)
+        several = tuple(given) if isinstance(given, Iterable) else None
+    except (Exception, SystemExit) as error:  # boundary: a user's function may raise anything, and a script may end
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {error}"[:SHOWN]
+        raise RoundsError(f"{who} raised {said} ({frame.filename}:{frame.lineno})") from error
+    if several is None:
+        raise RoundsError(f"{who} gave {_shown(given)}, and no list of {len(ledger)} numbers")
+    return tuple(_number(weight, token, who) for token, weight in enumerate(several))
+
+
+def _number(weight: Any, token: int, who: str) -> float:
+    try:
+        return float(weight)
+    except Exception:  # boundary: anything may be asked for a number, and refuse as it likes
+        raise RoundsError(f"{who} gave token {token} a weight of {_shown(weight)}, which is no number") from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # boundary: what does not say what it is still has a kind
+        return f"a {type(value).__name__}"
 
 
 def left_out(ledger: Ledger) -> Iterator[bool]:

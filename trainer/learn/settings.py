@@ -79,9 +79,12 @@ class OverlongSettings(Frozen):
 
 
 class AlgorithmSettings(Frozen):
-    """How a step learns from its rollouts. What is left out is as the algorithm has it."""
+    """How a step learns from its rollouts. Clips and sums that are left out are as the algorithm has them; all else
+    is as said here, whatever the algorithm."""
 
     name: Name = "grpo"
+    """Advantages, objective, clip and sum. What else a paper has goes by settings of its own: DAPO's dynamic sampling
+    by `dynamic: true`, what it takes off for length by `overlong`, which needs a limit."""
     clip_low: Share | None = None
     """The ratio to the old policy counts down to 1 less this."""
     clip_high: NonNegativeFloat | None = None
@@ -99,9 +102,10 @@ class AlgorithmSettings(Frozen):
     mismatch: MismatchSettings = MismatchSettings()
     credit: CreditSettings = CreditSettings()
     overlong: OverlongSettings | None = None
-    """By default length costs nothing."""
+    """By default length costs nothing, with `dapo` as with all others."""
     dynamic: bool = False
-    """Groups whose rewards are all the same are replaced by others."""
+    """Groups whose rewards are all the same are replaced by others, up to `draws` times. By default they are kept and
+    teach nothing, with `dapo` as with all others."""
 
     @model_validator(mode="after")
     def _weighed(self) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,6 @@ from trainer.policy.memory import ran_out, remedy
 from trainer.policy.policy import Policy
 from trainer.policy.reader import Reads
 
-log = logging.getLogger(__name__)
 EXACT = 1e-4
 """Nats. Where no token of a sample is further off, the engine's logprobs stand for the old policy's."""
 NOTHING_FRESH = Mismatch(0.0, 0.0, 0.0, 0)
@@ -58,6 +56,8 @@ class Learner:
         self._critic: Critic | None = policy.critic if algorithm.credit.kind == "gae" else None
         self._proximal = algorithm.ratio == "proximal"
         self._skipped = False
+        self.notes: list[str] = []
+        """For whoever runs this, until somebody tells them."""
         self.weighed: tuple[Row, ...] = ()
         """What the tokens of the latest lesson were worth, those included that taught nothing."""
 
@@ -125,7 +125,8 @@ class Learner:
         seen = measure(self._old(fresh).batch) if fresh else NOTHING_FRESH
         if self._exact and seen.within(EXACT) and not self._proximal:
             if not self._skipped:
-                log.info("the engine's logprobs are exact (%.1e off at most): no pass for the old policy's", seen.most)
+                off = f"{seen.most:.1e} off at most"
+                self.notes.append(f"the engine's logprobs are exact ({off}): no pass for the old policy's")
             self._skipped = True
             return steps, seen
         return [[self._old(one) for one in step] for step in steps], None

@@ -16,6 +16,7 @@ from gateway.config.mistakes import nearest
 from gateway.errors import ConfigError, innermost
 from gateway.native.thread import Threads
 from trainer.plug import plug_in
+from trainer.reward.apart import Apart, Late
 from trainer.reward.attempt import Attempt
 from trainer.reward.settings import ComponentSettings
 from trainer.reward.shipped import SHIPPED
@@ -46,6 +47,7 @@ class Component:
         self.field = f"reward.components.{name}"
         self.shipped = settings.function in SHIPPED
         self.function = self._found(folder)
+        self._apart = Apart(self.function, places.threads)
         self._try_on()
 
     async def ask(self, attempts: Sequence[Attempt]) -> list[float | Unscored]:
@@ -88,11 +90,11 @@ class Component:
             if self.shipped:  # No more than a walk over the ledger: a thread would cost more than the work.
                 return self.function(asked, **self.settings.args)
             async with self.places.asked:
-                with anyio.move_on_after(self.settings.timeout_s):
-                    return await self.places.threads.run(self.function, asked, **self.settings.args)
+                return await self._apart.ask(self.settings.timeout_s, asked, **self.settings.args)
+        except Late:
+            raise self._unscored(f"gave nothing within {self.settings.timeout_s:g} s", who) from None
         except (Exception, SystemExit) as error:  # boundary: a user's function may raise anything, and a script may end
             raise self._unscored(f"raised {_told(innermost(error), self.shipped)}", who) from error
-        raise self._unscored(f"gave nothing within {self.settings.timeout_s:g} s", who)
 
     def _number(self, value: Any, who: str) -> float:
         """Any finite number, a truth value, numpy's and torch's included; a text is none."""

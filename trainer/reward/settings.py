@@ -19,7 +19,8 @@ class ComponentSettings(Frozen):
     function: Annotated[str, Field(min_length=1)]
     """A shipped one (`answer`, `exact`, `outcome`, `tools`, `feedback`, `calc_reward`, `efficiency`, `tool_quality`),
     or one's own: `module:name`, or `folder/rewards.py:name`. It is given a `trainer.reward.attempt:Attempt` and gives a
-    number; it may be async."""
+    number. It may be async, and is then awaited in an event loop of its own, the same from call to call: what it opens
+    there is not to be shared with another function, nor with tools."""
     weight: float = 1.0
     """What its number is multiplied by; 0 measures and does not reward."""
     args: dict[str, Any] = {}
@@ -27,7 +28,8 @@ class ComponentSettings(Frozen):
     batched: bool = False
     """The function is given a list, all attempts of a group, and gives a list of numbers in the same order."""
     timeout_s: PositiveFloat = 30.0
-    """Seconds until what it was asked for is left out. A function that is async and blocks cannot be stopped."""
+    """Seconds until what it was asked for is left out. An async function that blocks holds up what else it was asked at
+    that time, which is left out with it, and nothing else."""
 
 
 class RewardSettings(Frozen):

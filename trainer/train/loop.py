@@ -108,12 +108,15 @@ class Training:
         with progress.phase("learning"):
             lent = in_step and await self.engine.lend()
             told |= await self.thread.run(partial(self._learn, rolled))
+            while self.learner.notes:
+                progress.said(self.learner.notes.pop(0))
             if lent:
                 self.policy.shrink()
         with progress.phase(rolling.phase):
             await rolling.rest()
         with progress.phase("publishing"):
-            await self.engine.publish(self.policy.weights, step)
+            weights = await self.thread.run(lambda: self.policy.weights)  # Adapters are merged, layer by layer.
+            await self.engine.publish(weights, step)
         self.step = step
         self.job.course.tell(step - 1, told.get("success/sampled"))
         self.job.course.settle(rolled.draws)

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ from tests.trainer.rollouts import ledgers
 from trainer import learn
 from trainer.learn.algorithms import NAMES, Clip
 from trainer.learn.loss import bounds
-from trainer.learn.rounds import every, last, weights
+from trainer.learn.rounds import RoundsError, every, last, weights
 from trainer.learn.settings import AlgorithmSettings, MismatchSettings, Name, OverlongSettings
 from trainer.ledger import Author, Entry, Ledger
 
@@ -100,10 +100,29 @@ def test_a_function_of_ones_own_weighs_tokens_and_its_mistakes_are_told() -> Non
         ([0, 0, math.nan, 0, 0, 0, 0], "gave token 2 a weight of nan"),
         ([0, 0, -1, 0, 0, 0, 0], "gave token 2 a weight of -1.0"),
         ([0, 0, 0, 1, 0, 0, 0], "gave token 3 a weight, and the tool wrote it"),
+        (None, "rollout t/0: wrong gave None, and no list of 7 numbers"),
+        (0.5, "wrong gave 0.5, and no list of 7 numbers"),
+        ([0, None], "gave token 1 a weight of None, which is no number"),
+        ((1 / 0 for _ in "x"), "wrong raised ZeroDivisionError: division by zero .*test_learn_settings.py:"),
     ):
 
-        def wrong(ledger: Ledger, given_T: list[float] = given_T) -> list[float]:
+        def wrong(ledger: Ledger, given_T: Any = given_T) -> Any:
             return given_T
 
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(RoundsError, match=f"algorithm.credit.rounds: .*{text}") as told:
             weights(SAID, wrong, "t/0")
+        assert "remedy: mend that function, and go on with --resume" in str(told.value)
+
+
+def test_a_function_of_ones_own_that_ends_the_process_is_told_of_and_ends_nothing() -> None:
+    def wrong(ledger: Ledger) -> list[float]:
+        raise SystemExit(3)
+
+    with pytest.raises(RoundsError, match="wrong raised SystemExit: 3"):
+        weights(SAID, wrong, "t/0")
+
+
+def test_what_is_left_out_of_the_settings_costs_nothing_and_replaces_nothing_with_any_algorithm() -> None:
+    for name in get_args(Name):
+        settings = AlgorithmSettings(name=name)
+        assert (settings.dynamic, settings.overlong) == (False, None)

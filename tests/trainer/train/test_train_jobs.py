@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tests.trainer.models import tiny_model
 from tests.trainer.train.jobs import ROOT
+from tests.trainer.train.trainings import Run
 from trainer.cli.settings import JOBS, job
 from trainer.run.file import Rollouts
 from trainer.train.settings import TrainSettings
@@ -27,6 +28,11 @@ ROWS = (
 def written(name: str) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(job(name).read_text())
     return found
+
+
+def test_the_help_names_every_job_that_comes_with_the_package(run: Run) -> None:
+    told = " ".join(run("--help").replace("\n", " ").split())
+    assert f"are examples: {', '.join(sorted(file.stem for file in JOBS.glob('*.yaml')))}." in told
 
 
 @pytest.mark.parametrize("file", sorted(JOBS.glob("*.yaml")), ids=lambda file: file.stem)

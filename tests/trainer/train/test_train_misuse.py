@@ -7,15 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import trainer.policy.lora
 import trainer.policy.memory
 from tests.trainer.train.jobs import ROOT, SMALL, model
-from tests.trainer.train.trainings import Run, checkpoints, config, measured, mine
+from tests.trainer.train.trainings import NUMBERS, Run, checkpoints, config, measured, mine
 from trainer.policy.policy import Policy
 from trainer.run.file import Rollouts
 
@@ -48,6 +50,59 @@ def test_what_one_rollout_lacks_costs_that_rollout(run: Run) -> None:
     run("--config", config(reward=mine(body), steps=2), "--out", "r")
     assert [(line["rollout/lost"], line["rollout/count"]) for line in measured("r")] == [(2, 2)] * 2
     assert len(Rollouts(Path("r"))) == 8
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise KeyError('turn')", "mine raised KeyError: 'turn' ("),
+        ("return None", "mine gave None, and no list of "),
+        ("return [1.0]", "mine gave 1 weights for "),
+    ],
+)
+def test_rounds_of_one_s_own_that_go_wrong_end_the_run_with_their_name_and_it_goes_on_once_they_are_mended(
+    run: Run, body: str, says: str
+) -> None:
+    file = rounds(body)
+    run_file = config(steps=1, algorithm={"name": "dapo", "credit": {"rounds": f"{file}:mine"}})
+    told = run("--config", run_file, "--out", "r", code=2)
+    assert "mtrl-train: algorithm.credit.rounds: rollout 1-0-0/" in told and says in told
+    assert "remedy: mend that function, and go on with --resume" in told and "Traceback" not in told
+    assert len(Rollouts(Path("r"))) == 4, "what was over is saved"
+    Path(file).write_text("def mine(ledger):\n    return ledger.mask\n")
+    sys.modules.pop(Path(file).stem)
+    run("--resume", "--out", "r")
+    assert [line["step"] for line in measured("r")] == [1]
+
+
+def rounds(body: str) -> str:
+    """A function of the user's own that weighs tokens."""
+    name = f"rounds_{next(NUMBERS)}.py"
+    Path(name).write_text(f"def mine(ledger):\n    {body}\n")
+    return name
+
+
+def test_that_the_engine_is_exact_is_said_once(run: Run) -> None:
+    told = run(
+        "--config",
+        config(steps=2, update={**SMALL["update"], "epochs": 2}, reward=mine("return float(attempt.rollout.index)")),
+        "--out",
+        "r",
+    )
+    assert told.count("no pass for the old policy's") == 1
+
+
+def test_adapters_are_merged_where_it_learns_and_hold_up_no_rollouts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, real = [], trainer.policy.lora.merged
+
+    def merged(given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(given)
+
+    monkeypatch.setattr(trainer.policy.lora, "merged", merged)
+    run("--config", config(steps=2, update={**SMALL["update"], "lora": {"rank": 2}}), "--out", "r")
+    assert [name for name in threads if name.startswith("learning")] == ["learning_0"] * 2
+    assert threads[-2:] == ["learning_0"] * 2, "after the first step nothing is merged elsewhere"
 
 
 def poisoned(weights: Any) -> None:
