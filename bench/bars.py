@@ -93,6 +93,7 @@ BARS = {
 }  # fmt: skip
 NAMES = {"default": "bars", "second": "second", "sight": "sight"}
 """What a job's results are called."""
+HEADS = {"default": "The default job", "second": "The second task", "sight": "The job that learns to look"}
 READ = {"default": "move", "second": "", "sight": ""}
 """The kind of task of which a rollout is shown."""
 
@@ -202,10 +203,7 @@ def _read(run: Path, kind: str) -> dict[str, Any]:
 
 def _write(file: Path, job: str, found: Sequence[Seed], about: Mapping[str, str]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    title = {"default": "# The default job", "second": "# The second task", "sight": "# The job that learns to look"}[
-        job
-    ]
-    file.with_suffix(".md").write_text(f"# {title}, seed by seed\n\n{told(job, found, about)}")
+    file.with_suffix(".md").write_text(f"# {HEADS[job]}, seed by seed\n\n{told(job, found, about)}")
     if pictures := found[0].read.get("pictures"):
         beside(pictures).save(file.with_suffix(".png"), optimize=True)
     seeds = [asdict(one) for one in found]

@@ -37,6 +37,7 @@ import anyio  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from gpu_idle import Idle  # noqa: E402
+from gpu_table import JOB, TURNS, judged, table  # noqa: E402
 from gpu_work import SHAPES, Shape, model_of, worked  # noqa: E402
 
 from trainer.demo.facts.model import build  # noqa: E402
@@ -49,11 +50,16 @@ from trainer.policy.settings import UpdateSettings  # noqa: E402
 from trainer.run.history import NAME as METRICS  # noqa: E402
 from trainer.run.history import history  # noqa: E402
 
-JOB = ROOT / "trainer" / "jobs" / "default.yaml"
+FILE = ROOT / "trainer" / "jobs" / "default.yaml"
 RESULTS = ROOT / "bench" / "results"
-BAR = 0.9
-PATIENCE_S = 1800.0
-NONE = "not measured on a GPU yet"
+EXACT = "--enable-deterministic-inference"
+LEFT_OUT = (
+    f"{EXACT}, which SGLang has for no CPU: that part ran as it does, without the option",
+    "memory that comes free where engine and trainer take turns: a server without a GPU answers, and frees nothing",
+    "CUDA IPC and NCCL: tensors went through the CPU's memory, and the process group was gloo's",
+    "GPU idle shares and the share of peak",
+)
+"""Of a run without a GPU: what only one can show."""
 
 
 class Bench:
@@ -63,6 +69,8 @@ class Bench:
         self.small, self.words, self.out, self.folder = small, words, out, folder
         self.cuda = torch.cuda.is_available()
         self.told: dict[str, Any] = {"about": about(self.cuda), "small": small}
+        if not self.cuda:
+            self.told["left_out"] = LEFT_OUT
 
     async def part(self, name: str, work: Callable[[], Awaitable[Mapping[str, Any]]]) -> bool:
         """One that fails is told of and does not keep the others from being measured."""
@@ -74,8 +82,15 @@ class Bench:
             found = {"problem": f"{type(error).__name__}: {error}"}
         self.told[name] = found | {"took_s": round(time.perf_counter() - began, 1)}
         print(f"{name}: {json.dumps(self.told[name])}", flush=True)
+        if not self.small:
+            self.told["bars"] = judged(self.told)
         self._write()
         return "problem" not in found
+
+    @property
+    def kept(self) -> bool:
+        """What is done in small is too little to be judged."""
+        return all(one["met"] for one in self.told.get("bars", ()))
 
     def _write(self) -> None:
         if self.out is not None:
@@ -100,14 +115,11 @@ class Bench:
         assert agreement is not None
         return {"engine": name, "python": python().name, "most": agreement.most, "mean": agreement.mean}
 
-    async def job(self) -> Mapping[str, Any]:
-        """The default job to its bar, as a user runs it."""
-        settings = yaml.safe_load(JOB.read_text()) | {"engine": "sglang", "serving": {"options": list(self.words)}}
-        if self.small:
-            settings |= {"model": str(build(self.folder / "tiny")), "steps": 1, "prompts": 2, "n": 2}
-            settings["evaluation"] = {"every": 1, "few": 2, "rows": 2}
-        file, run = self.folder / "job.yaml", self.folder / "job"
-        file.write_text(yaml.safe_dump(settings))
+    async def job(self, turns: bool = False) -> Mapping[str, Any]:
+        """The default job to its bar, as a user runs it; or some steps of it between which the server lends memory."""
+        run = self.folder / ("turns" if turns else "job")
+        file = run.with_suffix(".yaml")
+        file.write_text(yaml.safe_dump(self._settings(turns)))
         words = ["--tools", str(ROOT / "tool_configs"), "--config", str(file), "--out", str(run)]
         with Idle() as idle:
             done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], cwd=ROOT, check=False)
@@ -118,11 +130,21 @@ class Bench:
         return {
             "steps": int(steps[-1]["step"]),
             "greedy": steps[-1].get("eval/greedy"),
-            "bar": BAR,
             "most_apart": max((step["mismatch/max"] for step in steps if "mismatch/max" in step), default=None),
             "seconds": {name: round(sum(step.get(name, 0.0) for step in steps), 2) for name in spent},
             "idle": idle.share,
         }
+
+    def _settings(self, turns: bool) -> dict[str, Any]:
+        serving: dict[str, Any] = {"options": list(self.words)}
+        settings = yaml.safe_load(FILE.read_text()) | {"engine": "sglang", "serving": serving}
+        if self.small:
+            settings |= {"model": str(build(self.folder / "tiny")), "steps": 1, "prompts": 2, "n": 2}
+            settings["evaluation"] = {"every": 1, "few": 2, "rows": 2}
+        if turns:  # A second step is written with what came back after the first.
+            serving["placement"] = "together"
+            settings |= {"steps": 2 if self.small else 5, "evaluation": {"every": 0, "after": False}}
+        return settings
 
     async def shape(self, shape: Shape, *more: str) -> Mapping[str, Any]:
         model = await anyio.to_thread.run_sync(model_of, shape, self.folder / shape.name, self.cuda)
@@ -134,57 +156,36 @@ def about(cuda: bool) -> dict[str, str]:
     device = torch.cuda.get_device_name() if cuda else f"no GPU: {os.cpu_count()} cores, {platform.machine()}"
     names = ("torch", "transformers", "mcp")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     return {
         "date": time.strftime("%Y-%m-%d"),
         "device": device,
         "versions": f"Python {platform.python_version()}, {versions}",
-        "commit": commit.strip() or "unknown",
+        "commit": commit(),
     }
 
 
-ROWS = (
-    ("rollout, tokens/s", "rollout_tokens_per_s", ",.0f"),
-    ("of SGLang's own, the same requests without tools", "of_plain", ".1%"),
-    ("cached of what could be", "cached_of_possible", ".1%"),
-    ("update, tokens/s", "update_tokens_per_s", ",.0f"),
-    ("TRL's update on the same batch, tokens/s", "trl_update_tokens_per_s", ",.0f"),
-    ("times as quick as TRL's", "update_of_trl", ".1f"),
-    ("share of the device's peak", "share_of_peak", ".1%"),
-    ("publishing by tensors, s", "publish_tensors_s", ".2f"),
-    ("publishing by disk, s", "publish_disk_s", ".2f"),
-    ("publishing by a process group, s", "publish_group_s", ".2f"),
-    ("logprobs apart, mean", "mismatch_mean", ".2g"),
-    ("logprobs apart, most", "mismatch_max", ".2g"),
-    ("GPU idle while rolling out", "idle_rolling_out", ".0%"),
-    ("GPU idle while learning", "idle_learning", ".0%"),
-)
-
-
-def table(told: Mapping[str, Any]) -> str:
-    lines = [f"{name}: {value}  " for name, value in told["about"].items()]
-    names = [name for name, one in told.items() if isinstance(one, dict) and "rollout_tokens_per_s" in one]
-    lines += ["", f"| | {' | '.join(names)} |", "|---|" + "--:|" * len(names)]
-    for title, key, form in ROWS:
-        cells = (told[name].get(key) for name in names)
-        lines.append(f"| {title} | {' | '.join('' if cell is None else format(cell, form) for cell in cells)} |")
-    parts = [(name, one) for name, one in told.items() if isinstance(one, dict)]
-    problems = [f"{name}: {one[key]}  " for name, one in parts for key in ("problem", "trl_problem") if key in one]
-    return "\n".join(["# On a GPU", "", *lines, "", *problems]) + "\n"
+def commit() -> str:
+    """A copy without its history, or a machine without git, does not know."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return "unknown"
+    return told.strip() or "unknown"
 
 
 async def measured(bench: Bench) -> bool:
-    """Without what the rest stands on, nothing else is begun."""
+    """Whether all went well and came to its bar. Without what the rest stands on, nothing else is begun."""
     if not await bench.part("gates", bench.gates):
         return False
-    well = await bench.part("default job", bench.job)
-    for shape in SHAPES["small" if bench.small else "whole"]:
+    well = await bench.part(JOB, bench.job)
+    well &= await bench.part(TURNS, partial(bench.job, turns=True))
+    shapes = SHAPES["small" if bench.small else "whole"]
+    for shape in shapes:
         well &= await bench.part(shape.name, partial(bench.shape, shape))
-    if bench.cuda:
-        first = SHAPES["small" if bench.small else "whole"][0]
-        exact = partial(bench.shape, first, "--enable-deterministic-inference")
-        well &= await bench.part(f"{first.name}, deterministic", exact)
-    return well
+    exact = partial(bench.shape, shapes[0], *((EXACT,) if bench.cuda else ()))
+    well &= await bench.part(f"{shapes[0].name}, deterministic", exact)
+    return well and bench.kept
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ import anyio  # noqa: E402
 import torch  # noqa: E402
 from anyio import to_thread  # noqa: E402
 from gpu_idle import Idle  # noqa: E402
+from gpu_peak import computed, operations, peak  # noqa: E402
 from gpu_trl import beside  # noqa: E402
 from loop import AlwaysCalls  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
@@ -50,8 +51,6 @@ from trainer.view.counts import Counts  # noqa: E402
 
 BESIDE = ("--mem-fraction-static", "0.4")
 """What a server takes of a GPU that the trainer is on as well."""
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
-"""Products and sums a second in bfloat16, without sparsity."""
 UPDATES = 3
 """Of which the first is left out: kernels are chosen in it."""
 PLAIN_S = 3600.0
@@ -160,29 +159,36 @@ async def worked(server: Server, model: Path, shape: Shape, cuda: bool) -> dict[
             beside, model, learner.weighed, shape.siblings, policy.settings, UPDATES, _tokens(whole)
         )
         ways: tuple[Way, ...] = (ByTensors(), ByDisk(model), ByGroup())
-        publishing = {f"publish_{way.name}_s": await published(server.url, way, policy) for way in ways}
+        with Idle() as publishing:
+            published_s = {f"publish_{way.name}_s": await published(server.url, way, policy) for way in ways}
     tokens = _tokens(whole)
-    peak = next((peak for name, peak in PEAKS.items() if cuda and name in torch.cuda.get_device_name()), None)
-    weights = sum(weight.numel() for weight in policy.model.parameters())
     return {
         "rollout_tokens_per_s": whole.seen.written / whole.wall_s,
         "plain_tokens_per_s": whole.seen.written / plain_s,
         "of_plain": plain_s / whole.wall_s,
         "cached_of_possible": whole.seen.cached / max(1, whole.seen.possible),
         "update_tokens_per_s": tokens / update_s,
-        "share_of_peak": 6 * weights * tokens / update_s / peak if peak else None,
+        **arithmetic(policy, learner, tokens, update_s),
         "update_grad_norm": learned.get("update/grad_norm"),
         **theirs,
         "update_of_trl": tokens / update_s / theirs["trl_update_tokens_per_s"] if "trl" in theirs else None,
-        **publishing,
+        **published_s,
         "mismatch_mean": learned.get("mismatch/mean"),
         "mismatch_max": learned.get("mismatch/max"),
         "mismatch_kl": learned.get("mismatch/kl"),
         "idle_rolling_out": rolling.share,
         "idle_learning": learning.share,
+        "idle_publishing": publishing.share,
         "rollouts": shape.groups * shape.siblings,
-        "weights": weights,
+        "weights": sum(weight.numel() for weight in policy.model.parameters()),
     }
+
+
+def arithmetic(policy: Policy, learner: Learner, tokens: int, update_s: float) -> dict[str, float | None]:
+    """Of an update, by what it computes: of so many tokens, siblings share some."""
+    nodes, drawn = computed(learner.weighed, policy.settings.tokens, bool(policy.reader.note))
+    done, most = operations(policy, nodes, drawn) / update_s, peak()
+    return {"computed": nodes / tokens, "update_flops": done, "share_of_peak": done / most if most else None}
 
 
 def _tokens(rolled: Rolled) -> int:

@@ -56,6 +56,8 @@ FINAL = 10
 """The last steps, of which the mean is the final reward."""
 HARM = 0.03
 """Less than the undisturbed run's by more than this is harm: where nothing is killed, seeds differ by as much."""
+WALL_S = 1800
+"""That a rollout may take: a server that was killed is to be there again within it."""
 RUN = "run"
 STRUCK, QUIET = "struck", "undisturbed"
 TOOL = '''
@@ -196,7 +198,7 @@ def disturbed(
     settings = yaml.safe_load(JOB.read_text()) | {"tools": str(_tools(folder / "tools", lines)), "engine": "sglang"}
     settings |= {"mcp": str(ROOT / "mcp_servers.json"), "record": False, **(more or {})}
     settings["evaluation"] = settings["evaluation"] | {"every": 0, "after": False}  # Its calls are in no rollout.
-    settings["limits"] = settings["limits"] | {"wall_s": 1800}
+    settings["limits"] = settings["limits"] | {"wall_s": WALL_S}
     settings |= {} if steps is None else {"steps": steps}
     file.write_text(yaml.safe_dump(settings))
     began = time.monotonic()
@@ -321,7 +323,9 @@ def _about() -> dict[str, str]:
         f"Python {platform.python_version()}, SGLang {TESTED[0]}, mtrl {version('mtrl')}, torch {version('torch')}"
     )
     machine = f"{os.cpu_count()} cores, {platform.machine()}; load {os.getloadavg()[0]:.1f} in the end"
-    return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": versions}
+    own = yaml.safe_load(JOB.read_text())["limits"]["wall_s"]
+    limits = f"a rollout of either run may take {WALL_S} s, where the job says {own}: starts of a server come into it"
+    return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": versions, "limits": limits}
 
 
 if __name__ == "__main__":

@@ -11,11 +11,16 @@ from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "bench")]
+
+from gpu_table import figures  # noqa: E402
+
 README = ROOT / "README.md"
+RESULTS = ROOT / "bench" / "results"
 
 
 def results(name: str) -> Any:
-    return json.loads((ROOT / "bench" / "results" / name).read_text(encoding="utf-8"))
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
 def costs() -> str:
@@ -104,8 +109,8 @@ def habit() -> str:
         for stage, fold in (("skill", min), ("habit", max))
     )
     return (
-        f"Before the habit was taught, each seed's model was right in at least {skill['sampled']:.2f} (sampled) and "
-        f"{skill['greedy']:.2f} (greedy);\nafter it in at most {hidden['sampled']:.2f} and {hidden['greedy']:.2f} "
+        f"Before the habit was taught, each seed's model was right in at least {skill['sampled']:.3f} (sampled) and "
+        f"{skill['greedy']:.3f} (greedy);\nafter it in at most {hidden['sampled']:.3f} and {hidden['greedy']:.3f} "
         "(`python bench/habit.py`)."
     )
 
@@ -191,6 +196,7 @@ def kills() -> str:
         "turns with other weights' ids": ("found", "stale", "d"),
         "calls in the rollouts": ("found", "called", ",d"),
         "calls that the tool counted": ("found", "carried_out", ",d"),
+        "seconds": ("found", "wall_s", ".0f"),
         "success afterwards, sampled": ("learned", "sampled", ".3f"),
         "success afterwards, greedy": ("learned", "greedy", ".3f"),
     }
@@ -202,6 +208,16 @@ def kills() -> str:
     return "\n".join([f"| | its server struck {faults} times | in peace |", "|---|--:|--:|", *lines])
 
 
+def gpu() -> str:
+    """The newest whole run on a GPU, where there is one."""
+    found = [results(file.name) for file in sorted(RESULTS.glob("gpu-*.json"))]
+    whole = [told for told in found if not told["small"]]
+    if not whole:
+        return "Nothing was measured on a GPU yet: `make bench-gpu` does, wherever there is one."
+    about = whole[-1]["about"]
+    return "\n".join([f"On {about['device']}, {about['date']} (`make bench-gpu`):", "", *figures(whole[-1])])
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "learned": learned,
     "habit": habit,
@@ -211,6 +227,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "kills": kills,
     "routing": routing,
     "step": step,
+    "gpu": gpu,
     "costs": costs,
     "scale": scale,
     "conformance": conformance,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.long
 
@@ -23,7 +24,11 @@ def test_all_that_a_gpu_is_to_tell_is_told_in_small(tmp_path: Path) -> None:
     told = json.loads(file.read_text())
     assert {"about", "gates", "default job", "tiny"} <= told.keys()
     assert told["gates"]["most"] <= 1e-5 and told["default job"]["steps"] == 1
+    assert told["default job, taking turns"]["steps"] == 2 and "bars" not in told
+    assert told["tiny, deterministic"]["rollout_tokens_per_s"] > 0
+    assert ("left_out" in told) != torch.cuda.is_available(), "what only a GPU shows is said where there is none"
     tiny = told["tiny"]
+    assert 0 < tiny["computed"] < 1 and tiny["update_flops"] > 0
     assert tiny["rollouts"] == 4 and tiny["rollout_tokens_per_s"] > 0 and tiny["update_tokens_per_s"] > 0
     assert tiny["cached_of_possible"] >= 0.95 and tiny["mismatch_max"] <= 2e-5
     assert all(tiny[f"publish_{way}_s"] > 0 for way in ("tensors", "disk", "group"))
