@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 Finds = Callable[[Sequence[int]], Sequence[float]]
 Told = Callable[[str], None]
+FIRST_GPU = "--base-gpu-id"
+TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
+PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
 HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -37,7 +41,7 @@ def engine_of(
         chosen = "sglang" if for_sglang() else "torch"
     if chosen == "torch":
         return _torch(settings, model, template)
-    return _sglang(chosen, settings.serving, model, folder, finds, told)
+    return _sglang(chosen, settings, model, folder, finds, told)
 
 
 def notes(capabilities: Capabilities) -> Iterator[str]:
@@ -74,24 +78,48 @@ def _torch(settings: PlaySettings, model: Path, template: Template) -> Engine:
     return TorchEngine(loaded, decode=decode, eyes=eyes, rows=settings.admission.writing)
 
 
-def _sglang(
-    chosen: str, serving: ServingSettings, model: Path, folder: Path, finds: Finds | None, told: Told
-) -> Engine:
+def _sglang(chosen: str, settings: PlaySettings, model: Path, folder: Path, finds: Finds | None, told: Told) -> Engine:
     from trainer.engine.sglang.engine import SGLangEngine
     from trainer.engine.sglang.server import Options, Server
 
+    serving, flows = settings.serving, getattr(settings, "mode", "") == "asynchronous"
     if serving.deterministic:
         _may_be_deterministic(chosen)
     if chosen != "sglang":
         urls = tuple(chosen.split(","))
         near = all(urlsplit(url).hostname in HERE for url in urls)
-        return SGLangEngine(urls, _way(serving, model, near), finds=finds, in_place=serving.in_place)
-    words = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()))
-    options = Options(more=words, tokenizer=_sees(model))
-    logs = [folder / f"sglang-{place}.log" for place in range(serving.replicas)]
-    servers = [Server(model, options, log=log, told=told) for log in logs]
-    lends = serving.placement == "together"
-    return SGLangEngine(servers, _way(serving, model, True), finds=finds, in_place=serving.in_place, lends=lends)
+        way = _way(serving, model, near)
+        return SGLangEngine(urls, way, finds=finds, in_place=serving.in_place, flows=flows)
+    servers = []
+    for place, gpu in enumerate(_gpus(serving)):
+        words = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()), *gpu)
+        options = Options(more=words, tokenizer=_sees(model))
+        servers.append(Server(model, options, log=folder / f"sglang-{place}.log", told=told))
+    lends, way = serving.placement == "together", _way(serving, model, True)
+    return SGLangEngine(servers, way, finds=finds, in_place=serving.in_place, lends=lends, flows=flows)
+
+
+def _gpus(serving: ServingSettings) -> list[tuple[str, ...]]:
+    """By server, the options that say where it is: SGLang puts each on the first GPU otherwise."""
+    import torch
+
+    from trainer.engine.sglang.launch import on_cpu
+
+    if serving.replicas == 1 or not torch.cuda.is_available() or on_cpu(serving.options):
+        return [()] * serving.replicas
+    each = _number(serving.options, 1, *TENSOR_PARALLEL) * _number(serving.options, 1, *PIPELINE_PARALLEL)
+    base, there = _number(serving.options, 0, FIRST_GPU), torch.cuda.device_count()
+    if base + each * serving.replicas > there:
+        told = f"{serving.replicas} servers with {each} GPU{'s'[: each > 1]} each, where there are {there - base}"
+        raise EngineError(f"`serving.replicas` asks for {told}: ask for fewer, or name servers on other machines")
+    return [(FIRST_GPU, str(base + place * each)) for place in range(serving.replicas)]
+
+
+def _number(options: Sequence[str], default: int, *names: str) -> int:
+    """As argparse takes it: the last one counts, whether its value follows or is part of the word."""
+    words = [part for word in options for part in word.split("=", 1)]
+    values = [value for name, value in pairwise(words) if name in names and value.isdecimal()]
+    return int(values[-1]) if values else default
 
 
 def _may_be_deterministic(chosen: str) -> None:

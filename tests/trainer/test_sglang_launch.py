@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
+from rich.console import Console
 
+from trainer import engines
+from trainer.config import PlaySettings, ServingSettings
+from trainer.engine.base import EngineError
 from trainer.engine.sglang import launch
+from trainer.policy.memory import Plan
+from trainer.policy.placement import Placement
+from trainer.train import start
 
 SERVER = '''
 import json, multiprocessing, os, sys
@@ -117,6 +127,57 @@ def test_no_kernel_can_be_called() -> None:
         with pytest.raises(NotImplementedError, match=name):
             getattr(module, name)()
     assert not hasattr(module, "rmsnorm")
+
+
+def served(model: Path, *options: str, replicas: int = 2) -> list[tuple[str, ...]]:
+    """What is said of GPUs to each server that would be started."""
+    settings = PlaySettings(engine="sglang", serving=ServingSettings(replicas=replicas, options=options))
+    engine: Any = engines._sglang("sglang", settings, model, Path("logs"), None, print)
+    return [server.options.more[len(options) :] for server in engine._servers]
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ((), ["0", "1"]),
+        (("--tp", "2"), ["0", "2"]),
+        (("--tp-size=2", "--pp-size", "2"), ["0", "4"]),
+        (("--base-gpu-id", "4", "--tensor-parallel-size", "2"), ["4", "6"]),
+    ],
+)
+def test_each_server_has_gpus_of_its_own(
+    options: tuple[str, ...], first: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert served(tmp_path, *options) == [("--base-gpu-id", gpu) for gpu in first]
+    assert served(tmp_path, *options, replicas=1) == [()]
+    assert served(tmp_path, "--device", "cpu", *options) == [(), ()]
+
+
+def test_more_servers_than_there_are_gpus_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served(tmp_path) == [(), ()]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    with pytest.raises(EngineError, match=r"`serving.replicas` asks for 2 servers with 2 GPUs each.* there are 3"):
+        served(tmp_path, "--tp", "2")
+
+
+async def test_the_plan_of_the_memory_is_told_though_the_server_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan((), 2**30)
+    monkeypatch.setattr(start, "placement", lambda *_: Placement("beside", plan, 0.5))
+    monkeypatch.setattr(start, "_policy", lambda *_: SimpleNamespace(reader=SimpleNamespace(finds=None)))
+
+    def engine(*_: object) -> NoReturn:
+        raise EngineError("no memory")
+
+    job: Any = SimpleNamespace(settings=SimpleNamespace(serving=ServingSettings()), model=None, engine=engine)
+    folder: Any = SimpleNamespace(path=Path("run"))
+    console = Console(file=io.StringIO(), width=200)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(EngineError, match="no memory"):
+            await start._training(job, folder, None, stack, console)
+    assert "the server may take 50%" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def launched(packages: Path, *words: str, **variables: str) -> dict[str, Any]:

@@ -81,12 +81,12 @@ async def _training(
     policy = await to_thread.run_sync(_policy, job, found)
     told = partial(console.print, markup=False, soft_wrap=True)
     serving = placed.serving(settings.serving)
+    if placed.fraction is not None:
+        told(str(placed))  # Before the server starts: where it does not, that is what one wants to know.
     engine = await stack.enter_async_context(job.engine(folder.path, policy.reader.finds, told, serving))
     if engine.version != step:
         await engine.publish(policy.weights, step)
     told(f"rollouts are written by the {engine.capabilities.name} engine")
-    if placed.fraction is not None:
-        told(str(placed))
     if settings.mode != "synchronous":
         told(modes.told(settings))
     for note in (*notes(engine.capabilities), *job.tasks.notes):

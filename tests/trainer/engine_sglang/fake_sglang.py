@@ -68,6 +68,8 @@ class Fake:
     updating: bool = False
     going: anyio.Event = field(default_factory=anyio.Event)
     aborted: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
+    """Requests that are being answered."""
     hold_at: int | None = None
     """Of each continuation, so many ids are written before it waits for `released`."""
     released: anyio.Event = field(default_factory=anyio.Event)
@@ -105,9 +107,9 @@ class Fake:
             "/resume_memory_occupation": self.resume_memory,
             "/update_weights_from_disk": self.from_disk,
             "/update_weights_from_tensor": self.from_tensor,
-            "/init_weights_update_group": self.nothing,
-            "/update_weights_from_distributed": self.nothing,
-            "/destroy_weights_update_group": self.nothing,
+            "/init_weights_update_group": self.join,
+            "/update_weights_from_distributed": self.from_group,
+            "/destroy_weights_update_group": self.leave,
         }
         if self.release == "0.5.23":
             served |= {"/begin_weight_update": self.begin, "/end_weight_update": self.end}
@@ -126,6 +128,8 @@ class Fake:
             self.asked.append((path, body))
             if self.hung:
                 await anyio.sleep_forever()
+            if path == "/generate" and body.get("rid", "") in self.named - {""}:
+                return JSONResponse({"detail": "Duplicate request ID detected"}, 400)
             return self.fails.get(path) or JSONResponse(await act(body))
 
         return answer
@@ -151,6 +155,7 @@ class Fake:
         cached = self._cached(body.get("extra_key"), ids)
         pairs, tops, versions, end = [], [], [], {"type": "length"}
         self.writing += 1
+        self.named.add(rid)
         while len(pairs) < params["max_new_tokens"]:
             if self.hold_at == len(pairs):
                 await self.released.wait()
@@ -167,6 +172,7 @@ class Fake:
                 end = {"type": "stop", "matched": token}
                 break
         self.writing -= 1
+        self.named.discard(rid)
         self.cached.setdefault(body.get("extra_key"), []).append(tuple(ids[: len(ids) - bool(pairs)]))
         read = [[None, ids[0], None]]
         read += [[value, token, None] for value, token in zip(reads(self.weights)(ids), ids[1:], strict=True)]
@@ -254,6 +260,8 @@ class Fake:
 
     async def nothing(self, _: Any) -> Any:
         return {"success": True, "message": ""}
+
+    join = from_group = leave = nothing
 
     def _took(self, named: dict[str, torch.Tensor], body: Any) -> Any:
         if self.lent & {"weights"}:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from starlette.responses import JSONResponse
 
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
+from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, opened, reads, serving, until, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import pulse, replica
 from trainer.engine.sglang.engine import SGLangEngine
@@ -115,20 +115,6 @@ class Own(Server):
         self.fake.start_anew()
         if self.then:
             self.then.pop(0)()
-
-
-async def test_an_update_that_breaks_off_half_way_is_made_again() -> None:
-    """The server was started anew in the midst of it, and has half of the weights, or none."""
-    first, second = Fake(), Fake()
-    async with opened(first, second) as engine:
-        await engine.publish(weights(1), 1)
-        first.fails["/update_weights_from_tensor"] = JSONResponse({"detail": "killed"}, 500)
-        first.fails["/pause_generation"] = JSONResponse({"detail": "killed"}, 500)
-        await engine.publish(weights(2), 2)
-        assert second.version == "2" and not engine.replicas[0].up
-        first.start_anew()
-        await until(lambda: engine.replicas[0].up)
-    assert first.version == "2" and first.weights[NAME].equal(weights(2)[NAME])
 
 
 async def test_a_server_without_memory_is_told_with_what_to_turn() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -201,6 +203,29 @@ def test_rounding_is_agreement_and_says_how_much() -> None:
     found = agreed("http://a", [-1.1, -2.0], [-1.0, -2.0], None, "bfloat16")
     assert found.most == pytest.approx(0.1) and found.mean == pytest.approx(0.05) and not found.exact
     assert agreed("http://a", [-1.0 + 1e-6, -2.0], [-1.0, -2.0], None, "float32").exact
+
+
+def rounded(finds: Sequence[float], by: float, draw: random.Random) -> list[float]:
+    """As a server finds it that computes in 16 bits."""
+    return [one + draw.gauss(0, by) for one in finds]
+
+
+def test_rounding_in_16_bits_is_never_taken_for_the_weights_before() -> None:
+    draw = random.Random(0)
+    for _ in range(5000):
+        trainer = [-draw.expovariate(0.3) for _ in range(31)]
+        before = rounded(trainer, 10 ** draw.uniform(-6, -1), draw)
+        noise = draw.choice((0.002, 0.01, 0.03))
+        agreed("http://a", rounded(trainer, noise, draw), trainer, before, "bfloat16")
+
+
+def test_in_16_bits_the_weights_before_are_found_where_they_are_further_off_than_rounding() -> None:
+    draw = random.Random(0)
+    for _ in range(500):
+        before = [-draw.expovariate(0.3) for _ in range(31)]
+        trainer = [one + draw.choice((-0.2, 0.2)) for one in before]
+        with pytest.raises(EngineError, match="weights of the time before"):
+            agreed("http://a", rounded(before, 0.01, draw), trainer, before, "bfloat16")
 
 
 def test_the_address_of_the_trainer_is_the_one_that_a_server_sees() -> None:

@@ -19,6 +19,8 @@ FAR: Mapping[str, float] = {"float32": 0.01}
 """Nats, that rounding alone never makes."""
 FAR_ROUNDED = 0.5
 """Of other types of numbers."""
+CLEAR = 4.0
+"""Times as far as a server is from the weights before, must the trainer be from them: nearer, it may be rounding."""
 SCORE_S = 60.0
 
 
@@ -62,6 +64,6 @@ def agreed(
     if not now.most <= FAR.get(dtype, FAR_ROUNDED):
         told = f"its logprobs differ from the trainer's by up to {now.most:.3g} nats"
         raise EngineError(f"SGLang at {url} has other weights than were published: {told}")
-    if before is not None and agreement(server, before).most < now.most and agreement(trainer, before).most > EXACT:
+    if before is not None and agreement(trainer, before).most > max(EXACT, CLEAR * agreement(server, before).most):
         raise EngineError(f"SGLang at {url} has the weights of the time before, and says they are those just published")
     return now

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from gateway.types import Image
 from trainer.engine.base import Capabilities, EngineError, Sampling
-from trainer.engine.sglang.probe import Facts
+from trainer.engine.sglang.probe import NEWEST, Facts, told
+from trainer.engine.sglang.replica import Replica
 
 
 def check(
@@ -14,6 +15,16 @@ def check(
 ) -> None:
     for problem in (*_of_ids(ids, images, able), *_of_sampling(sampling, facts)):
         raise EngineError(problem)
+
+
+def labelled(replicas: Sequence[Replica]) -> None:
+    """Where turns go on under new weights, each id's must be told; by a version for the whole turn they would be
+    counted as newer than they are."""
+    for replica in replicas:
+        if not replica.facts.spans:
+            why = "does not tell which weights wrote which part of a turn, and turns go on under new ones"
+            remedy = f"use {told(NEWEST)}, or `mode: synchronous` or `one_step_off`"
+            raise EngineError(f"SGLang {replica.facts.release} at {replica.url} {why}: {remedy}")
 
 
 def _of_ids(ids: Sequence[int], images: Sequence[Image], able: Capabilities) -> Iterator[str]:

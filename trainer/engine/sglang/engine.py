@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import anyio
-from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.types import Image
 from trainer.engine.base import Capabilities, EngineError, Sampling, Written
-from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, finding
+from trainer.engine.sglang.agree import Agreement, Finds
 from trainer.engine.sglang.barred import unbarred
-from trainer.engine.sglang.check import check
+from trainer.engine.sglang.check import check, labelled
+from trainer.engine.sglang.kept import Kept
 from trainer.engine.sglang.lend import CACHE, WEIGHTS, lend, regain
 from trainer.engine.sglang.probe import probed
 from trainer.engine.sglang.publish.way import Way
 from trainer.engine.sglang.pulse import pulse
-from trainer.engine.sglang.replica import Replica
+from trainer.engine.sglang.replica import Replica, somebody
 from trainer.engine.sglang.router import behind
 from trainer.engine.sglang.routes import Routes
 from trainer.engine.sglang.server import Server
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger(__name__)
-UNPUBLISHED = -1
 TRIES = 4
 """To have a turn written, or weights published, where servers are lost on the way."""
 SETTLE_S = 10.0
@@ -47,7 +46,8 @@ class SGLangEngine:
     own reading.
 
     With `in_place`, what is being written while weights are published goes on with what it has read under the earlier
-    ones; otherwise it reads it again. With `lends`, they have been started so that they can give memory away.
+    ones; otherwise it reads it again. With `lends`, they have been started so that they can give memory away. With
+    `flows`, weights will be published while turns are written, which servers must be able to tell of.
     """
 
     def __init__(
@@ -58,25 +58,24 @@ class SGLangEngine:
         finds: Finds | None = None,
         in_place: bool = False,
         lends: bool = False,
+        flows: bool = False,
     ) -> None:
-        self._lends = lends
-        self._servers, self._way, self._finds = servers, way, finds
+        self._lends, self._flows = lends, flows
+        self._servers, self._way, self._kept = servers, way, Kept(finds)
         self._mode = "in_place" if in_place else "retract"
         self._stack = AsyncExitStack()
         self.replicas: list[Replica] = []
         self.router: Replica | None = None
         """Where it is what all is written through."""
         self.routes = Routes()
-        self.agreement: Agreement | None = None
-        """Between the servers and the trainer, when weights were last published; the worst of all."""
-        self._version = UNPUBLISHED
         self._alone = anyio.Lock()
         self._paused = False
         self._losses = 0
         self._unseen = False
         """There are weights that were published while nobody could be asked about them."""
-        self._before: Sequence[float] | None = None
-        self._weights: Mapping[str, Tensor] | None = None
+        self._steady = anyio.Event()
+        """Which weights there are: not while others are sent."""
+        self._steady.set()
         self._tasks: TaskGroup | None = None
 
     @property
@@ -96,7 +95,12 @@ class SGLangEngine:
     @property
     def version(self) -> int:
         """-1 until weights are published: what a server was started with, it alone knows."""
-        return self._version
+        return self._kept.version
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """Between the servers and the trainer, when weights were last published; the worst of all."""
+        return self._kept.agreement
 
     @property
     def counted(self) -> Mapping[str, float]:
@@ -116,6 +120,8 @@ class SGLangEngine:
                 self.replicas += [Replica(one, await probed(one, ours), cache, ours) for one in wires]
                 if urls:
                     self.router = Replica(wire, self.replicas[0].facts, cache, writers=tuple(wires))
+            if self._flows:
+                labelled(self.replicas)
             stack.push_async_callback(self._closed)
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(self._tasks.cancel_scope.cancel)
@@ -140,7 +146,7 @@ class SGLangEngine:
         """What a server that fails had written is written anew, by another or by itself: nobody was told of it yet."""
         check(ids, sampling, images, self.capabilities, [replica.facts for replica in self.replicas])
         if sampling.max_tokens <= 0:
-            return Written((), (), "length", max(self._version, 0))
+            return Written((), (), "length", max(self.version, 0))
         begins = bool(key and group) and not self.routes.knows(key)
         for tried in range(1, TRIES + 1):
             await self._somebody()
@@ -157,11 +163,14 @@ class SGLangEngine:
         self, replica: Replica, ids: Sequence[int], sampling: Sampling, key: str, opens: str, images: Sequence[Image]
     ) -> Written:
         """`opens` is the group whose opening this may be."""
-        version = self._version
-        read = await replica.read(ids, key, opens, version, images) if opens else None
+        read = await replica.read(ids, key, opens, self.version, images) if opens else None
         if read and read.stop == "abort":
             return read
-        write = partial(replica.write, key=key, version=version, images=images)
+
+        async def write(ids: Sequence[int], sampling: Sampling) -> Written:
+            await self._steady.wait()
+            return await replica.write(ids, sampling, key, self.version, images)
+
         written = await unbarred(write, ids, sampling)
         return replace(written, cached=read.cached) if read else written
 
@@ -203,18 +212,19 @@ class SGLangEngine:
                     if tried == TRIES:
                         raise
             log.warning("SGLang at %s is back", replica.url)
-        except (EngineError, TimeoutError) as error:
-            replica.error = error if isinstance(error, EngineError) else replica.error
+        except (EngineError, TimeoutError, RuntimeError, OSError) as error:
+            told = f"SGLang at {replica.url} could not be had back: {type(error).__name__}: {error}"
+            replica.error = error if isinstance(error, EngineError) else EngineError(told)
         finally:
             replica.mended.set()
 
     async def _restored(self, replica: Replica) -> None:
         async with self._alone:
-            if self._weights is not None:
+            if self._kept.weights:
                 await regain(replica, WEIGHTS)
-                await self._way.send([replica.target], self._weights, self._version, False)
+                await self._way.send([replica.target], self._kept.weights, self.version, False)
                 await regain(replica, CACHE)
-                await self._held(replica, await self._reading())
+                await self._kept.held(replica)
             if self._paused:
                 await self._stop(replica)
             replica.up, replica.error = True, None
@@ -226,42 +236,49 @@ class SGLangEngine:
             for replica in self.replicas:
                 if not replica.up:
                     await replica.mended.wait()
-        if not self._up:
-            for replica in self.replicas:
-                await replica.mended.wait()
+        await somebody(self.replicas)
         if not self._up or self.router is None:
             raise EngineError(str(self.replicas[0].error))
         self.router.up, self.router.error = True, None
 
     async def _current(self, replica: Replica) -> None:
-        if self._weights and (version := await replica.version()) != self._version:
-            raise Gone(f"SGLang at {replica.url} was started anew: it has weights {version}, not {self._version}")
+        if self._kept.weights and (version := await replica.version()) != self.version:
+            raise Gone(f"SGLang at {replica.url} was started anew: it has weights {version}, not {self.version}")
 
     async def _somebody(self) -> None:
-        """Waits until a server answers. Where none comes back, the error says why."""
-        while not any(replica.up for replica in self._writers):
-            mending = [replica for replica in self._writers if not replica.mended.is_set()]
-            if not mending:
+        """Waits until a server answers, and has the weights that it says. Where none comes back, the error says why."""
+        while True:
+            await self._steady.wait()
+            if any(replica.up for replica in self._writers):
+                return
+            if not await somebody(self._writers):
                 raise EngineError(f"no server is left to write: {self._writers[0].error}")
-            await mending[0].mended.wait()
 
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Where a server's version or its logprobs are not those of what was published, the error ends the run."""
         async with self._alone:
-            await self._sent(weights, version)
-            self._weights, self._version = weights, version
-            self.routes.forget()
-            for replica in {*self.replicas, *self._writers}:
-                replica.forget()
-            if self._paused:
-                self._unseen = True
-            else:
-                await self._see()
+            self._steady = anyio.Event()  # A turn begun now would be asked for under the version before.
+            try:
+                await self._replaced(weights, version)
+            finally:
+                self._steady.set()
         for replica in (*self.replicas, *self._writers):
             if not replica.up and replica.mended.is_set():
                 replica.up = True
                 self._lost(replica, replica.error or EngineError("it did not answer"))  # Tried once more.
         await self._somebody()
+
+    async def _replaced(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if any(replica.load for replica in self._writers):
+            labelled(self.replicas)
+        await self._sent(weights, version)
+        await self._kept.take(weights, version)
+        self.routes.forget()
+        for replica in {*self.replicas, *self._writers}:
+            replica.forget()
+        self._unseen = True
+        if not self._paused:
+            await self._see()
 
     @property
     def _up(self) -> list[Replica]:
@@ -275,6 +292,7 @@ class SGLangEngine:
                 if self._up:
                     await self._each(lambda replica: regain(replica, WEIGHTS))
                     there = [replica.target for replica in self._up]
+                    # A turn taken up again keeps its name for what may be read: it is to find nothing of before.
                     await self._way.send(there, weights, version, self._mode == "retract")
                     await self._each(lambda replica: regain(replica, CACHE))
                 return
@@ -288,22 +306,8 @@ class SGLangEngine:
 
     async def _see(self) -> None:
         """Asks all that are there which weights they have, and how likely they find a prompt with them."""
-        trainer = await self._reading()
-        self.agreement = None
-        await self._each(lambda replica: self._held(replica, trainer))
-        self._before, self._unseen = trainer, False
-
-    async def _reading(self) -> Sequence[float] | None:
-        return await to_thread.run_sync(self._finds, PROMPT) if self._finds else None
-
-    async def _held(self, replica: Replica, trainer: Sequence[float] | None) -> None:
-        if (version := await replica.version()) != self._version:
-            raise EngineError(f"SGLang at {replica.url} has weights {version} where {self._version} were published")
-        if trainer is None:
-            return
-        found = agreed(replica.url, await finding(replica.wire), trainer, self._before, replica.facts.dtype)
-        if self.agreement is None or self.agreement.most < found.most:
-            self.agreement = found
+        await self._each(self._kept.held)
+        self._unseen = False
 
     async def lend(self) -> bool:
         if self._lends:

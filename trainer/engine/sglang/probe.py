@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ class Facts:
     images: bool
     tempered: bool
     """Logprobs are those of the temperature that is sampled with."""
+    spans: bool
+    """Of each id of a turn it tells which weights wrote it."""
 
     @property
     def name(self) -> str:
@@ -61,7 +64,7 @@ class Facts:
         if not self.seeded:
             notes.append("samples without seeds: no run of it is repeated to the bit")
         if number(self.release) > NEWEST:
-            notes.append(f"{self.release} is newer than any that was tested ({_told(NEWEST)})")
+            notes.append(f"{self.release} is newer than any that was tested ({told(NEWEST)})")
         return tuple(notes)
 
 
@@ -80,28 +83,30 @@ async def probed(wire: Wire, ours: Server | None = None) -> Facts:
 async def probe(wire: Wire) -> Facts:
     """What cannot be worked with is told here, with what can."""
     await wire.post("/continue_generation", {})  # Whoever paused it may be dead.
-    told = await _info(wire)
-    release = str(told.get("version", ""))
+    info = await _info(wire)
+    release = str(info.get("version", ""))
     if number(release) < OLDEST:
         raise EngineError(_unfit(wire, release, "is too old"))
     paths = await _paths(wire)
     if missing := sorted(NEEDED - paths):
         raise EngineError(_unfit(wire, release, f"has no {missing[0]}"))
-    if int(told.get("dp_size") or 1) > 1:
+    if int(info.get("dp_size") or 1) > 1:
         remedy = "start a server for each replica, and name all of them"
         raise EngineError(f"SGLang at {wire.url} has replicas of its own, which take no weights: {remedy}")
     model = await wire.get("/model_info")
-    tokenizer = not told.get("skip_tokenizer_init")
+    written = [await _written(wire, temperature) for temperature in (1.0, WARM)]
+    tokenizer = not info.get("skip_tokenizer_init")
     return Facts(
         release=release,
-        context=int(told.get("max_req_input_len") or told.get("context_length") or 0),
-        dtype=str(told.get("dtype", "auto")),
-        ranks=int(told.get("tp_size") or 1) * int(told.get("pp_size") or 1),
+        context=int(info.get("max_req_input_len") or info.get("context_length") or 0),
+        dtype=str(info.get("dtype", "auto")),
+        ranks=int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1),
         begins={BEGIN, END} <= paths,
-        seeded=bool(told.get("enable_deterministic_inference")),
+        seeded=bool(info.get("enable_deterministic_inference")),
         tokenizer=tokenizer,
         images=tokenizer and bool(model.get("has_image_understanding")),
-        tempered=await _tempered(wire),
+        tempered=_tempered([_apart(one) for one in written]),
+        spans=all(one.get("weight_versions") for one in written),
     )
 
 
@@ -120,21 +125,25 @@ async def _paths(wire: Wire) -> frozenset[str]:
     return frozenset((await wire.get("/openapi.json"))["paths"])
 
 
-async def _tempered(wire: Wire) -> bool:
-    """Between two ids, logprobs at a temperature of 2 are half as far apart as at 1."""
-    apart = [await _apart(wire, temperature) for temperature in (1.0, WARM)]
-    return abs(apart[0] - WARM * apart[1]) <= abs(apart[0] - apart[1])
-
-
-async def _apart(wire: Wire, temperature: float) -> float:
+async def _written(wire: Wire, temperature: float) -> dict[str, Any]:
+    """What is told of one id."""
     asked = {
         "input_ids": TEMPERED,
         "sampling_params": {"max_new_tokens": 1, "temperature": temperature, "ignore_eos": True},
         "return_logprob": True,
         "top_logprobs_num": 2,
     }
-    answer = await wire.post("/generate", asked)
-    first, second = answer["meta_info"]["output_top_logprobs"][0][:2]
+    meta: dict[str, Any] = (await wire.post("/generate", asked))["meta_info"]
+    return meta
+
+
+def _tempered(apart: Sequence[float]) -> bool:
+    """Between two ids, logprobs at a temperature of 2 are half as far apart as at 1."""
+    return abs(apart[0] - WARM * apart[1]) <= abs(apart[0] - apart[1])
+
+
+def _apart(meta: dict[str, Any]) -> float:
+    first, second = meta["output_top_logprobs"][0][:2]
     return float(first[0] - second[0])
 
 
@@ -144,11 +153,11 @@ def number(release: str) -> tuple[int, ...]:
 
 
 def _unfit(wire: Wire, release: str, why: str) -> str:
-    tested = f"{_told(OLDEST)} to {_told(NEWEST)}"
+    tested = f"{told(OLDEST)} to {told(NEWEST)}"
     return (
         f"SGLang {release or 'of an unknown release'} at {wire.url} {why}: use one of {tested}, as `make sglang` does"
     )
 
 
-def _told(release: tuple[int, ...]) -> str:
+def told(release: tuple[int, ...]) -> str:
     return ".".join(map(str, release))

@@ -16,8 +16,8 @@ from trainer.engine.sglang.probe import Facts
 from trainer.engine.sglang.publish.way import Target
 from trainer.engine.sglang.request import asked, numbered, written
 from trainer.engine.sglang.server import Server
-from trainer.engine.sglang.together import together
-from trainer.engine.sglang.wire import Gone, Refused, Wire
+from trainer.engine.sglang.together import first, together
+from trainer.engine.sglang.wire import Broken, Gone, Refused, Wire
 
 WRITE_S = 3600.0
 """For one turn, the time included in which the engine is paused; a rollout's own limits are shorter."""
@@ -37,6 +37,7 @@ OPENING = Sampling(max_tokens=0)
 class _Live:
     """A request that is being answered."""
 
+    rid: str
     key: str
     version: int
     """Of the weights that it is begun with."""
@@ -67,7 +68,7 @@ class Replica:
     _openings: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
     """By group and version, what its rollouts begin with: set when it was read."""
     _live: dict[str, _Live] = field(default_factory=dict)
-    """By request."""
+    """By request, as it was first asked for."""
 
     @property
     def url(self) -> str:
@@ -85,13 +86,12 @@ class Replica:
         self, ids: Sequence[int], sampling: Sampling, key: str, version: int, images: Sequence[Image]
     ) -> Written:
         """Whoever stops waiting has it stop writing, too."""
-        # A server aborts every request whose id begins with the one it is told, so that none may begin with another's.
-        rid = f"{key}#{uuid4().hex}"
-        live = self._live[rid] = _Live(key, version)
+        rid = _named(key)
+        live = self._live[rid] = _Live(rid, key, version)
         body = asked(ids, sampling, rid, f"{self.cache} {version}", images)
         try:
             with live.scope:
-                answer = await self._answer(rid, body)
+                answer = await self._answer(live, body)
                 return self._result(answer, live, written(answer, len(ids), sampling.max_tokens, bool(images)))
         except (Refused, Gone):
             if not live.aborted:
@@ -122,10 +122,22 @@ class Replica:
         self._openings.clear()
         self.shortages = 0
 
-    async def _answer(self, rid: str, body: Mapping[str, Any]) -> Any:
+    async def _answer(self, live: _Live, body: Mapping[str, Any]) -> Any:
+        """Asked for once more where the line breaks, under another name: it may have been heard, and SGLang refuses a
+        name that it still writes under."""
+        try:
+            return await self._asked(live.rid, body)
+        except Broken:
+            await self._hung_up(live.rid)
+            if live.aborted:
+                raise
+        live.rid = _named(live.key)
+        return await self._asked(live.rid, {**body, "rid": live.rid})
+
+    async def _asked(self, rid: str, body: Mapping[str, Any]) -> Any:
         over = False
         try:
-            answer = await self.wire.post("/generate", body, within=WRITE_S, again=True)
+            answer = await self.wire.post("/generate", body, within=WRITE_S)
             over = True
             return answer
         except EngineError:
@@ -145,14 +157,14 @@ class Replica:
 
     async def abort(self, key: str) -> None:
         """Of one rollout, or of all: they are answered with what they have, or without it where that takes long."""
-        told = {rid: live for rid, live in self._live.items() if not key or live.key == key}
-        for rid, live in told.items():
+        told = [live for live in self._live.values() if not key or live.key == key]
+        for live in told:
             live.aborted = True
-            await self._end(rid)
+            await self._end(live.rid)
         with anyio.move_on_after(ABORT_S):
-            for live in told.values():
+            for live in told:
                 await live.over.wait()
-        for live in told.values():
+        for live in told:
             live.scope.cancel()
 
     async def back(self) -> None:
@@ -199,3 +211,18 @@ class Replica:
         """Whoever does not write it is told as well, where nobody knows who does."""
         writers = self.writers or (self.wire,)
         await together(partial(wire.post, "/abort_request", {"rid": rid}) for wire in writers)
+
+
+def _named(key: str) -> str:
+    """A server aborts all requests whose names begin with the one it is told: none may begin with another's."""
+    return f"{key}#{uuid4().hex}"
+
+
+async def somebody(replicas: Sequence[Replica]) -> bool:
+    """Waits until one of them is up, whichever is first, or nobody works any more on having one back."""
+    while not any(replica.up for replica in replicas):
+        mending = [replica.mended for replica in replicas if not replica.mended.is_set()]
+        if not mending:
+            return False
+        await first(event.wait for event in mending)
+    return True

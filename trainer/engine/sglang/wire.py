@@ -29,6 +29,10 @@ class Gone(EngineError):
     """The server does not answer, or has no room; what was asked may be asked of another."""
 
 
+class Broken(Gone):
+    """The line broke: whether it was heard what was asked, nobody knows."""
+
+
 class Silent(Gone):
     """It says nothing, not even that it cannot: who asked it for something else will wait as well."""
 
@@ -72,12 +76,9 @@ class Wire:
     async def get(self, path: str, *, within: float = ASK_S) -> Any:
         return await self._asked("GET", path, None, within, again=True)
 
-    async def post(
-        self, path: str, body: Mapping[str, Any] | bytes, *, within: float = ASK_S, again: bool = False
-    ) -> Any:
-        """`again`: what may be asked twice is, where the line breaks."""
+    async def post(self, path: str, body: Mapping[str, Any] | bytes, *, within: float = ASK_S) -> Any:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self._asked("POST", path, content, within, again=again)
+        return await self._asked("POST", path, content, within, again=False)
 
     def drop(self, why: str) -> None:
         """Whoever waits for an answer will have none: to them the server is gone."""
@@ -86,6 +87,7 @@ class Wire:
             scope.cancel()
 
     async def _asked(self, method: str, path: str, content: bytes | None, within: float, *, again: bool) -> Any:
+        """`again`: what may be asked twice is, where the line breaks."""
         scope = anyio.CancelScope()
         self._waiting.add(scope)
         try:
@@ -96,7 +98,8 @@ class Wire:
         except TimeoutError as error:
             raise Silent(f"SGLang at {self.url} did not answer {path} within {within:g} s") from error
         except httpx2.TransportError as error:
-            raise Gone(f"SGLang at {self.url} cannot be reached: {type(error).__name__}: {error}") from error
+            kind = Broken if isinstance(error, BROKEN) else Gone
+            raise kind(f"SGLang at {self.url} cannot be reached: {type(error).__name__}: {error}") from error
         finally:
             self._waiting.remove(scope)
         if answer.status_code >= 500:

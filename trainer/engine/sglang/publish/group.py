@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import accumulate
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
+import torch
 import torch.distributed as dist
 from anyio import to_thread
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.publish.way import Named, Target, buckets, distinct, told, updating, within_s
 from trainer.engine.sglang.together import together
-from trainer.engine.sglang.wire import ASK_S
+from trainer.engine.sglang.wire import ASK_S, Gone, Refused
 
 Result = TypeVar("Result")
 JOIN_S = 120.0
@@ -38,22 +39,27 @@ class ByGroup:
         self._group: dist.ProcessGroup | None = None
         self._named = ""
         self._members: tuple[Target, ...] = ()
+        self._device = torch.device("cpu")
+        """Where the trainer's weights were, if ever on a GPU: a copy of them goes the same way."""
 
     async def send(self, targets: Sequence[Target], weights: Mapping[str, Tensor], version: int, flush: bool) -> None:
         parts = list(buckets(distinct(weights), BUCKET))
         device = parts[0][0][1].device
-        if self._members != tuple(targets):
-            await self.close()
-            await self._join(tuple(targets), "nccl" if device.type == "cuda" else "gloo")
+        self._device = device if device.type == "cuda" else self._device
         try:
+            if self._members != tuple(targets):
+                await self.close()
+                await self._join(tuple(targets), "nccl" if self._device.type == "cuda" else "gloo")
             async with AsyncExitStack() as stack:
                 for target in targets:
                     await stack.enter_async_context(updating(target))
                 for place, part in enumerate(parts):
                     await self._broadcast(part, version if place == len(parts) - 1 else None, flush)
-        except BaseException:
+        except BaseException as error:
             with anyio.move_on_after(ASK_S, shield=True):
                 await self.close()
+            if isinstance(error, Refused) and len(targets) > 1:  # Who lives refuses what one that died left undone.
+                raise Gone(str(error)) from error
             raise
 
     async def _broadcast(self, part: Sequence[Named], version: int | None, flush: bool) -> None:
@@ -70,7 +76,8 @@ class ByGroup:
         await together([*takes, partial(_threaded, self._spoken, part)])
 
     def _spoken(self, part: Sequence[Named]) -> None:
-        works = [dist.broadcast(tensor.contiguous(), src=0, group=self._group, async_op=True) for _, tensor in part]
+        there = [tensor.to(self._device).contiguous() for _, tensor in part]
+        works = [dist.broadcast(tensor, src=0, group=self._group, async_op=True) for tensor in there]
         for work in works:
             if work is not None:
                 work.wait(timedelta(seconds=within_s(part)))
@@ -107,12 +114,17 @@ class ByGroup:
                 except EngineError:
                     continue  # It is not there any more, and neither is its part of the group.
         if group is not None:
-            await _threaded(dist.destroy_process_group, group)
+            with suppress(Gone):  # What broke can be left no better.
+                await _threaded(dist.destroy_process_group, group)
 
 
 async def _threaded(act: Callable[..., Result], *given: Any) -> Result:
-    """Whoever waits for others in a process group cannot be told to stop waiting, but may be left alone with it."""
-    return await to_thread.run_sync(act, *given, abandon_on_cancel=True)
+    """Whoever waits for others in a process group cannot be told to stop waiting, but may be left alone with it.
+    Torch says that another is lost by a RuntimeError, of whatever kind."""
+    try:
+        return await to_thread.run_sync(act, *given, abandon_on_cancel=True)
+    except RuntimeError as error:
+        raise Gone(f"the process group of the trainer and SGLang broke: {type(error).__name__}: {error}") from error
 
 
 def _joined(address: str, port: int, size: int, name: str, backend: str) -> dist.ProcessGroup:

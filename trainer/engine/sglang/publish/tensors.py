@@ -25,15 +25,21 @@ BUCKET = 2**28
 class ByTensors:
     name = "tensors"
 
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        """Where the trainer's weights were, if ever on a GPU: a copy of them goes the same way, part by part."""
+
     async def send(self, targets: Sequence[Target], weights: Mapping[str, Tensor], version: int, flush: bool) -> None:
         parts = list(buckets(distinct(weights), BUCKET))
+        device = parts[0][0][1].device
+        self._device = device if device.type == "cuda" else self._device
         await together(partial(self._sent, target, parts, version, flush) for target in targets)
 
     async def _sent(self, target: Target, parts: list[list[Named]], version: int, flush: bool) -> None:
         async with updating(target):
             for place, part in enumerate(parts):
                 last = place == len(parts) - 1
-                flat = await to_thread.run_sync(flattened, part)  # Kept until the server has answered.
+                flat = await to_thread.run_sync(flattened, part, self._device)  # Kept until the server has answered.
                 body = await to_thread.run_sync(_body, flat, target.facts.ranks, version if last else None, flush)
                 await told(target.wire, "/update_weights_from_tensor", body, within=within_s(part))
 
@@ -41,9 +47,9 @@ class ByTensors:
         """It holds nothing."""
 
 
-def flattened(part: Sequence[Named]) -> dict[str, object]:
+def flattened(part: Sequence[Named], device: torch.device | None = None) -> dict[str, object]:
     """As SGLang's own bucket is: plain values, which its unpickling takes from anyone."""
-    flat = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in part])
+    flat = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in part]).to(device)
     metadata, start = [], 0
     for name, tensor in part:
         stop = start + tensor.nbytes

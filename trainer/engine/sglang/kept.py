@@ -1,0 +1,61 @@
+"""What was published last is kept until the next time: a server that comes back is given that, and held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from anyio import to_thread
+from torch import Tensor
+
+from trainer.engine.base import EngineError
+from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, finding
+from trainer.engine.sglang.publish.way import distinct
+from trainer.engine.sglang.replica import Replica
+
+UNPUBLISHED = -1
+
+
+class Kept:
+    """A trainer that learns while rollouts are written moves the weights that it published, in place. So a copy is
+    kept, in the memory of the CPU: as many bytes as the weights have, since any server may come back at any time."""
+
+    def __init__(self, finds: Finds | None) -> None:
+        self.version = UNPUBLISHED
+        self.weights: dict[str, Tensor] = {}
+        self.agreement: Agreement | None = None
+        """Between the servers and the trainer, when weights were last published; the worst of all."""
+        self._finds = finds
+        self._found: Sequence[float] | None = None
+        """By the trainer, of these weights: what it reads later is of others."""
+        self._before: Sequence[float] | None = None
+        """Of the weights before these."""
+
+    async def take(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """While nobody moves them."""
+        await to_thread.run_sync(self._copy, distinct(weights))
+        found = await to_thread.run_sync(self._finds, PROMPT) if self._finds else None
+        self._before, self._found, self.agreement, self.version = self._found, found, None, version
+
+    def _copy(self, given: Sequence[tuple[str, Tensor]]) -> None:
+        """Over the copy that there is, where it has room: two of them would be needed at once otherwise."""
+        kept, self.weights = self.weights, {}
+        with torch.no_grad():
+            for name, tensor in given:
+                room = kept.get(name)
+                fits = room is not None and room.shape == tensor.shape and room.dtype == tensor.dtype
+                self.weights[name] = room.copy_(tensor) if room is not None and fits else _copied(tensor)
+
+    async def held(self, replica: Replica) -> None:
+        """Raises where it has other weights, or tells another version."""
+        if (version := await replica.version()) != self.version:
+            raise EngineError(f"SGLang at {replica.url} has weights {version} where {self.version} were published")
+        if self._found is None:
+            return
+        found = agreed(replica.url, await finding(replica.wire), self._found, self._before, replica.facts.dtype)
+        if self.agreement is None or self.agreement.most < found.most:
+            self.agreement = found
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
