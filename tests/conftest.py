@@ -9,11 +9,15 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from hypothesis import settings
 
 # Tiny products are many times slower when threads share them; whoever tests threads sets their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whoever runs tests in the background leaves Ctrl-C ignored, and every program that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long an example takes says something of the machine, and nothing of the law.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 Write = Callable[[str, str], Path]
 
