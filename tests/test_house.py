@@ -49,7 +49,7 @@ TRAINER_DOORS = {
     ),
     "peft": ("policy/",),
     "transformers": ("template/", "engine/torch/", "model.py", "policy/", "demo/", "vision/"),
-    "numpy": ("engine/torch/",),
+    "numpy": ("engine/torch/", "policy/"),
     "httpx2": ("engine/sglang/",),
     "safetensors": ("engine/sglang/publish/", "policy/"),
     "sglang": (),

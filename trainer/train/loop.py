@@ -15,6 +15,7 @@ from trainer.engine.base import Engine
 from trainer.learn.lesson import lesson
 from trainer.learn.lesson import metrics as lesson_metrics
 from trainer.ledger import NOTHING
+from trainer.policy import chance
 from trainer.policy.learner import Learner
 from trainer.policy.policy import Policy
 from trainer.reward.scored import metrics as reward_metrics
@@ -184,6 +185,7 @@ class Training:
     def _write(self, folder: Path) -> None:
         """A model as `from_pretrained` loads it, or its adapters alone where those are learned."""
         self.policy.save(folder)
+        chance.save(folder)
         self.job.spoken(folder)
 
     def _barren(self, rolled: Rolled) -> bool:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gateway.errors import ConfigError
 from trainer.engines import notes
+from trainer.policy import chance
 from trainer.policy.learner import Learner
 from trainer.policy.placement import placement
 from trainer.policy.policy import Policy
@@ -108,6 +109,10 @@ async def _training(
     training = Training(
         job, folder, engine, policy, learner, progress, metrics, reports, writer, thread, step, saved=step
     )
+    if found:
+        chance.resume(found.folder)
+    else:
+        chance.begin(settings.seed)
     for measured in history:  # What was alarming then was told then.
         training.alarms.look(measured)
     return training

@@ -1,0 +1,76 @@
+"""What draws from the program's own generators draws after a break what it would have drawn without."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from rich.console import Console
+
+from tests.trainer.train.jobs import small
+from tests.trainer.train.trainings import NATIVE
+from trainer.policy import chance
+from trainer.train.start import train
+
+LUCK = """
+import random
+import numpy
+import torch
+
+def luck(attempt):
+    return random.randrange(1000) + numpy.random.randint(1000) + int(torch.randint(1000, ()))
+"""
+
+
+def drawn() -> list[float]:
+    return [random.random(), random.gauss(), *numpy.random.normal(size=3), *torch.rand(3).tolist()]
+
+
+def test_generators_go_on_from_where_they_were_saved(tmp_path: Path) -> None:
+    chance.begin(7)
+    drawn()
+    chance.save(tmp_path)
+    expected = drawn()
+    chance.begin(8)
+    assert drawn() != expected
+    chance.resume(tmp_path)
+    assert drawn() == expected
+
+
+def test_the_same_seed_begins_alike_and_any_seed_may_be_asked_for() -> None:
+    found = []
+    for seed in (2**40, 2**40, 3):
+        chance.begin(seed)
+        found.append(drawn())
+    assert found[0] == found[1] != found[2]
+
+
+async def test_a_reward_that_draws_is_the_same_after_a_run_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """It is measured and rewards nothing: which rollout has which number is up to who comes first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(LUCK)
+    (tmp_path / "tools").mkdir()
+    for name, text in NATIVE.items():
+        (tmp_path / name).write_text(text)
+    rewards = {"outcome": {"function": "outcome"}, "luck": {"function": "own.py:luck", "weight": 0}}
+    settings = small(tools="tools", kinds=["fact"], steps=3, evaluation={"every": 0}, reward={"components": rewards})
+    run, console = tmp_path / "run", Console(file=io.StringIO(), width=200)
+    await train(settings, run, console)
+
+    def luck() -> list[float]:
+        return [json.loads(line)["reward/luck"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    whole = luck()
+    assert len({*whole}) == 3
+    shutil.rmtree(run / "checkpoints/000003")
+    random.seed(0)
+    await train(settings, run, console, resume=True)
+    assert luck() == whole
