@@ -11,7 +11,7 @@ import torch
 from anyio.lowlevel import checkpoint
 from torch import Tensor
 
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, VOCABULARY, Fake, opened, reads, serving, until, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import replica as replicas
 from trainer.engine.sglang.engine import SGLangEngine
@@ -113,16 +113,20 @@ async def test_a_turn_that_would_begin_while_weights_are_sent_begins_with_them(i
 
 async def test_a_turn_taken_up_again_over_new_weights_reads_nothing_of_those_before() -> None:
     """An id that was taken back is drawn anew by another request, which says which weights it is for."""
-    fake = Fake(hold_at=2)
-    wanted = int(weights(1)[NAME].softmax(-1).sum(0).argmax())
+    fake, half = Fake(hold_at=2), tuple(range(0, VOCABULARY, 2))
+
+    def keys() -> list[str]:
+        return [body["extra_key"] for body in fake.bodies("/generate") if body.get("extra_key")]
+
     async with opened(fake, in_place=True) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=40, barred=(wanted,)))
+        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=60, barred=half))
         await until(lambda: fake.writing)
+        before = keys()
         await engine.publish(weights(1), 3)
         fake.hold_at = None
         fake.released.set()
-    first, *later = [body["extra_key"] for body in fake.bodies("/generate") if body.get("extra_key")]
-    assert first.endswith(" -1") and later and all(key.endswith(" 3") for key in later)
+    after = keys()[len(before) :]
+    assert all(key.endswith(" -1") for key in before) and after and all(key.endswith(" 3") for key in after)
 
 
 async def test_whoever_waits_goes_on_with_the_first_server_that_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
