@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from tests.sglang.policy import AGREE
 from tests.trainer.vision.seeing import logprobs, picture, seeing_model
 from trainer.engine.base import Sampling
 from trainer.engine.sglang.engine import SGLangEngine
@@ -35,5 +36,5 @@ async def test_pictures_are_as_wide_and_what_is_written_as_likely_as_the_trainer
     for written, images in ((first, PICTURES), (swapped, PICTURES[::-1])):
         assert written.read == len(template.eyes.sight(ids, images).ids)
         own = logprobs(folder, template.eyes, (*ids, *written.ids), images)[-len(written.ids) :]
-        assert list(written.logprobs) == pytest.approx(own, abs=1e-5)
+        assert list(written.logprobs) == pytest.approx(own, abs=AGREE)
     assert first.logprobs[0] != swapped.logprobs[0]
