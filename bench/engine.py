@@ -19,6 +19,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from trainer.demo.facts.model import SHAPE
 from trainer.engine.base import Sampling
 from trainer.engine.torch import TorchEngine
 
@@ -93,17 +94,10 @@ def model(vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """The tiny model of the default job."""
     torch.manual_seed(0)
     config = Qwen3Config(
+        **SHAPE,
         vocab_size=vocabulary,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
-        tie_word_embeddings=True,
         max_position_embeddings=1024,
         eos_token_id=None,
-        bos_token_id=None,
     )
     return Qwen3ForCausalLM(config).train(False)
 

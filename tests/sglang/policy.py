@@ -18,8 +18,7 @@ from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.publish.way import Way
 from trainer.engine.sglang.server import Server
 
-AGREE = 3e-5
-"""Nats: float32's own rounding where an id is unlikely, from which both sides are as far. Most are within 1e-5."""
+AGREE = 1e-5
 EOS = 1
 PROMPT = tuple(range(40, 80))
 WAYS = ("tensors", "disk", "group")

@@ -22,7 +22,7 @@ from trainer.engine.sglang.server import Server
 
 ROOT = Path(__file__).parents[2]
 START_S = 600
-AGREE = 3e-5
+AGREE = 1e-5
 PROMPT = list(range(40, 64))
 TRAINER = """
 import sys, anyio

@@ -30,7 +30,7 @@ async def test_pictures_are_as_wide_and_what_is_written_as_likely_as_the_trainer
     async with SGLangEngine([server], ByTensors()) as engine:
         assert engine.capabilities.images
         with anyio.fail_after(120):
-            asked = Sampling(max_tokens=12, barred=template.barred)
+            asked = Sampling(max_tokens=12, temperature=0)  # What is drawn may be so unlikely that float32 rounds more.
             first = await engine.generate(ids, asked, images=PICTURES)
             swapped = await engine.generate(ids, asked, images=PICTURES[::-1])
     for written, images in ((first, PICTURES), (swapped, PICTURES[::-1])):

@@ -12,23 +12,18 @@ def tiny_model(folder: Path, family: str = "hermes", kind: str = "qwen3") -> Pat
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+    from trainer.demo.facts.model import SHAPE
+
     folder.mkdir(parents=True, exist_ok=True)
     folder_for(FAMILIES[family], folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         kind,
+        **SHAPE,
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
-        intermediate_size=192,
         max_position_embeddings=8192,
-        tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from trainer.run.rollout import Rollout
 NAME = "credits.jsonl"
 STEP = re.compile(r"(\d+)-\d+-\d+$")
 """A group of a training run is called `step-draw-number`, unless its rollouts say which step learned from them."""
+LINE = re.compile(rb'\{"step":(\d+),')
+"""How `dump` begins it."""
 Credit = tuple[int, float, float]
 """So many tokens, the advantage of each, and its weight."""
 
@@ -48,6 +50,20 @@ def dump(step: int, rows: Iterable[Weighed]) -> bytes:
     return json.dumps({"step": step, "rollouts": told}, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "surrogatepass"
     ) + (b"\n")
+
+
+def cut(file: Path, step: float = inf) -> None:
+    """Back to its last whole line, and to that of this step: what later ones said, they will say anew."""
+    if not file.exists():
+        return
+    end = 0
+    with file.open("r+b") as opened:
+        for line in opened:
+            begins = LINE.match(line)
+            if not line.endswith(b"\n") or (begins and int(begins[1]) > step):
+                break
+            end += len(line)
+        opened.truncate(end)
 
 
 def _runs(row: Weighed) -> list[Credit]:

@@ -6,15 +6,13 @@
     runs/NAME/rollouts.jsonl.offsets   where each line begins, for quick reading; see `offsets.py`
 
 One process adds at a time, and any number read meanwhile. A line that ends in mid-word, because the writer was killed,
-is no rollout: readers pass over it, and the next writer cuts it off, as it does credits of steps that are not there.
+is no rollout: readers pass over it, and the next writer cuts it off, as it does in the credits.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from threading import Lock
@@ -28,8 +26,6 @@ from trainer.run.offsets import offsets
 from trainer.run.rollout import Rollout
 
 NAME = "rollouts.jsonl"
-STEP = re.compile(rb'\{"step":(\d+),')
-"""How a line of credits begins."""
 
 
 class RunError(Exception):
@@ -45,9 +41,8 @@ class Writer:
         self._file = (folder / NAME).open("ab", buffering=0)
         self._credits = folder / credits.NAME
         self._lock = Lock()
-        begins = offsets(folder / NAME)
-        self._file.truncate(begins[-1])
-        _cut_credits(self._credits, folder / NAME, begins)
+        self._file.truncate(offsets(folder / NAME)[-1])
+        credits.cut(self._credits)
 
     def __enter__(self) -> Self:
         return self
@@ -80,35 +75,6 @@ def _append(file: FileIO, line: bytes) -> None:
     except BaseException:  # Half a line on a full disk would spoil the next one.
         file.truncate(start)
         raise
-
-
-def _cut_credits(file: Path, rollouts: Path, begins: Sequence[int]) -> None:
-    """Back to its last whole line of a step whose rollouts are there: where a run was cut back, its later steps are
-    made again under the same names, and would be read with the credits of those that are gone."""
-    if not file.exists():
-        return
-    last, end = _last_step(rollouts, begins), 0
-    with file.open("r+b") as opened:
-        for line in opened:
-            head = STEP.match(line)
-            if not line.endswith(b"\n") or (head and int(head[1]) > last):
-                break
-            end += len(line)
-        opened.truncate(end)
-
-
-def _last_step(file: Path, begins: Sequence[int]) -> int:
-    """Of the last rollout that says which step it is of; what ran ahead of all steps says none."""
-    with file.open("rb") as opened:
-        for place in reversed(range(1, len(begins))):
-            start, stop = begins[place - 1], begins[place]
-            opened.seek(start)
-            with suppress(ValueError, AttributeError):  # A damaged line is told of where it is read.
-                line = json.loads(opened.read(stop - start).decode("utf-8", "surrogatepass"))
-                named = credits.STEP.match(line.get("group", ""))
-                if step := line.get("step") or int(named[1] if named else 0):
-                    return int(step)
-    return 0
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import Self
 
 from gateway.errors import ConfigError
 from trainer.config import flat
+from trainer.run import credits
 from trainer.run.file import NAME as ROLLOUTS
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.settings import TrainSettings
@@ -124,8 +125,9 @@ class Folder:
         folder = Path(json.loads((self.path / ABOUT).read_text(encoding="utf-8")).get("model", ""))
         return folder if folder.is_absolute() and folder.is_dir() else None
 
-    def cut(self, rollouts: int) -> None:
-        """Forgets the rollouts of steps that are made again."""
+    def cut(self, rollouts: int, step: int) -> None:
+        """Forgets the rollouts of steps that are made again, those after this one, and what they were worth."""
+        credits.cut(self.path / credits.NAME, step)
         file = self.path / ROLLOUTS
         if file.exists() and file.stat().st_size > rollouts:
             os.truncate(file, rollouts)

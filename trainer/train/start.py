@@ -94,7 +94,7 @@ async def _training(
         told(note)
     if found:
         job.course.resume(found.state["position"])
-    folder.cut(found.state["rollouts"] if found else 0)
+    folder.cut(found.state["rollouts"] if found else 0, step)
     metrics = stack.enter_context(Metrics(folder.path / METRICS))
     history = metrics.cut(step if found else -1)  # Without a checkpoint it begins anew, step 0 included.
     writer = stack.enter_context(Writer(folder.path))

@@ -18,6 +18,7 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.run import credits
 from trainer.run.file import NAME, Rollouts, Writer, _append
 from trainer.run.rollout import Rollout, StopReason
+from trainer.train.folder import Folder
 
 ROLLOUT = Rollout(
     "t", Ledger((Entry(Author.TASK, (1, 2, 3)), Entry(Author.POLICY, (4, 5), logprobs=(-0.25, -1.5)))), StopReason.DONE
@@ -75,19 +76,16 @@ def test_credits_on_a_full_disk_leave_no_half_a_line(tmp_path: Path) -> None:
     assert (tmp_path / credits.NAME).stat().st_size == before
 
 
-def test_credits_of_steps_whose_rollouts_were_cut_off_do_not_stay(tmp_path: Path) -> None:
-    credited(tmp_path, 1, 2)
-    kept = (tmp_path / NAME).stat().st_size
-    with Writer(tmp_path) as run:
-        ahead = replace(ROLLOUT, group="0-2-7")
-        run.add(replace(ahead, step=3))
-        run.credit(3, [Row(ahead.name)])
-        run.add(ahead)
-    Writer(tmp_path).__exit__(None, None, None)
-    assert steps_of(tmp_path) == [1, 2, 3], "what ran ahead of all steps is of none"
-    os.truncate(tmp_path / NAME, kept)
-    Writer(tmp_path).__exit__(None, None, None)
-    assert steps_of(tmp_path) == [1, 2]
-    os.truncate(tmp_path / NAME, 0)
-    Writer(tmp_path).__exit__(None, None, None)
-    assert steps_of(tmp_path) == []
+@pytest.mark.parametrize("step", range(4))
+def test_credits_of_steps_that_are_made_again_do_not_stay(step: int, tmp_path: Path) -> None:
+    credited(tmp_path, 1, 2, 3)
+    before = (tmp_path / NAME).stat().st_size
+    Folder(tmp_path).cut(before * step // 3, step)
+    assert steps_of(tmp_path) == [1, 2, 3][:step]
+    credited(tmp_path, *range(step + 1, 4))
+    assert steps_of(tmp_path) == [1, 2, 3] and (tmp_path / NAME).stat().st_size == before
+
+
+def test_a_run_without_credits_is_cut_as_well(tmp_path: Path) -> None:
+    Folder(tmp_path).cut(0, 0)
+    assert not (tmp_path / credits.NAME).exists()

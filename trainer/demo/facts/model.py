@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -21,6 +22,17 @@ PIECES = r"(?:system|user|assistant|tool)\n|\d|[A-Z][a-z]+"
 """Each stands alone: no token crosses from the prompt into the policy's turn, and digits and names are copied one by
 one. Everything between them may become one token, spaces included."""
 VOCABULARY = 640
+SHAPE: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 192,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+}
+"""Of a model that is as small as can be, whatever it reads and writes."""
 LINES = 400
 
 
@@ -49,18 +61,11 @@ def spelled(
 def network(vocabulary: int, stop: int, seed: int = 0) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
+        **SHAPE,
         vocab_size=vocabulary,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
-        intermediate_size=192,
         max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        tie_word_embeddings=True,
         eos_token_id=stop,
-        bos_token_id=None,
         pad_token_id=None,
     )
     return Qwen3ForCausalLM(config)
