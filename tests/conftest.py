@@ -1,12 +1,18 @@
-"""Every async test of the gateway runs on asyncio and on trio; a test that needs files works in a folder of its own."""
+"""Every async test of the gateway runs on asyncio and on trio; a test that needs files works in a folder of its own.
+
+No test hands anything on: whatever was tested before it, in whichever order, it finds and draws the same.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -20,6 +26,25 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 Write = Callable[[str, str], Path]
+
+
+@pytest.fixture(autouse=True)
+def forgotten(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test wrote and imported is not the next one's, whose file may have the same name."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if _lies_in(tmp_path_factory.getbasetemp(), sys.modules[name]):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def drawn() -> None:
+    """The same in every run. Nobody loads torch for this, which would have begun with its own seed."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -39,3 +64,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return file
 
     return write
+
+
+def _lies_in(folder: Path, module: ModuleType) -> bool:
+    spec = getattr(module, "__spec__", None)
+    places = [getattr(spec, "origin", None), *(getattr(spec, "submodule_search_locations", None) or ())]
+    return any(str(place).startswith(str(folder)) for place in places)

@@ -1,12 +1,11 @@
-"""What one test imports, and may import, is not the next one's: a folder of tests takes `fresh` into its conftest."""
+"""What stands in for verl and ms-swift in one test does not in the next: a folder of tests takes `fresh` into its
+conftest."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -19,16 +18,15 @@ REGISTRIES = (gym.multi_turns, gym.envs, gym.context_managers, orm.orms)
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     for finder in (VERL, SWIFT):
         monkeypatch.setattr(finder, "folders", set())
         monkeypatch.setattr(finder, "packages", set())
-    _forget(tmp_path)
+    _forget()
     with _kept():
         yield
-    _forget(tmp_path)
+    _forget()
 
 
 @contextmanager
@@ -40,13 +38,7 @@ def _kept() -> Iterator[None]:
         registry.update(known)
 
 
-def _forget(folder: Path) -> None:
-    for name, module in [*sys.modules.items()]:
-        if name.partition(".")[0] in ("verl", "swift") or _lies_in(folder, module):
+def _forget() -> None:
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("verl", "swift"):
             del sys.modules[name]
-
-
-def _lies_in(folder: Path, module: ModuleType) -> bool:
-    spec = getattr(module, "__spec__", None)
-    places = [getattr(spec, "origin", None), *(getattr(spec, "submodule_search_locations", None) or ())]
-    return any(str(place).startswith(str(folder)) for place in places)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +9,6 @@ import pytest
 from gateway.config.find import find
 from gateway.errors import ConfigError
 from tests.conftest import Write
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    """Modules of one test are none of the next one's business."""
-    modules, path = set(sys.modules), [*sys.path]
-    yield
-    for name in set(sys.modules) - modules:
-        if name.startswith("mine"):
-            del sys.modules[name]
-    sys.path[:] = path
 
 
 def _refusal(name: str, near: Path) -> ConfigError:

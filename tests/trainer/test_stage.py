@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import anyio
@@ -33,9 +32,7 @@ half = type("Half", (), {"step": lambda self, turn: None})
 
 
 @pytest.fixture
-def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "my_plugins", raising=False)
+def plugins(tmp_path: Path) -> Path:
     file = tmp_path / "my_plugins.py"
     file.write_text(PLUGINS)
     return file

@@ -81,6 +81,7 @@ class Fake:
     """By path, how often something was looked up."""
     hung: bool = False
     """It takes what is asked, and says nothing."""
+    chance: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     @property
     def spans(self) -> bool:
@@ -204,9 +205,12 @@ class Fake:
         for place, bias in params.get("logit_bias", {}).items():
             logits[int(place)] += bias
         told = (logits if self.original else logits / (params["temperature"] or 1.0)).log_softmax(-1)
-        token = int(logits.argmax()) if not params["temperature"] else int(torch.multinomial(told.exp(), 1))
+        token = int(logits.argmax()) if not params["temperature"] else self._draw(told)
         top = [[float(value), int(place), None] for value, place in zip(*told.topk(2), strict=True)]  # type: ignore[misc]
         return token, float(told[token]), top
+
+    def _draw(self, told: torch.Tensor) -> int:
+        return int(torch.multinomial(told.exp(), 1, generator=self.chance))
 
     async def abort(self, body: Any) -> None:
         self.aborted.add(body["rid"])
