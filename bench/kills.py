@@ -34,7 +34,7 @@ import psutil  # noqa: E402
 import yaml  # noqa: E402
 
 from gateway.types import Outcome  # noqa: E402
-from trainer.engine.sglang.agree import EXACT  # noqa: E402
+from trainer.engine.base import EXACT  # noqa: E402
 from trainer.engine.sglang.launch import TESTED  # noqa: E402
 from trainer.run.file import Rollouts  # noqa: E402
 from trainer.run.history import NAME as METRICS  # noqa: E402

@@ -16,7 +16,7 @@ from gateway.types import Image, ToolCall
 from tests.trainer.conversations import template_for
 from tests.trainer.scripts import HERMES, calling, gateway_of, says
 from trainer.config import Admission, RolloutLimits
-from trainer.engine.base import Capabilities, Engine, Sampling, Written
+from trainer.engine.base import Agreement, Capabilities, Engine, Sampling, Written
 from trainer.engine.scripted import LOGPROB, ScriptedEngine
 from trainer.groups import Groups
 from trainer.play import Player
@@ -56,6 +56,10 @@ class Planned:
     @property
     def counted(self) -> Mapping[str, float]:
         return self.inner.counted
+
+    @property
+    def agreement(self) -> Agreement | None:
+        return self.inner.agreement
 
     async def generate(
         self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()

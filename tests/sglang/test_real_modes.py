@@ -68,6 +68,7 @@ async def test_a_run_learns_in_each_mode_from_what_is_no_older_than_it_may_be(
     with anyio.fail_after(300):
         await train(settings, run, console)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(line["agreement/max"] for line in lines) <= AGREE
     assert [line["step"] for line in lines] == [1, 2, 3] and [line["rollout/lost"] for line in lines] == [0] * STEPS
     most = {"synchronous": [0, 0, 0], "one_step_off": [0, 1, 1], "asynchronous": [0, 1, 1]}[mode]
     learned = 0

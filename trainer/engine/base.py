@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Stop = Literal["stop", "length", "abort"]
 
 
+EXACT = 1e-4
+"""Nats; what is nearer, differs by rounding alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to continue. The defaults sample from the policy as it is, which is what its gradient assumes."""
@@ -74,6 +78,22 @@ class Capabilities:
     """What is not as one would expect, for whoever runs it: printed and recorded."""
 
 
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far an engine's logprobs of some ids are from the trainer's, both with the same weights."""
+
+    most: float
+    mean: float
+
+    @property
+    def exact(self) -> bool:
+        return self.most <= EXACT
+
+    @property
+    def told(self) -> dict[str, float]:
+        return {"agreement/max": self.most, "agreement/mean": self.mean}
+
+
 class EngineError(Exception):
     """The engine failed, not the policy: the rollout ends with its own stop reason and is never scored."""
 
@@ -98,6 +118,11 @@ class Engine(Protocol):
     @property
     def counted(self) -> Mapping[str, float]:
         """What has happened at its servers since it was opened, by name; nothing, where it has none."""
+        ...
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """With the trainer, when weights were last published. Nobody asks an engine that reads with the same code."""
         ...
 
     async def generate(

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 
 from gateway.types import Image
-from trainer.engine.base import Capabilities, EngineError, Sampling, Written
+from trainer.engine.base import Agreement, Capabilities, EngineError, Sampling, Written
 
 if TYPE_CHECKING:
     import torch
@@ -105,6 +105,10 @@ class ScriptedEngine:
     @property
     def counted(self) -> Mapping[str, float]:
         return {}
+
+    @property
+    def agreement(self) -> Agreement | None:
+        return None
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self._version = version

@@ -118,6 +118,8 @@ class Training:
         with progress.phase("publishing"):
             weights = await self.thread.run(lambda: self.policy.weights)  # Adapters are merged, layer by layer.
             await self.engine.publish(weights, step)
+        if found := self.engine.agreement:
+            told |= found.told
         self.step = step
         self.job.course.tell(step - 1, told.get("success/sampled"))
         self.job.course.settle(rolled.draws)

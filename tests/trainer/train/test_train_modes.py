@@ -16,6 +16,8 @@ from tests.trainer.processes import TIMEOUT_S, started, until
 from tests.trainer.train.jobs import small
 from tests.trainer.train.trainings import NATIVE
 from trainer.data.curriculum import Course
+from trainer.engine.base import Agreement
+from trainer.engine.torch import TorchEngine
 from trainer.policy.learner import Learner
 from trainer.run.file import Rollouts
 from trainer.run.rollout import Rollout
@@ -205,6 +207,17 @@ async def test_what_teaches_nothing_is_replaced_in_each_mode(tools: str, tmp_pat
         for step in (1, 2):
             console = quiet()
             assert await again(tmp_path / mode, step, console), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "one_step_off", "asynchronous"])
+async def test_how_far_servers_are_from_the_trainer_is_told_of_each_step_in_each_mode(
+    mode: str, tools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is trained is written by other weights in some of them, and so tells nothing of it."""
+    monkeypatch.setattr(TorchEngine, "agreement", property(lambda engine: Agreement(engine.version / 1e6, 1e-7)))
+    await train(job(tools, mode, steps=2, evaluation={"every": 0}), tmp_path / "r", quiet())
+    told = [(line["agreement/max"], line["agreement/mean"]) for line in told_by(tmp_path / "r")]
+    assert told == [(1e-6, 1e-7), (2e-6, 1e-7)]
 
 
 async def test_a_dry_run_tells_the_mode(tools: str) -> None:

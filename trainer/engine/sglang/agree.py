@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite, nan
 
-from trainer.engine.base import EngineError
+from trainer.engine.base import EXACT, Agreement, EngineError
 from trainer.engine.sglang.wire import Wire
 
 Finds = Callable[[Sequence[int]], Sequence[float]]
 """How likely the trainer's model finds each id but the first, given those before it: logprobs at temperature 1."""
 PROMPT = tuple(range(2, 34))
 """Any will do, if every vocabulary has it: other weights find it otherwise."""
-EXACT = 1e-4
-"""Nats; what is nearer, differs by rounding alone."""
 FAR: Mapping[str, float] = {"float32": 0.01}
 """Nats, that rounding alone never makes."""
 FAR_ROUNDED = 0.5
@@ -22,17 +19,6 @@ FAR_ROUNDED = 0.5
 CLEAR = 4.0
 """Times as far as a server is from the weights before, must the trainer be from them: nearer, it may be rounding."""
 SCORE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    most: float
-    """The largest difference between two logprobs of the same id."""
-    mean: float
-
-    @property
-    def exact(self) -> bool:
-        return self.most <= EXACT
 
 
 async def finding(wire: Wire) -> list[float]:

@@ -15,8 +15,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.types import Image
-from trainer.engine.base import Capabilities, EngineError, Sampling, Written
-from trainer.engine.sglang.agree import Agreement, Finds
+from trainer.engine.base import Agreement, Capabilities, EngineError, Sampling, Written
+from trainer.engine.sglang.agree import Finds
 from trainer.engine.sglang.barred import unbarred
 from trainer.engine.sglang.check import check, labelled
 from trainer.engine.sglang.kept import Kept

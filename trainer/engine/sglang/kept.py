@@ -8,8 +8,8 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from trainer.engine.base import EngineError
-from trainer.engine.sglang.agree import PROMPT, Agreement, Finds, agreed, finding
+from trainer.engine.base import Agreement, EngineError
+from trainer.engine.sglang.agree import PROMPT, Finds, agreed, finding
 from trainer.engine.sglang.publish.way import distinct
 from trainer.engine.sglang.replica import Replica
 

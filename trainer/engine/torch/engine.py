@@ -12,7 +12,7 @@ import torch
 from anyio import to_thread
 
 from gateway.types import Image
-from trainer.engine.base import Capabilities, EngineError, Sampling, Written
+from trainer.engine.base import Agreement, Capabilities, EngineError, Sampling, Written
 from trainer.engine.torch.batch import Batch
 from trainer.engine.torch.dense import Dense, unfit
 from trainer.engine.torch.module import Module
@@ -107,6 +107,10 @@ class TorchEngine:
     @property
     def counted(self) -> Mapping[str, float]:
         return {}
+
+    @property
+    def agreement(self) -> Agreement | None:
+        return None
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """What is being written reads its ids again, so that a logprob is exact under the version that sampled it."""
