@@ -26,7 +26,7 @@ train: install  ## Make a tiny model and watch it learn to use tools
 
 test: install browser check  ## Lint, types, all tests, coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest --numprocesses logical --dist loadfile
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
