@@ -13,7 +13,7 @@ from gateway.types import ToolSpec
 from trainer.ledger import Message
 
 from .errors import TemplateError
-from .known import Known
+from .known import Known, Same
 from .tokens import Tokens
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class Chat:
     ) -> None:
         self.tokenizer, self.tokens, self._template, self._settings = tokenizer, tokens, template, dict(settings)
         self._known: Known[bytes, str] = Known()
+        # Every rollout offers the same tools, and a server may bring hundreds.
+        self._named: Same[ToolSpec, str] = Same(lambda tool: json.dumps(schema(tool)))
+        self._fenced: Same[ToolSpec, Any] = Same(lambda tool: tokens.fenced(schema(tool)))
 
     @cached_property
     def _timed(self) -> bool:
@@ -63,14 +66,14 @@ class Chat:
             return self._text(messages, tools, prompt, self._objects)
 
         try:
-            asked = json.dumps([messages, [schema(tool) for tool in tools], prompt])
+            asked = "\n".join((json.dumps([messages, prompt]), *map(self._name, tools)))
         except TypeError:  # something that is no JSON, which only the template knows what to make of
             return make()
         return make() if self._timed else self._known.of(sha256(asked.encode()).digest(), make)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], prompt: bool, objects: bool) -> str:
         rows = [self._row(message, objects) for message in messages]
-        schemas = [self.tokens.fenced(schema(tool)) for tool in tools]
+        schemas = [self._schema(tool) for tool in tools]
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -85,6 +88,12 @@ class Chat:
         except Exception as error:  # the template is a program from a model's folder: it may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise TemplateError(f"the chat template refuses a conversation of {roles}: {error}") from error
+
+    def _name(self, tool: Tool) -> str:
+        return self._named.of(tool) if isinstance(tool, ToolSpec) else json.dumps(tool)
+
+    def _schema(self, tool: Tool) -> Any:
+        return self._fenced.of(tool) if isinstance(tool, ToolSpec) else self.tokens.fenced(tool)
 
     def _row(self, message: Message, objects: bool) -> dict[str, Any]:
         row = {key: value for key, value in message.items() if key not in ("role", "tool_calls")}
