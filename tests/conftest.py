@@ -21,9 +21,11 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whoever runs tests in the background leaves Ctrl-C ignored, and every program that they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# How long an example takes says something of the machine, and nothing of the law.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# How long an example takes says something of the machine, and nothing of the law. What fails once fails in every run;
+# `pytest --hypothesis-profile wide` draws other examples each time.
+settings.register_profile("wide", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.load_profile("same")
 
 Write = Callable[[str, str], Path]
 

@@ -24,14 +24,19 @@ def fitted(width: int, height: int, bounds: Bounds) -> tuple[int, int]:
     factor = bounds.factor
     if max(width, height) > MOST_ASPECT * min(width, height):
         raise MediaError(f"{width}x{height} pixels: one side is more than {MOST_ASPECT} times the other")
-    wide, high = rounded(width, factor), rounded(height, factor)
+    wide, high = _in_aspect(rounded(width, factor), rounded(height, factor))
     if wide * high > bounds.max_pixels:
         shrink = math.sqrt(width * height / bounds.max_pixels)
-        wide, high = (max(factor, math.floor(side / shrink / factor) * factor) for side in (width, height))
+        wide, high = _in_aspect(*(max(factor, math.floor(side / shrink / factor) * factor) for side in (width, height)))
     elif wide * high < bounds.min_pixels:
         grow = math.sqrt(bounds.min_pixels / (width * height))
         wide, high = (math.ceil(side * grow / factor) * factor for side in (width, height))
     return wide, high
+
+
+def _in_aspect(wide: int, high: int) -> tuple[int, int]:
+    """Rounding may have made the short side too short for the long one."""
+    return min(wide, MOST_ASPECT * high), min(high, MOST_ASPECT * wide)
 
 
 def rounded(side: int, factor: int) -> int:

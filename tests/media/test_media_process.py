@@ -67,6 +67,13 @@ def test_sides_that_fit_are_multiples_within_bounds_in_nearly_the_same_aspect(
     assert fitted(wide, high, bounds) == (wide, high)
 
 
+@pytest.mark.parametrize("sides", [(9, 1605), (1605, 9), (16, 3190)])
+def test_a_picture_that_is_barely_not_too_long_is_not_made_too_long_by_rounding(sides: tuple[int, int]) -> None:
+    bounds = Bounds(64, 16640, 8)
+    fits = fitted(*sides, bounds)
+    assert max(fits) == MOST_ASPECT * min(fits) and fitted(*fits, bounds) == fits
+
+
 def test_a_picture_of_pillows_keeps_its_size_and_is_red_green_and_blue_on_white() -> None:
     clear = Pillow.new("RGBA", (3, 2), (255, 0, 0, 0))
     assert process_image(clear).size == (3, 2) and process_image(clear).getpixel((0, 0)) == (255, 255, 255)
