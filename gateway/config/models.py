@@ -90,15 +90,15 @@ class MediaLimits(Frozen):
     """What the policy is shown of pictures, sounds and films; of what it is not shown, the text tells."""
 
     most_images: NonNegativeInt = 16
-    """Pictures of one result; those after them are left out."""
+    """Pictures of one result, those after them are left out; and of one film, evenly spread."""
     most_bytes: PositiveInt = 32 * 1024 * 1024
     """A larger picture, sound, film or document is left out."""
     most_pixels: Annotated[int, Field(gt=0, le=89_478_485)] = 64_000_000
     """A larger picture is left out, before it is decoded; a film too, whose frames have more pixels together."""
     min_pixels: PositiveInt | None = None
-    """A smaller picture is enlarged to as many pixels."""
+    """A smaller picture, or frame of a film, is enlarged to as many pixels."""
     max_pixels: PositiveInt | None = None
-    """A larger picture is shrunk to as many pixels."""
+    """A larger picture, or frame of a film, is shrunk to as many pixels."""
     factor: PositiveInt = 28
     """Sides of a picture that is resized become multiples of this: 28 for Qwen2-VL and 2.5-VL, 32 for Qwen3-VL."""
     animated: Literal["first", "frames", "film"] = "first"
@@ -106,7 +106,7 @@ class MediaLimits(Frozen):
     films: Literal["film", "frames"] = "film"
     """What a film becomes: it stays one, or several pictures are shown of it."""
     fps: PositiveFloat = 2.0
-    """Of each second of a film that is shown as pictures, so many, and at least one."""
+    """Of each second of a film that is looked at, so many pictures, and at least one."""
     max_frames: PositiveInt = 16
     """Pictures of one film, at the most."""
 

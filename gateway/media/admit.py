@@ -14,10 +14,20 @@ from weakref import WeakValueDictionary
 from anyio import CapacityLimiter, to_thread
 
 from gateway.config.models import MediaLimits
-from gateway.media.film import Sampling, frames
+from gateway.media.film import SHOWN, Sampling, Seen, frames
 from gateway.media.header import size
 from gateway.media.kind import MediaError, as_film, raster, sniff
-from gateway.media.picture import decoded, encoded, measured, moves, opaque, opened, resized
+from gateway.media.picture import (
+    Picture,
+    decoded,
+    encoded,
+    encoded_film,
+    measured,
+    moves,
+    opaque,
+    opened,
+    resized,
+)
 from gateway.media.sizes import Bounds, fitted
 from gateway.media.take import note
 from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, Video
@@ -79,7 +89,7 @@ class Admission:
         """The same object where there is nothing but text."""
         if all(isinstance(part, Text) for part in parts):
             return Admitted(parts, 0)
-        if _is_light(parts):
+        if self.limits.animated != "frames" and _is_light(parts):  # A walk over frames is never light.
             return self.admitted(parts)
         return await to_thread.run_sync(self.admitted, parts, abandon_on_cancel=True, limiter=self.store.places)
 
@@ -120,7 +130,7 @@ class Admission:
         if (
             isinstance(part, Image)
             or (isinstance(part, Resource) and declared.startswith("image/"))
-            or (isinstance(part, Audio) and pictured)
+            or (isinstance(part, Resource | Audio) and pictured)
         ):
             yield from self._image(Image(data, raster(data)))
         elif isinstance(part, Video):
@@ -148,31 +158,61 @@ class Admission:
 
     def _shown(self, image: Image) -> Image:
         """A picture that stands still, known to be whole, in a size that is asked for."""
-        limits = self.limits
-        whole = self.store.once(_still(image), lambda: _whole(image, limits.most_pixels))
-        width, height = size(image.data)
-        least, most = limits.min_pixels or 1, limits.max_pixels or limits.most_pixels
-        if least <= width * height <= most:
+        most_pixels = self.limits.most_pixels
+        whole = self.store.once(_still(image), lambda: _whole(image, most_pixels))
+        if (sides := size(image.data)) == self._sides(*sides):
             return _image(whole)
-        sides = fitted(width, height, Bounds(least, most, limits.factor))
 
         def fit() -> Image:
-            return encoded(resized(opaque(opened(image.data, limits.most_pixels)), sides))
+            return encoded(self._resized(opaque(opened(image.data, most_pixels))))
 
-        return _image(self.store.once(("resized", image.digest, sides), fit))
+        return _image(self.store.once(("resized", image.digest, self._bounds), fit))
+
+    @property
+    def _bounds(self) -> Bounds:
+        limits = self.limits
+        return Bounds(limits.min_pixels or 1, limits.max_pixels or limits.most_pixels, limits.factor)
+
+    def _sides(self, width: int, height: int) -> tuple[int, int]:
+        """The same, unless others are asked for."""
+        bounds = self._bounds
+        fits = bounds.min_pixels <= width * height <= bounds.max_pixels
+        return (width, height) if fits else fitted(width, height, bounds)
+
+    def _resized(self, picture: Picture) -> Picture:
+        return resized(picture, self._sides(*picture.size))
 
     def _film(self, film: Video) -> Iterator[Part]:
-        if self.limits.films == "frames":
+        limits = self.limits
+        if limits.films == "frames":
             yield from self._frames(film.data)
             return
         if (sniff(film.data) or "").startswith("image/"):
-            measured(film.data, self.limits.most_pixels)
-        yield self.store.once((Video, film.mime, film.digest), lambda: film)
+            measured(film.data, limits.most_pixels)
+        if limits.min_pixels or limits.max_pixels or self._most_frames < SHOWN:
+            yield self.store.once(("fitted", film.mime, film.digest, limits), lambda: self._fitted(film))
+        else:
+            yield self.store.once((Video, film.mime, film.digest), lambda: film)
+
+    def _fitted(self, film: Video) -> Video:
+        """A film is shown as pictures in the end, so it has no more of them, and no others, than are asked for."""
+        if not self._most_frames:
+            raise MediaError("at most 0 images of one result are shown")
+        seen = self._seen(film.data)
+        pictures = [self._resized(picture) for picture in seen.pictures]
+        if seen.total <= self._most_frames and pictures[0].size == seen.pictures[0].size:
+            return film
+        return encoded_film(pictures, seen.fps)
+
+    @property
+    def _most_frames(self) -> int:
+        return min(self.limits.max_frames, self.limits.most_images)
+
+    def _seen(self, data: bytes) -> Seen:
+        return frames(data, Sampling(self.limits.fps, 1, self._most_frames), self.limits.most_pixels)
 
     def _frames(self, data: bytes) -> Iterator[Part]:
-        limits = self.limits
-        sampling = Sampling(limits.fps, 1, min(limits.max_frames, limits.most_images))
-        seen = frames(data, sampling, limits.most_pixels)
+        seen = self._seen(data)
         count = len(seen.pictures)
         yield Text(f"[a film of {seen.seconds:.3g} s: {count} of its {seen.total} frames, evenly spread]")
         for picture in seen.pictures:

@@ -15,6 +15,8 @@ from typing import Any
 from gateway.media.kind import RASTERS, MediaError, sniff
 from gateway.media.picture import MOST_PIXELS, Picture, decoded, opaque, opened
 
+SHOWN = 16
+"""Pictures that a policy is shown of a film, where nobody asks for fewer."""
 MOST_FRAMES = 10_000
 """A film with more is refused."""
 MOST_WORK_PIXELS = 1_000_000_000

@@ -12,9 +12,10 @@ from typing import Any
 from gateway.media import film
 from gateway.media.film import FRAME_MS, Sampling, Seen
 from gateway.media.kind import MediaError
-from gateway.media.picture import Picture, frames_of_array, is_array, opaque, resized
+from gateway.media.picture import Picture, frames_of_array, opaque, resized
 from gateway.media.sizes import Bounds, fitted
 from gateway.media.take import to_medium, to_picture
+from gateway.plain import is_array
 
 IMAGE_IDS = (4, 16_384)
 """A picture is shown as at least and at most so many ids, where nothing else is asked for."""
@@ -85,7 +86,7 @@ def _seen(video: Mapping[str, Any]) -> Seen:
     rate = float(video.get("sample_fps") or video.get("fps") or 1000 / FRAME_MS)
     if isinstance(shown, list | tuple):
         # Whoever chose the frames has chosen how many.
-        pictures = [process_image(frame) if isinstance(frame, Mapping) else to_picture(frame) for frame in shown]
+        pictures = [process_image(frame) for frame in shown]
         if not pictures:
             raise MediaError("a film without frames")
         pictures += pictures[-1:] * (-len(pictures) % OF_FRAMES)

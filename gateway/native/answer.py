@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,7 +12,6 @@ from gateway import errors
 from gateway.errors import Unavailable
 from gateway.media.admit import LOST
 from gateway.media.take import is_heavy, take
-from gateway.plain import plain
 from gateway.types import EMPTY, Outcome, Text, ToolResult
 
 
@@ -22,8 +22,8 @@ def answer(value: Any) -> ToolResult:
     response, reward, metrics = _taken_apart(value)
     if isinstance(response, ToolResult):
         return response
-    structured = plain(response) if isinstance(response, Mapping | BaseModel) and not _speaks(response) else None
-    parts, lost = take(response)
+    parts, lost, told = take(response)
+    structured = told if isinstance(response, Mapping | BaseModel) and not _speaks(response) else None
     return ToolResult(parts, structured=structured, reward=reward, metrics={**metrics, LOST: lost} if lost else metrics)
 
 
@@ -34,17 +34,17 @@ def is_slow(value: Any) -> bool:
 
 def _taken_apart(value: Any) -> tuple[Any, float | None, Mapping[str, Any]]:
     """A tuple is (response, reward[, metrics]) only where each stands at its place: (3, 4) is a value of its own."""
-    if not isinstance(value, tuple) or not value or isinstance(value[0], int | float):
+    if not isinstance(value, tuple) or not value or isinstance(value[0], Real):
         return value, None, EMPTY
     match value:
-        case (response, int() | float() | None as reward) if not isinstance(reward, bool):
+        case (response, Real() | None as reward) if not isinstance(reward, bool):
             return response, _number(reward), EMPTY
-        case (response, int() | float() | None as reward, dict() | None as metrics) if not isinstance(reward, bool):
+        case (response, Real() | None as reward, dict() | None as metrics) if not isinstance(reward, bool):
             return response, _number(reward), metrics or EMPTY
     return value, None, EMPTY
 
 
-def _number(reward: float | None) -> float | None:
+def _number(reward: Real | None) -> float | None:
     return None if reward is None else float(reward)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Callable
+from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from PIL import Image as Pillow
 from gateway.config.models import MediaLimits
 from gateway.media import admit as room
 from gateway.media.admit import LOST, Admission, Store
+from gateway.media.film import SHOWN, Sampling, Seen, frames
 from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, Video
 from tests.drawn import COLORS, SVG, bomb, moving, plain, png, saved, seen, truncated
 
@@ -79,6 +81,13 @@ def test_a_document_that_is_a_picture_is_shown_as_one_and_others_pass() -> None:
     assert parts == (Image(png()), document, link, sound)
 
 
+@pytest.mark.parametrize("declared", [None, "", "application/octet-stream"])
+def test_a_document_of_no_known_type_is_known_by_its_bytes(declared: str | None) -> None:
+    assert shown(Resource("file:///chart", declared, data=JPEG)) == (Image(JPEG, "image/jpeg"),)
+    kept, lost = Admission().admitted([Resource("file:///chart", declared, data=truncated())])
+    assert lost == 1 and isinstance(kept[0], Text) and kept[0].text.startswith("[resource left out: not a readable")
+
+
 def test_a_picture_passes_untouched_where_no_size_is_asked_for() -> None:
     for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
         data = saved(plain(40, 30), form)
@@ -106,6 +115,39 @@ def test_an_animation_may_be_a_film_and_a_film_may_be_pictures() -> None:
     film = Video(moving("WEBP", 3, duration_ms=1000), "video/webp")
     assert shown(film) == (film,)
     assert [type(part) for part in shown(film, films="frames", max_frames=2)] == [Text, Image, Image]
+
+
+FILM = Video(moving("WEBP", 12, (640, 360), duration_ms=500), "video/webp")
+
+
+def pictures_of(film: Part) -> list[Pillow.Image]:
+    """Of a film, as trainers look at it."""
+    assert isinstance(film, Video)
+    return list(frames(film.data, Sampling(min_frames=1, max_frames=SHOWN)).pictures)
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+def test_a_film_that_stays_one_is_as_long_and_as_large_as_is_asked_for(form: str) -> None:
+    data = moving(form, 12, (640, 360), duration_ms=500)
+    for part, animated in ((Video(data, f"video/{form.lower()}"), "first"), (Image(data), "film")):
+        (film,) = shown(part, animated=animated, most_images=4, max_pixels=3136)
+        seen = pictures_of(film)
+        assert [one.size for one in seen] == [(56, 28)] * 4
+        assert [one.getpixel((0, 0)) for one in seen] == [
+            Pillow.new("RGB", (1, 1), COLORS[place % 6]).getpixel((0, 0)) for place in (0, 4, 7, 11)
+        ]
+    assert len(pictures_of(*shown(FILM, max_frames=2))) == 2
+    assert pictures_of(*shown(FILM, max_pixels=3136))[0].size == (56, 28)
+    assert pictures_of(*shown(FILM, min_pixels=320_000))[0].size == (756, 448)
+
+
+def test_a_film_within_its_limits_is_the_same_bytes() -> None:
+    assert shown(FILM) == shown(FILM, most_images=12) == shown(FILM, max_pixels=640 * 360, max_frames=12) == (FILM,)
+
+
+def test_a_film_is_no_way_around_a_wish_for_no_pictures() -> None:
+    (note,) = shown(FILM, most_images=0)
+    assert note == Text("[video left out: at most 0 images of one result are shown]")
 
 
 def test_pictures_beyond_the_limit_are_named_where_the_first_of_them_stood() -> None:
@@ -176,6 +218,20 @@ async def test_a_large_picture_is_looked_at_in_a_thread_and_comes_to_the_same(mo
     for picture, threads in ((Image(png()), 0), (Image(png(600, 600)), 1), (Image(png(600, 600)), 2)):
         assert await admit.parts((picture,)) == ((picture,), 0)
         assert len(ran) == threads
+
+
+async def test_an_animation_is_walked_over_in_a_thread_however_small_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Thread] = []
+
+    def noted(*args: Any) -> Seen:
+        walked.append(current_thread())
+        return frames(*args)
+
+    monkeypatch.setattr(room, "frames", noted)
+    for form in ("GIF", "WEBP", "PNG"):
+        parts, lost = await Admission(MediaLimits(animated="frames")).parts((Image(moving(form)),))
+        assert [type(part) for part in parts] == [Text, Image] and not lost
+    assert len(walked) == 3 and current_thread() not in walked
 
 
 def test_equal_pictures_lie_in_memory_once_and_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

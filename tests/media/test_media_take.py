@@ -17,7 +17,7 @@ from gateway.media.header import size
 from gateway.media.take import take
 from gateway.native.base import ToolResponse
 from gateway.types import Audio, Image, Resource, Text, Video
-from tests.drawn import SVG, moving, plain, png, saved, seen
+from tests.drawn import SVG, moving, plain, png, saved, seen, truncated
 
 
 class Array:
@@ -191,6 +191,15 @@ def test_a_response_keeps_what_is_sound_and_names_what_is_not(tmp_path: Path) ->
     assert taken.parts[-1] == Text("four")
 
 
+def test_one_picture_that_cannot_be_written_costs_no_other() -> None:
+    taken = take(ToolResponse(text="The chart says 42.", image=[plain(), seen(truncated()), plain(0, 0)]))
+    assert taken.parts[0] == Image(png()) and taken.parts[3] == Text("The chart says 42.") and taken.lost == 2
+    assert taken.parts[1:3] == (
+        Text("[image left out: not a readable picture: image file is truncated]"),
+        Text("[image left out: not a readable picture: it is 0x0]"),
+    )
+
+
 def test_a_path_that_never_ends_is_not_read() -> None:
     for path in ("/dev/zero", "/", "x" * 5000, "a\0b"):
         (part,) = take(ToolResponse(image=[path])).parts
@@ -230,7 +239,7 @@ def test_frames_of_different_sizes_are_no_film() -> None:
 
 
 def test_a_picture_in_colors_that_png_lacks_is_made_red_green_and_blue() -> None:
-    for mode in ("CMYK", "YCbCr", "HSV", "F"):
+    for mode in ("CMYK", "YCbCr", "HSV", "F", "I"):
         assert seen(to_medium(Pictures.new(mode, (2, 3))).data).mode == "RGB"
     jpeg = saved(Pictures.new("CMYK", (2, 3)), "JPEG")
     assert to_medium(jpeg) == Image(jpeg, "image/jpeg")

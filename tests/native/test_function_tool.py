@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal
 
 import anyio
+import numpy as np
 import pytest
 from PIL import Image as Pictures
 from pydantic import BaseModel, Field
@@ -18,6 +19,9 @@ from gateway.native.base import ToolResponse
 from gateway.native.function import FunctionTool, SessionContext
 from gateway.native.toolset import NativeToolset
 from gateway.types import Context, Image, Outcome, Task, Text, ToolCall, ToolResult
+from tests.drawn import png
+
+PNG = png()
 
 
 class Unit(Enum):
@@ -159,6 +163,9 @@ class Point:
         (Place(city="Ulm"), (Text('{"city": "Ulm", "title": "no title", "inside": null}'),), {"city": "Ulm"}),
         ([Text("a"), "b"], (Text("a"), Text("b")), None),
         (True, (Text("true"),), None),
+        (np.mean([1, 2.5]), (Text("1.75"),), None),
+        ({"n": np.int64(3)}, (Text('{"n": 3}'),), {"n": 3}),
+        ({"chart": Image(PNG)}, (Text('{"chart": "[image 1]"}'), Image(PNG)), {"chart": "[image 1]"}),
     ],
 )
 async def test_whatever_a_function_returns_becomes_parts(value: Any, parts: Any, structured: Any) -> None:
@@ -180,6 +187,25 @@ async def test_a_response_with_reward_and_metrics_is_taken_apart() -> None:
     result = await run(scored)
     assert [type(part) for part in result.parts] == [Image, Text]
     assert (result.reward, result.metrics) == (0.5, {"steps": 3})
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "reward"),
+    [
+        ((np.float64(2.5), 0.5), "[2.5, 0.5]", None),
+        ((np.int64(2), np.float32(0.5)), "[2, 0.5]", None),
+        (("seen", np.float32(0.5)), "seen", 0.5),
+        (("seen", np.int64(1), {"steps": 3}), "seen", 1.0),
+        (("seen", True), '["seen", true]', None),
+    ],
+)
+async def test_numpys_numbers_stand_at_the_places_of_others(value: Any, text: str, reward: float | None) -> None:
+    def give() -> Any:
+        """Gives."""
+        return value
+
+    result = await run(give)
+    assert (result.text, result.reward, type(result.reward)) == (text, reward, type(reward))
 
 
 @pytest.mark.parametrize(

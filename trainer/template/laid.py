@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gateway.media import MediaError, to_parts
-from gateway.media.film import Sampling, frames
+from gateway.media.film import SHOWN, Sampling, frames
 from gateway.media.picture import encoded
 from gateway.types import Audio, Image, Part, Text, Video
 from trainer.ledger import Medium, Message
@@ -19,7 +19,7 @@ from .errors import TemplateError
 Blind = Literal["note", "error"]
 KINDS = frozenset({"image", "image_url", "video", "video_url", "input_audio"})
 """Of parts of a message that are no text."""
-FILM = Sampling(min_frames=1, max_frames=16)
+FILM = Sampling(min_frames=1, max_frames=SHOWN)
 """What is looked at of a film; tools and rows that want something else answer with its frames."""
 
 
