@@ -76,7 +76,8 @@ class TemplateSettings(Frozen):
     sanity: Literal["strict", "ignore_strippable", "disable"] = "strict"
     """What the check at a rollout's end tells of: every difference, those beside white space, or nothing."""
     chat_template: str | None = None
-    """A file to use in place of the model's own template, or such a template itself."""
+    """A file to use in place of the model's own template, such a template itself, or `qwen2_vl`, which comes with the
+    package: for Qwen2-VL and Qwen2.5-VL, whose own write no calls."""
     chat_template_kwargs: dict[str, Any] = {}
     """Passed on to the template, as `enable_thinking`."""
     images: Literal["auto", "in_tool_message", "user_message"] = "auto"

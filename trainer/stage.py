@@ -60,13 +60,14 @@ def down(gateway: AnyGateway) -> Iterator[Down]:
 
 def template_of(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpec] = ()) -> Template:
     """The model's own chat template, with the parser that belongs to it."""
-    from trainer.template import Settings, Template
+    from trainer.template import SHIPPED, Settings, Template
 
     own = settings.chat_template
     try:
-        text = own if own is None or "{%" in own or "{{" in own else Path(own).read_text(encoding="utf-8")
+        text = own if own is None or "{%" in own or "{{" in own else SHIPPED.get(own, Path(own)).read_text("utf-8")
     except (OSError, UnicodeError) as error:
-        field, remedy = "template.chat_template", "name a Jinja file in UTF-8"
+        field = "template.chat_template"
+        remedy = f"name a Jinja file in UTF-8, or one that comes with the package: {', '.join(SHIPPED)}"
         raise ConfigError(f"cannot be read: {error}", file=own, field=field, remedy=remedy) from error
     told = settings.model_dump(include={"history", "sanity", "chat_template_kwargs", "images", "blind"})
     used = Settings(chat_template=text, **told)

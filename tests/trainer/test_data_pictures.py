@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image as Pillow
 from pydantic import ValidationError
 
 from gateway.errors import ConfigError
@@ -153,6 +154,46 @@ def test_a_film_is_shown_as_pictures() -> None:
     assert len(one({"prompt": "<video>?", "videos": [{"video": film, "fps": 5}]}).media) == 6
     frames = one({"prompt": "<image>, <video>?", "images": [JPEG], "videos": [{"video": [RED, BLUE]}]})
     assert [medium.data for medium in frames.media] == [JPEG, RED, BLUE]
+
+
+@pytest.mark.parametrize("film", [moving("GIF", 12, (80, 60)), [png(80, 60), JPEG, saved(plain(60, 80), "PNG")]])
+def test_a_films_pictures_are_as_large_as_its_row_says(film: Any) -> None:
+    asked = {"video": film, "nframes": 3, "min_pixels": 784, "max_pixels": 2352}
+    in_column = one({"prompt": "<video>?", "videos": [asked]}).media
+    assert [seen(medium.data).size for medium in in_column] == [(56, 28)] * 3
+    part = {"type": "video", **asked}
+    assert one({"prompt": [{"role": "user", "content": [part]}]}).media == in_column
+    sides = {"resized_height": 308, "resized_width": 336}
+    told = one({"prompt": "?", "videos": [{"video": film, "nframes": 3, **sides}]}).media
+    assert [seen(medium.data).size for medium in told] == [(336, 308)] * 3
+    together = one({"prompt": "?", "videos": [{"video": film, "nframes": 3, "min_pixels": 784, "total_pixels": 7056}]})
+    assert [seen(medium.data).size for medium in together.media] == [(56, 28)] * 3
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"image": seen(RED)}, "image_key: image"),
+        ({"image": seen(RED), "images": None}, "image_key: image"),
+        ({"image": "a.png"}, "image_key: image"),
+        ({"other": "x", "photo": {"bytes": RED, "path": None}}, "image_key: photo"),
+        ({"photos": [seen(RED)]}, "image_key: photos"),
+        ({"video": "a.mp4"}, "video_key: video"),
+    ],
+)
+def test_pictures_in_a_column_of_another_name_are_not_passed_over(row: dict[str, Any], columns: str) -> None:
+    mark = "<video>" if "video" in row else "<image>"
+    for prompt in (f"{mark}?", [{"role": "user", "content": [{"type": "text", "text": mark}]}]):
+        words = told({"prompt": prompt, **row})
+        assert f"rows:1: {mark[1:-1]}s[0]: is missing, and the prompt has a place for it" in words
+        assert f"did you mean `columns: {{{columns}}}`?" in words
+    assert one({"prompt": "none", **row}).media == ()
+
+
+def test_a_picture_that_cannot_be_read_is_told_in_whatever_column_it_is() -> None:
+    assert "rows:1: images[0]: not a readable picture" in told({"prompt": "?", "images": [seen(truncated())]})
+    assert "rows:1: images[0]: " in told({"prompt": "?", "images": [Pillow.new("I", (2, 2), 70_000)]})
+    assert "rows:1: holds what is not a readable picture" in told({"prompt": "?", "other": seen(truncated())})
 
 
 @pytest.mark.parametrize(

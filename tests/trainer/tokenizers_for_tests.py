@@ -100,9 +100,10 @@ SEEING = {
     for family in (
         Family("seeing", "hermes", (*_CHAT, *_VISION)),
         Family("broken_blinding", "hermes", (*_CHAT, *_VISION)),
+        Family("stock_seeing", "", (*_CHAT, *_VISION)),
     )
 }
-"""Of models that see; the second one's template drops what tools show."""
+"""Of models that see; the second one's template drops what tools show, and the third one's knows no tools."""
 BROKEN = {
     family.name: family
     for family in (

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
+from gateway.media.picture import Picture, decoded
+
 Row = Mapping[str, Any]
 PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 DIGITS = 16
@@ -28,12 +30,14 @@ def plain(value: Any, *, sparse: bool = False) -> Any:
 
 
 def row_id(row: Row) -> str:
-    """The same row has the same id in every format. Raises UnicodeError for a text that no file can hold."""
+    """The same row has the same id in every format. Raises UnicodeError for a text that no file can hold,
+    and MediaError for a picture that cannot be read."""
     text = json.dumps(plain(row, sparse=True), sort_keys=True, ensure_ascii=False, default=_said)
     return sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def _said(value: Any) -> str:
     """A picture's name would tell where it lies in memory, and not what it shows."""
+    value = decoded(value) if isinstance(value, Picture) else value
     held = value.tobytes() if hasattr(value, "tobytes") else value
     return sha256(held).hexdigest() if isinstance(held, bytes) else str(value)

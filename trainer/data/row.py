@@ -19,6 +19,7 @@ from typing import Any
 
 from gateway.config.mistakes import nearest
 from gateway.errors import ConfigError, ConfigErrors
+from gateway.media import MediaError
 from gateway.types import Task as Asked
 from trainer.data.plain import Row, row_id
 from trainer.data.shown import Shown
@@ -90,6 +91,8 @@ class _Reading:
             return row_id(self.row)
         except UnicodeError:
             self.wrong("", "holds half of a surrogate pair", "leave out the character that was cut in two")
+        except MediaError as error:
+            self.wrong("", f"holds what is {error}", "mend the picture, or leave it out")
         except RecursionError:
             self.wrong("", "is nested too deeply", "leave out the column that is")
         return ""

@@ -11,9 +11,9 @@ from gateway.media import MediaError, of_bytes
 from gateway.media.film import Sampling, frames
 from gateway.media.header import ends
 from gateway.media.kind import of_data_uri
-from gateway.media.picture import encoded, is_picture, measured
-from gateway.media.process import process_image
-from gateway.media.take import read, to_medium
+from gateway.media.picture import Picture, encoded, measured
+from gateway.media.process import process_image, process_video
+from gateway.media.take import read
 from gateway.types import Image
 from trainer.config import Columns
 from trainer.data.plain import Row
@@ -22,6 +22,7 @@ KINDS = ("image", "video")
 HELD = ("bytes", "image", "image_url", "video", "video_url", "url", "path", "base64")
 """Where a mapping may have its picture; the first that is there counts."""
 SIZED = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+OF_FILM = (*SIZED, "total_pixels")
 COUNTED = ("nframes", "fps", "min_frames", "max_frames")
 PART = Mapping[str, Any]
 Wrong = Callable[[str, str, str], None]
@@ -38,7 +39,8 @@ class Shown:
     def fill(self, chat: list[dict[str, Any]], row: Row, wrong: Wrong) -> list[dict[str, Any]]:
         """The chat with every picture in its place; what is amiss is told, each with its field."""
         given = {kind: _listed(row.get(key)) for kind, key in self._keys.items()}
-        filling = _Filling(self, given, wrong)
+        meant = {kind: self._meant(kind, chat, row) for kind in KINDS if given[kind] is None}
+        filling = _Filling(self, given, meant, wrong)
         filled = [filling.message(place, message) for place, message in enumerate(chat)]
         before = [part for kind in KINDS for part in filling.unplaced(kind)]
         first = next((message for message in filled if message.get("role") == "user"), None)
@@ -55,31 +57,48 @@ class Shown:
         images = [self._image(value)] if kind == "image" else self._film(value)
         return [{"type": "image", "image": image} for image in images]
 
+    def _meant(self, kind: str, chat: Sequence[PART], row: Row) -> str | None:
+        """A column of another name, where the prompt has a place for what it holds."""
+        if not any(f"<{kind}>" in words for words in _words(chat)):
+            return None
+        held = (column for column, value in row.items() if value and (column == kind or self._holds(kind, value)))
+        return next(held, None)
+
+    def _holds(self, kind: str, value: Any) -> bool:
+        if kind != "image" or not isinstance(value, Picture | bytes | Mapping | list):
+            return False
+        try:
+            return bool(self._image(value[0] if isinstance(value, list) else value))
+        except (MediaError, TypeError, ValueError):
+            return False
+
     def _image(self, value: Any) -> Image:
         held = _held(value)
-        medium = to_medium(held) if is_picture(held) else of_bytes(self._bytes(held))
+        medium = encoded(held) if isinstance(held, Picture) else of_bytes(self._bytes(held))
         if not isinstance(medium, Image):
             raise MediaError(f"{medium.mime} is no picture")
         measured(medium.data)
         if not ends(medium.data):
             raise MediaError(f"a picture of {medium.mime} that is cut off at its end")
-        if isinstance(value, Mapping) and any(value.get(key) for key in SIZED):
-            sized = {key: value[key] for key in SIZED if value.get(key)}
-            return encoded(process_image({**sized, "image": medium.data}))
-        return medium
+        sized = _asked(value, SIZED)
+        return encoded(process_image({**sized, "image": medium.data})) if sized else medium
 
     def _film(self, value: Any) -> list[Image]:
-        held = _held(value)
+        held, sized = _held(value), _asked(value, OF_FILM)
         if isinstance(held, list | tuple):
-            return [self._image(frame) for frame in held]
-        asked = {key: value[key] for key in COUNTED if value.get(key)} if isinstance(value, Mapping) else {}
-        sampling = Sampling(
+            images = [self._image(frame) for frame in held]
+            return _fitted([image.data for image in images], sized) if sized else images
+        pictures = frames(self._bytes(held), self._sampling(value)).pictures
+        return _fitted(pictures, sized) if sized else [encoded(picture) for picture in pictures]
+
+    def _sampling(self, value: Any) -> Sampling:
+        asked = _asked(value, COUNTED)
+        return Sampling(
             fps=float(asked.get("fps", Sampling().fps)),
             min_frames=int(asked.get("min_frames", 1)),
             max_frames=int(asked.get("max_frames", Sampling().max_frames)),
             frames=int(asked.get("nframes", self.columns.video_frames)) if "fps" not in asked else None,
         )
-        return [encoded(picture) for picture in frames(self._bytes(held), sampling).pictures]
 
     def _bytes(self, held: Any) -> bytes:
         if isinstance(held, bytes):
@@ -95,12 +114,14 @@ class Shown:
 class _Filling:
     """One row's chat, and what of its columns has found a place."""
 
-    def __init__(self, shown: Shown, given: Mapping[str, list[Any] | None], wrong: Wrong) -> None:
-        self._shown, self._given, self._wrong = shown, given, wrong
+    def __init__(
+        self, shown: Shown, given: Mapping[str, list[Any] | None], meant: Mapping[str, str | None], wrong: Wrong
+    ) -> None:
+        self._shown, self._given, self._meant, self._wrong = shown, given, meant, wrong
         self._taken = dict.fromkeys(KINDS, 0)
-        marks = "|".join(kind for kind in KINDS if given[kind] is not None)
+        marks = "|".join(kind for kind in KINDS if given[kind] is not None or meant[kind])
         self._marks = re.compile(f"<({marks})>") if marks else None
-        """Only where the row has such a column; elsewhere the word is a word."""
+        """Only where the row has such a column, if by another name; elsewhere the word is a word."""
 
     def message(self, place: int, message: dict[str, Any]) -> dict[str, Any]:
         content = message.get("content")
@@ -148,7 +169,9 @@ class _Filling:
         self._taken[kind] += 1
         field = f"{self._shown.key(kind)}[{place}]"
         if place >= len(values):
-            self._wrong(field, "is missing, and the prompt has a place for it", f"add it, or take a <{kind}> out")
+            meant = self._meant.get(kind)
+            remedy = f"did you mean `columns: {{{kind}_key: {meant}}}`?" if meant else f"add it, or take a <{kind}> out"
+            self._wrong(field, "is missing, and the prompt has a place for it", remedy)
             return []
         return self._made(field, kind, values[place])
 
@@ -172,6 +195,23 @@ def _held(value: Any) -> Any:
     if isinstance(held, Mapping):
         return _held(held)
     return f"data:;base64,{held}" if held is not None and held is value.get("base64") else held
+
+
+def _words(chat: Sequence[PART]) -> Iterator[str]:
+    for message in chat:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        yield from (f"<{part.get('type')}>{part.get('text')}" for part in parts if isinstance(part, Mapping))
+
+
+def _asked(value: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """What a mapping says beside its picture."""
+    return {key: value[key] for key in keys if value.get(key)} if isinstance(value, Mapping) else {}
+
+
+def _fitted(chosen: Sequence[Any], sized: Mapping[str, Any]) -> list[Image]:
+    """Without the frame that would make them pairs."""
+    return [encoded(frame) for frame in process_video({**sized, "video": list(chosen)})[: len(chosen)]]
 
 
 def _shows(parts: Sequence[PART]) -> bool:

@@ -3,11 +3,13 @@
 from .chat import Tool, schema
 from .drift import Cause, Drift, drifts
 from .errors import TemplateError
+from .load import SHIPPED
 from .probe import Finding, ProbeReport, probe
 from .template import Settings, Template
 from .written import written
 
 __all__ = [
+    "SHIPPED",
     "Cause",
     "Drift",
     "Finding",

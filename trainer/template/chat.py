@@ -138,6 +138,15 @@ class Chat:
         """Whether a turn has an end of its own; otherwise the first token after it belongs to the next turn."""
         return bool(self.tokens.last_special(self.closing(called=False)))
 
+    @cached_property
+    def calls(self) -> bool:
+        """Whether it writes calls at all; one that refuses them, or replies to them, says so itself."""
+        reply: Message = {"role": "tool", "content": "x", "name": "probe", "tool_call_id": "call00000"}
+        try:
+            return MARK in self.text([_USER, _asking([("call00000", "probe")]), reply], [ToolSpec("probe")])
+        except TemplateError:
+            return True
+
     def _answered(self, after: Sequence[Message]) -> str:
         """What stands after the calls to which these are replies."""
         replies = [message for message in after if message["role"] == "tool"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +11,10 @@ from .errors import TemplateError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+SHIPPED: Mapping[str, Path] = {"qwen2_vl": Path(__file__).with_name("qwen2_vl.jinja")}
+"""Chat templates that come with the package, for families whose own write no calls: Qwen2-VL and Qwen2.5-VL."""
 
 
 def tokenizer_of(source: str | Path | PreTrainedTokenizerFast, template: str | None) -> PreTrainedTokenizerFast:

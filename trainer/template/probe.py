@@ -63,6 +63,8 @@ _ROLLED = "a rollout"
 
 def probe(template: Template, *, tools: bool = True, feedback: bool = True) -> ProbeReport:
     """Tries all that rollouts rely on: `tools` where the policy calls any, `feedback` where users answer it."""
+    if tools and not template.chat.calls:  # All else about tools would fail, and for that reason alone.
+        return ProbeReport((*probe(template, tools=False, feedback=feedback).findings, _callless(template)))
     turns = [_says("A bird."), *([_asks(_calls(1))] if tools else [])]
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "the generation prompt": lambda: _prompts(template),
@@ -111,6 +113,11 @@ def _ends(template: Template, turns: Sequence[Message]) -> Iterator[Finding]:
                 f"the template ends a turn by {end!r}, where the policy would not stop",
                 "name its id in `eos_token_id` of the model's generation_config.json",
             )
+
+
+def _callless(template: Template) -> Finding:
+    remedy = template.remedy or _OTHER_TEMPLATE
+    return Finding("tools", False, "the template does not write the assistant's calls", remedy)
 
 
 def _tools(template: Template) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from gateway.errors import ConfigError
 from trainer.ledger import Entry, Ledger, Message
 from trainer.parse.base import Parser, Reply
 from trainer.parse.choose import choose, named
@@ -84,20 +85,25 @@ class Template:
         tokenizer = tokenizer_of(source, settings.chat_template)
         kwargs = settings.chat_template_kwargs or {}
         chat = Chat(tokenizer, Tokens(tokenizer), settings.chat_template, kwargs)
-        if parser is None or isinstance(parser, str):
-            functions = [schema(tool)["function"] for tool in tools]
-            schemas = {one["name"]: one.get("parameters") or {} for one in functions}
-            parser = named(parser, schemas) if parser else choose(chat.source, schemas)
         try:
             eyes = Eyes.load(Path(source)) if isinstance(source, str | Path) else None
         except SightError as error:
             raise TemplateError(str(error)) from error
+        if parser is None or isinstance(parser, str):
+            functions = [schema(tool)["function"] for tool in tools]
+            schemas = {one["name"]: one.get("parameters") or {} for one in functions}
+            parser = named(parser, schemas) if parser else _chosen(chat, schemas, eyes)
         return cls(chat, parser, stops_of(source, tokenizer), settings, eyes)
 
     @property
     def barred(self) -> tuple[int, ...]:
         """Ids that no policy may write: they stand for what it cannot give."""
         return self.eyes.family.barred if self.eyes else ()
+
+    @property
+    def remedy(self) -> str:
+        """Where the template writes no calls, and one that does comes with the package; else nothing."""
+        return _shipped(self.eyes)
 
     @property
     def layout(self) -> Layout:
@@ -165,6 +171,20 @@ class Template:
         if reply.calls:
             message["tool_calls"] = [called(call.id, call.name, call.arguments) for call in reply.calls]
         return message
+
+
+def _chosen(chat: Chat, schemas: Mapping[str, Mapping[str, Any]], eyes: Eyes | None) -> Parser:
+    try:
+        return choose(chat.source, schemas)
+    except ConfigError as error:
+        if chat.calls or not _shipped(eyes):
+            raise
+        raise ConfigError(error.problem, field=error.field, remedy=_shipped(eyes)) from error
+
+
+def _shipped(eyes: Eyes | None) -> str:
+    name = eyes.family.chat if eyes else None
+    return f"set `template.chat_template: {name}`, which comes with the package for this family" if name else ""
 
 
 def _calling(chat: Chat) -> list[str]:

@@ -10,7 +10,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from gateway.media import MediaError
-from gateway.media.picture import decoded, opened
+from gateway.media.picture import Picture as Pixels
+from gateway.media.picture import opaque, opened
 from gateway.types import Image
 from trainer.vision.family import Family, Grid, family_in
 
@@ -56,6 +57,12 @@ class Sight:
     def ahead(self) -> int:
         """Of an id written later, its place on each axis less its number in the row."""
         return int(self.places_3N.max()) + 1 - len(self.ids)
+
+
+def seen(image: Image) -> Pixels:
+    """As it is shown to every model and by every engine, whatever its file is like. Raises MediaError for what is no
+    picture."""
+    return opaque(opened(image.data))
 
 
 class Eyes:
@@ -114,7 +121,7 @@ class Eyes:
 
     def _made(self, image: Image, digest: str) -> Picture:
         try:
-            made = self._processor.preprocess(images=[decoded(opened(image.data))], return_tensors="pt")
+            made = self._processor.preprocess(images=[seen(image)], return_tensors="pt")
         except MediaError as error:
             raise SightError(str(error)) from error
         except ValueError as error:  # as for a picture that is hundreds of times as long as it is wide

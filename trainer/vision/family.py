@@ -32,6 +32,8 @@ class Family(Protocol):
     """What no policy may write, since it has no picture to give."""
     layout: Layout
     """What the family's own chat template can do."""
+    chat: str | None
+    """A chat template that comes with the package, where the family's own writes no calls."""
     eyes: str
     """The model's part that sees, by its name in the model."""
     words: str

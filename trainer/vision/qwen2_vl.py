@@ -17,6 +17,7 @@ BARRED = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_e
 class Qwen2VL:
     layout: Layout = "user_message"
     """Its template knows no tools; those that people put in its place mostly write text alone for them."""
+    chat: str | None = "qwen2_vl"
     eyes = "model.visual"
     words = "model.language_model"
 

@@ -10,6 +10,7 @@ from trainer.vision.qwen2_vl import Qwen2VL
 
 class Qwen3VL(Qwen2VL):
     layout = "in_tool_message"
+    chat = None
 
     def see(self, eyes: nn.Module, pixels: Tensor, grids: Tensor) -> Seen:
         seen = eyes(pixels, grid_thw=grids)

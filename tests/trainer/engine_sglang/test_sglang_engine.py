@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import pytest
+from anyio import from_thread
+from PIL import Image as Pictures
 from starlette.responses import JSONResponse
 
+from gateway.media.kind import data_uri, of_data_uri
 from gateway.types import Image
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
+from tests.trainer.vision.seeing import odd_pictures, picture
 from trainer.engine.base import EngineError, Sampling, Written
+from trainer.engine.sglang import prints
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.wire import Gone
+from trainer.vision.eyes import seen
 
 
 async def test_what_is_asked_are_ids_and_logprobs_of_what_is_sampled_alone() -> None:
@@ -233,23 +241,62 @@ async def test_images_are_refused_where_the_model_sees_none() -> None:
 
 
 async def test_images_go_beside_the_ids_and_are_counted_as_wide_as_the_server_sees_them() -> None:
-    images = (Image(b"one", "image/png"), Image(b"two", "image/jpeg"))
+    images = (picture(1), picture(2))
     async with opened(fake := Fake(sees=(4, 9))) as engine:
         assert engine.capabilities.images
         written = await engine.generate(IDS, Sampling(max_tokens=2), key="k", group="g", images=images)
         assert (await engine.generate(IDS, Sampling(max_tokens=2))).read == len(IDS)
-    sent = ["data:image/png;base64,b25l", "data:image/jpeg;base64,dHdv"]
+    sent = [data_uri(image) for image in images]
     asked = [body for body in fake.bodies("/generate") if body.get("image_data")]
     assert [(body["input_ids"], body["image_data"]) for body in asked] == [([*IDS], sent)] * 2
     assert written.read == len(IDS) + 3 + 8
 
 
+async def test_a_server_is_sent_what_the_trainers_eyes_see_whatever_the_file_is_like() -> None:
+    images = [picture(1), *odd_pictures().values()]
+    async with opened(fake := Fake(sees=(4,) * len(images))) as engine:
+        await engine.generate(IDS, Sampling(max_tokens=2), images=images)
+    body = fake.bodies("/generate")[-1]
+    sent = [of_data_uri(uri) for uri in body["image_data"]]
+    assert sent[0] == images[0] and {one.mime for one in sent} == {"image/png"}
+    for one, image in zip(sent, images, strict=True):
+        pixels = Pictures.open(io.BytesIO(one.data))
+        assert pixels.mode == "RGB" and not {"transparency", "exif"} & {*pixels.info}
+        assert pixels.tobytes() == seen(image).tobytes()
+
+
+async def test_a_picture_is_made_ready_to_be_sent_once_for_all_siblings_and_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def noted(image: Image) -> Pictures.Image:
+        made.append(image.digest)
+        from_thread.run(anyio.wait_all_tasks_blocked)  # All siblings have asked by then.
+        return seen(image)
+
+    monkeypatch.setattr(prints, "seen", noted)
+    one, other = odd_pictures()["RGBA"], odd_pictures()["turned"]
+    async with opened(Fake(sees=(4, 4))) as engine:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(partial(engine.generate, IDS, Sampling(max_tokens=1), images=(one,)))
+        await engine.generate(IDS, Sampling(max_tokens=1), images=(one, other))
+    assert made == [one.digest, other.digest]
+
+
+async def test_what_is_no_picture_is_told_before_a_server_is_asked() -> None:
+    async with opened(fake := Fake(sees=(4,))) as engine:
+        asked = len(fake.bodies("/generate"))
+        with pytest.raises(EngineError, match="SGLang cannot be shown a picture"):
+            await engine.generate(IDS, Sampling(), images=(Image(b"none"),))
+        assert len(fake.bodies("/generate")) == asked
+
+
 async def test_what_is_read_is_counted_once_however_often_an_id_is_taken_back() -> None:
     async with opened(fake := Fake(sees=(4,))) as engine:
         barred = tuple(range(20))
-        written = await engine.generate(
-            IDS, Sampling(max_tokens=8, barred=barred), images=(Image(b"one", "image/png"),)
-        )
+        written = await engine.generate(IDS, Sampling(max_tokens=8, barred=barred), images=(picture(1),))
     assert len(fake.bodies("/generate")) > 3 and not set(written.ids) & set(barred)
     assert written.read == len(IDS) + 3 and len(written.ids) == 8
 

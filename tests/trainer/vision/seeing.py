@@ -59,7 +59,7 @@ def seeing_model(
     folder_for(SEEING[template], folder)
     told = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(told | {"pad_token": "<|endoftext|>"}))
-    made = Template.load(folder)
+    made = Template.load(folder, "hermes")
     names = made.tokens.control
     text = dict(TEXT, vocab_size=max(names.values()) + 1, eos_token_id=names["<|im_end|>"])
     if kind == "qwen3_vl":
@@ -101,10 +101,32 @@ def seeing_model(
 
 def picture(seed: int = 0, width: int = 16, height: int = 16) -> Image:
     """Of noise, so that no two are alike."""
-    made = Pictures.frombytes("RGB", (width, height), Random(seed).randbytes(3 * width * height))
+    return _file(Pictures.frombytes("RGB", (width, height), Random(seed).randbytes(3 * width * height)), "PNG")
+
+
+def odd_pictures(width: int = 56, height: int = 84) -> dict[str, Image]:
+    """Of noise, in files that programs open in ways of their own, each by what is odd about it."""
+    noise = [Pictures.frombytes("L", (width, height), Random(seed).randbytes(width * height)) for seed in range(4)]
+    grey, red, green, clear = noise
+    turned = Pictures.Exif()
+    turned[274] = 6  # its orientation: held upright, the camera lay on its side
+    shares = [level * 257 for level in grey.tobytes()]
+    wide = Pictures.frombytes("I;16", (width, height), b"".join(share.to_bytes(2, "little") for share in shares))
+    palette = Pictures.merge("RGB", (grey, red, green)).quantize(16)
+    return {
+        "RGBA": _file(Pictures.merge("RGBA", (grey, red, green, clear)), "PNG"),
+        "LA": _file(Pictures.merge("LA", (grey, clear)), "PNG"),
+        "palette": _file(palette, "PNG", transparency=3),
+        "one clear colour": _file(Pictures.merge("RGB", (grey, grey, grey)), "PNG", transparency=(7, 7, 7)),
+        "sixteen bits": _file(wide, "PNG"),
+        "turned": _file(Pictures.merge("RGB", (grey, red, green)), "JPEG", exif=turned),
+    }
+
+
+def _file(made: Pictures.Image, form: str, **options: Any) -> Image:
     out = io.BytesIO()
-    made.save(out, format="PNG")
-    return Image(out.getvalue(), "image/png")
+    made.save(out, format=form, **options)
+    return Image(out.getvalue(), f"image/{form.lower()}")
 
 
 @functools.cache

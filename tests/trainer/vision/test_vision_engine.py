@@ -10,12 +10,13 @@ import anyio
 import pytest
 import torch
 
+from gateway.media.picture import encoded
 from gateway.types import Image
-from tests.trainer.vision.seeing import engine_of, loaded, logprobs, picture
+from tests.trainer.vision.seeing import engine_of, loaded, logprobs, odd_pictures, picture
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.torch import TorchEngine
 from trainer.template import Template
-from trainer.vision.eyes import Eyes
+from trainer.vision.eyes import Eyes, seen
 
 SHORT = Sampling(max_tokens=12, seed=1)
 
@@ -50,6 +51,13 @@ async def test_logprobs_are_the_models_own_with_pictures_anywhere(kind: Path, co
     own = logprobs(kind, eyes, (*ids, *written.ids), images)
     assert list(written.logprobs) == pytest.approx(own[-len(written.ids) :], abs=1e-5)
     assert written.read == len(eyes.sight(ids, images).ids) == len(own) + 1 - len(written.ids)
+
+
+def test_eyes_see_a_picture_upright_and_on_white_whatever_its_file_is_like(sees: Path) -> None:
+    eyes = eyes_of(sees)
+    for name, odd in odd_pictures().items():
+        found, meant = eyes.look(odd), eyes.look(encoded(seen(odd)))
+        assert found.grid == meant.grid and torch.equal(found.pixels, meant.pixels), name
 
 
 async def test_different_pictures_never_share_a_prefix_and_equal_ones_do(sees: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.content import messages as tool_messages
+from gateway.errors import ConfigError
 from gateway.media.picture import encoded_film, opened
 from gateway.types import Audio, Image, Text, ToolCall, ToolResult, Video
 from tests.trainer.scripts import HERMES, template_for
 from tests.trainer.tokenizers_for_tests import SEEING, folder_for
 from tests.trainer.vision.played import play
 from tests.trainer.vision.seeing import picture, seeing_model
+from trainer.config import TemplateSettings
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.run.rollout import StopReason
+from trainer.stage import template_of
 from trainer.template import Settings, Template, TemplateError, probe
 from trainer.template.laid import Laid, holds_media
 
@@ -110,6 +114,30 @@ def test_a_template_that_knows_no_pictures_is_found_before_a_run(sees: Path, tmp
     told = Template.load(sees, settings=Settings(chat_template=HERMES.template))
     with pytest.raises(TemplateError, match="drops images that a user shows"):
         probe(told).require()
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_a_family_whose_own_template_knows_no_tools_has_one_that_does(kind: str, tmp_path: Path) -> None:
+    folder = seeing_model(tmp_path, kind, "stock_seeing")
+    use = r"set `template\.chat_template: qwen2_vl`"
+    with pytest.raises(ConfigError, match=f"no known way of writing calls\n  remedy: {use}"):
+        template_of(folder, TemplateSettings())
+    failed = [one for one in probe(template_of(folder, TemplateSettings(parser="hermes"))).findings if not one.ok]
+    assert [one.text for one in failed] == ["the template does not write the assistant's calls"]
+    assert re.match(use, failed[0].remedy)
+    for images in ("auto", "in_tool_message", "user_message"):
+        shipped = template_of(folder, TemplateSettings(chat_template="qwen2_vl", images=images))
+        assert shipped.parser.name == "hermes" and probe(shipped).ok
+
+
+def test_a_template_without_calls_will_do_where_there_are_no_tools(tmp_path: Path) -> None:
+    folder = seeing_model(tmp_path, template="stock_seeing")
+    assert probe(Template.load(folder, "hermes"), tools=False).ok
+
+
+def test_a_template_that_is_nowhere_is_told_with_those_that_come_with_the_package(sees: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)qwen2vl: template\.chat_template: cannot be read.*package: qwen2_vl"):
+        template_of(sees, TemplateSettings(chat_template="qwen2vl"))
 
 
 async def test_a_rollout_with_pictures_behind_tools_has_them_at_their_places(dropping: Path) -> None:

@@ -21,6 +21,7 @@ from trainer.engine.sglang.barred import unbarred
 from trainer.engine.sglang.check import check, labelled
 from trainer.engine.sglang.kept import Kept
 from trainer.engine.sglang.lend import CACHE, WEIGHTS, lend, regain
+from trainer.engine.sglang.prints import Prints
 from trainer.engine.sglang.probe import probed
 from trainer.engine.sglang.publish.way import Way
 from trainer.engine.sglang.pulse import pulse
@@ -60,10 +61,9 @@ class SGLangEngine:
         lends: bool = False,
         flows: bool = False,
     ) -> None:
-        self._lends, self._flows = lends, flows
+        self._lends, self._flows, self._mode = lends, flows, "in_place" if in_place else "retract"
         self._servers, self._way, self._kept = servers, way, Kept(finds)
-        self._mode = "in_place" if in_place else "retract"
-        self._stack = AsyncExitStack()
+        self._stack, self._prints = AsyncExitStack(), Prints()
         self.replicas: list[Replica] = []
         self.router: Replica | None = None
         """Where it is what all is written through."""
@@ -147,6 +147,7 @@ class SGLangEngine:
         check(ids, sampling, images, self.capabilities, [replica.facts for replica in self.replicas])
         if sampling.max_tokens <= 0:
             return Written((), (), "length", max(self.version, 0))
+        images = await self._prints.of(images)
         begins = bool(key and group) and not self.routes.knows(key)
         for tried in range(1, TRIES + 1):
             await self._somebody()
