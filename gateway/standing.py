@@ -1,7 +1,10 @@
 """Another package's names can be imported by the files that a configuration names, now and later, and by nobody else.
 
-A finder stands last in `sys.meta_path`, so that whatever is installed, or lies on the path, goes first. It answers
+A finder stands first in `sys.meta_path`, and lets everything pass that is installed, or was on the path. It answers
 while a class is being loaded; afterwards, for imports inside methods, to code of the same folders and packages.
+
+A package of that name in a folder which only a configuration put on the path, such as a clone of it where the command
+was started, is not installed, and what it needs often neither: of such a one comes only what is not offered here.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -18,6 +21,17 @@ from types import FrameType, ModuleType
 from typing import Any
 
 NOT_OURS = ("site-packages", "dist-packages")
+_joined: set[str] = set()
+"""What of `sys.path` the folders of users' files are."""
+
+
+def look_in(folders: Iterable[Path]) -> None:
+    """They join the end of `sys.path`, so that no file of a user stands in for an installed library."""
+    for folder in map(str, folders):
+        if folder not in sys.path:
+            sys.path.append(folder)
+            _joined.add(folder)
+    invalidate_caches()
 
 
 class Absent(ModuleNotFoundError):
@@ -50,7 +64,7 @@ class Finder(MetaPathFinder, Loader):
     def standing_in(self, module: str = "", folders: Iterable[Path] = ()) -> Iterator[None]:
         """The names are there for the block, and then for the module's package and for code in the folders."""
         if self not in sys.meta_path:
-            sys.meta_path.append(self)
+            sys.meta_path.insert(0, self)
         package = module.partition(".")[0]
         if package and package not in sys.stdlib_module_names:
             self.packages.add(package)
@@ -66,9 +80,22 @@ class Finder(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] != self.root or not (self._loading.get() or self._is_user(sys._getframe(1))):
             return None
-        if fullname not in self.offered:
+        above, _, last = fullname.rpartition(".")
+        offered, below_ours = fullname in self.offered, isinstance(sys.modules.get(above), _Stand)
+        if not (offered and below_ours) and self._is_elsewhere(fullname, path):
+            return None
+        if not offered:
             raise self.absent(fullname, fullname)
-        return ModuleSpec(fullname, self, is_package=True)
+        spec = ModuleSpec(fullname, self, is_package=True)
+        places = [Path(place, last) for place in (filter(_joined.__contains__, sys.path) if path is None else path)]
+        spec.submodule_search_locations = [str(place) for place in places if place.is_dir()]
+        return spec
+
+    def _is_elsewhere(self, fullname: str, path: Sequence[str] | None) -> bool:
+        """Whether somebody else finds it, be it in one of the folders that are no user's."""
+        places = [place for place in sys.path if place not in _joined] if path is None else path
+        others = (finder for finder in sys.meta_path if finder is not self)
+        return any(finder.find_spec(fullname, places) is not None for finder in others)
 
     def absent(self, name: str, module: str) -> Absent:
         error = Absent(self.refusal(name), name=module)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -12,22 +11,21 @@ from typing import Any, NoReturn
 from gateway.config.entries import shown
 from gateway.config.mistakes import nearest
 from gateway.errors import ConfigError
-from gateway.standing import Absent, is_machinery
+from gateway.standing import Absent, is_machinery, look_in
 from gateway.verl.importing import standing_in
 
 
 def find(name: str, near: Path | None = None, field: str = "") -> Any:
     """The object behind `package.module:name` or `package.module.name`; `near` and `field` say who names it.
 
-    The folder of `near`, and then the working folder, join the end of `sys.path` and stay there, because a module
-    may import its neighbours later. At the end, so that no file of a user stands in for an installed library.
-    Names of verl's are there for what is loaded, where no verl is installed.
+    The folder of `near`, and then the working folder, join `sys.path` and stay there, because a module may import its
+    neighbours later. Names of verl's are there for what is loaded, where no verl is installed.
     """
-    folders = [near.resolve().parent] if near else []
-    _look_in(folders)
+    folders = [*([near.resolve().parent] if near else ()), Path.cwd()]
+    look_in(folders)
     module_name, attributes = _parted(name)
     try:
-        with standing_in(module_name, (*folders, Path.cwd())):
+        with standing_in(module_name, folders):
             found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if not _is_absent(module_name, error):
@@ -53,13 +51,6 @@ def _parted(name: str) -> tuple[str, str]:
     return module, attributes
 
 
-def _look_in(folders: list[Path]) -> None:
-    for folder in (*folders, Path.cwd()):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-    importlib.invalidate_caches()
-
-
 def _is_absent(module: str, error: ModuleNotFoundError) -> bool:
     """Whether it is the module itself that is not there, and not something that it imports."""
     return error.name is not None and f"{module}.".startswith(f"{error.name}.")
@@ -79,7 +70,8 @@ def _raised(module: str, error: Exception | SystemExit, near: Path | None, field
     if isinstance(error, SyntaxError):
         place = f"{error.filename}:{error.lineno}"
     remedy = f"mend it at {place}"
-    if isinstance(error, Absent):
-        remedy = f"install {error.package}, or change what is imported at {place}"
+    if isinstance(error, ModuleNotFoundError):
+        lacking = error.package if isinstance(error, Absent) else error.name
+        remedy = f"install {lacking}, or change what is imported at {place}"
     problem = f"importing {module!r} raised {type(error).__name__}: {error} ({place})"
     return ConfigError(problem, file=near, field=field, remedy=remedy)

@@ -22,6 +22,7 @@ from gateway.native.thread import Threads
 from gateway.schema import parse_object
 from gateway.toolset import Session, missing
 from gateway.types import ALONE, Context, Hints, Outcome, Part, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.verl.agent import AgentData, by_method, hears
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +30,6 @@ CREATE_S = 60.0
 """Deadline of one `create`."""
 LAST_S = 25.0
 """Deadline of all `calc_reward` of a rollout, and then of all `release`: shorter than a session waits at its end."""
-
-
-NESTED = frozenset({"create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs"})
-"""Rows written for verl say by method what a tool is given; others say what `create` is."""
 
 
 class ClassTool:
@@ -81,14 +78,14 @@ class _Instance(NamedTuple):
     tool: BaseTool
     id: str
     given: Mapping[str, Any]
-    """Keyword arguments of its other methods, as rows written for verl may have them: `execute_kwargs`, and so on."""
+    """Keyword arguments by method, as rows written for verl have them: `execute_kwargs`, and so on."""
 
     def kwargs(self, method: str) -> dict[str, Any]:
         return dict(self.given.get(f"{method}_kwargs") or {})
 
 
 class _NativeSession:
-    __slots__ = ("_context", "_instances", "_said", "_task", "_toolset")
+    __slots__ = ("_agent", "_context", "_instances", "_said", "_task", "_toolset")
 
     def __init__(self, toolset: NativeToolset, task: Task) -> None:
         self._toolset, self._task = toolset, task
@@ -96,6 +93,7 @@ class _NativeSession:
         self._said: dict[str, tuple[Part, ...]] = {}
         """By tool, what its `create` answered; it is read with the first result of that tool."""
         self._context: SessionContext | None = None
+        self._agent: AgentData | None = None
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -109,10 +107,8 @@ class _NativeSession:
     async def _create(self, name: str, tool: BaseTool) -> None:
         """The instance's name is ours from the start, so that a `create` which breaks half-way is released too."""
         instance_id = str(uuid4())
-        row = dict(self._task.create.get(name, {}))
-        nested = row if row.keys() & NESTED else {}
-        self._instances[name] = _Instance(tool, instance_id, nested)
-        given = dict(row.get("create_kwargs") or {}) if nested else row
+        self._instances[name] = instance = _Instance(tool, instance_id, by_method(self._task.create.get(name, {})))
+        given = instance.kwargs("create")
         kwargs = accepted(tool.create, given | {"create_kwargs": given})
         try:
             with anyio.fail_after(CREATE_S):
@@ -122,7 +118,7 @@ class _NativeSession:
         except Exception as error:  # user code: whatever it raises, the session cannot open
             raise SessionError(f"tool {name!r} could not create its instance: {told(error)}") from error
         own_id = made[0] if isinstance(made, tuple) else made
-        self._instances[name] = _Instance(tool, own_id if isinstance(own_id, str) else instance_id, nested)
+        self._instances[name] = instance._replace(id=own_id if isinstance(own_id, str) else instance_id)
 
     async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
         tool = self._toolset.tools.get(call.name)
@@ -133,12 +129,19 @@ class _NativeSession:
             if isinstance(tool, FunctionTool):
                 return await self._call_function(tool, arguments, context)
             instance = self._instances[call.name]
-            execute, kwargs = tool.tool.execute, instance.kwargs("execute")
+            execute, kwargs = tool.tool.execute, self._beside(tool.tool) | instance.kwargs("execute")
             result = await self._answer(await self._toolset.threads.run(execute, instance.id, arguments, **kwargs))
             said = self._said.pop(call.name, ())
             return replace(result, parts=(*said, *result.parts)) if said else result
         except Exception as error:  # user code: its exceptions are results
             return failure(call.name, error)
+
+    def _beside(self, tool: BaseTool) -> dict[str, Any]:
+        """What classes written for verl are told of the rollout, where their `execute` has room for it."""
+        if not hears(tool):
+            return {}
+        self._agent = self._agent or AgentData(self._task)
+        return accepted(tool.execute, {"agent_data": self._agent})
 
     async def _call_function(self, tool: FunctionTool, arguments: dict[str, Any], context: Context) -> ToolResult:
         try:

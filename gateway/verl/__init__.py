@@ -2,6 +2,7 @@
 
 offered.py       which names, and which objects of ours stand behind them
 importing.py     the import hook that answers to them, of `gateway.standing`
+agent.py         what a tool is told of the rollout that calls it
 base.py          the two base classes, with the answers that their own methods gave
 schemas.py       tool schemas as models with fields
 registry.py      interactions and tools of a YAML file

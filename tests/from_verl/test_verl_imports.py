@@ -119,3 +119,33 @@ def test_an_installed_verl_goes_first(write: Write) -> None:
     text = f"import sys; sys.path[:0] = [{lib!r}, {root!r}]\n{text}"
     done = subprocess.run([sys.executable, "-c", text], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_clone_where_the_command_was_started_is_no_installed_verl(write: Write) -> None:
+    write("verl/__init__.py", "from verl.protocol import DataProto")
+    write("verl/protocol.py", "import a_package_that_is_not_installed")
+    write("verl/tools/__init__.py", "")
+    write("verl/tools/base_tool.py", "import a_package_that_is_not_installed")
+    write("verl/tools/mine.py", "from verl.tools.base_tool import BaseTool\nclass Mine(BaseTool): ...")
+    write("conf/theirs.py", "from verl.tools.base_tool import BaseTool\nclass Theirs(BaseTool): ...")
+    near = write("conf/tools.yaml", "")
+    assert find("theirs.Theirs", near).__base__.__module__ == "gateway.verl.base"
+    assert find("verl.tools.mine.Mine", near).__base__.__module__ == "gateway.verl.base", "a file of one's own in it"
+    with pytest.raises(ConfigError, match=r"there is no module 'verl\.tools\.search_tool'"):
+        find("verl.tools.search_tool.SearchTool", near)
+
+
+def test_a_clone_that_is_on_the_path_already_goes_first(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    near = write("tools.yaml", "")
+    write("verl/__init__.py", "")
+    write("verl/tools/__init__.py", "")
+    write("verl/tools/base_tool.py", "class BaseTool:\n    theirs = True")
+    monkeypatch.syspath_prepend(str(near.parent))
+    assert find("verl.tools.base_tool.BaseTool", near).theirs
+
+
+def test_a_package_that_a_users_file_lacks_is_to_be_installed(write: Write) -> None:
+    file = write("theirs.py", "import json\nimport a_package_that_is_not_installed")
+    with pytest.raises(ConfigError) as caught:
+        find("theirs:json", write("tools.yaml", ""))
+    assert caught.value.remedy == f"install a_package_that_is_not_installed, or change what is imported at {file}:2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.verl.rollout import response
-from trainer.verl.row import Asked, No, count, number
+from trainer.verl.row import Asked, Make, No, count, number, only
 
 ACTOR = "actor_rollout_ref.actor"
 ALGORITHM = "algorithm"
@@ -72,6 +72,16 @@ def critic(value: Any, asked: Asked) -> dict[str, Any] | None:
     return {"lr": number(value)} if asked["algorithm.adv_estimator"] == "gae" else None
 
 
+def for_critic(*allowed: Any, same: str = "", remedy: str) -> Make:
+    """Where there is a critic, other values are refused, but for that of the policy's key `same`."""
+
+    def make(value: Any, asked: Asked) -> None:
+        if asked["algorithm.adv_estimator"] == "gae" and not (same and value == asked[same]):
+            only(*allowed, remedy=remedy)(value, asked)
+
+    return make
+
+
 def minibatches(value: Any, asked: Asked) -> int:
     batch, mini = asked.count("data.train_batch_size"), asked.count(f"{ACTOR}.ppo_mini_batch_size")
     if mini > batch or batch % mini:
@@ -103,13 +113,16 @@ def clip_dual(value: Any, asked: Asked) -> float | None:
 
 
 def aggregate(value: Any, asked: Asked) -> str:
+    """There, gspo has its own, whatever is written."""
     if value not in MEANS:
         raise No(f"there is no mean {value!r} here", f"write one of {', '.join(MEANS)}")
-    return MEANS[value]
+    return "sequence" if asked[MODE] == "gspo" else MEANS[value]
 
 
 def length(value: Any, asked: Asked) -> int | None:
     mode = asked[f"{ACTOR}.loss_agg_mode"]
+    if asked[MODE] == "gspo":
+        return None
     if mode == "seq-mean-token-sum":
         return 1
     return count(value or response(asked)) if mode == "seq-mean-token-sum-norm" else None

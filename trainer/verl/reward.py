@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +16,16 @@ from trainer.reward.attempt import Attempt
 Score = Callable[..., Any]
 
 
-def custom(attempt: Attempt, path: str, name: str = "compute_score", kwargs: Mapping[str, Any] | None = None) -> float:
-    """A function of a file of one's own; where it gives a mapping, its `score` counts."""
-    return _number(_found(f"{path}:{name}")(**asked(attempt), **(kwargs or {})))
+def custom(
+    attempt: Attempt, path: str, name: str = "compute_score", kwargs: Mapping[str, Any] | None = None
+) -> float | Awaitable[float]:
+    """A function of a file of one's own, async or not; where it gives a mapping, its `score` counts."""
+    given = _found(f"{path}:{name}")(**asked(attempt), **(kwargs or {}))
+    return _awaited(given) if inspect.isawaitable(given) else _number(given)
+
+
+async def _awaited(given: Awaitable[Any]) -> float:
+    return _number(await given)
 
 
 def by_source(attempt: Attempt) -> float:

@@ -10,6 +10,7 @@ from trainer.verl.row import Asked, No, count, number
 AT = "actor_rollout_ref.rollout"
 TURNS = f"{AT}.multi_turn"
 TOOLS, INTERACTION = f"{TURNS}.tool_config_path", f"{TURNS}.interaction_config_path"
+LOOP = f"{AT}.agent.default_agent_loop"
 SIDES = {"left": "right", "right": "left", "middle": "middle"}
 """In 0.7 the side named is the one that is kept; here it is the one that is cut away."""
 
@@ -33,12 +34,19 @@ def turn_tokens(value: Any, asked: Asked) -> int:
 
 
 def many(asked: Asked) -> bool:
-    """Whether there is more than one turn: asked for, or else meant by naming tools or an interaction."""
+    """Whether there is more than one turn: asked for, or else meant by naming tools or an interaction.
+
+    The loop that is there by default has neither, but that is no word of whoever left it out: rows may name theirs.
+    """
     enabled = asked[f"{TURNS}.enable"]
     named = bool(asked[TOOLS] or asked[INTERACTION])
     if enabled is False and named and asked.has(f"{TURNS}.enable"):
         raise No("is off, but tools or an interaction are named", "turn it on, or take them out", f"{TURNS}.enable")
-    return bool(enabled) or named
+    single = asked.has(LOOP) and asked[LOOP] == "single_turn_agent"
+    if single and named:
+        problem = "is single_turn_agent, which has no tools, but tools or an interaction are named"
+        raise No(problem, "write tool_agent, or take them out", LOOP)
+    return not single and (bool(enabled) or named)
 
 
 def assistant_turns(value: Any, asked: Asked) -> int:

@@ -13,6 +13,7 @@ from trainer.verl.row import How, Make, Row, Table, only
 SAME, BETTER, IDLE, REFUSED = How.SAME, How.BETTER, How.IDLE, How.REFUSED
 PACKED = "rows are packed by their tokens, whatever they are, and the result does not depend on it"
 ALONE = "one process holds the weights"
+SCORED = "score in a function of yours: `custom_reward_function.path`"
 
 
 def each(theirs: Iterable[str], how: How, why: str) -> Iterator[Row]:
@@ -80,7 +81,9 @@ TURNS_AND_TOOLS = (
     Row([f"{TURNS}.use_inference_chat_template"], "template.history", SAME, "", False, rollout.history),
     *each([f"{TURNS}.num_repeat_rollouts", f"{AT}.over_sample_rate"], BETTER,
           "nothing that is slow is dropped: a rollout that waits makes room for others"),
-    Row([f"{AT}.agent.default_agent_loop"], "", REFUSED, "there is one loop", "tool_agent",
+    Row([rollout.LOOP], "", BETTER,
+        "a row's `agent_name` goes first; where neither is written, tools that are named are there, and were not",
+        "single_turn_agent",
         only("tool_agent", "single_turn_agent", remedy="write what stands between turns as a plug-in: `stepper`")),
     Row(["rollout.multiturn.stop_tokens"], "", REFUSED, "",
         make=only(None, ["</s>"], remedy="leave it out: a turn ends where the model ends it")),
@@ -115,6 +118,9 @@ WEIGHTS = (
     Row([f"{MODEL}.lora_alpha"], "", SAME, "`update.lora.alpha`", 16),
     Row([f"{MODEL}.target_modules"], "", SAME, "`update.lora.targets`", "all-linear"),
     Row([f"{MODEL}.enable_gradient_checkpointing"], "update.checkpointing", default=True),
+    Row([f"{ACTOR}.freeze_vision_tower"], "update.vision", BETTER,
+        "True is `frozen`; otherwise a model learns to see, but by LoRA only where `update.vision: trained` says so",
+        False, lambda value, asked: "frozen" if value else None),
     Row([f"{OPTIM}.lr"], "update.lr", default=1e-6),
     Row([f"{OPTIM}.lr_warmup_steps"], "update.warmup", make=model.warmup),
     Row([f"{OPTIM}.lr_warmup_steps_ratio"], "", SAME, "`update.warmup`, of all steps", 0.0),
@@ -143,14 +149,14 @@ LOSS = (
     Row(["algorithm.norm_adv_by_std_in_grpo"], "", SAME, "False is `algorithm.name: dr_grpo`", True),
     Row(["algorithm.gamma"], "algorithm.credit", SAME, "`discount`, of tokens, with a critic", 1.0, loss.credit),
     Row(["algorithm.lam"], "", SAME, "`algorithm.credit.trust`", 1.0),
-    Row(["critic.optim.lr"], "update.critic", SAME, "a critic is there for gae alone", 1e-5, loss.critic),
     Row([f"{ACTOR}.clip_ratio"], "", BETTER,
         "it counts for each side that has none of its own; there, defaults of the two sides hid it", 0.2),
     Row([f"{ACTOR}.clip_ratio_low"], "algorithm.clip_low", SAME, "", 0.2, loss.clip_low),
     Row([f"{ACTOR}.clip_ratio_high"], "algorithm.clip_high", SAME, "", 0.2, loss.clip_high),
     Row([f"{ACTOR}.clip_ratio_c"], "algorithm.clip_dual", SAME, "", 3.0, loss.clip_dual),
     Row([f"{ACTOR}.loss_agg_mode"], "algorithm.aggregate", BETTER,
-        "means are over the whole part of a step, however it is cut to fit into memory", "token-mean", loss.aggregate),
+        "means are over the whole part of a step, however it is cut to fit into memory; gspo's is `sequence` as it is "
+        "there, whatever is written, and its distance's, too", "token-mean", loss.aggregate),
     Row([f"{ACTOR}.loss_scale_factor"], "algorithm.length", SAME, "the response's length where it is left out", None,
         loss.length),
     Row([f"{ACTOR}.use_kl_loss"], "algorithm.kl", SAME, "`place: loss`", False, loss.kl),
@@ -178,6 +184,29 @@ LOSS = (
     Row(["data.gen_batch_size"], "", BETTER, "as many are drawn as are needed"),
 )  # fmt: skip
 
+CRITIC = (
+    Row(["critic.optim.lr"], "update.critic", SAME, "a critic is there for gae alone", 1e-5, loss.critic),
+    Row(["critic.model.path"], "", REFUSED, "the critic begins as the policy's own body", None,
+        loss.for_critic(None, same=f"{MODEL}.path", remedy="leave it out: it begins as the policy does")),
+    Row(["critic.model.lora_rank"], "", REFUSED, "all of a critic's weights are moved", 0,
+        loss.for_critic(0, remedy="leave it out")),
+    Row(["critic.optim.lr_warmup_steps_ratio"], "", REFUSED, "a critic's rate stays", 0.0,
+        loss.for_critic(0, remedy="leave it out")),
+    Row(["critic.optim.lr_warmup_steps"], "", REFUSED, "a critic's rate stays", -1,
+        loss.for_critic(-1, 0, None, remedy="leave it out")),
+    Row(["critic.optim.lr_scheduler_type", "critic.optim.warmup_style"], "", REFUSED, "a critic's rate stays",
+        "constant", loss.for_critic("constant", None, remedy="leave it out")),
+    Row(["critic.optim.betas"], "", REFUSED, "they are the policy's", None,
+        loss.for_critic(None, same=f"{OPTIM}.betas", remedy="leave it out: they are the policy's")),
+    Row(["critic.grad_clip", "critic.optim.clip_grad"], "", REFUSED, "it is the policy's", None,
+        loss.for_critic(None, same=f"{ACTOR}.grad_clip", remedy="leave it out: it is the policy's")),
+    *each(["critic.ppo_epochs", "critic.ppo_mini_batch_size"], BETTER,
+          "the critic takes one step for each step of the run, over all its rollouts"),
+    *each(["critic.cliprange_value"], BETTER, "in its one step a critic does not leave what it said before"),
+    *each(["critic.optim.weight_decay"], BETTER, "a critic's weights do not decay"),
+    *each(["critic.loss_agg_mode"], BETTER, "a critic's error is a mean over tokens"),
+)  # fmt: skip
+
 REWARD = (
     Row(["custom_reward_function.path"], "reward.components", BETTER,
         "it reads the policy's own words, and none that a tool or a user said", make=model.reward),
@@ -198,6 +227,9 @@ REWARD = (
         only(False, remedy="ask that model in a function: `custom_reward_function.path`")),
     Row(["reward_model.sandbox_fusion.url"], "", REFUSED, "",
         make=only(None, remedy="run programs in a function of yours: `custom_reward_function.path`")),
+    Row(["reward_model.reward_loop_source"], "", REFUSED, "a reward is a function here", "register",
+        only("register", None, remedy=SCORED)),
+    *refused(SCORED, None, "reward_model.reward_loop_module_path", "reward_model.reward_loop_class_name"),
     Row(["reward_model.*"], "", IDLE, "no model gives rewards"),
 )  # fmt: skip
 
@@ -236,8 +268,10 @@ OTHER_VALUES = (
     *refused("write it into the model's folder", None, f"{MODEL}.override_config.*", f"{MODEL}.hf_config_path"),
     *refused("leave it out", None, f"{MODEL}.external_lib", f"{MODEL}.exclude_modules"),
     *refused("merge the adapter into the model's folder", None, f"{MODEL}.lora_adapter_path"),
-    *refused("leave it out", False, f"{ACTOR}.freeze_vision_tower", f"{ACTOR}.shuffle", f"{AT}.ignore_eos",
-             f"{AT}.skip_rollout", f"{AT}.enable_rollout_routing_replay", f"{CORRECTION}.bypass_mode",
+    *refused("leave it out: the reference is the policy as it was in the beginning", None,
+             "actor_rollout_ref.ref.model.*"),
+    *refused("leave it out", False, f"{ACTOR}.shuffle", f"{AT}.ignore_eos", f"{AT}.skip_rollout",
+             f"{AT}.enable_rollout_routing_replay", f"{CORRECTION}.bypass_mode",
              f"{CORRECTION}.rollout_is_batch_normalize", "algorithm.use_pf_ppo"),
     *refused("leave it out", "disabled", f"{ACTOR}.router_replay.mode"),
     *refused("leave it out, or quantise with an option of SGLang's: `engine_kwargs.sglang`", None,
@@ -293,7 +327,7 @@ NOTHING = (
 
 
 TABLE: tuple[Row, ...] = (
-    *DATA, *TURNS_AND_TOOLS, *WRITING, *WEIGHTS, *LOSS, *REWARD, *RUN, *OTHER_VALUES,
+    *DATA, *TURNS_AND_TOOLS, *WRITING, *WEIGHTS, *LOSS, *CRITIC, *REWARD, *RUN, *OTHER_VALUES,
     *(row for why, names in NOTHING for row in each(names, IDLE, why)),
 )  # fmt: skip
 

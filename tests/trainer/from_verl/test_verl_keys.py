@@ -99,6 +99,12 @@ def refusal(*words: str) -> str:
          {"kind": "gae", "discount": 1.0, "trust": 0.95}),
         ("algorithm.norm_adv_by_std_in_grpo=False", "algorithm.name", "dr_grpo"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.name", "gspo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.aggregate", "sequence"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=cispo", "algorithm.aggregate", "token"),
+        ("actor_rollout_ref.actor.freeze_vision_tower=True", "update.vision", "frozen"),
+        ("actor_rollout_ref.actor.freeze_vision_tower=False", "update.vision", None),
+        (f"{AT}.agent.default_agent_loop=tool_agent {AT}.multi_turn.tool_config_path=t.yaml", "tools", ["t.yaml"]),
+        (f"{AT}.agent.default_agent_loop=single_turn_agent {AT}.multi_turn.enable=True", "limits.assistant_turns", 1),
         ("algorithm.rollout_correction.rollout_is=token", "algorithm.mismatch", {"truncate": "token", "cap": 2.0}),
         ("algorithm.rollout_correction.rollout_rs=geometric algorithm.rollout_correction.rollout_rs_threshold=4.0",
          "algorithm.mismatch", {"reject": "geometric", "high": 4.0, "low": 0.25}),
@@ -146,6 +152,24 @@ def test_turns_are_limited_as_they_were_there() -> None:
     assert at(unlimited, "limits.assistant_turns") == at(unlimited, "limits.turn_tokens") == 512
 
 
+def test_gspo_has_the_mean_of_its_own_whatever_is_written() -> None:
+    mean = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"
+    found = of("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", mean)
+    assert (at(found, "algorithm.aggregate"), at(found, "algorithm.length")) == ("sequence", None)
+    told = next(line for line in report(found).splitlines() if "loss_agg_mode" in line)
+    assert "-> algorithm.aggregate: sequence" in told and "gspo's is `sequence`" in told
+
+
+def test_what_a_critic_would_be_told_matters_only_where_there_is_one() -> None:
+    words = ("critic.model.path=another", "critic.optim.lr_warmup_steps_ratio=0.1", "critic.model.lora_rank=8")
+    assert at(of(*words), "update.critic") is None
+    told = report(of("algorithm.adv_estimator=gae", "critic.model.path=Qwen/Qwen2.5-3B-Instruct",
+                     "critic.grad_clip=1.0", "critic.ppo_epochs=4", "critic.cliprange_value=0.2"))  # fmt: skip
+    otherwise = told[told.index("Otherwise here") : told.index("As it has to be here")]
+    assert "critic.ppo_epochs" in otherwise and "one step for each step of the run" in otherwise
+    assert "critic.cliprange_value" in otherwise
+
+
 @pytest.mark.parametrize(("theirs", "ours"), [("left", "right"), ("right", "left"), ("middle", "middle")])
 def test_the_side_that_was_kept_becomes_the_side_that_is_cut(theirs: str, ours: str) -> None:
     turns = f"{AT}.multi_turn"
@@ -182,6 +206,21 @@ def test_the_side_that_was_kept_becomes_the_side_that_is_cut(theirs: str, ours: 
         ("rollout.multiturn.environment.type=tool_calling", "multi_turn.tool_config_path"),
         ("actor_rollout_ref.model.trust_remote_code=True", "no code of a model's folder is run"),
         ("reward_model.enable=True", "ask that model in a function"),
+        ("reward_model.reward_loop_source=importlib", "remedy: score in a function of yours: `custom_reward_function"),
+        ("reward_model.reward_loop_module_path=loops.py", "remedy: score in a function of yours"),
+        ("reward_model.reward_loop_class_name=Loop", "remedy: score in a function of yours"),
+        (f"{AT}.agent.default_agent_loop=my_agent", "'my_agent' cannot be had here"),
+        (
+            f"{AT}.agent.default_agent_loop=single_turn_agent {AT}.multi_turn.tool_config_path=t.yaml",
+            "default_agent_loop: is single_turn_agent, which has no tools, but tools or an interaction are named\n"
+            "  remedy: write tool_agent, or take them out",
+        ),
+        ("+actor_rollout_ref.ref.model.path=another", "the reference is the policy as it was in the beginning"),
+        ("algorithm.adv_estimator=gae critic.model.path=another", "remedy: leave it out: it begins as the policy does"),
+        ("algorithm.adv_estimator=gae critic.model.lora_rank=8", "critic.model.lora_rank: 8 cannot be had here"),
+        ("algorithm.adv_estimator=gae critic.optim.lr_warmup_steps_ratio=0.1", "0.1 cannot be had here"),
+        ("algorithm.adv_estimator=gae critic.grad_clip=0.5", "leave it out: it is the policy's"),
+        ("algorithm.adv_estimator=gae critic.optim.betas=[0.9,0.95]", "leave it out: they are the policy's"),
         ("reward_model.reward_manager=batch", "define `compute_score(data_source, solution_str"),
         ("trainer.logger=swanlab", "nobody here tells 'swanlab'"),
         ("trainer.val_only=True", "remedy: run `mtrl-train eval RUN`"),

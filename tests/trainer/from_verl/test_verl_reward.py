@@ -54,6 +54,17 @@ async def test_whatever_such_a_function_gives_is_a_number(gives: str, worth: flo
     assert group.scored[0].reward == worth
 
 
+async def test_an_async_function_is_awaited_and_a_mistake_in_it_is_told_too(tmp_path: Path) -> None:
+    file = tmp_path / "theirs_async.py"
+    lines = ("import anyio", "async def compute_score(data_source, solution_str, ground_truth, extra_info=None):",
+             "    await anyio.lowlevel.checkpoint()", "    return {'score': {'a': 0.5}[solution_str]}")  # fmt: skip
+    file.write_text("\n".join(lines))
+    component = {"function": "trainer.verl.reward:custom", "args": {"path": str(file)}}
+    group = await scored(None, [rolled(policy("a")), rolled(policy("b"))], TASKED, custom=component)
+    assert group.scored[0].reward == 0.5
+    assert f"KeyError: 'b' ({file}:4)" in repr(group)
+
+
 async def test_a_mistake_in_it_is_told_with_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "theirs_wrong.py"
     file.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    return truth")
