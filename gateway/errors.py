@@ -11,6 +11,7 @@ GatewayError
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-HERE = str(Path(__file__).parent)
+HERE = tuple(f"{Path(__file__).parents[1] / house}{os.sep}" for house in ("gateway", "trainer"))
 
 
 class GatewayError(Exception):
@@ -83,6 +84,6 @@ def told(error: BaseException) -> str:
     """What was raised, and where in its user's own file: neither ours nor a library's lines can be mended there."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((HERE, "<", *LIBRARIES)):
+        if not frame.filename.startswith((*HERE, "<", *LIBRARIES)):
             return f"{text} ({frame.filename}:{frame.lineno})"
     return text

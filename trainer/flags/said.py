@@ -10,6 +10,8 @@ from trainer.verl.model import AT_HAND, TELLS, rows_of
 from trainer.verl.row import Asked, No, count, number
 
 NAMED = "trainer.swift.stepper:named"
+SCHEDULERS = ("gym_scheduler", "math_tip_trick", "thinking_tips_scheduler")
+"""Those that are there without a plug-in file."""
 AS_LONG_AS_IT_FITS = 1_000_000
 """Where only the engine's context is the limit."""
 CORRECTIONS = {
@@ -19,6 +21,8 @@ CORRECTIONS = {
     "sequence_mask": {"reject": "sequence"},
 }
 MEANS = {"grpo": "sequence", "bnpo": "token", "dapo": "token", "cispo": "token", "dr_grpo": "constant"}
+WHOLE = {"rloo": "none", "reinforce_plus_plus": "batch"}
+"""Advantages that are algorithms of their own, each with the only `scale_rewards` that it goes with."""
 FALLS = {"linear": "line", "cosine": "cosine"}
 SCALES = ("default", "last_round", "all")
 TAGS = ("react", "hermes", "qwen", "agentflan", "alpha_umi", "base")
@@ -42,6 +46,18 @@ def data(value: Any, asked: Asked) -> str:
     if odd := [name for name in names if "#" in name]:
         raise No(f"{odd[0]!r} draws a part of its rows", "write these rows into a file, and name that")
     return ", ".join(names)
+
+
+def system(value: Any, asked: Asked) -> Any:
+    """The words, or the file that has them."""
+    if not isinstance(value, str):
+        return value
+    if not value.endswith(".txt"):
+        return value.replace("\\n", "\n")
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise No(f"cannot be read: {error}", "write the path of a text file, or the words themselves") from error
 
 
 def held_out(value: Any, asked: Asked) -> str | None:
@@ -147,6 +163,13 @@ def betas(value: Any, asked: Asked) -> list[float]:
     return [number(value), asked.number("adam_beta2")]
 
 
+def vision(value: Any, asked: Asked) -> str:
+    if bool(value) != bool(asked["freeze_aligner"]):
+        problem = "what sees, and what leads from there to the words, are one part here"
+        raise No(problem, "write --freeze_vit and --freeze_aligner alike")
+    return "frozen" if value else "trained"
+
+
 def report(value: Any, asked: Asked) -> list[str] | None:
     names = [str(name) for name in listed(value)]
     if odd := [name for name in names if name not in (*TELLS, *AT_HAND, "none")]:
@@ -182,6 +205,9 @@ def stepper_args(value: Any, asked: Asked) -> dict[str, Any] | None:
     if not (name := asked["multi_turn_scheduler"]):
         return None
     found = {"name": name, "plugins": [str(file) for file in listed(asked["external_plugins"])]}
+    if not found["plugins"] and name not in SCHEDULERS:
+        remedy = f"register it in a file of yours, and write --external_plugins FILE; there are {', '.join(SCHEDULERS)}"
+        raise No(f"no scheduler {name!r} comes with mtrl", remedy, "multi_turn_scheduler")
     others = {one: asked[one] for one in ("max_turns", "gym_env", "context_manager")}
     return found | {one: said for one, said in others.items() if said is not None}
 
@@ -228,10 +254,10 @@ def algorithm(value: Any, asked: Asked) -> str:
     if value == "rloo" and updates(asked) > 1:
         problem = "ms-swift clips rloo's steps after the first, and nothing is clipped here"
         raise No(problem, "take one step: leave --steps_per_generation and --num_iterations out")
-    if value in ("rloo", "reinforce_plus_plus"):
-        if kind != "grpo" or level != "token" or scale is not None:
+    if value in WHOLE:
+        if kind != "grpo" or level != "token" or scale not in (None, WHOLE[value]):
             raise No("goes with no other loss here", "leave --loss_type, --scale_rewards and the like out")
-        return {"rloo": "rloo", "reinforce_plus_plus": "reinforce_pp"}[value]
+        return "rloo" if value == "rloo" else "reinforce_pp_baseline"
     if value != "grpo":
         raise No(f"there are no advantages {value!r}", "write grpo, rloo or reinforce_plus_plus")
     if level not in ("token", "sequence"):
@@ -251,8 +277,18 @@ def aggregate(value: Any, asked: Asked) -> dict[str, Any]:
     return {"aggregate": MEANS[value], **length}
 
 
+def clip_low(value: Any, asked: Asked) -> float:
+    return 1.0 if asked["loss_type"] == "cispo" else number(value)
+
+
 def clip_high(value: Any, asked: Asked) -> float:
-    return asked.number("epsilon") if value is None else number(value)
+    most = asked.number("epsilon") if value is None else number(value)
+    if asked["loss_type"] != "cispo":
+        return most
+    if most < 1:
+        problem = f"cispo weighs with {most:g} at the most, and so cuts off what has not even changed"
+        raise No(problem, "write --epsilon_high 5, or another bound from 1 up", "loss_type" if value is None else "")
+    return round(most - 1, 9)
 
 
 def kl(value: Any, asked: Asked) -> dict[str, Any] | None:

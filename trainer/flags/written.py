@@ -9,6 +9,7 @@ from pathlib import Path
 from gateway.config.entries import shown
 from gateway.config.read import value
 from gateway.errors import ConfigError
+from trainer.flags.left_out import left_out
 from trainer.verl import shell
 from trainer.verl.shell import Word
 from trainer.verl.written import TYPED, Given, Keys
@@ -17,10 +18,12 @@ BEGINS = re.compile(r"^(?!\s*#).*\b(swift|megatron)\s+(rlhf|rollout)\b", re.MULT
 RLHF, ROLLOUT = (re.compile(rf"\bswift\s+{name}\b") for name in ("rlhf", "rollout"))
 PROCESSES = ("NPROC_PER_NODE", "NNODES")
 """Variables that say how many processes share a batch."""
+VARIABLES = (*PROCESSES, "MAX_PIXELS")
+"""Those that a result depends on."""
 _VARIABLE = re.compile(r"([A-Z_]+)=(.*)")
 _MEANS = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?|true|false|none|null|[\[{].*", re.DOTALL | re.IGNORECASE)
 """Any other value is a text as it stands."""
-_COUNTED = re.compile(rf"\s*(?:export\s+)?({'|'.join(PROCESSES)})=(\d+)")
+_COUNTED = re.compile(rf"\s*(?:export\s+)?({'|'.join(VARIABLES)})=(\d+)")
 _FLAG = re.compile(r"--([A-Za-z_][\w-]*)(?:=(.*))?", re.DOTALL)
 
 
@@ -32,9 +35,16 @@ def is_swift(words: Sequence[str]) -> bool:
 
 
 def of_words(words: Sequence[str]) -> Keys:
-    """A whole command, or scripts and the flags that go over theirs; what trains goes over what only rolls out."""
-    if BEGINS.search(" ".join(words)):
-        return _of_command([Word(word, TYPED) for word in words])
+    """A whole command, or scripts and the flags that go over theirs; and what ms-swift takes where they say nothing."""
+    whole = bool(BEGINS.search(" ".join(words)))
+    keys = _of_command([Word(word, TYPED) for word in words]) if whole else _of_scripts(words)
+    plugins = keys["external_plugins"].value if "external_plugins" in keys else []
+    files = plugins if isinstance(plugins, list) else [plugins]
+    return keys | left_out(keys, [_text(Path(str(file))) for file in files])
+
+
+def _of_scripts(words: Sequence[str]) -> Keys:
+    """What trains goes over what only rolls out."""
     keys: Keys = {}
     files = [Path(word) for word in _before_flags(words)]
     for file in sorted(files, key=lambda file: RLHF.search(_text(file)) is not None):
@@ -75,7 +85,7 @@ def _of_file(file: Path) -> Keys:
     for begins in (ROLLOUT, RLHF):
         if any(begins.search(line) for line in text.splitlines() if not line.lstrip().startswith("#")):
             keys |= _of_command(shell.command(file, begins))
-    return keys if {*keys} - {*PROCESSES} else _of_command(shell.command(file, RLHF))
+    return keys if {*keys} - {*VARIABLES} else _of_command(shell.command(file, RLHF))
 
 
 def _of_command(words: Sequence[Word]) -> Keys:
@@ -86,7 +96,7 @@ def _of_command(words: Sequence[Word]) -> Keys:
         found = _FLAG.fullmatch(word.text)
         if found is None:
             variable = _VARIABLE.fullmatch(word.text) if flag is None else None
-            if variable and variable[1] in PROCESSES:
+            if variable and variable[1] in VARIABLES:
                 keys[variable[1]] = Given(value(variable[2], Path(word.place)), word.place)
             said.append(word)
             continue

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from gateway.config.models import Frozen
 
-Name = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "gspo", "cispo"]
+Name = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gspo", "cispo"]
 Aggregation = Literal["token", "sequence", "constant"]
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 Share = Annotated[float, Field(ge=0, le=1)]

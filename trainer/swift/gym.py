@@ -18,6 +18,7 @@ from trainer.swift.protocol import (
     RolloutOutput,
 )
 from trainer.swift.scheduler import MultiTurnScheduler, called
+from trainer.swift.tips import MathTipsScheduler, ThinkingModelTipsScheduler
 
 CLOSE_S = 10.0
 """For an environment to close, whatever ended the rollout."""
@@ -141,4 +142,8 @@ def _named(known: dict[str, Any], name: Any, what: str, registry: str, field: st
     return known[name]
 
 
-multi_turns: dict[str, Any] = {"gym_scheduler": GYMScheduler}
+multi_turns: dict[str, Any] = {
+    "gym_scheduler": GYMScheduler,
+    "math_tip_trick": MathTipsScheduler,
+    "thinking_tips_scheduler": ThinkingModelTipsScheduler,
+}

@@ -34,7 +34,11 @@ _TURNS = {
     "RolloutScheduler": "trainer.swift.scheduler:RolloutScheduler",
     "multi_turns": "trainer.swift.gym:multi_turns",
 }
-_GYM = {"GYMScheduler": "trainer.swift.gym:GYMScheduler"}
+_SCHEDULERS = {
+    "GYMScheduler": "trainer.swift.gym:GYMScheduler",
+    "MathTipsScheduler": "trainer.swift.tips:MathTipsScheduler",
+    "ThinkingModelTipsScheduler": "trainer.swift.tips:ThinkingModelTipsScheduler",
+}
 _ENV = {"Env": "trainer.swift.gym:Env", "envs": "trainer.swift.gym:envs"}
 _CONTEXT = {
     "ContextManager": "trainer.swift.gym:ContextManager",
@@ -56,7 +60,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     "swift.utils.logger": _LOGGER,
     # Release 3.
     "swift.plugin": {**_REWARDS, **_MODELS, **_ENV, **_CONTEXT, "multi_turns": _TURNS["multi_turns"]},
-    "swift.plugin.multi_turn": {**_TURNS, **_GYM},
+    "swift.plugin.multi_turn": {**_TURNS, **_SCHEDULERS},
     "swift.plugin.orm": {**_REWARDS, **_SHIPPED},
     "swift.plugin.prm": _PRM,
     "swift.plugin.rm_plugin": _PLUGIN,
@@ -70,7 +74,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     "swift.llm.utils": {**_MESSAGES, **_DEVICE},
     # Release 4.
     "swift.rollout": {**_TURNS, **_ENV},
-    "swift.rollout.multi_turn": {**_TURNS, **_GYM},
+    "swift.rollout.multi_turn": {**_TURNS, **_SCHEDULERS},
     "swift.rollout.gym_env": {**_ENV, **_CONTEXT},
     "swift.rewards": {**_REWARDS, **_MODELS},
     "swift.rewards.orm": {**_REWARDS, **_SHIPPED},

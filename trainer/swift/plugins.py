@@ -55,6 +55,8 @@ def made(found: Any, field: str, **given: Any) -> Any:
         return found
     try:
         return found(**_taken(found, given))
+    except ConfigError:
+        raise
     except Exception as error:  # boundary: a user's own `__init__` may raise anything
         place = inspect.getsourcefile(found) if found.__module__ != "builtins" else None
         problem = f"{found.__name__} cannot be made: {told(error)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 Messages = list[dict[str, Any]]
 
@@ -121,6 +121,12 @@ class RolloutOutput(BaseModel):
     response_loss_mask: list[list[int]] = []
     rollout_infos: dict[str, Any] = {}
     rollout_logprobs: list[list[float]] = []
+
+    @field_validator("response_token_ids", "response_loss_mask", "rollout_logprobs", mode="before")
+    @classmethod
+    def _by_turn(cls, given: Any) -> Any:
+        """Of a single turn, the numbers may come as they are."""
+        return [given] if isinstance(given, list | tuple) and given and isinstance(given[0], int | float) else given
 
     @property
     def ids_and_masks(self) -> list[tuple[int, bool]]:

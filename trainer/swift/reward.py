@@ -75,6 +75,8 @@ def asked(attempts: Sequence[Attempt], max_steps: int = 0) -> dict[str, Any]:
     chats = [chat(attempt) for attempt in attempts]
     infos = [{key: value for key, value in attempt.infos.items() if key != CHAT} for attempt in attempts]
     versions = [version for attempt in attempts for version in attempt.rollout.versions]
+    requests = [attempt.rollout.name for attempt in attempts]
+    rows = zip(requests, attempts, chats, infos, strict=True)
     return columns | {
         "completions": [str(messages[-1]["content"]) if messages else "" for messages in chats],
         "messages": chats,
@@ -84,7 +86,11 @@ def asked(attempts: Sequence[Attempt], max_steps: int = 0) -> dict[str, Any]:
         "multi_turn_infos": infos,
         "response_token_ids": [[id for turn in attempt.turns for id in turn.ids] for attempt in attempts],
         "prompt_id": [attempt.task.id for attempt in attempts],
-        "request_id": [attempt.rollout.name for attempt in attempts],
+        "request_id": requests,
+        "trajectory_inputs": {
+            request: [{**attempt.columns, "messages": said, "rollout_infos": told, "request_id": request}]
+            for request, attempt, said, told in rows
+        },
         "trainer_state": SimpleNamespace(global_step=max(versions, default=0), max_steps=max_steps),
     }
 

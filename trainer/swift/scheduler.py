@@ -73,7 +73,7 @@ class RolloutScheduler:
     def __getattr__(self, name: str) -> Any:
         """What a scheduler does not have, its engine may."""
         engine = self.__dict__.get("infer_engine")
-        if engine is None or name.startswith("__"):
+        if name.startswith("__") or not hasattr(engine, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(engine, name)
 
@@ -108,6 +108,11 @@ class MultiTurnScheduler(RolloutScheduler):
     ) -> bool:
         full = bool(self.max_turns) and current_turn >= (self.max_turns or 0)
         return response_choice.finish_reason == "length" or full
+
+    @staticmethod
+    def _extract_logprobs_from_choice(response_choice: ChatCompletionResponseChoice) -> list[float]:
+        """Schedulers derived from ms-swift's own ask for it by this name."""
+        return [one["logprob"] for one in (response_choice.logprobs or {}).get("content", ())]
 
 
 class _Taken:

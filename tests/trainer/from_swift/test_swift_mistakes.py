@@ -20,6 +20,7 @@ class Wrong(MultiTurnScheduler):
 STEP = "    def step(self, infer_request, result, current_turn):\n"
 STEPS = {
     "raises": (STEP + "        return 1 / 0\n", "ZeroDivisionError", 5),
+    "misspells": (STEP + "        return self.infer_enigne\n", "'Wrong' object has no attribute 'infer_enigne'", 5),
     "gives nothing": (STEP + "        pass\n", "`step` gave None", 4),
     "masks": (
         STEP + "        return {'infer_request': infer_request, "

@@ -85,6 +85,9 @@ async def test_a_group_is_scored_at_once_with_columns_chats_and_what_the_schedul
     assert [message["role"] for message in seen["messages"][0]] == ["system", "user", "assistant", "user", "assistant"]
     assert seen["is_truncated"] == [False, False] and seen["trainer_state"] == {"global_step": 0, "max_steps": 9}
     assert seen["rollout_infos"] == seen["multi_turn_infos"] == [{"tries": 1, "num_turns": 2}] * 2
+    for name, chat in zip(seen["request_id"], seen["messages"], strict=True):
+        ((row),) = seen["trajectory_inputs"][name]
+        assert (row["messages"], row["solution"], row["rollout_infos"]["tries"]) == (chat, "7", 1)
     assert [len(ids) for ids in seen["response_token_ids"]] == [sum(len(turn.ids) for turn in one.turns)] * 2
 
 

@@ -188,6 +188,28 @@ async def test_a_run_of_ones_own_may_change_the_history_and_a_new_ledger_begins(
     assert rollout.infos["last"] == "7"
 
 
+FLAT = """
+    from swift.llm.infer.protocol import RolloutOutput
+    from swift.plugin.multi_turn import MultiTurnScheduler
+
+    class Flat(MultiTurnScheduler):
+        async def run(self, infer_request, request_config, **kwargs):
+            response = await self.infer_engine.infer_async(infer_request, request_config, **kwargs)
+            ids = response.choices[0].token_ids
+            logprobs = self._extract_logprobs_from_choice(response.choices[0])
+            return RolloutOutput(response=response, messages=infer_request.messages, response_token_ids=ids,
+                                 response_loss_mask=[0] + [1] * (len(ids) - 1), rollout_logprobs=logprobs,
+                                 rollout_infos={'logprobs': len(logprobs)})
+"""
+
+
+async def test_a_run_may_give_the_ids_of_its_only_turn_as_they_are(write: Write) -> None:
+    rollout = await played(f"{write('plugin.py', FLAT)}:Flat", ["three and four"])
+    assert rollout.stop is StopReason.STEP_DONE, rollout.reason
+    (turn,) = rollout.turns
+    assert turn.info[LEFT_OUT] == [[0, 1]] and rollout.infos["logprobs"] == len(turn.ids)
+
+
 async def test_one_scheduler_plays_many_rollouts_at_once_and_each_hears_its_own_policy(write: Write) -> None:
     file = write("plugin.py", NEW_ROUND.replace("GIVEN", GIVEN["dict"]))
     template, said = template_for(HERMES), dict[str, int]()

@@ -21,6 +21,9 @@ rewards = st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.7, 1.0, -2.0]), st.sam
 
 def by_loops(name: str, given_S: list[float], group_S: list[int]) -> list[float]:
     found = []
+    if name == "reinforce_pp_baseline":
+        gained = by_loops("dr_grpo", given_S, group_S)
+        return [gain / ((stdev(gained) if len(gained) > 1 else 0.0) + 1e-6) for gain in gained]
     for mine, (reward, group) in enumerate(zip(given_S, group_S, strict=True)):
         others = []
         for number, value in enumerate(given_S):
@@ -63,7 +66,7 @@ def test_advantages_follow_their_rollouts_wherever_these_stand(name: str) -> Non
     torch.testing.assert_close(NAMES[name].advantages(values[order], groups[order]), found[order])
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "cispo", "reinforce_pp_baseline"])
 def test_where_spread_is_the_unit_a_reward_may_be_told_on_any_scale(name: str) -> None:
     values, groups = torch.rand(8, dtype=torch.float64), torch.arange(8) // 4
     advantages = NAMES[name].advantages

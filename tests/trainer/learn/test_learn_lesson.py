@@ -88,7 +88,7 @@ ALIKE = outcomes(0.1, 0.1, 0.1)
 SAME_SUM = group(scored("qatb", 0.5, (0.5, 0.0)), scored("qatb", 0.5, (0.0, 0.5), index=1))
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "rloo", "gspo", "cispo"])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp_baseline", "gspo", "cispo"])
 @pytest.mark.parametrize("kind", ["outcome", "discounted", "scores", "turns"])
 def test_a_group_teaches_where_siblings_differ(name: str, kind: str) -> None:
     settings = credited(kind, name)

@@ -71,7 +71,7 @@ def test_credit_by_outcome_is_what_the_algorithm_says_of_the_rollout(name: str, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"])
 @given(step=STEPS, seed=st.integers(0, 9))
 @hypothesis(max_examples=12, deadline=None)
 def test_the_order_of_groups_changes_no_bit_of_any_row(

@@ -110,6 +110,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "reinforce_pp", "credit": {"kind": "gae", "trust": 0.9}},
         "update": {"critic": {"lr": 1e-3}, "epochs": 2},
     },
+    "reinforce_pp_baseline": {
+        "algorithm": {"name": "reinforce_pp_baseline", "overlong": {"limit": 60, "margin": 50}},
+        "update": {"optimizer": "muon", "epochs": 2},
+    },
     "gspo": {
         "algorithm": {"name": "gspo", "mismatch": {"truncate": "sequence"}, "kl": {"coefficient": 0.05}},
         "update": {"lora": {"rank": 4}, "epochs": 2},

@@ -9,8 +9,10 @@ from trainer.learn.algorithms.dr_grpo import DR_GRPO
 from trainer.learn.algorithms.grpo import GRPO
 from trainer.learn.algorithms.gspo import GSPO
 from trainer.learn.algorithms.reinforce_pp import REINFORCE_PP
+from trainer.learn.algorithms.reinforce_pp_baseline import REINFORCE_PP_BASELINE
 from trainer.learn.algorithms.rloo import RLOO
 
-NAMES: dict[str, Algorithm] = {each.name: each for each in (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP, GSPO, CISPO)}
+_ALL = (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE_PP, REINFORCE_PP_BASELINE, GSPO, CISPO)
+NAMES: dict[str, Algorithm] = {each.name: each for each in _ALL}
 
 __all__ = ["NAMES", "Algorithm", "Clip", "Objective"]
