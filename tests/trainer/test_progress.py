@@ -111,6 +111,8 @@ def test_counts_are_metrics() -> None:
             "tools/feedback gsm8k/p50_s": 0.5,
             "tools/feedback gsm8k/p95_s": 0.5,
             "tools/feedback gsm8k/max_s": 0.5,
+            "tools/search/timeout": 1,
+            "tools/feedback gsm8k/ok": 1,
         },
         rel=0.03,
     )
@@ -180,14 +182,14 @@ def test_waits_are_known_to_within_a_few_hundredths(waits: list[float], share: f
 def test_an_event_costs_less_than_twenty_microseconds() -> None:
     counts = Counts(1000)
     step, turn, rounds = answer("search"), written(50), 4000
-    began = time.perf_counter()
+    began = time.thread_time()  # Whoever else has the machine is no part of it.
     for number in range(rounds):
         key = f"{number}/t/0"
         counts.state(key, "generating")
         counts.wrote(key, turn, 100)
         counts.answered(key, step, 0.1)
         counts.ended(key, over())
-    assert (time.perf_counter() - began) / (4 * rounds) < 20e-6
+    assert (time.thread_time() - began) / (4 * rounds) < 20e-6
 
 
 def test_memory_does_not_grow_with_the_run() -> None:

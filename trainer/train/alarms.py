@@ -6,10 +6,11 @@ Alarms are told and decide nothing. Each speaks once, and again only after all w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, isfinite, sqrt
 
+from gateway.types import Outcome
 from trainer.ledger import NOTHING
 from trainer.run.rollout import StopReason
 
@@ -27,10 +28,10 @@ CUT = 0.9
 """Share of rollouts that ended at a limit."""
 LATELY, MORE = 30, 0.1
 """Steps over which shares are compared, and the rise of one that is a trend."""
-OUTCOMES = "engine/outcomes/"
+OUTCOMES, TOOLS = "engine/outcomes/", "engine/tools/"
 FAILED = ("error", "timeout", "unavailable", "unknown")
 FAILING, FEW = 0.3, 20
-"""Share of the calls of a step, and of fewer calls nothing is said."""
+"""Share of the calls of a step, of one tool or of all, and of fewer calls nothing is said."""
 CERTAIN, FALLEN = 0.02, 0.1
 """Entropy that leaves nothing to try: nats a token, and the share of what it was."""
 LOOKS = 3
@@ -116,19 +117,39 @@ def cut_off_more(looked: Looked) -> str | None:
 
 
 def tools_fail(looked: Looked) -> str | None:
-    counts = {name: value for name, value in looked.now.items() if name.startswith(OUTCOMES)}
-    failed = {name: counts[name] for name in (OUTCOMES + outcome for outcome in FAILED) if name in counts}
-    calls, broken = sum(counts.values()), sum(failed.values())
-    if calls < FEW or broken < FAILING * calls:
+    """The tool that fails most; all together where none of them was called often enough."""
+    named = [(f" of `{name}`", ends) for name, ends in _ends(looked.now)]
+    failing = [one for one in named if _failing(one[1])] or [("", _outcomes(looked.now, OUTCOMES))]
+    of, ends = max(failing, key=lambda one: _failed(one[1]) / max(1.0, fsum(one[1].values())))
+    if not _failing(ends):
         return None
-    worst = max(failed, key=lambda name: failed[name])
+    calls, worst = fsum(ends.values()), max(FAILED, key=lambda outcome: ends.get(outcome, 0.0))
     return _said(
-        f"{broken / calls:.0%} of the answers to calls are failures, {failed[worst]:,.0f} of {calls:,.0f} answers are"
-        f" `{worst.removeprefix(OUTCOMES)}`",
-        "a tool breaks on what it is asked, or its server is too slow for so many at once; the policy learns to do"
-        " without it",
+        f"{_failed(ends) / calls:.0%} of the answers to calls{of} are failures, {ends[worst]:,.0f} of {calls:,.0f}"
+        f" answers are `{worst}`",
+        "a tool breaks on what it is asked, or its server is down, or too slow for so many at once; the policy learns"
+        " to do without it",
         "read such calls (`mtrl-train view`, by outcome), and mend the tool, or give it more time (`timeout_s`)",
     )
+
+
+def _ends(metrics: Metrics) -> Iterator[tuple[str, dict[str, float]]]:
+    """Of each tool, how its calls ended."""
+    names = {name.removeprefix(TOOLS).rpartition("/")[0] for name in metrics if name.startswith(TOOLS)}
+    return ((name, _outcomes(metrics, f"{TOOLS}{name}/")) for name in sorted(names))
+
+
+def _outcomes(metrics: Metrics, area: str) -> dict[str, float]:
+    return {one: value for one in Outcome if (value := _known(metrics, area + one)) is not None}
+
+
+def _failed(ends: Mapping[str, float]) -> float:
+    return fsum(ends.get(outcome, 0.0) for outcome in FAILED)
+
+
+def _failing(ends: Mapping[str, float]) -> bool:
+    calls = fsum(ends.values())
+    return calls >= FEW and _failed(ends) >= FAILING * calls
 
 
 def entropy_gone(looked: Looked) -> str | None:

@@ -78,6 +78,8 @@ class Seen:
     outcomes: Mapping[Outcome, int]
     waits: Mapping[str, Waits]
     """By tool, and by interaction as `feedback NAME`."""
+    ends: Mapping[str, Mapping[Outcome, int]]
+    """How their calls ended, by the same names."""
     drifts: Mapping[str, int]
     """By cause, how often what stands in a ledger differs from what the template would write."""
 
@@ -135,11 +137,17 @@ class Seen:
             yield f"outcomes/{outcome}", count
         for cause, count in self.drifts.items():
             yield f"drift/{cause}", count
+        yield from self._of_tools()
+
+    def _of_tools(self) -> Iterator[tuple[str, float]]:
         for name, waits in self.waits.items():
             yield f"tools/{name}/count", waits.count
             yield f"tools/{name}/p50_s", waits.within_s(0.5)
             yield f"tools/{name}/p95_s", waits.within_s(0.95)
             yield f"tools/{name}/max_s", waits.longest_s
+        for name, ends in self.ends.items():
+            for outcome, count in ends.items():
+                yield f"tools/{name}/{outcome}", count
 
 
 @dataclass(slots=True)
@@ -173,6 +181,7 @@ class Counts:
         self._stops: Counter[StopReason] = Counter()
         self._outcomes: Counter[Outcome] = Counter()
         self._waits: dict[str, Waits] = {}
+        self._ends: defaultdict[str, Counter[Outcome]] = defaultdict(Counter)
         self._drifts: Counter[str] = Counter()
 
     def anew(self, total: int = 0) -> Counts:
@@ -215,10 +224,12 @@ class Counts:
             if step.author is Author.FEEDBACK:
                 if step.source:
                     self._wait(f"feedback {step.source}", seconds)
+                    self._ends[f"feedback {step.source}"].update(step.outcomes)
                 return
             for told in step.info.get("tools", ()):
                 if told["outcome"] != Outcome.INVALID:  # It reached no tool, and its name is the policy's invention.
                     self._wait(told["name"], told["elapsed_s"])
+                    self._ends[told["name"]][told["outcome"]] += 1
 
     def ended(self, key: str, rollout: Rollout) -> None:
         with self._lock:
@@ -253,6 +264,7 @@ class Counts:
                 outcomes=dict(self._outcomes),
                 drifts=dict(self._drifts),
                 waits={name: Waits(waits.buckets, waits.longest_s) for name, waits in self._waits.items()},
+                ends={name: dict(ends) for name, ends in self._ends.items()},
             )
 
     @property

@@ -63,6 +63,14 @@ def test_tools_that_fail_are_told_with_how_most_of_them_end() -> None:
     assert heard({"engine/outcomes/invalid": 95.0}) == [], "what the policy gets wrong is no tool's failure"
 
 
+def test_one_tool_that_is_down_is_named_however_well_the_others_answer() -> None:
+    calls = {"engine/outcomes/ok": 80.0, "engine/outcomes/unavailable": 20.0, "engine/tools/look up/p50_s": 0.1}
+    tools = {"engine/tools/look up/ok": 80.0, "engine/tools/a/b/unavailable": 20.0, "engine/tools/rare/error": 3.0}
+    (said,) = heard(calls | tools)
+    assert said.startswith("100% of the answers to calls of `a/b` are failures, 20 of 20 answers are `unavailable`")
+    assert heard(calls) == heard(calls | tools | {"engine/tools/a/b/ok": 80.0}) == []
+
+
 def test_a_bound_on_staleness_that_bites_all_the_time_is_told() -> None:
     bitten = {"staleness/dropped": 3.0, "staleness/max": 1.0, "groups/count": 9.0}
     (said,) = heard(*[bitten] * 5)
