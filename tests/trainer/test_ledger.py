@@ -151,7 +151,7 @@ def test_a_span_lies_within_its_entry_and_has_a_medium() -> None:
 
 
 def test_two_hundred_turns_over_fifty_thousand_tokens_cost_little() -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     ledger = Ledger() + Entry(Author.TASK, tuple(range(1000)))
     for turn in range(200):
         asked = ledger.ids
@@ -160,4 +160,4 @@ def test_two_hundred_turns_over_fifty_thousand_tokens_cost_little() -> None:
         assert ledger.ids[: len(asked)] == asked
     assert len(ledger) == len(ledger.mask) == len(ledger.logprobs) == 51_000
     assert [ledger.turn_of(token) for token in (999, 1000, 50_999)] == [None, 0, 199]
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began < 2
