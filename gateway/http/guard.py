@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.reply import Problem
 from gateway.http.settings import Settings, is_loopback
 
-OPEN_PATHS = frozenset({"/healthz", "/docs", "/openapi.json", "/ui"})
+OPEN_PATHS = frozenset({"/", "/healthz", "/docs", "/openapi.json", "/ui"})
 """These tell nothing of the tools, so that a probe and a browser need no token."""
 OPEN_FOLDER = "/ui/"
 

@@ -20,14 +20,22 @@ from trainer.cli import app
 from trainer.ledger import Author, Entry, Ledger
 from trainer.run.file import Rollouts, Writer
 from trainer.run.rollout import Rollout
+from trainer.view.credited import UNKNOWN, Credited
 from trainer.view.show import show
 from trainer.view.text import printable
 
 
-def shown(run: list[Rollout] | Rollouts, rollout: int | None = None, *, colour: bool = False, text: bool = True) -> str:
+def shown(
+    run: list[Rollout] | Rollouts,
+    rollout: int | None = None,
+    *,
+    colour: bool = False,
+    text: bool = True,
+    credited: Credited = UNKNOWN,
+) -> str:
     screen = io.StringIO()
     console = Console(file=screen, width=200, force_terminal=colour, color_system="standard" if colour else None)
-    show(run, console, rollout=rollout, decode=decode if text else None)
+    show(run, console, rollout=rollout, decode=decode if text else None, credited=credited)
     return screen.getvalue()
 
 
@@ -182,3 +190,49 @@ def test_a_rollout_is_shown_with_its_times_and_what_it_was_worth(tmp_path: Path)
     done = CliRunner().invoke(app, ["why", str(tmp_path / "run"), "169", "66"])
     assert "advantage   +0.7" in done.output
     assert "advantage" not in CliRunner().invoke(app, ["why", str(tmp_path / "run"), "169", "3"]).output
+
+
+def test_where_the_policy_began_anew_every_ledger_is_shown_and_counted() -> None:
+    earlier = Ledger((Entry(Author.TASK, ids("Say it.")), policy("first", cached=3)))
+    run = [replace(SCORED, earlier=(earlier,))]
+    assert shown(run).splitlines()[1].split()[4:8] == ["3", "40", "17", "68%"]
+    text = shown(run, 0)
+    assert "3 turns; 40 tokens, 17 by the policy; cached 27 of 40 asked" in text
+    first, last = text.split("══ ledger 1, where the policy began anew: 28 tokens")
+    assert "══ ledger 0: 12 tokens" in first and "turn 0: policy  tokens 7-11" in first and "first" in first
+    assert "turn 1: policy  tokens 12-16" in last and "turn 2: policy" in last
+
+
+def test_tokens_that_weigh_nothing_in_a_trained_turn_are_told_beside_it() -> None:
+    credits = ((12, 0.0, 0.0), (3, 0.5, 1.0), (2, 0.0, 0.0), (4, 0.0, 0.0), (7, 0.0, 0.0))
+    text = shown(RUN, 0, credited=Credited((credits,)))
+    assert "  trained, advantage +0.5: the policy wrote it" in text
+    assert "  not trained, 2 of these tokens: the policy wrote it, but `algorithm.credit.rounds`" in text
+    assert "  not trained: the policy wrote it, but `algorithm.credit.rounds` gives it no weight" in text
+    nothing = shown(RUN, 0, credited=Credited(nothing="its group was too stale"))
+    assert nothing.count("  not trained: the policy wrote it, but its group was too stale") == 2
+
+
+def test_what_no_step_learned_from_is_told_by_the_command_line(tmp_path: Path) -> None:
+    made(tmp_path / "run", steps=2)
+    left = Rollouts(tmp_path / "run")[0]
+    with Writer(tmp_path / "run") as writer:
+        for group in ("1-1-0", "0-7-3", "3-0-0", "e-1"):
+            writer.add(replace(left, group=group))
+    at = len(left.ledger.entries[0].ids)
+    told = [
+        CliRunner().invoke(app, ["why", str(tmp_path / "run"), str(rollout), str(at)]).stdout.splitlines()[-1]
+        for rollout in (0, 32, 33, 34)
+    ]
+    assert told[0].startswith("  trained ")
+    assert told[1].endswith("its group, which taught nothing and was replaced (`algorithm.dynamic`)")
+    assert "too stale by then (`max_staleness`)" in told[2] and "step 3, which it was made for, has not" in told[3]
+    assert "not trained: " in CliRunner().invoke(app, ["show", str(tmp_path / "run"), "32"]).output
+
+
+def test_behind_a_picture_each_turn_has_its_own_advantage() -> None:
+    wide = replace(LEDGER.entries[2], widths=(9,))
+    run = [replace(SCORED, ledger=Ledger((*LEDGER.entries[:2], wide, *LEDGER.entries[3:])))]
+    credited = Credited((((12, 0.0, 0.0), (5, 0.5, 1.0), (11, 0.0, 0.0), (7, 0.75, 1.0)),))
+    text = shown(run, 0, credited=credited)
+    assert "trained, advantage +0.5:" in text and "trained, advantage +0.75:" in text and "not trained" not in text

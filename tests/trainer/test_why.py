@@ -10,8 +10,9 @@ from hypothesis import given
 from tests.trainer.rollouts import bits, rollouts
 from tests.trainer.told import FAILED, LEDGER, RUN, SCORED, decode, ids, policy
 from trainer.ledger import Author, Entry, Ledger
-from trainer.run.rollout import Rollout
-from trainer.view.why import why
+from trainer.run.rollout import LEFT_OUT, Rollout
+from trainer.view.credited import Credited
+from trainer.view.why import because, weightless, why
 
 
 def test_what_the_policy_wrote_is_trained_with_its_rewards() -> None:
@@ -101,3 +102,39 @@ def test_the_reward_that_is_told_is_the_one_that_was_learned_from() -> None:
     weighed = replace(SCORED, weighed=0.25)
     assert "the rollout's reward 0.25 (call 0.5, feedback 1, weighted)" in why([weighed], 0, 15).because
     assert replace(SCORED, weighed=0.25, rewards={}).reward is None, "a number without its components is none"
+
+
+def test_what_has_no_weight_has_its_own_reason_token_by_token() -> None:
+    turn = replace(policy("abcdef"), info={LEFT_OUT: [[1, 3]]})
+    run = [replace(SCORED, ledger=Ledger((Entry(Author.TASK, ids("q")), turn)))]
+    credited = Credited((((1, 0.0, 0.0), (1, 0.5, 1.0), (2, 0.0, 0.0), (2, 0.5, 1.0), (1, 0.0, 0.0)),))
+    told = [why(run, 0, token, None, credited) for token in range(1, 7)]
+    assert [one.trained for one in told] == [True, False, False, True, True, False]
+    assert told[1].because == "the policy wrote it, but a plug-in left it out of what is learned"
+    assert told[5].because == "the policy wrote it, but `algorithm.credit.rounds` gives it no weight"
+    assert "(tokens 1-2 of the turn, from 0), or" in weightless(turn, [1, 2, 5])
+    assert because(run[0], turn, credit=(1, 0.0, 0.0))[0] is False
+
+
+def test_what_no_step_learned_from_is_not_trained_though_it_was_scored() -> None:
+    told = why(RUN, 0, 15, None, Credited(nothing="step 3 did not learn from it"))
+    assert (told.trained, told.because) == (False, "the policy wrote it, but step 3 did not learn from it")
+    assert why(RUN, 1, 15, None, Credited(nothing="it was dropped")).because.endswith("(server 'calc' is down)")
+
+
+def test_where_the_policy_began_anew_each_ledger_is_told() -> None:
+    earlier = Ledger((Entry(Author.TASK, ids("q")), policy("xy", version=1)))
+    run = [replace(SCORED, earlier=(earlier,))]
+    credited = Credited((((1, 0.0, 0.0), (2, 0.25, 1.0)), ((12, 0.0, 0.0), (16, 0.5, 1.0))))
+    first, last = why(run, 0, 2, decode, credited, ledger=0), why(run, 0, 15, decode, credited)
+    assert (first.turn, first.version, first.text, first.advantage) == (0, 1, "y", 0.25)
+    assert (last.turn, last.version, last.text, last.advantage) == (1, 3, "m", 0.5)
+    with pytest.raises(IndexError, match="has 2 ledgers, counted from 0, and no ledger 2"):
+        why(run, 0, 0, ledger=2)
+
+
+def test_behind_a_picture_each_token_has_its_own_advantage() -> None:
+    wide = replace(LEDGER.entries[2], widths=(9,))
+    run = [replace(SCORED, ledger=Ledger((*LEDGER.entries[:2], wide, *LEDGER.entries[3:])))]
+    credited = Credited((((12, 0.0, 0.0), (5, 0.5, 1.0), (11, 0.0, 0.0), (7, 0.75, 1.0)),))
+    assert [why(run, 0, token, None, credited).advantage for token in (16, 21, 27)] == [0.5, 0.75, 0.75]

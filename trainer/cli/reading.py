@@ -27,14 +27,15 @@ def show(
 
     from trainer.run.credits import Credits
     from trainer.run.file import Rollouts
+    from trainer.view.credited import Credited
     from trainer.view.show import show as print_run
 
     with told(IndexError):
         rollouts = Rollouts(run)
         if rollout is None:
             return print_run(rollouts, Console())
-        credits = Credits(run).of_rollout(rollouts[rollout])
-        print_run(rollouts, Console(), rollout=rollout, decode=_decode(run), credits=credits[-1] if credits else None)
+        credited = Credited.of(rollouts[rollout], Credits(run))
+        print_run(rollouts, Console(), rollout=rollout, decode=_decode(run), credited=credited)
 
 
 @app.command(rich_help_panel=ASKED)
@@ -42,16 +43,18 @@ def why(
     run: Run,
     rollout: Annotated[int, typer.Argument(help="The rollout's number, as `show` counts.")],
     token: Annotated[int, typer.Argument(help="The token's place in it, from 0.")],
+    ledger: Annotated[int, typer.Option(help="Where the policy began anew: which ledger, as `show` counts.")] = -1,
 ) -> None:
     """Say who wrote a token, in which turn, under which policy version, and why it is (not) trained."""
     from trainer.run.credits import Credits
     from trainer.run.file import Rollouts
+    from trainer.view.credited import Credited
     from trainer.view.why import why as ask
 
     with told(IndexError):
         rollouts = Rollouts(run)
-        credits = Credits(run).of_rollout(rollouts[rollout])
-        sys.stdout.write(f"{ask(rollouts, rollout, token, _decode(run), credits[-1] if credits else None)}\n")
+        credited = Credited.of(rollouts[rollout], Credits(run))
+        sys.stdout.write(f"{ask(rollouts, rollout, token, _decode(run), credited, ledger)}\n")
 
 
 @app.command(rich_help_panel=ASKED)
@@ -85,11 +88,10 @@ def _decode(run: Path) -> Any:
 def _spoken(run: Path) -> tuple[Path, TemplateSettings]:
     """The model and the template of a run, or of the one whose evaluation it is."""
     from trainer.config import TemplateSettings
-    from trainer.roll import ABOUT
+    from trainer.view.mark import ABOUT, run_of
 
-    whole = next((folder for folder in (run, *run.absolute().parents[:2]) if (folder / ABOUT).exists()), run)
     try:
-        about = json.loads((whole / ABOUT).read_text(encoding="utf-8"))
+        about = json.loads((run_of(run) / ABOUT).read_text(encoding="utf-8"))
         settings = about["settings"]
         return Path(about.get("model", settings["model"])), TemplateSettings.model_validate(settings["template"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

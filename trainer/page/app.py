@@ -27,7 +27,7 @@ from gateway.http.guard import Guard
 from gateway.http.reply import Problem, Reply, json_reply, not_found
 from gateway.http.settings import Settings
 from gateway.page.files import SHARED, piece
-from trainer.page.query import Unclear, query
+from trainer.page.query import Unclear, query, whole
 from trainer.page.runs import Missing, Run
 from trainer.run.file import RunError
 
@@ -92,10 +92,13 @@ def _asked(known: Mapping[str, Run], answer: Answer) -> Callable[[Request], Any]
 
 
 def _metrics(run: Run, request: Request) -> Any:
-    start = request.query_params.get("from", "0")
-    if not start.isdecimal():
-        raise Unclear("`from` is a place in the file, as an answer gave it")
-    return run.metrics(int(start))
+    return run.metrics(
+        whole("`from`, a place in the file as an answer gave it,", request.query_params.get("from", "0"))
+    )
+
+
+def _rollout(run: Run, request: Request) -> Any:
+    return run.rollout(whole("a rollout's number", request.path_params["place"]))
 
 
 ANSWERS: Mapping[str, Answer] = {
@@ -103,7 +106,7 @@ ANSWERS: Mapping[str, Answer] = {
     "/v1/runs/{run}/alarms": lambda run, request: run.alarms(),
     "/v1/runs/{run}/choices": lambda run, request: run.choices(),
     "/v1/runs/{run}/rollouts": lambda run, request: run.rollouts(query(request.query_params)),
-    "/v1/runs/{run}/rollouts/{place:int}": lambda run, request: run.rollout(request.path_params["place"]),
+    "/v1/runs/{run}/rollouts/{place}": _rollout,
     "/v1/runs/{run}/group": lambda run, request: run.group(request.query_params.get("name", "")),
     "/v1/runs/{run}/blobs/{digest}": lambda run, request: run.blob(request.path_params["digest"]),
 }

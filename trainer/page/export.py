@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from gateway.errors import ConfigError
 from gateway.page.files import SHARED, Piece, piece
 from gateway.wire import dumps
 from trainer.page.query import query
@@ -25,7 +26,7 @@ HERE = "trainer.page"
 ROWS = 20_000
 """Of the table, the newest; more make a file that nobody can send."""
 WHOLE_BYTES = 12_000_000
-"""Of rollouts that are held token by token."""
+"""Of rollouts that are held token by token, their pictures included."""
 IMPORT = re.compile(r'^import \{ (.+?) \} from "\./([\w.]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const|class) ([\w$]+))", re.MULTILINE)
 
@@ -58,14 +59,22 @@ def _held(run: Run, room: int, chosen: Sequence[int]) -> tuple[dict[str, Any], s
         rows += more
     rows.reverse()
     whole: dict[str, Any] = {}
+    blobs: dict[str, str] = {}
+    broken = 0
     for place in chosen or _worth_it(rows):
-        one = run.rollout(place)
-        room -= len(dumps(one))
+        try:
+            one = run.rollout(place)
+            media = {part["sha256"]: _url(run, part) for part in _media(one) if part["sha256"] not in blobs}
+        except (Missing, RunError) as error:
+            if chosen:
+                raise _asked_for(run, place, error) from error
+            broken += 1
+            continue
+        room -= len(dumps(one)) + sum(map(len, media.values()))
         if room < 0 and not chosen:
             break
         whole[str(place)] = one
-    digests = {part["sha256"]: part["mime"] for one in whole.values() for part in _media(one)}
-    blobs = {digest: f"data:{mime};base64,{_bytes(run, digest)}" for digest, mime in digests.items()}
+        blobs |= media
     data = {
         "metrics": run.metrics(0)["lines"],
         "alarms": run.alarms(),
@@ -74,7 +83,16 @@ def _held(run: Run, room: int, chosen: Sequence[int]) -> tuple[dict[str, Any], s
         "rollouts": whole,
         "blobs": blobs,
     }
-    return data, f"{len(rows):,} of {known:,} rollouts are listed, {len(whole):,} are there token by token"
+    left_out = f"; {broken:,} that cannot be read are not" if broken else ""
+    return data, f"{len(rows):,} of {known:,} rollouts are listed, {len(whole):,} are there token by token{left_out}"
+
+
+def _asked_for(run: Run, place: int, error: Exception) -> Exception:
+    if isinstance(error, RunError):
+        return error
+    last = run.index.known - 1
+    remedy = f"name one from 0 to {last} with --rollout, or none" if last >= 0 else "wait for the first to be over"
+    return ConfigError(str(error), file=run.folder, remedy=remedy)
 
 
 def _worth_it(rows: Sequence[dict[str, Any]]) -> Iterator[int]:
@@ -93,11 +111,8 @@ def _media(one: dict[str, Any]) -> Iterable[dict[str, Any]]:
     return (part for entry in entries for part in entry.get("parts", ()) if "sha256" in part)
 
 
-def _bytes(run: Run, digest: str) -> str:
-    try:
-        return base64.b64encode(run.blob(digest)).decode()
-    except Missing:
-        return ""
+def _url(run: Run, part: dict[str, Any]) -> str:
+    return f"data:{part['mime']};base64,{base64.b64encode(run.blob(part['sha256'])).decode()}"
 
 
 def _page(data: str) -> str:

@@ -1,7 +1,7 @@
 """A run of 50,000 rollouts is listed at once because each was read once: what a table shows of it is kept.
 
 `rollouts.jsonl.index` beside the rollouts is an SQLite file. It grows with them, is made anew where it is of other
-rollouts, and can be deleted at any time. Where a run may only be read it is kept in memory.
+rollouts, and can be deleted at any time. Where a run may only be read, or there is no room, it is kept in memory.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
-from trainer.page.summary import COLUMNS, Mark, Row, row
+from trainer.page.summary import COLUMNS, Row, row
+from trainer.view.mark import Mark
 
-FORMAT = "2"
+FORMAT = "3"
 BATCH = 64
 """Rollouts between which others may ask."""
 WAIT_S = 5.0
@@ -48,11 +49,17 @@ MAKE = ", ".join(
 PUT = f"INSERT OR REPLACE INTO rollouts VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608 - of our own names
 
 
+MEMORY = ":memory:"
+T = TypeVar("T")
+
+
 class Index:
     """Any thread may ask; one at a time is heard."""
 
     def __init__(self, file: Path, mark: Mark) -> None:
         self.file, self._mark = file, mark
+        self.begun = 0
+        """How often it was made anew: whoever remembers something of it has to forget that then."""
         self._lock = Lock()
         self._db = self._opened()
         self._closed = False
@@ -65,48 +72,69 @@ class Index:
     @property
     def known(self) -> int:
         """Rollouts that are listed."""
-        with self._lock:
-            return self._count()
+        return self._heard(self._count)
 
     def grow(self, most: int = BATCH) -> bool:
         """Reads so many more rollouts at the most; False once there are none."""
-        with self._lock:
-            if self._closed:
-                return False
-            try:
-                text = self.file.open("rb")
-            except OSError:
-                return False
-            with text:
-                covered = self._covered(text)
-                text.seek(covered)
-                found: list[Row] = []
-                place = self._count()
-                for line in text:
-                    if not line.endswith(b"\n") or len(found) == most:
-                        break
-                    found.append(self._row(place + len(found), covered, line))
-                    covered += len(line)
-                if not found:
-                    return False
-                self._keep(found, covered, line_of(text, found[-1]))
-                return True
+        return self._heard(lambda: self._grown(most))
 
     def ask(self, query: str, given: Iterable[Any] = ()) -> list[dict[str, Any]]:
         """`query` is ours, and what others wrote is only ever in `given`."""
-        with self._lock:
-            asked = self._db.execute(query, tuple(given))
-            names = [name for name, *_ in asked.description]
-            return [dict(zip(names, one, strict=True)) for one in asked]
+        values = tuple(given)
+        return self._heard(lambda: self._asked(query, values))
 
     def put(self, query: str, given: Iterable[Iterable[Any]]) -> None:
-        with self._lock, self._db:
-            self._db.executemany(query, [tuple(one) for one in given])
+        values = [tuple(one) for one in given]
+        self._heard(lambda: self._put(query, values))
+
+    def _heard(self, act: Callable[[], T]) -> T:
+        """Where the file is gone, spoilt or has no room it is opened again, and then done without."""
+        with self._lock:
+            for opened in (self._opened, lambda: self._made(MEMORY)):
+                try:
+                    return act()
+                except sqlite3.Error:
+                    if self._closed:
+                        raise
+                    self._db.close()
+                    self._db = opened()
+                    self.begun += 1
+            return act()
+
+    def _asked(self, query: str, given: tuple[Any, ...]) -> list[dict[str, Any]]:
+        asked = self._db.execute(query, given)
+        names = [name for name, *_ in asked.description]
+        return [dict(zip(names, one, strict=True)) for one in asked]
+
+    def _put(self, query: str, given: list[tuple[Any, ...]]) -> None:
+        with self._db:
+            self._db.executemany(query, given)
+
+    def _grown(self, most: int) -> bool:
+        if self._closed:
+            return False
+        try:
+            text = self.file.open("rb")
+        except OSError:
+            return False
+        with text:
+            covered = self._covered(text)
+            text.seek(covered)
+            found: list[Row] = []
+            place = self._count()
+            for line in text:
+                if not line.endswith(b"\n") or len(found) == most:
+                    break
+                found.append(self._row(place + len(found), covered, line))
+                covered += len(line)
+            if found:
+                self._keep(found, covered, line_of(text, found[-1]))
+            return bool(found)
 
     def _row(self, place: int, start: int, line: bytes) -> Row:
         try:
             return row(place, start, line, self._mark)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             told: Mapping[str, Any] = {
                 "place": place, "start": start, "end": start + len(line), "task": "?", "grp": "", "idx": 0,
                 "stop": "damaged", "reason": f"{type(error).__name__}: {error}", "tools": "{}", "outcomes": "{}",
@@ -122,6 +150,7 @@ class Index:
             with self._db:
                 self._db.execute("DELETE FROM rollouts")
                 self._db.execute("DELETE FROM about WHERE name IN ('covered', 'last')")
+            self.begun += 1
             return 0
         return covered
 
@@ -149,7 +178,7 @@ class Index:
             with contextlib.suppress(sqlite3.Error, OSError):  # A file of something else, or half a one.
                 beside.unlink(missing_ok=True)
                 return self._made(str(beside))
-        return self._made(":memory:")
+        return self._made(MEMORY)
 
     def _made(self, where: str) -> sqlite3.Connection:
         db = sqlite3.connect(where, timeout=WAIT_S, check_same_thread=False)

@@ -32,6 +32,8 @@ SHOWN = (
     "tools, calls, outcomes, blame, version, rewards, question, answer, kind"
 )
 LOOKED = ("task", "kind", "question", "answer", "reason")
+MOST = 2**63 - 1
+"""What a whole number may be in SQLite."""
 SUCCESS = {"yes": "success = 1", "no": "success = 0", "none": "success IS NULL"}
 
 
@@ -65,8 +67,8 @@ def query(asked: Mapping[str, str]) -> Query:
     tests = [*_alike(asked), *_between(asked), *_said(words)]
     where = f" WHERE {' AND '.join(test for test, _ in tests)}" if tests else ""
     given = tuple(value for _, values in tests for value in values)
-    limit = min(ROWS, _whole("limit", asked, 100))
-    return Query(where, given, _order(asked), _whole("offset", asked), limit, words)
+    limit = min(ROWS, whole("limit", asked.get("limit", "100")))
+    return Query(where, given, _order(asked), whole("offset", asked.get("offset", "0")), limit, words)
 
 
 Test = tuple[str, tuple[Any, ...]]
@@ -112,8 +114,8 @@ def _order(asked: Mapping[str, str]) -> str:
 def _span(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     try:
-        return int(first), int(last or first)
-    except ValueError:
+        return whole("", first), whole("", last or first)
+    except Unclear:
         raise Unclear("a step is a number, as 12, or a span of them, as 10-20") from None
 
 
@@ -130,8 +132,7 @@ def _number(name: str, text: str) -> float:
         raise Unclear(f"{name} is a number") from None
 
 
-def _whole(name: str, asked: Mapping[str, str], default: int = 0) -> int:
-    text = asked.get(name, str(default))
-    if not text.isdecimal():
-        raise Unclear(f"{name} is a whole number of 0 or more")
+def whole(name: str, text: str) -> int:
+    if not text.isdecimal() or len(text) > len(str(MOST)) or int(text) > MOST:
+        raise Unclear(f"{name} is a whole number from 0 to {MOST}")
     return int(text)

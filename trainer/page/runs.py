@@ -15,9 +15,9 @@ from typing import Any
 from trainer.config import flat
 from trainer.page.charts import charts
 from trainer.page.index import Index
-from trainer.page.query import Query
+from trainer.page.query import MOST, Query
 from trainer.page.search import Search
-from trainer.page.summary import SURROUNDS, Mark
+from trainer.page.summary import SURROUNDS
 from trainer.page.told import told
 from trainer.page.words import Words
 from trainer.run.blobs import Folder as Blobs
@@ -28,7 +28,8 @@ from trainer.run.history import NAME as METRICS
 from trainer.run.line import load
 from trainer.run.rollout import Rollout
 from trainer.train.alarms import Alarms
-from trainer.train.folder import ABOUT
+from trainer.view.credited import Credited
+from trainer.view.mark import ABOUT, Mark, about, run_of
 
 SEARCH_S = 0.4
 """Of the text of rollouts, at one time: whoever asks again gets further."""
@@ -78,44 +79,30 @@ class Run:
         return Credits(self.folder)
 
     @property
-    def about(self) -> Mapping[str, Any]:
-        """How it was made; empty as long as it has not begun."""
-        try:
-            read = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return read if isinstance(read, dict) else {}
-
-    @property
     def mark(self) -> Mark:
-        reward = self.about.get("settings", {}).get("reward")
-        components = (reward or {}).get("components")
-        if not components:
-            return Mark()
-        return Mark(reward.get("success") or next(iter(components)), reward.get("success_at", 1.0))
+        return Mark.of(self.folder)
 
     @cached_property
     def words(self) -> Words:
         """Raises ValueError where its tokenizer is gone."""
-        about = self.about
-        return Words.of(Path(about.get("model") or about.get("settings", {}).get("model") or ""))
+        made = about(self.folder)
+        return Words.of(Path(made.get("model") or made.get("settings", {}).get("model") or ""))
 
     def told(self) -> dict[str, Any]:
-        about = self.about
-        settings = about.get("settings", {})
+        made = about(self.folder)
+        settings = made.get("settings", {})
         return {
             "name": self.name,
             "folder": str(self.folder),
-            "steps": settings.get("steps"),
-            "engine": about.get("engine"),
-            "model": about.get("model"),
-            "versions": about.get("versions", {}),
-            "machine": about.get("machine", {}),
+            "steps": settings.get("steps") if run_of(self.folder) == self.folder else None,
+            "engine": made.get("engine"),
+            "model": made.get("model"),
+            "versions": made.get("versions", {}),
+            "machine": made.get("machine", {}),
             "settings": flat(settings),
             "telling": self.mark.telling,
             "charts": charts(),
             "changed": self._changed(),
-            "comparison": self._comparison(),
         }
 
     def metrics(self, start: int) -> dict[str, Any]:
@@ -180,9 +167,9 @@ class Run:
                 words = self.words
         except ValueError as error:
             silent = str(error)
-        credits = self.credits.of_rollout(one)
+        credited = Credited.of(one, self.credits)
         siblings = [self._opened_sibling(other) for other in self._siblings(row["grp"])]
-        return {"row": _opened(row), "siblings": siblings, "silent": silent} | told(one, words, credits)
+        return {"row": _opened(row), "siblings": siblings, "silent": silent} | told(one, words, credited)
 
     def group(self, name: str) -> dict[str, Any]:
         """Siblings side by side."""
@@ -198,7 +185,7 @@ class Run:
             raise Missing(str(error)) from error
 
     def _row(self, place: int) -> dict[str, Any]:
-        found = self.index.ask("SELECT * FROM rollouts WHERE place = ?", [place])
+        found = self.index.ask("SELECT * FROM rollouts WHERE place = ?", [place]) if place <= MOST else []
         if not found:
             raise Missing(f"there is no rollout {place}, or it is not listed yet")
         return found[0]
@@ -210,7 +197,8 @@ class Run:
                 text.seek(row["start"])
                 return load(text.read(row["end"] - row["start"]), Blobs(self.folder / "blobs"))
         except (OSError, ValueError) as error:
-            raise RunError(f"{file}: rollout {row['place']}: {error}") from error
+            remedy = "read it with the version of mtrl that wrote it, or take the line out"
+            raise RunError(f"{file}: line {row['place'] + 1}: {error}\n  remedy: {remedy}") from error
 
     def _siblings(self, group: str) -> list[dict[str, Any]]:
         query = "SELECT place, idx, reward, success, stop FROM rollouts WHERE grp = ? AND grp != '' ORDER BY idx, place"
@@ -240,13 +228,6 @@ class Run:
         """When something was last written, in seconds of the world's clock."""
         files = [self.folder / name for name in (METRICS, ROLLOUTS, ABOUT)]
         return max((file.stat().st_mtime for file in files if file.exists()), default=None)
-
-    def _comparison(self) -> Any:
-        """What `mtrl-train eval` left."""
-        try:
-            return json.loads((self.folder / "eval" / "comparison.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
 
 
 def named(folders: Sequence[Path]) -> list[Run]:

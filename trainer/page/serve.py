@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,8 @@ from gateway.http.serve import Server, bind
 from gateway.http.settings import Settings, refuse_open_door
 from trainer.page.app import app
 from trainer.page.runs import Run
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two looks whether more was written."""
@@ -96,8 +99,15 @@ async def _heed(server: Server, stop: anyio.Event) -> None:
 
 async def _follow(run: Run) -> None:
     """Whatever is written is listed, a little at a time, so that whoever asks meanwhile is answered."""
+    told = ""
     while True:
-        more = await to_thread.run_sync(run.grow)
+        more = False
+        try:
+            more = await to_thread.run_sync(run.grow)
+        except Exception as error:  # boundary: what cannot be listed ends no page, and no training beside it
+            if told != f"{type(error).__name__}: {error}":
+                told = f"{type(error).__name__}: {error}"
+                log.warning("%s: its rollouts cannot be listed for now (%s)", run.folder, told)
         await anyio.sleep(BREATH_S if more else LOOK_S)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
 from gateway.types import Outcome
 from trainer.run.credits import STEP
 from trainer.run.rollout import StopReason, worth
+from trainer.view.mark import Mark
 from trainer.view.text import printable
 
 EXCERPT = 160
@@ -20,22 +20,12 @@ SURROUNDS = {
     StopReason.WALL_TIME: "time",
     StopReason.ENGINE_FAILED: "engine",
     StopReason.TOOL_FAILED: "tool",
+    StopReason.MISALIGNED: "engine",
     StopReason.CANCELLED: "caller",
     StopReason.ERROR: "plug-in",
 }
 """Who a failure is of, where the policy is not to blame."""
 INFRASTRUCTURE = frozenset(outcome.value for outcome in Outcome if outcome.infrastructure)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What success is, as the run's settings say."""
-
-    telling: str = ""
-    at: float = 1.0
-
-    def success(self, rewards: Mapping[str, float]) -> bool | None:
-        return rewards[self.telling] >= self.at if self.telling in rewards else None
 
 
 COLUMNS = (
@@ -50,14 +40,14 @@ Row = tuple[Any, ...]
 def row(place: int, start: int, line: bytes, mark: Mark) -> Row:
     """Raises ValueError, KeyError, TypeError or AttributeError for what is no rollout."""
     told = json.loads(line.decode("utf-8", "surrogatepass"))
-    entries = [entry for ledger in (*told.get("earlier", ()), told) for entry in ledger.get("entries", ())]
+    ledgers = [ledger.get("entries", ()) for ledger in (*told.get("earlier", ()), told)]
+    entries = [entry for ledger in ledgers for entry in ledger]
     turns = [entry for entry in entries if entry["author"] == "policy"]
     rewards: dict[str, float] = told.get("rewards", {})
     group, success = str(told["group"]), mark.success(rewards)
     named = STEP.match(group)
     outcomes = Counter(outcome for entry in entries for outcome in entry.get("outcomes", ()))
     tools = Counter(call[1] for turn in turns for call in turn.get("calls", ()))
-    asked = list(_asked(told.get("entries", ())))
     return (
         place,
         start,
@@ -71,10 +61,10 @@ def row(place: int, start: int, line: bytes, mark: Mark) -> Row:
         worth(rewards, told.get("weighed")),
         success,
         len(turns),
-        sum(entry["n"] for entry in told.get("entries", ())),
+        sum(entry["n"] for entry in entries),
         sum(turn["n"] for turn in turns),
-        sum(asked),
-        sum(turn.get("cached", 0) for turn in told.get("entries", ()) if turn["author"] == "policy"),
+        sum(asked for ledger in ledgers for asked in _asked(ledger)),
+        sum(turn.get("cached", 0) for turn in turns),
         fsum(told.get("timing", {}).values()),
         _listed(tools),
         sum(tools.values()),

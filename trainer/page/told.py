@@ -8,24 +8,17 @@ from itertools import zip_longest
 from typing import Any
 
 from gateway.types import Resource, Text
-from trainer.ledger import Author, Entry, Ledger
+from trainer.ledger import Author, Entry
+from trainer.page.said import BYTES
 from trainer.page.words import Words
-from trainer.run.credits import Credit
 from trainer.run.rollout import Rollout
+from trainer.view.credited import Credited
 from trainer.view.text import printable
-from trainer.view.why import because
-
-Credits = Sequence[Sequence[Credit]] | None
-"""Of each ledger in which the policy wrote."""
+from trainer.view.why import because, weightless
 
 
-def told(rollout: Rollout, words: Words | None, credits: Credits) -> dict[str, Any]:
-    own = iter(credits or ())
-    ledgers, turns = [], 0
-    for ledger in rollout.ledgers:
-        credit = next(own, None) if any(ledger.mask) else None
-        ledgers.append({"entries": list(_entries(rollout, turns, ledger, words, credit))})
-        turns += len(ledger.turns)
+def told(rollout: Rollout, words: Words | None, credited: Credited) -> dict[str, Any]:
+    ledgers = [{"entries": list(_entries(rollout, number, words, credited))} for number in range(len(rollout.ledgers))]
     return {
         "task": rollout.task,
         "group": rollout.group,
@@ -37,25 +30,23 @@ def told(rollout: Rollout, words: Words | None, credits: Credits) -> dict[str, A
         "timing": dict(rollout.timing),
         "timeline": [list(span) for span in rollout.timeline],
         "infos": dict(rollout.infos),
-        "credited": credits is not None,
+        "credited": bool(credited.ledgers),
         "ledgers": ledgers,
     }
 
 
-def _entries(
-    rollout: Rollout, turns: int, ledger: Ledger, words: Words | None, credit: Sequence[Credit] | None
-) -> Iterator[dict[str, Any]]:
-    """`turns` are those in ledgers before this one."""
-    runs = list(_spread(credit)) if credit else []
+def _entries(rollout: Rollout, number: int, words: Words | None, credited: Credited) -> Iterator[dict[str, Any]]:
+    ledger, credit = rollout.ledgers[number], credited.tokens(number)
     answers = iter(ledger.rewards)
-    turn = turns - 1
+    turn = sum(len(before.turns) for before in rollout.ledgers[:number]) - 1
     for place, (start, seen, entry) in enumerate(zip(ledger.starts, ledger.expanded.starts, ledger, strict=True)):
         said: Sequence[float] = ()
         if entry.author is Author.POLICY:
             turn, said = turn + 1, next(answers)
-        mine = runs[seen : seen + len(entry.ids)]  # Of a ledger as the model sees it.
+        mine = credit[seen : seen + len(entry.ids)]
         weighty = max(mine, key=lambda one: (one[2], abs(one[1])), default=None)
-        trained, why = because(rollout, entry, said, weighty)
+        trained, why = because(rollout, entry, said, weighty, credited.nothing)
+        idle = [at for at, one in enumerate(mine) if not one[2]] if trained else []
         yield _sparse(
             author=entry.author,
             source=printable(entry.source) or None,
@@ -81,13 +72,8 @@ def _entries(
             info={name: value for name, value in entry.info.items() if name != "own"},
             trained=trained,
             because=printable(why),
+            because_not=weightless(entry, idle) if idle else None,
         )
-
-
-def _spread(credit: Sequence[Credit]) -> Iterator[Credit]:
-    for many, advantage, weight in credit:
-        for _ in range(many):
-            yield 1, advantage, weight
 
 
 def _calls(turn: Entry, behind: Sequence[Entry]) -> Iterator[dict[str, Any]]:
@@ -124,7 +110,7 @@ def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        return printable(value) if not value.startswith("data:") else f"{value[:40]}…"
+        return f"{value[:40]}…" if BYTES.match(value) else printable(value)
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

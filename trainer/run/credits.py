@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from itertools import groupby
 from math import inf, isfinite
 from pathlib import Path
-from typing import Protocol
+from threading import Lock
+from typing import BinaryIO, Protocol
 
 from trainer.run.rollout import Rollout
 
@@ -79,23 +81,33 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}") if isfinite(value) else 0.0
 
 
+def step_of(rollout: Rollout) -> int | None:
+    """The step that it was made for, or that learned from it; 0 where it was made for none, and none took it."""
+    named = STEP.match(rollout.group)
+    return int(named[1]) if rollout.step is None and named else rollout.step
+
+
 class Credits:
     """Reads them, whoever writes meanwhile; each step's line is found once and read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / NAME
+        self._lock = Lock()
         self._places: dict[int, tuple[int, int]] = {}
         self._end = 0
 
+    @property
+    def steps(self) -> Set[int]:
+        """Those that told what they made of their tokens."""
+        return self._find().keys()
+
     def of_rollout(self, rollout: Rollout) -> list[list[Credit]] | None:
-        named = STEP.match(rollout.group)
-        step = int(named[1]) if rollout.step is None and named else rollout.step
+        step = step_of(rollout)
         return None if step is None else self.of(step, rollout.name)
 
     def of(self, step: int, rollout: str) -> list[list[Credit]] | None:
         """None where nothing was learned from it."""
-        self._find()
-        place = self._places.get(step)
+        place = self._find().get(step)
         if place is None:
             return None
         try:
@@ -106,18 +118,29 @@ class Credits:
             return None  # It is a help for reading, and a rollout can be read without.
         return told.get(rollout)
 
-    def _find(self) -> None:
-        try:
-            with self.file.open("rb") as opened:
-                if opened.seek(0, 2) < self._end:
-                    self._places, self._end = {}, 0
-                opened.seek(self._end)
-                for line in opened:
-                    if not line.endswith(b"\n"):
-                        return
-                    head = line[: line.find(b",")].removeprefix(b'{"step":')
-                    if head.isdigit():
-                        self._places[int(head)] = (self._end, len(line))
-                    self._end += len(line)
-        except OSError:
-            return
+    def _find(self) -> Mapping[int, tuple[int, int]]:
+        with self._lock:
+            with suppress(OSError), self.file.open("rb") as opened:
+                self._look(opened)
+            return dict(self._places)
+
+    def _look(self, opened: BinaryIO) -> None:
+        if opened.seek(0, 2) < self._end or not self._same(opened):
+            self._places, self._end = {}, 0
+        opened.seek(self._end)
+        for line in opened:
+            if not line.endswith(b"\n"):
+                return
+            head = line[: line.find(b",")].removeprefix(b'{"step":')
+            if head.isdigit():
+                self._places[int(head)] = (self._end, len(line))
+            self._end += len(line)
+
+    def _same(self, opened: BinaryIO) -> bool:
+        """Whether the last step that was found still stands where it was: a run may be made anew in its folder."""
+        if not self._places:
+            return True
+        step, (start, _) = max(self._places.items(), key=lambda one: one[1])
+        head = b'{"step":%d,' % step
+        opened.seek(start)
+        return opened.read(len(head)) == head

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.errors import ConfigError
 from trainer.ledger import Author, Entry, Ledger
+from trainer.run.credits import step_of
 from trainer.run.file import Rollouts
 from trainer.run.history import NAME, history
 from trainer.run.rollout import Rollout
+from trainer.view.mark import Mark
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -22,7 +24,8 @@ class Frames(NamedTuple):
     steps: pandas.DataFrame
     """By step, what it measured; empty where nothing was trained."""
     rollouts: pandas.DataFrame
-    """By the number that `show` counts; `reward/NAME` for each component."""
+    """By the number that `show` counts; `reward/NAME` for each component. `step` is a row of `steps`, 0 of what no step
+    took; `success` is 1 or 0, where the run's settings tell what that is."""
     calls: pandas.DataFrame
     """`rollout` and `turn` say where each belongs."""
 
@@ -37,8 +40,9 @@ def load(run: str | Path) -> Frames:
     steps = pandas.DataFrame(history(folder / NAME) if (folder / NAME).exists() else [])
     rollouts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
+    mark = Mark.of(folder)
     for number, rollout in enumerate(Rollouts(folder)):
-        rollouts.append({"rollout": number} | _row(rollout))
+        rollouts.append({"rollout": number} | _row(rollout, mark))
         calls += ({"rollout": number} | call for call in _calls(rollout))
     return Frames(
         steps.set_index("step") if len(steps) else steps,
@@ -47,9 +51,10 @@ def load(run: str | Path) -> Frames:
     )
 
 
-def _row(rollout: Rollout) -> dict[str, Any]:
-    ledgers = rollout.ledgers
+def _row(rollout: Rollout, mark: Mark) -> dict[str, Any]:
+    ledgers, step, success = rollout.ledgers, step_of(rollout), mark.success(rollout.rewards)
     return {
+        "step": nan if step is None else step,
         "task": rollout.task,
         "kind": rollout.kind,
         "group": rollout.group,
@@ -57,6 +62,7 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "stop": str(rollout.stop),
         "reason": rollout.reason,
         "reward": nan if rollout.reward is None else rollout.reward,
+        "success": nan if success is None else float(success),
         **{f"reward/{name}": value for name, value in rollout.rewards.items()},
         "turns": len(rollout.turns),
         "tokens": sum(map(len, ledgers)),

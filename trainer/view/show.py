@@ -16,11 +16,11 @@ from gateway.types import Outcome, ToolCall
 from trainer.ledger import Author, Entry
 from trainer.run.credits import Credit
 from trainer.run.rollout import Rollout
+from trainer.view.credited import UNKNOWN, Credited
 from trainer.view.panel import duration
 from trainer.view.text import STYLES, Decode, line, parts, printable, said, share
-from trainer.view.why import because
+from trainer.view.why import because, weightless
 
-Credited = Sequence[Credit] | None
 STRIP = 72
 """Columns of the time that a rollout took."""
 PHASES = {
@@ -38,16 +38,13 @@ def show(
     *,
     rollout: int | None = None,
     decode: Decode | None = None,
-    credits: Credited = None,
+    credited: Credited = UNKNOWN,
 ) -> None:
-    """The whole run, or one of its rollouts by its number; `decode` is the tokenizer's.
-
-    `credits` are what a step made of the rollout's last ledger.
-    """
+    """The whole run, or one of its rollouts by its number; `decode` is the tokenizer's."""
     if rollout is None:
         _table(run, console)
         return
-    for text in _one(run[rollout], rollout, decode, credits):
+    for text in _one(run[rollout], rollout, decode, credited):
         console.print(text, soft_wrap=True, highlight=False)
 
 
@@ -74,50 +71,60 @@ def _table(run: Iterable[Rollout], console: Console) -> None:
 
 
 def _cells(place: int, rollout: Rollout) -> tuple[str, ...]:
-    ledger = rollout.ledger
-    outcomes = Counter(outcome for entry in ledger for outcome in entry.outcomes)
+    ledgers, turns = rollout.ledgers, rollout.turns
+    outcomes = Counter(outcome for ledger in ledgers for entry in ledger for outcome in entry.outcomes)
     return (
         str(place),
         line(rollout.task),
         line(f"{rollout.group}/{rollout.index}"),
         rollout.stop,
-        str(len(ledger.turns)),
-        str(len(ledger)),
-        str(sum(ledger.mask)),
-        share(ledger.cached, ledger.asked),
+        str(len(turns)),
+        str(sum(map(len, ledgers))),
+        str(sum(len(turn.ids) for turn in turns)),
+        share(sum(ledger.cached for ledger in ledgers), sum(ledger.asked for ledger in ledgers)),
         _number(rollout.reward),
         ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()),
     )
 
 
-def _one(rollout: Rollout, number: int, decode: Decode | None, credits: Credited) -> Iterator[Line]:
+def _one(rollout: Rollout, number: int, decode: Decode | None, credited: Credited) -> Iterator[Line]:
     yield from _head(rollout, number)
     if rollout.timeline:
         yield _strip(rollout)
     yield Line.assemble("written by ", *_legend())
     if decode is None:
         yield Line("no tokenizer at hand: these are the messages that were rendered, not the text of the ids")
-    ledger = rollout.ledger
-    turn = -1
-    for place, (start, asked, entry) in enumerate(zip(ledger.starts, ledger.expanded.starts, ledger, strict=True)):
+    for place, ledger in enumerate(rollout.ledgers):
+        if rollout.earlier:
+            began = ", where the policy began anew" if place else ""
+            yield from (Line(""), Line(f"══ ledger {place}{began}: {len(ledger)} tokens", style="bold"))
+        yield from _ledger(rollout, place, decode, credited)
+
+
+def _ledger(rollout: Rollout, number: int, decode: Decode | None, credited: Credited) -> Iterator[Line]:
+    ledger, credits = rollout.ledgers[number], credited.tokens(number)
+    turn = sum(len(before.turns) for before in rollout.ledgers[:number]) - 1
+    for place, (start, seen, entry) in enumerate(zip(ledger.starts, ledger.expanded.starts, ledger, strict=True)):
         turn += entry.author is Author.POLICY
         yield Line("")
-        yield _boundary(entry, start, asked, turn)
+        yield _boundary(entry, start, seen, turn)
         if text := said(entry, decode):
             yield Line(text, style=STYLES[entry.author])
         yield from _calls(entry, ledger.entries[place + 1 :])
-        if credits is not None and entry.author is Author.POLICY:
-            yield _worth(rollout, entry, _credit(credits, start, len(entry.ids)))
+        if entry.author is Author.POLICY and (credits or credited.nothing):
+            yield from _worth(rollout, entry, credits[seen : seen + len(entry.ids)], credited.nothing)
         yield from _media(entry, start)
 
 
 def _head(rollout: Rollout, number: int) -> Iterator[Line]:
-    ledger = rollout.ledger
+    ledgers, turns = rollout.ledgers, rollout.turns
+    asked, cached = sum(ledger.asked for ledger in ledgers), sum(ledger.cached for ledger in ledgers)
+    written = sum(len(turn.ids) for turn in turns)
     kind = f" of kind {line(rollout.kind)}" if rollout.kind else ""
     yield Line(f"rollout {number}: task {line(rollout.task)}{kind}, group {line(rollout.group)}, index {rollout.index}")
     yield Line(
-        f"stop {rollout.stop}; {len(ledger.turns)} turns; {len(ledger)} tokens, {sum(ledger.mask)} by the policy;"
-        f" cached {ledger.cached} of {ledger.asked} asked ({share(ledger.cached, ledger.asked)})"
+        f"stop {rollout.stop}; {len(turns)} turns; {sum(map(len, ledgers))} tokens, {written} by the policy;"
+        f" cached {cached} of {asked} asked ({share(cached, asked)})"
     )
     if rollout.stop.infrastructure:
         yield Line(f"not scored: {rollout.stop} says nothing of the policy")
@@ -142,21 +149,16 @@ def _strip(rollout: Rollout) -> Line:
     return strip
 
 
-def _worth(rollout: Rollout, entry: Entry, credit: Credit | None) -> Line:
-    trained, why = because(rollout, entry, credit=credit)
+def _worth(rollout: Rollout, entry: Entry, mine: Sequence[Credit], nothing: str) -> Iterator[Line]:
+    """By what weighs most of its tokens; those that weigh nothing beside it are told too."""
+    credit = max(mine, key=lambda one: (one[2], abs(one[1])), default=None)
+    trained, why = because(rollout, entry, credit=credit, nothing=nothing)
     advantage = f", advantage {credit[1]:+.3g}" if credit and credit[2] else ""
     head = ("  trained" if trained else "  not trained") + advantage
-    return Line.assemble((head, "green" if trained else ""), (f": {line(why)}", "dim"))
-
-
-def _credit(credits: Sequence[Credit], start: int, size: int) -> Credit | None:
-    """What weighs most of an entry's tokens."""
-    found, at = [], 0
-    for credit in credits:
-        if at < start + size and at + credit[0] > start:
-            found.append(credit)
-        at += credit[0]
-    return max(found, key=lambda one: (one[2], abs(one[1])), default=None)
+    yield Line.assemble((head, "green" if trained else ""), (f": {line(why)}", "dim"))
+    if trained and (idle := [place for place, one in enumerate(mine) if not one[2]]):
+        few = f"  not trained, {len(idle)} of these tokens"
+        yield Line.assemble(few, (f": {line(weightless(entry, idle))}", "dim"))
 
 
 def _legend() -> list[str | tuple[str, str]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from trainer.ledger import Author, Entry, Ledger
 from trainer.run.credits import Credit
-from trainer.run.rollout import Rollout
+from trainer.run.rollout import LEFT_OUT, Rollout
+from trainer.view.credited import UNKNOWN, Credited
 from trainer.view.text import Decode, line, parts
 
 AROUND = 12
@@ -50,41 +51,50 @@ def why(
     rollout: int,
     token: int,
     decode: Decode | None = None,
-    credits: Sequence[Credit] | None = None,
+    credited: Credited = UNKNOWN,
+    ledger: int = -1,
 ) -> Why:
-    """Of the token at this place in the ledger. Raises IndexError where there is no such rollout or token.
-
-    `credits` are what a step made of the ledger.
-    """
+    """Of the token at this place in one of the rollout's ledgers, by default the last. Raises IndexError where there is
+    no such rollout, ledger or token."""
     told = run[rollout]
-    ledger = told.ledger
-    entry = ledger.entry_at(token)
-    credit = _credit(credits or (), token) if entry.author is Author.POLICY else None
-    trained, reason = _trained(told, token, credit)
+    place = _place(told, ledger)
+    own = told.ledgers[place]
+    entry, turn = own.entry_at(token), own.turn_of(token)
+    credit = _credit(credited, place, own.widened(token)) if entry.author is Author.POLICY else None
+    within = token - max(start for start in own.starts if start <= token)
+    answers = () if turn is None else own.rewards[turn]
+    trained, reason = because(told, entry, answers, credit, credited.nothing, [within])
     ahead = [
-        later.cached > ledger.widened(token)
-        for start, later in zip(ledger.starts, ledger, strict=True)
+        later.cached > own.widened(token)
+        for start, later in zip(own.starts, own, strict=True)
         if later.author is Author.POLICY and start > token
     ]
     return Why(
         rollout=rollout,
         token=token,
-        id=ledger.ids[token],
+        id=own.ids[token],
         author=entry.author,
         source=entry.source,
-        turn=ledger.turn_of(token),
-        version=ledger.versions[token],
-        logprob=ledger.logprobs[token] if entry.author is Author.POLICY else None,
+        turn=None if turn is None else turn + sum(len(before.turns) for before in told.ledgers[:place]),
+        version=own.versions[token],
+        logprob=own.logprobs[token] if entry.author is Author.POLICY else None,
         reused=sum(ahead),
         requests=len(ahead),
         trained=trained,
         because=reason,
         advantage=credit[1] if credit else None,
-        shows=_shows(ledger, token),
-        text=decode([ledger.ids[token]]) if decode else None,
-        before=decode(ledger.ids[max(0, token - AROUND) : token]) if decode else None,
-        after=decode(ledger.ids[token + 1 : token + 1 + AROUND]) if decode else None,
+        shows=_shows(own, token),
+        text=decode([own.ids[token]]) if decode else None,
+        before=decode(own.ids[max(0, token - AROUND) : token]) if decode else None,
+        after=decode(own.ids[token + 1 : token + 1 + AROUND]) if decode else None,
     )
+
+
+def _place(rollout: Rollout, ledger: int) -> int:
+    count = len(rollout.ledgers)
+    if not -count <= ledger < count:
+        raise IndexError(f"rollout {rollout.name} has {count} ledgers, counted from 0, and no ledger {ledger}")
+    return ledger % count
 
 
 def _shows(ledger: Ledger, token: int) -> str:
@@ -95,18 +105,8 @@ def _shows(ledger: Ledger, token: int) -> str:
     return ""
 
 
-def _credit(credits: Sequence[Credit], token: int) -> Credit | None:
-    for credit in credits:
-        if token < credit[0]:
-            return credit
-        token -= credit[0]
-    return None
-
-
-def _trained(rollout: Rollout, token: int, credit: Credit | None) -> tuple[bool, str]:
-    ledger = rollout.ledger
-    turn = ledger.turn_of(token)
-    return because(rollout, ledger.entry_at(token), ledger.rewards[turn] if turn is not None else (), credit)
+def _credit(credited: Credited, ledger: int, token: int) -> Credit | None:
+    return next(iter(credited.tokens(ledger)[token : token + 1]), None)
 
 
 def because(
@@ -114,8 +114,13 @@ def because(
     entry: Entry,
     answers: Sequence[float] = (),
     credit: Credit | None = None,
+    nothing: str = "",
+    places: Sequence[int] | None = None,
 ) -> tuple[bool, str]:
-    """Whether an entry's tokens are trained, and why. `answers` are the scores that its turn was answered with."""
+    """Whether an entry's tokens are trained, and why: all of them, or those at `places` within it.
+
+    `answers` are the scores that its turn was answered with, `nothing` why no step learned from the rollout.
+    """
     source = f" {entry.source!r}" if entry.source else ""
     match entry.author:
         case Author.TASK:
@@ -129,8 +134,10 @@ def because(
         return False, f"the policy wrote it, but is not to blame for how the rollout ended: {rollout.stop}{reason}"
     if rollout.reward is None:
         return False, "the policy wrote it, but the rollout was not scored"
+    if nothing:
+        return False, f"the policy wrote it, but {nothing}"
     if credit is not None and not credit[2]:
-        return False, "the policy wrote it, but `algorithm.credit.rounds` gives it no weight"
+        return False, weightless(entry, range(len(entry.ids)) if places is None else places)
     worth = _worth(rollout, answers)
     if credit is not None and not credit[1]:
         return (
@@ -138,6 +145,21 @@ def because(
             f"the policy wrote it, and it counts with {worth}; but siblings earned the same, so it moves nothing",
         )
     return True, f"the policy wrote it, and it counts with {worth}"
+
+
+def weightless(entry: Entry, places: Sequence[int]) -> str:
+    """Why tokens of the policy's turn, at these places within it, have no weight."""
+    spans = [(start, stop) for start, stop in entry.info.get(LEFT_OUT, ())]
+    left = [any(start <= place < stop for start, stop in spans) for place in places]
+    if not any(left):
+        return "the policy wrote it, but `algorithm.credit.rounds` gives it no weight"
+    if all(left):
+        return "the policy wrote it, but a plug-in left it out of what is learned"
+    told = ", ".join(f"{start}-{stop - 1}" for start, stop in spans if start < stop)
+    return (
+        f"the policy wrote it, but a plug-in left it out of what is learned (tokens {told} of the turn, from 0), or"
+        " `algorithm.credit.rounds` gives it no weight (the others)"
+    )
 
 
 def _worth(rollout: Rollout, answers: Sequence[float]) -> str:
