@@ -52,7 +52,7 @@ WORDS = (
 VIEWS = {
     "#/": "document.querySelectorAll('.chart path').length > 1",
     "#/RUN/rollouts": "document.querySelectorAll('.rows a.line').length > 10",
-    "#/RUN/rollouts/50": "document.querySelectorAll('.t').length >= 2000",
+    "#/RUN/rollouts/50": "document.querySelectorAll('.t').length > 100",
 }
 """What is opened, and when it is there."""
 FRAMES = 120

@@ -1,6 +1,6 @@
 // Trying one tool: a form made from its schema, or its arguments as text; the call is the one that a policy would make.
-import { ABSENT, Mistake, control } from "./form.js";
-import { Refusal, ask, el, put } from "./dom.js";
+import { ABSENT, Mistake, control, parsed } from "./form.js";
+import { ask, el, put } from "./dom.js";
 import { copyButton, fold, resultView } from "./result.js";
 import { curl } from "./curl.js";
 
@@ -23,7 +23,7 @@ export function attempt(tool) {
   };
   const call = () => ({ tool_calls: [{ id: "try", type: "function", function: { name: tool.name, arguments: written() } }],
     layout: "parts", ...(tool.audience === "loop" ? { audience: "loop" } : {}) });
-  const opening = () => ({ tools: [tool.name], ttl_s: TTL_S, ...(create.value.trim() ? { create: { [tool.name]: JSON.parse(create.value) } } : {}) });
+  const opening = () => ({ tools: [tool.name], ttl_s: TTL_S, ...(create.value.trim() ? { create: { [tool.name]: parsed(create.value, "What its session is opened with", create) } } : {}) });
   const show = () => { try { code.textContent = curl(tool, call(), opening()); } catch (error) { code.textContent = `# ${error.message}`; } };
 
   const swap = () => {
@@ -35,14 +35,14 @@ export function attempt(tool) {
         raw.value = JSON.stringify(value === ABSENT ? {} : value, null, 2);
         put(fields, raw);
       } else if (mode === "form" && raw) {
-        form = control(tool.parameters, { start: JSON.parse(raw.value) });
+        form = control(tool.parameters, { start: parsed(raw.value, "This", raw) });
         raw = null;
         put(fields, form.node);
       }
       said.querySelector("[role=alert]")?.remove();
     } catch (error) {
       raw ? (modes.querySelector("[value=json]").checked = true) : (modes.querySelector("[value=form]").checked = true, raw = null);
-      complain(said, error instanceof Mistake ? error : new Refusal(1, { message: `This is not JSON: ${error.message}`, remedy: "Mend it, or begin anew." }));
+      complain(said, error);
     }
     show();
   };

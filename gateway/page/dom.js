@@ -8,7 +8,7 @@ function fill(node, given, children) {
   for (const [name, value] of Object.entries(given ?? {})) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "on") for (const [event, act] of Object.entries(value)) node.addEventListener(event, act);
-    else if (name === "data") Object.assign(node.dataset, value);
+    else if (name === "data") for (const [key, one] of Object.entries(value)) { if (one !== null && one !== undefined) node.dataset[key] = one; }
     // Set by the object model, which the page's policy allows; a style attribute it would refuse.
     else if (name === "style") for (const [key, one] of Object.entries(value)) node.style.setProperty(key, one);
     else if (name === "value") node.value = value;
@@ -45,7 +45,7 @@ export function colour(name) {
 /** What the server refused: `message`, and `remedy` where it knows one. */
 export class Refusal extends Error {
   constructor(status, error) {
-    super(error?.message ?? (status ? `The server answered ${status}.` : "The server cannot be reached."));
+    super(error?.message ?? (status ? `The server answered ${status}.` : "The page's server does not answer."));
     this.status = status;
     this.remedy = error?.remedy ?? (status ? "" : "See whether it still runs; this page tries again.");
     this.param = error?.param ?? "";

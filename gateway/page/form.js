@@ -1,7 +1,7 @@
 // A form made from a JSON Schema. It lets a person say what the schema allows, and what it does not know it takes as
 // JSON; the gateway judges the arguments, as it judges a policy's.
 import { el, put } from "./dom.js";
-import { choices, joined, kind } from "./schema.js";
+import { choices, fits, joined, kind, like, open, same, typed } from "./schema.js";
 
 const DEEPEST = 8;
 /** Of a field that is left out. */
@@ -13,16 +13,30 @@ export class Mistake extends Error {
   constructor(message, node) { super(message); this.node = node; }
 }
 
+const NUMBERS = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?/g;
+/** Whether a number is still the one that was written: an integer may have more digits than the browser keeps. */
+const kept = written => /^-?\d+$/.test(written) ? Number.isSafeInteger(Number(written)) : Number.isFinite(Number(written));
+
+/** The value of JSON; a Mistake where it is none, or where it would not stay what was written. */
+export function parsed(written, label, node) {
+  const lost = written.match(NUMBERS)?.find(one => !one.startsWith('"') && !kept(one));
+  if (lost) throw new Mistake(unkept(lost), node);
+  try { return JSON.parse(written); } catch (error) { throw new Mistake(`${label || "This"} is not JSON: ${error.message}`, node); }
+}
+const unkept = written => `A form would change ${written}: leave it out here, and write it under JSON, which is sent as it is written.`;
+
 /** A control for a schema: `node` to show, `read()` for its value (or ABSENT). `start` is a value to begin with. */
 export function control(schema, { root = schema, start, depth = 0, label = "" } = {}) {
   const one = joined(schema, root), more = { root, start, depth, label };
   const many = choices(one);
-  if (depth > DEEPEST) return json(more);
+  // What is not of its kind is shown as it is: it is the gateway that says so.
+  if (depth > DEEPEST || (start !== undefined && !like(one, root, start))) return json(more);
   if (Array.isArray(one.enum)) return picked(one.enum, more);
-  if ("const" in one) return picked([one.const], { ...more, start: one.const });
+  if ("const" in one) return picked([one.const], more);
+  if (many?.every(part => "const" in joined(part, root))) return picked(many.map(part => joined(part, root).const), more);
   if (many?.length > 1) return alternative(many, more);
   if (many?.length) return control(many[0], { ...more, depth: depth + 1 });
-  switch (one.type ?? (one.properties || one.additionalProperties ? "object" : undefined)) {
+  switch (typed(one)) {
     case "string": return text(one, more);
     case "integer": case "number": return numeric(one, more);
     case "boolean": return picked([true, false], more);
@@ -35,24 +49,25 @@ export function control(schema, { root = schema, start, depth = 0, label = "" } 
 
 function text(schema, { start, label }) {
   const node = el("textarea", { rows: 1, spellcheck: "false", "aria-label": label, placeholder: hint(schema, "") });
-  if (typeof start === "string") node.value = start;
-  return { node, read: () => node.value === "" ? ABSENT : node.value, whole: () => node.value };
+  if (start !== undefined) node.value = start;
+  return { node, read: () => node.value === "" && start !== "" ? ABSENT : node.value, whole: () => node.value };
 }
 
 function numeric(schema, { start, label }) {
   const node = el("input", { type: "text", inputmode: "decimal", autocomplete: "off", "aria-label": label,
     placeholder: hint(schema, schema.type === "integer" ? "a whole number" : "a number") });
-  if (typeof start === "number") node.value = String(start);
+  if (start !== undefined) node.value = String(start);
   return { node, read: () => {
     const written = node.value.trim();
     if (written === "") return ABSENT;
     if (!/^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/.test(written)) throw new Mistake(`${label || "This"} is not a number.`, node);
+    if (!kept(written)) throw new Mistake(unkept(written), node);
     return Number(written);
   } };
 }
 
 function picked(values, { start, label }) {
-  const place = values.findIndex(value => JSON.stringify(value) === JSON.stringify(start));
+  const place = values.findIndex(value => same(value, start));
   const words = value => typeof value === "string" ? value : JSON.stringify(value);
   const node = el("select", { "aria-label": label }, el("option", { value: "" }, "–"),
     values.map((value, at) => el("option", { value: String(at) }, words(value))));
@@ -63,23 +78,17 @@ function picked(values, { start, label }) {
 function json({ start, label }) {
   const node = el("textarea", { rows: 2, spellcheck: "false", "aria-label": label, placeholder: "any JSON" });
   if (start !== undefined) node.value = JSON.stringify(start, null, 1);
-  return { node, read: () => {
-    if (node.value.trim() === "") return ABSENT;
-    try { return JSON.parse(node.value); } catch (error) { throw new Mistake(`${label || "This"} is not JSON: ${error.message}`, node); }
-  } };
+  return { node, read: () => node.value.trim() === "" ? ABSENT : parsed(node.value, label, node) };
 }
 
 function alternative(many, { root, start, depth, label }) {
-  const fits = one => one.type === undefined || (one.type === "null" ? start === null : one.type === "array" ? Array.isArray(start)
-    : one.type === "integer" || one.type === "number" ? typeof start === "number"
-    : one.type === typeof start && start !== null && !Array.isArray(start));
-  const all = many.map(one => joined(one, root));
-  const first = start === undefined ? Math.max(0, all.findIndex(one => one.type !== "null")) : Math.max(0, all.findIndex(fits));
+  const all = many.map(one => joined(one, root)), whole = all.findIndex(one => fits(one, root, start));
+  const first = Math.max(0, start === undefined ? all.findIndex(one => one.type !== "null") : whole < 0 ? all.findIndex(one => like(one, root, start)) : whole);
   let chosen;
   const place = el("div", { class: "grow" });
   const which = el("select", { class: "which", "aria-label": `${label} is`, on: { change: () => choose(Number(which.value)) } },
     all.map((one, at) => el("option", { value: String(at) }, one.title ?? kind(one, root))));
-  const choose = (at, begin) => { chosen = control(many[at], { root, start: begin, depth: depth + 1, label }); put(place, chosen.node); };
+  const choose = (at, begin = all[at].const) => { chosen = control(many[at], { root, start: begin, depth: depth + 1, label }); put(place, chosen.node); };
   which.value = String(first);
   choose(first, start);
   return { node: el("div", { class: "alternative" }, which, place), read: () => chosen.read() };
@@ -99,28 +108,45 @@ function list(schema, { root, start, depth, label }) {
   };
   const more = el("button", { type: "button", class: "quiet", on: { click: () => add().querySelector("input, textarea, select, button")?.focus() } },
     "+ Add", el("span", { class: "unseen" }, ` to ${label}`));
-  for (const begin of Array.isArray(start) ? start : []) add(begin);
-  for (let at = items.length; at < Math.min(8, schema.minItems ?? 0); at += 1) add();
+  for (const begin of start ?? []) add(begin);
+  for (let at = 0; !start && at < Math.min(8, schema.minItems ?? 0); at += 1) add();
   // An item that was added is meant: of a text that is empty, the empty text.
   const read = () => items.map(item => item.read() === ABSENT ? item.whole?.() ?? null : item.read());
-  return { node: el("div", { class: "stack" }, rows, el("div", {}, more)), read: () => items.length ? read() : ABSENT, whole: () => [] };
+  return { node: el("div", { class: "stack" }, rows, el("div", {}, more)), read: () => items.length || start ? read() : ABSENT, whole: () => [] };
 }
 
 function object(schema, { root, start, depth, label }) {
-  const given = start && typeof start === "object" ? start : {}, required = new Set(Array.isArray(schema.required) ? schema.required : []);
-  const known = Object.entries(schema.properties ?? {}).map(([name, one]) =>
-    property(name, one, { root, start: given[name], depth: depth + 1, required: required.has(name) }));
+  const given = start ?? {}, required = new Set(Array.isArray(schema.required) ? schema.required : []), named = Object.entries(schema.properties ?? {});
+  const known = named.map(([name, one]) => property(name, one, { root, start: Object.hasOwn(given, name) ? given[name] : undefined, depth: depth + 1, required: required.has(name) }));
   const others = Object.fromEntries(Object.entries(given).filter(([name]) => !Object.hasOwn(schema.properties ?? {}, name)));
-  const free = schema.additionalProperties ? json({ label: `${label || "Further"} properties`, start: Object.keys(others).length ? others : undefined }) : null;
-  const node = el("div", { class: depth ? "fields inner" : "fields" }, known.map(one => one.node),
-    free && el("div", { class: "field" }, el("span", { class: "label" }, known.length ? "further properties, as JSON" : "properties, as JSON"), free.node));
+  const free = Object.keys(others).length || open(schema) ? further(schema, others, known, label) : null;
   const read = () => {
     const beside = free ? free.read() : ABSENT;
     const value = known.map(one => [one.name, one.read()]).filter(([, found]) => found !== ABSENT);
     // A name such as __proto__ is a name like any other.
     return Object.fromEntries([...value, ...Object.entries(beside === ABSENT ? {} : beside)]);
   };
-  return { node, read: () => { const value = read(); return depth && !Object.keys(value).length ? ABSENT : value; }, whole: () => ({}) };
+  return { node: el("div", { class: depth ? "fields inner" : "fields" }, known.map(one => one.node), free?.node),
+    read: () => { const value = read(); return depth && start === undefined && !Object.keys(value).length ? ABSENT : value; }, whole: () => ({}) };
+}
+
+/** What an object may have beside what its schema names: behind a button, where the schema only does not forbid it. */
+function further(schema, others, known, label) {
+  const some = Object.keys(others).length > 0, title = known.length ? "further properties, as JSON" : "properties, as JSON";
+  const words = el("span", { class: "label" }, title), name = `${label || "Further"} properties`;
+  const make = () => {
+    const { node, read } = json({ label: name, start: some ? others : undefined });
+    const own = value => {
+      if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Mistake(`${name} are not a JSON object.`, node);
+      const twice = known.find(one => Object.hasOwn(value, one.name));
+      if (twice) throw new Mistake(`${twice.name} has a field of its own.`, node);
+      return value;
+    };
+    return { node, read: () => { const value = read(); return value === ABSENT ? ABSENT : own(value); } };
+  };
+  if (schema.properties && !schema.additionalProperties && !schema.patternProperties && !some) return folded(name, words, null, make);
+  const inner = make();
+  return { node: el("div", { class: "field" }, words, inner.node), read: inner.read };
 }
 
 function property(name, schema, { root, start, depth, required }) {
@@ -129,7 +155,7 @@ function property(name, schema, { root, start, depth, required }) {
     el("span", { class: "dim tiny" }, kind(one, root)), required ? el("span", { class: "tag" }, "required") : null);
   const told = one.description ? el("p", { class: "dim tiny" }, one.description) : null;
   if (deep(one, root) && !required && start === undefined) return folded(name, title, told, () => control(schema, { root, depth, label: name }));
-  const inner = control(schema, { root, start, depth, label: name });
+  const inner = control(schema, { root, start: start === undefined && required ? one.const : start, depth, label: name });
   return { name, node: el("div", { class: "field", data: { field: name } }, title, told, inner.node), read: () => {
     const value = inner.read();
     // What is required and left empty is sent empty where it can be: an empty text is a text.

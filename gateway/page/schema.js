@@ -2,6 +2,7 @@
 import { el } from "./dom.js";
 
 const DEEPEST = 12;
+const TOLD_APART = 4; // alternatives within alternatives: further in, one is as good as another
 const LIMITS = [["minimum", "≥"], ["exclusiveMinimum", ">"], ["maximum", "≤"], ["exclusiveMaximum", "<"],
   ["minLength", "length ≥"], ["maxLength", "length ≤"], ["pattern", "like"], ["minItems", "items ≥"], ["maxItems", "items ≤"],
   ["multipleOf", "multiple of"], ["format", "format"]];
@@ -43,6 +44,37 @@ export function choices(schema) {
   return Array.isArray(schema.type) ? schema.type.map(type => ({ ...schema, type })) : null;
 }
 
+/** Whether an object may have properties that its schema does not name. */
+export const open = one => one.additionalProperties !== false || Boolean(one.patternProperties);
+/** The type that is named, or meant by what else is. */
+export const typed = one => one.type ?? (one.properties || one.additionalProperties ? "object" : undefined);
+/** Whether two values are the same JSON. */
+export const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+
+const KINDS = { string: value => typeof value === "string", number: value => typeof value === "number", integer: value => Number.isInteger(value),
+  boolean: value => typeof value === "boolean", null: value => value === null, array: Array.isArray, object: isObject };
+
+/** Whether a value is of the kind that a schema names, whatever may be inside it. */
+export function like(schema, root, value, depth = 0) {
+  const one = joined(schema, root), many = choices(one);
+  if (Array.isArray(one.enum)) return one.enum.some(known => same(known, value));
+  if ("const" in one) return same(one.const, value);
+  if (many && depth < TOLD_APART) return many.some(part => like(part, root, value, depth + 1));
+  return KINDS[typed(one)]?.(value) ?? true;
+}
+/** The same, with what an object must have and what it holds: what tells one alternative from another. */
+export function fits(schema, root, value, depth = 0) {
+  const one = joined(schema, root), many = choices(one);
+  if (!like(one, root, value)) return false;
+  if (depth > TOLD_APART) return true;
+  if (many) return many.some(part => fits(part, root, value, depth + 1));
+  if (Array.isArray(value)) return value.every(item => fits(one.items, root, item, depth + 1));
+  if (!isObject(value)) return true;
+  const known = one.properties ?? {}, has = name => Object.hasOwn(value, name);
+  return (one.required ?? []).every(has) && (open(one) || Object.keys(value).every(name => Object.hasOwn(known, name)))
+    && Object.keys(known).every(name => !has(name) || fits(known[name], root, value[name], depth + 1));
+}
+
 export function kind(schema, root, depth = 0) {
   const one = joined(schema, root), many = choices(one);
   if (depth > 3) return "…";
@@ -58,7 +90,7 @@ export function kind(schema, root, depth = 0) {
 export function readable(schema, root, depth = 0) {
   const one = joined(schema, root), required = new Set(Array.isArray(one.required) ? one.required : []);
   const names = Object.keys(one.properties ?? {});
-  if (!names.length) return depth ? null : el("p", { class: "dim small" }, "It takes no arguments.");
+  if (!names.length) return depth ? null : el("p", { class: "dim small" }, open(one) ? "It names no arguments, and takes any." : "It takes no arguments.");
   return el("dl", { class: "schema" }, names.map(name => {
     const field = joined(one.properties[name], root);
     return el("div", {},

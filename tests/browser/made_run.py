@@ -57,7 +57,7 @@ def made(folder: Path, *, steps: int = STEPS, seed: int = 0, over: bool = True) 
     """A finished run, or one that still goes on."""
     settings = SETTINGS | {"seed": seed, "steps": steps if over else 10 * steps}
     (folder / "model").mkdir(parents=True)
-    _tokenizer().save(str(folder / "model" / "tokenizer.json"))
+    tokenizer().save(str(folder / "model" / "tokenizer.json"))
     about = {"model": str(folder / "model"), "engine": "torch", "versions": {"mtrl": "0.1.0"}, "settings": settings}
     (folder / "run.json").write_text(json.dumps(about))
     with Writer(folder) as writer, (folder / "metrics.jsonl").open("wb") as told:
@@ -175,7 +175,7 @@ def _answer(name: str, text: str, parts: tuple[Part, ...], elapsed_s: float) -> 
     ids = _ids(f"\n{_chat(({**message, 'content': text + PAD * shown},))}<|im_start|>assistant\n")
     if shown:
         message["content"] = [{"type": "text", "text": text}, *[{"type": "image"}] * shown]
-    pad = _tokenizer().token_to_id(PAD)
+    pad = tokenizer().token_to_id(PAD)
     spans = tuple((at, at + 1) for at, id in enumerate(ids) if id == pad)
     return Entry(
         Author.TOOL, ids, (message,), parts=parts, spans=spans, widths=(WIDTH,) * shown,
@@ -201,11 +201,11 @@ def _chat(messages: Iterable[dict[str, str]]) -> str:
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    return tuple(_tokenizer().encode(text).ids)
+    return tuple(tokenizer().encode(text).ids)
 
 
 @cache
-def _tokenizer() -> Tokenizer:
+def tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -147,10 +147,10 @@ class Page:
             f"(document.querySelector({json.dumps(selector)}))"
         )
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, *, shift: bool = False) -> None:
         code = KEYS.get(key) or ord(key.upper()[0])
         written = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
-        common = {"key": key, "windowsVirtualKeyCode": code}
+        common = {"key": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         self._ask("Input.dispatchKeyEvent", type="keyDown", **common, **written)
         self._ask("Input.dispatchKeyEvent", type="keyUp", **common)
 

@@ -14,6 +14,9 @@ from tests.browser.views import Stage, View
 from trainer.page.runs import named
 from trainer.page.serve import beside
 
+GONE = "ERR_CONNECTION_REFUSED"
+"""A page that is still open asks a server that has ended."""
+
 
 @contextmanager
 def shown(*folders: Path) -> Iterator[str]:

@@ -9,20 +9,17 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
-from tests.browser.made_run import HOSTILE, PAD, STEPS, add, made
+from tests.browser.made_run import HOSTILE, PAD, STEPS, made
 from tests.browser.page import NARROW, Page
 from tests.browser.reads import faint, nameless, wider
-from tests.browser.runs_stage import shown
+from tests.browser.runs_stage import GONE, shown
 from trainer.page.export import export
 from trainer.page.runs import named
 from trainer.page.serve import beside
-from trainer.run.file import Writer
 
 HOSTILE_AT = 20
 """The rollout of step 2, group 1 that says what means harm."""
 FAILED_AT = 19
-GONE = "ERR_CONNECTION_REFUSED"
-"""A page that is still open asks a server that has ended."""
 VIEWS = ("#/", "#/over/rollouts", "#/over/rollouts/171?by=advantage&token=66", "#/over/group/11-0-2")
 
 
@@ -68,21 +65,43 @@ def test_a_crosshair_is_shared_and_a_zoom_is_reset(page: Page, at: str) -> None:
     page.until("document.querySelector('.toolbar button').hidden")
 
 
-def test_a_live_run_grows_while_it_is_looked_at(page: Page, tmp_path: Path) -> None:
-    page.allow(GONE)
-    live = made(tmp_path / "live", steps=3, over=False)
-    with shown(live) as url:
-        page.open(url)
-        page.sees("3 of 30", ".facts")
-        page.sees("running", ".facts")
-        with Writer(live) as writer, (live / "metrics.jsonl").open("ab") as told:
-            add(writer, told, 4)
-        page.sees("4 of 30", ".facts")
-        page.open(f"{url}#/live/rollouts")
-        page.sees("64 rollouts")
-        with Writer(live) as writer, (live / "metrics.jsonl").open("ab") as told:
-            add(writer, told, 5)
-        page.sees("80 rollouts")
+def test_a_chart_is_zoomed_with_the_keys_alone(page: Page, at: str) -> None:
+    page.open(at)
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    page.js("document.querySelector('.plot').focus()")
+    for _ in range(3):
+        page.press("ArrowRight")
+    for _ in range(4):
+        page.press("ArrowRight", shift=True)
+    page.sees("steps 2 to 6", ".when")
+    page.press("Escape")
+    page.sees("step 6", ".when")
+    page.press("ArrowLeft", shift=True)
+    page.press("Enter")
+    page.until("!document.querySelector('.toolbar button').hidden")
+    page.press("ArrowLeft")
+    page.press("ArrowLeft")
+    page.sees("step 5", ".when")
+    page.press("Escape")
+    page.until("document.querySelector('.toolbar button').hidden")
+    page.press("?")
+    page.sees("mark steps in a chart, and zoom in on them", "dialog")
+
+
+def test_curves_of_one_hue_have_different_dashes(page: Page, at: str) -> None:
+    page.open(at)
+    looks = 'import("/ui/chart.js").then(chart => [...Array(36).keys()].map(at => chart.hue(at) + chart.dash(at)))'
+    assert len(set(page.js(looks))) == 36
+
+
+def test_a_run_that_nobody_opened_is_not_taken_for_another(page: Page, at: str) -> None:
+    for view in ("rollouts/17", "rollouts", ""):
+        page.open("about:blank#")
+        page.open(f"{at}#/elsewhere/{view}")
+        page.sees("There is no run elsewhere here.", "[role=alert]")
+        page.sees("opened with over", "[role=alert]")
+    page.press("t")
+    page.sees("384 rollouts")
 
 
 def test_runs_are_laid_over_each_other_and_told_apart_by_their_settings(page: Page, over: Path, tmp_path: Path) -> None:
@@ -120,6 +139,22 @@ def test_rollouts_are_filtered_searched_and_sorted(page: Page, at: str) -> None:
     page.click(".head button", "Reward")
     page.until("document.querySelector('.head .reward').ariaSort === 'descending'")
     page.until("Number(document.querySelector('.rows a.line .reward').innerText) > 1")
+
+
+def test_one_search_is_under_way_at_a_time(page: Page, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.page.runs.SEARCH_S", 1e-6)  # A rollout at each look.
+    page.open(f"{at}#/over/rollouts")
+    page.sees("384 rollouts", ".summary")
+    page.js(
+        "(ask => { window.now = window.most = window.asked = 0;"
+        " const late = one => new Promise(done => setTimeout(done, 60, one));"
+        " window.fetch = (...what) => { most = Math.max(most, now += 1); asked += 1;"
+        " return ask(...what).then(late).finally(() => { now -= 1; }); }; })(window.fetch)"
+    )
+    page.type("input[type=search]", "never guess")
+    page.until("/looked into \\d\\d of/.test(document.querySelector('.summary').innerText)")
+    assert page.js("asked") > 9
+    assert page.js("most") == 1
 
 
 def test_a_table_that_is_scrolled_keeps_the_rows_that_stay_in_sight(page: Page, at: str) -> None:
@@ -171,9 +206,25 @@ def test_a_permalink_leads_to_its_token_and_the_token_says_why(page: Page, at: s
     page.sees("Not trained: the task", ".inspector")
 
 
+def test_a_rollout_that_was_left_before_it_came_leaves_the_address_alone(page: Page, at: str) -> None:
+    page.open(f"{at}#/over/group/11-0-2")
+    page.sees("What differs")
+    page.js(
+        "addEventListener('hashchange', () => { location.hash = '#/over/rollouts'; }, {once: true});"
+        "location.hash = '#/over/rollouts/171?token=66'"
+    )
+    page.sees("384 rollouts", ".summary")
+    page.js(
+        "fetch('../v1/runs/over/rollouts/171').then(reply => reply.json())"
+        ".then(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))).then(() => 0)"
+    )
+    assert page.js("location.hash") == "#/over/rollouts"
+
+
 @pytest.mark.parametrize("mode", ["author", "trained", "logprob", "surprise", "advantage", "version"])
 def test_tokens_are_coloured_by_what_is_asked(page: Page, at: str, mode: str) -> None:
     page.open(f"{at}#/over/rollouts/171")
+    page.until("document.querySelector('.t[data-author=policy]') && document.querySelector('.t[data-author=tool]')")
     page.click(f".mode[data-mode={mode}]")
     page.until(f"document.querySelector('.mode[data-mode={mode}]').ariaChecked === 'true'")
     coloured = page.js(
@@ -233,7 +284,7 @@ def test_siblings_stand_side_by_side_from_where_they_part(page: Page, at: str) -
     page.until("document.querySelectorAll('.attempt').length > 1")
     page.sees("What differs")
     page.sees("Answer", ".apart")
-    assert page.count(".attempt .parted .t.pale") > 0
+    page.until("!!document.querySelector('.attempt .parted .t.pale')")
     assert "System message" not in page.text(".siblings-all")
 
 
@@ -256,6 +307,10 @@ def test_an_export_is_one_file_that_asks_nobody(page: Page, over: Path, tmp_path
     page.sees(f"{STEPS} of {STEPS}", ".facts")
     page.open(f"{file.as_uri()}#/over/rollouts?stop=tool_failed")
     page.sees("1 rollout", ".summary")
+    page.open(f"{file.as_uri()}#/over/rollouts?q=That+is+right")
+    page.until("/^[1-9]\\d* rollouts/.test(document.querySelector('.summary').innerText)")
+    page.open(f"{file.as_uri()}#/over/rollouts?q=assistant")
+    page.sees("No rollout is like that.")
     page.open(f"{file.as_uri()}#/over/rollouts/{HOSTILE_AT}?token=66")
     page.sees("token 66", ".inspector")
     page.open(f"{file.as_uri()}#/over/rollouts/171")

@@ -72,6 +72,12 @@ def test_no_schema_breaks_the_form(page: Page, at: Served) -> None:
     assert json.loads(values["allOf"]) == {"x": ""}
 
 
+TOLD_APART: Any = {
+    "oneOf": [
+        {"properties": {"k": {"const": "a"}, "x": {"type": "string"}}, "required": ["k", "x"], "type": "object"},
+        {"properties": {"k": {"const": "b"}, "y": {"type": "integer"}}, "required": ["k", "y"], "type": "object"},
+    ]
+}
 VALUES: list[tuple[Any, Any]] = [
     ({"properties": {"x": {"type": "string"}}}, {"x": "a\nb"}),
     ({"properties": {"x": {"type": "array", "items": {"type": "integer"}}}}, {"x": [1, 2]}),
@@ -82,6 +88,23 @@ VALUES: list[tuple[Any, Any]] = [
     ({"properties": {"x": {"const": 4}}}, {"x": 4}),
     ({"properties": {"x": {}}}, {"x": [{"any": None}]}),
     ({"additionalProperties": {"type": "integer"}}, {"p": 1, "q": 2}),
+    ({"type": "object"}, {"a": 1, "b": {"c": []}}),
+    ({"properties": {"meta": {"type": "object"}}}, {"meta": {"a": 1}, "b": 2}),
+    (
+        {"properties": {"x": {"type": "string"}}, "patternProperties": {"^n_": {}}, "additionalProperties": False},
+        {"n_1": 1},
+    ),
+    ({"properties": {"x": {"type": "string"}}, "additionalProperties": False}, {"x": "a", "forbidden": 1}),
+    ({"properties": {"x": {"type": "string"}, "y": {"enum": [1]}, "z": {"const": 1}}}, {"x": 7, "y": 2, "z": 3}),
+    (
+        {"properties": {"x": {"type": "array"}, "y": {"type": "string"}, "z": {"type": "object"}}},
+        {"x": [], "y": "", "z": {}},
+    ),
+    ({"properties": {"x": {"const": 4}, "y": {"anyOf": [{"const": 1}, {"const": 2}]}}}, {}),
+    (TOLD_APART, {"k": "b", "y": 3}),
+    (TOLD_APART, {"k": "c", "x": "", "z": True}),
+    ({"properties": {"x": {"anyOf": [TOLD_APART, {"type": "string"}]}}}, {"x": {"k": "b", "y": 3}}),
+    ({"properties": {"x": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"}}}, {"x": {"b": 1}}),
     (
         {"properties": {"x": {"prefixItems": [{"type": "string"}, {"type": "number"}], "type": "array"}}},
         {"x": ["a", 2.5]},
@@ -94,6 +117,44 @@ def test_what_a_form_is_filled_with_is_what_it_gives(page: Page, at: Served) -> 
     filled = 'import("/ui/form.js").then(form => form.control(%s, {start: %s}).read())'
     for schema, value in VALUES:
         assert page.js(filled % (json.dumps(schema), json.dumps(value))) == value, schema
+
+
+def test_what_a_form_cannot_take_as_it_was_written_is_refused_with_words(page: Page, at: Served) -> None:
+    page.open(f"{at.url}/ui")
+    read = (
+        'import("/ui/form.js").then(form => { const made = form.control(%s);'
+        " made.node.querySelectorAll('button').forEach(one => one.click());"
+        " made.node.querySelectorAll('input, textarea').forEach(one => { one.value = %s; });"
+        " return made.read(); }).then(JSON.stringify, error => error.message)"
+    )
+    whole = {"properties": {"x": {"type": "integer"}}, "additionalProperties": False}
+    free = {"type": "object"}
+    for schema, written, said in (
+        (whole, "12345678901234567890", "would change 12345678901234567890"),
+        (free, '{"a": [-12345678901234567890]}', "would change -12345678901234567890"),
+        (whole, "1e400", "would change 1e400"),
+        (free, '{"a": "12345678901234567890"}', '{"a":"12345678901234567890"}'),
+        (free, "[1]", "Further properties are not a JSON object"),
+        ({"properties": {"x": {}}}, '{"x": 1}', "x has a field of its own"),
+    ):
+        assert said in page.js(read % (json.dumps(schema), json.dumps(written))), written
+
+
+@pytest.mark.parametrize(
+    ("schema", "said", "fields"),
+    [
+        ({"type": "object"}, "It names no arguments, and takes any.", 1),
+        ({"type": "object", "additionalProperties": False}, "It takes no arguments.", 0),
+    ],
+)
+def test_what_takes_anything_is_not_said_to_take_nothing(
+    page: Page, at: Served, schema: Any, said: str, fields: int
+) -> None:
+    page.open(f"{at.url}/ui")
+    text = 'import("/ui/schema.js").then(schema => schema.readable(%s, {}).textContent)'
+    assert page.js(text % json.dumps(schema)) == said
+    form = 'import("/ui/form.js").then(form => form.control(%s).node.querySelectorAll("textarea").length)'
+    assert page.js(form % json.dumps(schema)) == fields
 
 
 def test_what_would_run_is_refused_where_nodes_are_made(page: Page, at: Served) -> None:

@@ -11,6 +11,8 @@ import { link, place } from "./place.js";
 const VIEWS = { run: runView, rollouts: tableView, rollout: rolloutView, group: groupView };
 const main = $("#main");
 const state = { runs: [], leave: null, acts: {}, shown: 0 };
+/** The run that an address names, or the first where it names none; undefined where there is no such run. */
+const meant = name => name === null ? state.runs[0] : state.runs.find(one => one.name === name);
 
 /** The token that a link brings along goes into the tab's keeping, and out of sight. */
 function takeToken() {
@@ -25,8 +27,9 @@ async function show() {
   state.leave?.();
   state.leave = null;
   state.acts = {};
-  const run = state.runs.find(one => one.name === here.run) ?? state.runs[0];
+  const run = meant(here.run);
   bar(here, run);
+  if (!run) return put(main, trouble({ message: `There is no run ${here.run} here.`, remedy: `This page was opened with ${state.runs.map(one => one.name).join(", ")}.` }));
   const frame = el("div", { class: `view ${here.view}` });
   try {
     const made = await VIEWS[here.view]({ frame, run, runs: state.runs, here });
@@ -48,9 +51,10 @@ function trouble(error) {
     error.remedy ? el("p", {}, error.remedy) : null);
 }
 
-function bar(here, run) {
+function bar(here, named) {
+  const run = named ?? state.runs[0];
   const tab = (name, to, on) => el("a", { class: "tab", href: to, "aria-current": on ? "page" : null }, name);
-  const choose = state.runs.length > 1 && here.view !== "run"
+  const choose = named && state.runs.length > 1 && here.view !== "run"
     ? el("select", { class: "which", "aria-label": "Run", value: run.name,
         on: { change: event => { location.hash = link(event.target.value, "rollouts"); } } },
         state.runs.map(one => el("option", { value: one.name, selected: one === run }, one.name)))
@@ -70,8 +74,8 @@ function bar(here, run) {
 const KEYS = [
   ["g", "the run"], ["t", "the table of rollouts"], ["/", "search"], ["j  k", "next, previous: row, or rollout"],
   ["Enter", "open the row"], ["[  ]", "previous, next sibling"], ["c", "siblings side by side"], ["n  p", "next, previous turn"],
-  ["← →", "token by token, or step by step in a chart"], ["1 – 6", "what tokens are coloured by"], ["r", "unfold reasoning"],
-  ["Esc", "back: zoom, token, table"], ["?", "this"],
+  ["← →", "token by token, or step by step in a chart"], ["⇧ ← →  Enter", "mark steps in a chart, and zoom in on them"], ["1 – 6", "what tokens are coloured by"], ["r", "unfold reasoning"],
+  ["Esc", "back: mark, zoom, token, table"], ["?", "this"],
 ];
 function help() {
   if ($("dialog")) return;
@@ -94,8 +98,8 @@ function listen() {
     const act = NAMES.includes(event.key) && state.acts[event.key];
     if (act && act(event) !== false) event.preventDefault();
   });
-  keys({ "?": help, g: () => { location.hash = link(place().run ?? state.runs[0].name, "run"); },
-    t: () => { location.hash = link(place().run ?? state.runs[0].name, "rollouts"); } });
+  const go = view => { location.hash = link((meant(place().run) ?? state.runs[0]).name, view); };
+  keys({ "?": help, g: () => go("run"), t: () => go("rollouts") });
   addEventListener("hashchange", () => { takeToken(); show(); });
 }
 

@@ -6,7 +6,8 @@ const HEIGHT = 168, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
 const DASHES = ["", "5 3", "1.5 3", "8 3 1.5 3", "3 2", "10 4"];
 const MOST = 1500; // points of a curve: more than there are pixels say nothing more
 export const hue = place => `var(--curve-${place % 6 + 1})`;
-export const dash = place => DASHES[place % DASHES.length];
+/** Curves that have a hue in common differ in their dashes. */
+export const dash = place => DASHES[(place + Math.floor(place / 6)) % DASHES.length];
 
 /** What all charts of a page have in common. */
 export function board() {
@@ -64,7 +65,7 @@ function frame(shared, title, unit, { range, scale, paint, legend, label }) {
   const self = { node, title };
   const cross = svg("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM });
   const marked = svg("rect", { class: "marked", y: TOP, height: HEIGHT - BOTTOM - TOP });
-  let map = null, begun = null;
+  let map = null, begun = null, held = null; // where a mark begins: by the pointer, in pixels; by the keys, in steps
 
   self.draw = () => {
     const width = plot.clientWidth || 320, [first, last] = shared.zoom ?? shared.span();
@@ -89,19 +90,24 @@ function frame(shared, title, unit, { range, scale, paint, legend, label }) {
     const shown = shared.at !== null && shared.at >= map.first && shared.at <= map.last;
     cross.setAttribute("visibility", shown ? "visible" : "hidden");
     if (shown) { cross.setAttribute("x1", map.x(shared.at)); cross.setAttribute("x2", map.x(shared.at)); }
-    put(when, shown ? `step ${shared.at}` : "");
+    if (held !== null && shared.at === null) drop();
+    const [a, b] = span();
+    if (held !== null) box(map.x(a), map.x(b));
+    put(when, held !== null ? `steps ${a} to ${b}` : shown ? `step ${shared.at}` : "");
     put(listed, legend(shared.at));
     plot.setAttribute("aria-label", `${title}, ${unit}: ${label(shared.at)}`);
   };
 
   const clamp = step => Math.round(Math.min(map.last, Math.max(map.first, step)));
-  const box = to => { const [a, b] = [begun, to].sort((one, two) => one - two);
-    marked.setAttribute("x", a); marked.setAttribute("width", b - a); };
+  const box = (a, b) => { marked.setAttribute("x", Math.min(a, b)); marked.setAttribute("width", Math.abs(b - a)); };
+  const span = () => [held, shared.at].sort((one, two) => one - two);
+  const drop = () => { held = null; box(0, 0); };
+  const zoom = (a, b) => { drop(); if (b > a) shared.focus([a, b]); };
   plot.addEventListener("pointermove", event => {
     if (!map) return;
     const pixel = event.clientX - plot.getBoundingClientRect().left;
     shared.point(clamp(map.step(pixel)));
-    if (begun !== null) box(pixel);
+    if (begun !== null) box(begun, pixel);
   });
   plot.addEventListener("pointerdown", event => {
     if (event.button) return;
@@ -111,16 +117,19 @@ function frame(shared, title, unit, { range, scale, paint, legend, label }) {
   plot.addEventListener("pointerup", event => {
     const end = event.clientX - plot.getBoundingClientRect().left, [a, b] = [begun, end].sort((one, two) => one - two);
     begun = null;
-    marked.setAttribute("width", 0);
-    if (b - a > 8 && clamp(map.step(b)) > clamp(map.step(a))) shared.focus([clamp(map.step(a)), clamp(map.step(b))]);
+    b - a > 8 ? zoom(clamp(map.step(a)), clamp(map.step(b))) : drop();
   });
   plot.addEventListener("pointerleave", () => begun === null && shared.point(null));
   plot.addEventListener("dblclick", () => shared.focus(null));
   plot.addEventListener("keydown", event => {
     const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!way) return;
+    if (way) {
+      const from = shared.at ?? (way > 0 ? map.first - 1 : map.last + 1), to = clamp(from + way);
+      if (event.shiftKey) held ??= clamp(from); else drop();
+      shared.point(to);
+    } else if (held !== null && event.key === "Enter") zoom(...span());
+    else if (held !== null && event.key === "Escape") { drop(); self.point(); } else return;
     event.preventDefault();
-    shared.point(clamp((shared.at ?? (way > 0 ? map.first - 1 : map.last + 1)) + way));
   });
   plot.addEventListener("blur", () => shared.point(null));
   return self;
@@ -139,7 +148,7 @@ export function lines(shared, { title, unit, scale }) {
   const range = (first, last) => {
     if (scale === "share") return [0, 1];
     const inside = curves.flatMap(one => one.points.filter(([step]) => step >= first && step <= last).map(([, value]) => value));
-    let low = Math.min(...inside), high = Math.max(...inside);
+    let low = inside.reduce((least, one) => Math.min(least, one), Infinity), high = inside.reduce((most, one) => Math.max(most, one), -Infinity);
     if (!inside.length) [low, high] = [0, 1];
     if (scale === "log") return [Math.max(low, high * 1e-9) * .8, high * 1.25];
     if (low >= 0 && low < high * .6) low = 0;
@@ -185,7 +194,7 @@ export function stack(shared, { title, unit }) {
   const whole = one => one.points.reduce((sum, [, value]) => sum + value, 0);
   const all = () => layers.reduce((sum, one) => sum + whole(one), 0) || 1;
   const says = (one, step) => step === null ? `${Math.round(whole(one) / all() * 100)} %` : seconds(at(one, step));
-  const self = frame(shared, title, unit, { scale: "linear", paint, range: (first, last) => [0, Math.max(...sums(first, last), 1e-6) * 1.05],
+  const self = frame(shared, title, unit, { scale: "linear", paint, range: (first, last) => [0, sums(first, last).reduce((most, one) => Math.max(most, one), 1e-6) * 1.05],
     legend: step => layers.map((one, place) => item(one.name, says(one, step), hue(place), "", true)),
     label: step => layers.map(one => `${one.name} ${says(one, step)}`).join(", ") });
   self.set = given => { layers = given; self.draw(); };

@@ -39,11 +39,20 @@ export async function picture(run, digest, mime) {
 }
 /** A page of the table: {total, rows, ...}. */
 export async function table(run, asked, signal) {
-  if (file) return chosen(file.runs[run].rows, asked);
+  if (file) return chosen(file.runs[run], asked);
   return ask(at(run, `/rollouts?${new URLSearchParams(asked)}`), { signal });
 }
 
-function chosen(rows, asked) {
+const UNSAID = new Set(["role", "type", "id", "tool_call_id"]); // of a message: whoever looks for words looks for none of these
+function said(value) {
+  if (typeof value === "string") return [value];
+  return value ? Object.entries(value).filter(([name]) => !UNSAID.has(name)).flatMap(([, one]) => said(one)) : [];
+}
+const spoken = one => one.ledgers.flatMap(ledger => ledger.entries).flatMap(entry =>
+  [...said(entry.messages), ...(entry.calls ?? []).flatMap(call => [call.name ?? "", call.arguments ?? ""])]);
+
+/** The same as a server chooses; what was said is searched in those rollouts that the file holds whole. */
+function chosen({ rows, rollouts }, asked) {
   const words = (asked.q ?? "").trim().toLowerCase();
   const [first, last] = (asked.step ?? "").split("-").map(Number);
   const fits = row => (!asked.stop || row.stop === asked.stop) && (!asked.blame || row.blame === asked.blame)
@@ -53,7 +62,8 @@ function chosen(rows, asked) {
     && (!asked.success || row.success === { yes: 1, no: 0, none: null }[asked.success])
     && (!asked.least || (row.reward !== null && row.reward >= Number(asked.least)))
     && (!asked.most || (row.reward !== null && row.reward <= Number(asked.most)))
-    && (!words || [row.task, row.kind, row.question, row.answer, row.reason].some(one => (one ?? "").toLowerCase().includes(words)));
+    && (!words || [row.task, row.kind, row.question, row.answer, row.reason, ...(rollouts[row.place] ? spoken(rollouts[row.place]) : [])]
+      .some(one => (one ?? "").toLowerCase().includes(words)));
   const down = (asked.sort ?? "").startsWith("-"), name = (asked.sort || "place").replace("-", "");
   const known = value => value !== null && value !== undefined;
   const found = rows.filter(fits).sort((a, b) => (known(b[name]) - known(a[name]))
@@ -61,6 +71,6 @@ function chosen(rows, asked) {
   const mean = values => values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : null;
   const offset = Number(asked.offset ?? 0);
   return { total: found.length, rows: found.slice(offset, offset + Number(asked.limit ?? 100)), offset, listed: 1,
-    known: rows.length, looked: rows.length, reward: mean(found.map(row => row.reward).filter(known)),
+    known: rows.length, looked: Object.keys(rollouts).length, reward: mean(found.map(row => row.reward).filter(known)),
     success: mean(found.map(row => row.success).filter(known)) };
 }

@@ -3,6 +3,7 @@
 import { el, number, percent, put, whole } from "./dom.js";
 import { group } from "./data.js";
 import { paint, scaled, tokens, trained } from "./ledger.js";
+import { pieces } from "./pieces.js";
 import { link } from "./place.js";
 import { entry as speech } from "./speech.js";
 
@@ -14,12 +15,12 @@ export async function view({ frame, run, here }) {
   const rewards = all.map(one => one.one.row.reward).filter(one => one !== null);
   const spread = rewards.length && Math.max(...rewards) > Math.min(...rewards);
   const first = all[0].one.row;
-  const alike = clusters(all);
+  const alike = clusters(all), drawn = pieces((node, list) => parted(run, node, list, same));
   put(frame, el("header", { class: "top stack" }, el("h1", { class: "asked" }, first.question || first.task),
       el("p", { class: "dim small" }, `${all.length} attempts at `, el("span", { class: "mono" }, first.task), first.step === null ? "" : [" in ", el("a", { href: link(run.name, "rollouts", null, { step: first.step }) }, `step ${first.step}`)],
         ` · ${whole(same)} tokens are the same in all`, spread ? "" : " · all earned the same, so nothing is learned from them"), differences(alike)),
-    el("div", { class: "scroll siblings-all", tabindex: 0, role: "group", "aria-label": "Attempts" }, alike.map(one => column(run, one, same))));
-  return { title: `Group ${found.group} of ${run.name}`, acts: { Escape: () => history.back() } };
+    el("div", { class: "scroll siblings-all", tabindex: 0, role: "group", "aria-label": "Attempts" }, alike.map(one => column(run, one, same, drawn))));
+  return { title: `Group ${found.group} of ${run.name}`, leave: drawn.clear, acts: { Escape: () => history.back() } };
 }
 
 function shared(lists) {
@@ -52,7 +53,7 @@ function differences(all) {
     el("tbody", {}, apart.map(([name, fact]) => el("tr", {}, el("th", { scope: "row" }, name), all.map(({ one }) => el("td", { data: { success: one.row.success === 1 ? "yes" : one.row.success === 0 ? "no" : "none" } }, fact(one))))))));
 }
 
-function column(run, { one, ledger, tokens: list, many }, same) {
+function column(run, { one, ledger, tokens: list, many }, same, drawn) {
   const row = one.row, start = ledger.entries.findLast(entry => entry.start <= same && entry.ids?.length)?.start ?? 0;
   const shown = ledger.entries.filter(entry => entry.start >= start && (entry.ids?.length || entry.messages?.length));
   return el("article", { class: "panel attempt" },
@@ -60,15 +61,12 @@ function column(run, { one, ledger, tokens: list, many }, same) {
       el("span", { class: "worth" }, el("b", { class: "number" }, number(row.reward, 3)), el("span", { class: "chip", data: { outcome: row.success === 1 ? "ok" : row.success === 0 ? "error" : "cancelled" } }, row.stop.replaceAll("_", " ")))),
     shown.map(entry => {
       const mine = list.filter(token => token.entry === entry), before = mine.filter(token => token.at < same).length;
-      const marked = entry.author === "policy" && before < mine.length ? parted(run, mine, before) : null;
+      const marked = entry.author === "policy" && before && before < mine.length ? drawn.fill(el("p", { class: "ids mono parted" }), mine) : null;
       return el("section", { class: "entry", data: { author: entry.author } }, speech(run, entry), marked);
     }));
 }
 /** The turn in which an attempt goes its own way, token by token: pale as far as all went together. */
-function parted(run, mine, before) {
-  if (!before) return null;
-  const node = el("p", { class: "ids mono parted" });
-  paint(run.name, node, mine, "author", scaled(mine));
-  [...node.querySelectorAll(".t")].slice(0, before).forEach(one => one.classList.add("pale"));
-  return node;
+function parted(run, node, list, same) {
+  paint(run.name, node, list, "author", scaled(list));
+  node.querySelectorAll(".t").forEach(one => one.classList.toggle("pale", Number(one.dataset.at) < same));
 }

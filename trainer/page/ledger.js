@@ -15,11 +15,11 @@ export function tokens(ledger) {
     return (entry.ids ?? []).map((id, place) => {
       const over = (entry.spans ?? []).findIndex(span => span[1] === place && span[0] < place);
       if (over >= 0 && entry.widths) moved += entry.widths[over] - (entry.spans[over][1] - entry.spans[over][0]);
-      const within = (entry.spans ?? []).findIndex(span => span[0] <= place && place < span[1]), at = entry.start + place;
+      const within = (entry.spans ?? []).findIndex(span => span[0] <= place && place < span[1]), at = entry.start + place, seen = at + moved;
       return { at, id, entry, piece: entry.pieces?.[place], logprob: entry.logprobs?.[place],
         advantage: entry.advantages?.[place], weight: entry.weights?.[place], version: entry.versions?.[place] ?? entry.version,
         shows: held[within], first: entry.spans?.[within]?.[0] === place, width: entry.widths?.[within],
-        reused: behind.filter(turn => (turn.cached ?? 0) > at + moved).length, asked: behind.length };
+        reused: () => behind.filter(turn => (turn.cached ?? 0) > seen).length, asked: behind.length };
     });
   });
 }
@@ -53,9 +53,13 @@ export function legend(mode, all) {
   return el("ul", { class: "legend" }, made[mode]());
 }
 export function scaled(all) {
-  const known = all.filter(one => one.advantage !== undefined);
-  return { logprob: Math.max(.5, ...all.map(one => -(one.logprob ?? 0)).filter(Number.isFinite)), known: known.length > 0,
-    advantage: Math.max(NONE, ...known.map(one => Math.abs(one.advantage))), oldest: Math.min(...all.map(one => one.version ?? Infinity)) };
+  const found = { logprob: .5, known: false, advantage: NONE, oldest: Infinity };
+  for (const { logprob, advantage, version } of all) {
+    if (Number.isFinite(logprob)) found.logprob = Math.max(found.logprob, -logprob);
+    if (advantage !== undefined) Object.assign(found, { known: true, advantage: Math.max(found.advantage, Math.abs(advantage)) });
+    found.oldest = Math.min(found.oldest, version ?? Infinity);
+  }
+  return found;
 }
 
 /** An entry's tokens as text that can be pointed at; a medium stands where its tokens stand. */
@@ -88,7 +92,7 @@ export function told(token, rollout) {
       token.weight !== undefined && policy && token.weight !== 1 ? row("weight", number(token.weight, 3)) : null,
       token.version !== undefined && token.version !== null ? row("version", token.version) : null,
       token.shows ? row("stands for", `${token.shows.kind}, ${bytes(token.shows.bytes)}${token.width ? `, seen as ${count(token.width, "token")}` : ""}`) : null,
-      token.asked ? row("cached", `${token.reused} of ${token.asked} times`) : null),
-    el("p", { class: "because", data: { trained: trained(token) ? "yes" : "no" } }, el("b", {}, trained(token) ? "Trained" : "Not trained"), `: ${token.entry.because}.`),
+      token.asked ? row("cached", `${token.reused()} of ${token.asked} times`) : null),
+    el("p", { class: "because", data: { trained: trained(token) ? "yes" : "no" } }, el("b", {}, trained(token) ? "Trained" : "Not trained"), `: ${trained(token) ? token.entry.because : token.entry.because_not ?? token.entry.because}.`),
   ];
 }

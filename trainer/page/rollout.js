@@ -1,8 +1,10 @@
 // One rollout: the conversation as a person reads it, beside it the ledger, entry by entry; above both, where its time went.
 
-import { $, $$, el, number, put, seconds, whole } from "./dom.js";
+import { $, $$, count, el, number, put, seconds, whole } from "./dom.js";
+import { bring } from "./bring.js";
 import { rollout } from "./data.js";
 import { MODES, legend, paint, scaled, told, tokens } from "./ledger.js";
+import { pieces } from "./pieces.js";
 import { link, note } from "./place.js";
 import { cameFrom, neighbour } from "./table.js";
 import { entry as speech } from "./speech.js";
@@ -12,7 +14,8 @@ const chosen = { mode: "author" }; // stays from rollout to rollout
 
 export async function view({ frame, run, here }) {
   const one = await rollout(run.name, Number(here.which));
-  let ledger = one.ledgers.length - 1, all = [], current = null, pinned = null;
+  const holding = turn => one.ledgers.findIndex(({ entries }) => entries.some(entry => entry.author === "policy" && entry.turn === turn));
+  let ledger = begins(one, here.asked, holding), all = [], scale = null, current = null, pinned = null;
   if (here.asked.by && MODES.some(([name]) => name === here.asked.by)) chosen.mode = here.asked.by;
 
   const body = el("div", { class: "entries" }), inspector = el("aside", { class: "inspector", "aria-live": "polite", "aria-label": "Token" });
@@ -20,20 +23,23 @@ export async function view({ frame, run, here }) {
   const modes = el("div", { class: "modes", role: "radiogroup", "aria-label": "Colour tokens by" }, MODES.map(([name, title], place) =>
     el("button", { class: "mode", role: "radio", "aria-checked": String(name === chosen.mode), data: { mode: name }, title: `${title} (${place + 1})`, on: { click: () => recolour(name) } }, title)));
 
+  const drawn = pieces((node, list) => paint(run.name, node, list, chosen.mode, scale));
   function recolour(mode) {
     chosen.mode = mode;
     $$(".mode", modes).forEach(node => node.setAttribute("aria-checked", String(node.dataset.mode === mode)));
-    const scale = scaled(all), of = Map.groupBy(all, token => token.entry);
-    $$(".ids", body).forEach(node => paint(run.name, node, of.get(one.ledgers[ledger].entries[Number(node.dataset.entry)]), mode, scale));
+    drawn.again();
     put(key, legend(mode, all));
     note({ by: mode === "author" ? "" : mode });
     mark();
   }
   function fill() {
     all = tokens(one.ledgers[ledger]);
-    put(body, one.ledgers[ledger].entries.map((entry, place) => el("section", { class: "entry", data: { author: entry.author, turn: entry.author === "policy" ? entry.turn : null } },
+    scale = scaled(all);
+    drawn.clear();
+    const of = Map.groupBy(all, token => token.entry);
+    put(body, one.ledgers[ledger].entries.map(entry => el("section", { class: "entry", data: { author: entry.author, turn: entry.author === "policy" ? entry.turn : null } },
       speech(run, entry), el("div", { class: "side" },
-        entry.ids?.length ? el("p", { class: "ids mono", data: { entry: place } }) : el("p", { class: "dim small" }, "no tokens: the policy never read this"),
+        entry.ids?.length ? drawn.fill(el("p", { class: "ids mono" }), of.get(entry)) : el("p", { class: "dim small" }, "no tokens: the policy never read this"),
         el("p", { class: "dim tiny number" }, entry.ids?.length ? `tokens ${entry.start}–${entry.start + entry.ids.length - 1}` : "", entry.version !== undefined ? ` · version ${entry.version}` : "", entry.author === "policy" ? ` · cached ${whole(entry.cached ?? 0)} of ${whole(entry.seen)}` : "", entry.stop === "length" ? " · cut off at its length" : entry.stop === "abort" ? " · the engine was told to stop" : "")))));
     recolour(chosen.mode);
   }
@@ -46,19 +52,38 @@ export async function view({ frame, run, here }) {
   }
   function pin(token, move = true) {
     pinned = token;
-    note({ token: token ? token.at : "", turn: "" });
+    say({ token: token ? token.at : "" });
+    if (token) drawn.show(token);
     mark();
-    if (token && move) $(`#t${token.at}`, body)?.scrollIntoView({ block: "center" });
+    if (token && move) bring($(`#t${token.at}`, body), "center");
   }
+  const say = asked => note({ token: "", turn: "", ledger: one.ledgers.length > 1 ? ledger + 1 : "", ...asked });
+  function open(place) {
+    ledger = place;
+    pinned = current = null;
+    $$("button", anew).forEach((node, at) => node.setAttribute("aria-pressed", String(at === place)));
+    fill();
+    say({});
+  }
+  const anew = el("div", { class: "row centre" }, el("span", { class: "label" }, "The policy began anew; ledger"), one.ledgers.map((_, place) =>
+    el("button", { class: "mode", "aria-pressed": String(place === ledger), on: { click: () => open(place) } }, place + 1)));
   const find = event => { const node = event.target.closest?.(".t"); return node ? all[Number(node.dataset.at)] : null; };
   body.addEventListener("pointerover", event => { const token = find(event); if (token !== current) { current = token; mark(); } });
   body.addEventListener("pointerleave", () => { current = null; mark(); });
   body.addEventListener("click", event => { const token = find(event); if (token && getSelection().isCollapsed) pin(token === pinned ? null : token, false); });
 
-  const turnNow = () => $$(".entry[data-turn]", body).map(node => [node, node.getBoundingClientRect().top]);
-  function toTurn(way) {
-    const near = turnNow(), next = way > 0 ? near.find(([, top]) => top > 140) : near.filter(([, top]) => top < 100).at(-1);
-    if (next) { next[0].scrollIntoView({ block: "start" }); note({ turn: next[0].dataset.turn, token: "" }); }
+  function toTurn(turn) {
+    const place = holding(turn);
+    if (place < 0) return;
+    if (place !== ledger) open(place);
+    bring($(`.entry[data-turn="${turn}"]`, body), "start");
+    say({ turn });
+  }
+  /** The next turn, or the one before, of what is now at the top. */
+  function turnBy(way) {
+    const off = node => node.getBoundingClientRect().top - parseFloat(getComputedStyle(node).scrollMarginTop);
+    const near = $$(".entry[data-turn]", body), next = way > 0 ? near.find(node => off(node) > 4) : near.findLast(node => off(node) < -4);
+    if (next) toTurn(Number(next.dataset.turn));
   }
   function step(way) {
     if (!all.length) return;
@@ -70,20 +95,35 @@ export async function view({ frame, run, here }) {
   const beside = way => { const at = one.siblings.findIndex(other => other.place === Number(here.which)), next = one.siblings[at + way]; if (next) location.hash = link(run.name, "rollout", next.place, by()); };
   const unfold = () => { const folded = $$("details.fold", body), open = folded.some(node => !node.open); folded.forEach(node => { node.open = open; }); };
 
-  put(frame, top(run, one, by), strip(one, turn => { const node = $(`.entry[data-turn="${turn}"]`, body); node?.scrollIntoView({ block: "start" }); note({ turn, token: "" }); }),
-    one.silent ? el("p", { class: "notice small" }, `Tokens are shown as ids: ${one.silent}.`) : null,
-    one.ledgers.length > 1 ? el("div", { class: "row centre" }, el("span", { class: "label" }, "The policy began anew; ledger"), one.ledgers.map((_, place) =>
-      el("button", { class: "mode", "aria-pressed": String(place === ledger), on: { click: event => { ledger = place; pinned = current = null; $$("button", event.target.parentNode).forEach((node, at) => node.setAttribute("aria-pressed", String(at === place))); fill(); } } }, place + 1))) : null,
-    el("div", { class: "panel flush both" }, el("div", { class: "heads" }, el("h2", {}, "Conversation"), el("div", { class: "row centre between" }, el("h2", {}, "Ledger"), modes, key)), body, inspector));
   fill();
+  put(frame, top(run, one, by), strip(one, toTurn),
+    one.silent ? el("p", { class: "notice small" }, `Tokens are shown as ids: ${one.silent}.`) : null,
+    one.ledgers.length > 1 ? anew : null, nowhere(one, here.asked, holding, ledger, all),
+    el("div", { class: "panel flush both" }, el("div", { class: "heads" }, el("h2", {}, "Conversation"), el("div", { class: "row centre between" }, el("h2", {}, "Ledger"), modes, key)), body, inspector));
   requestAnimationFrame(() => {
-    if (here.asked.token !== undefined && all[Number(here.asked.token)]) pin(all[Number(here.asked.token)]);
-    else if (here.asked.turn !== undefined) $(`.entry[data-turn="${Number(here.asked.turn)}"]`, body)?.scrollIntoView({ block: "start" });
+    if (!frame.isConnected) return;
+    const token = all[Number(here.asked.token)];
+    if (token) pin(token);
+    else if (here.asked.turn !== undefined) toTurn(Number(here.asked.turn));
   });
   const numbers = Object.fromEntries(MODES.map(([name], place) => [String(place + 1), () => recolour(name)]));
-  return { title: `Rollout ${here.which} of ${run.name}`, acts: { ...numbers, j: () => go(1), k: () => go(-1), "]": () => beside(1), "[": () => beside(-1),
-    n: () => toTurn(1), p: () => toTurn(-1), r: unfold, c: () => { location.hash = link(run.name, "group", one.group); },
+  return { title: `Rollout ${here.which} of ${run.name}`, leave: drawn.clear, acts: { ...numbers, j: () => go(1), k: () => go(-1), "]": () => beside(1), "[": () => beside(-1),
+    n: () => turnBy(1), p: () => turnBy(-1), r: unfold, c: () => { location.hash = link(run.name, "group", one.group); },
     ArrowRight: () => step(1), ArrowLeft: () => step(-1), Escape: () => { if (pinned) pin(null); else location.hash = cameFrom(run.name); } } };
+}
+
+/** The ledger that is meant: a turn is in one alone. */
+function begins(one, asked, holding) {
+  const last = one.ledgers.length - 1;
+  if (asked.turn !== undefined && holding(Number(asked.turn)) >= 0) return holding(Number(asked.turn));
+  return one.ledgers[asked.ledger - 1] ? asked.ledger - 1 : last;
+}
+/** What an address names and the rollout has not. */
+function nowhere(one, asked, holding, ledger, all) {
+  const said = asked.turn !== undefined && holding(Number(asked.turn)) < 0 ? `no turn ${asked.turn}: it has ${count(one.row.turns, "turn")}, and the first is 0`
+    : asked.ledger !== undefined && !one.ledgers[asked.ledger - 1] ? `no ledger ${asked.ledger}: it has ${one.ledgers.length}`
+    : asked.token !== undefined && !all[Number(asked.token)] ? `no token ${asked.token} in this ledger: it has ${whole(all.length)}, and the first is 0` : null;
+  return said && el("p", { class: "notice small", role: "alert" }, `This rollout has ${said}.`);
 }
 
 /** What it was about, how it ended, what it was worth, and its siblings. */

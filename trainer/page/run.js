@@ -1,7 +1,7 @@
 // A run, or several laid over each other: how it goes, what is alarming, where the time goes, how it was made.
 
-import { $, clock, count, el, number, percent, put, seconds, whole } from "./dom.js";
-import { alarms, file, metrics } from "./data.js";
+import { $, Refusal, clock, count, el, number, percent, put, seconds, whole } from "./dom.js";
+import { alarms, file, metrics, runs as listed } from "./data.js";
 import { board, dash, hue, lines, stack } from "./chart.js";
 import { link } from "./place.js";
 
@@ -17,27 +17,40 @@ export async function view({ frame, runs }) {
   };
   await Promise.all(kept.map(read));
 
-  const parts = { facts: el("div", { class: "facts-all" }), said: el("div", { class: "stack" }), charts: el("div", { class: "charts" }), settings: el("div") };
+  const parts = { server: el("div", { class: "unanswered", role: "status" }), facts: el("div", { class: "facts-all" }), said: el("div", { class: "stack" }), charts: el("div", { class: "charts" }), settings: el("div") };
   const tools = toolbar(shared, kept, () => fill());
-  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.facts, parts.said, tools, parts.charts, parts.settings);
+  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.said, tools, parts.charts, parts.settings);
   const drawn = new Map();
+  let timer = 0, over = false, trouble = null;
+  const tell = () => put(parts.facts, kept.map(one => facts(one, kept.length > 1, trouble)));
   const fill = () => {
     const shown = kept.filter(one => !at.hidden.has(one.run.name));
-    put(parts.facts, kept.map(one => facts(one, kept.length > 1)));
+    tell();
     put(parts.said, notices(kept));
     draw(parts.charts, shared, drawn, shown, kept.length > 1);
   };
   put(parts.settings, settings(runs));
   fill();
-  let timer = 0, over = false;
   Promise.all(kept.map(async one => { one.said = await alarms(one.run.name); })).then(() => over || put(parts.said, notices(kept)), () => {});
+  /** Whether there was anything new. A page may be older than its run, which tells how it is made when it begins. */
+  const look = async () => {
+    const unborn = kept.filter(({ run }) => !begun(run));
+    if (unborn.length) {
+      const known = (await listed()).runs;
+      for (const { run } of unborn) Object.assign(run, known.find(one => one.name === run.name));
+      if (unborn.some(({ run }) => begun(run))) put(parts.settings, settings(runs));
+    }
+    const fresh = await Promise.all(kept.map(read)), missed = trouble !== null;
+    for (const [place, one] of kept.entries()) if (fresh[place] || missed) one.said = await alarms(one.run.name);
+    return missed || fresh.some(Boolean);
+  };
   const again = async () => {
     if (!document.hidden && !file) {
-      const fresh = await Promise.all(kept.map(one => read(one).catch(() => false)));
+      let fresh = false;
+      try { fresh = await look(); trouble = null; } catch (error) { if (!(error instanceof Refusal)) throw error; trouble = error; }
       if (over) return;
-      for (const [place, one] of kept.entries()) if (fresh[place]) one.said = await alarms(one.run.name).catch(() => one.said);
-      if (over) return;
-      if (fresh.some(Boolean)) fill(); else put(parts.facts, kept.map(one => facts(one, kept.length > 1)));
+      put(parts.server, trouble && el("p", { class: "notice small" }, `${trouble.message} ${trouble.remedy}`));
+      fresh ? fill() : tell();
     }
     timer = setTimeout(again, POLL_MS);
   };
@@ -47,11 +60,13 @@ export async function view({ frame, runs }) {
     acts: { Escape: () => shared.zoom ? shared.focus(null) : false } };
 }
 
+const begun = run => Object.keys(run.settings).length > 0;
+
 /** Reads on from where it left off; whether there was anything new. */
 async function read(one) {
   const found = await metrics(one.run.name, one.from);
   if (found.again) one.lines = [];
-  one.lines.push(...found.lines);
+  one.lines = one.lines.concat(found.lines);
   one.from = found.at;
   one.changed = found.changed ?? one.changed;
   return found.again || found.lines.length > 0;
@@ -65,11 +80,11 @@ function latest(one, name) {
   return [null, null];
 }
 
-function facts(one, many) {
+function facts(one, many, trouble) {
   const step = one.lines.at(-1)?.step ?? 0, all = one.run.steps;
   const age = one.changed ? Date.now() / 1000 - one.changed : null;
-  const over = all && step >= all, live = !over && !file && age !== null && age < FRESH_S;
-  const state = !one.lines.length ? "nothing measured yet" : over ? "finished" : live ? "running" : file ? "as it was" : `silent since ${clock(one.changed)}`;
+  const over = all && step >= all, live = !over && !trouble && !file && age !== null && age < FRESH_S;
+  const state = !one.lines.length ? "nothing measured yet" : over ? "finished" : trouble ? "no answer" : live ? "running" : file ? "as it was" : `silent since ${clock(one.changed)}`;
   const spent = one.lines.reduce((sum, line) => sum + Object.entries(line).filter(([name]) => /^time\/[^/]+_s$/.test(name)).reduce((all, [, value]) => all + (value ?? 0), 0), 0);
   const [reward] = latest(one, "reward/mean"), [sampled] = latest(one, "success/sampled"), [greedy, when] = latest(one, "eval/greedy");
   const fact = (label, value, more) => el("div", { class: "fact" }, el("dt", { class: "label" }, label), el("dd", {}, el("b", { class: "number" }, value), more ? el("span", { class: "dim small" }, " ", more) : null));
@@ -108,14 +123,15 @@ function toolbar(shared, kept, fill) {
     el("span", { class: "swatch", style: { background: hue(one.place) } }), one.run.name)) : null;
   return el("div", { class: "row centre toolbar" }, toggles, el("span", { class: "grow" }), reset,
     el("label", { class: "row centre", for: "smooth" }, el("span", { class: "label" }, "Smoothing"), slider),
-    el("span", { class: "label hint" }, "drag to zoom"));
+    el("span", { class: "label hint" }, "drag, or ⇧ ← → and Enter, to zoom"));
 }
 
 function draw(parent, shared, drawn, shown, many) {
   const nodes = [];
   for (const chart of shown[0]?.run.charts ?? []) {
-    const curves = shown.flatMap(one => named(chart, one).map(([metric, name], place) => ({
-      name: many ? `${one.run.name} ${name}` : name, hue: many ? hue(one.place) : hue(place), dash: many ? dash(place) : dash(place),
+    // Laid over each other, runs have a hue each, and with the dashes those of one hue are told apart as well.
+    const curves = shown.flatMap(one => named(chart, one).map(([metric, name], place, all) => ({
+      name: many ? `${one.run.name} ${name}` : name, hue: hue(many ? one.place : place), dash: dash(many ? (place + all.length * Math.floor(one.place / 6)) % 6 : place),
       sparse: metric.startsWith("eval/"), points: one.lines.filter(line => line[metric] !== undefined && line[metric] !== null).map(line => [line.step, line[metric]]) })))
       .filter(curve => curve.points.length);
     if (curves.length) nodes.push(place(drawn, chart.title, () => lines(shared, chart), curves));

@@ -25,8 +25,8 @@ export const cameFrom = run => link(run, "rollouts", null, last.run === run ? la
 
 export async function view({ frame, run, here }) {
   const asked = Object.fromEntries([...FILTERS, "sort", "group"].filter(name => here.asked[name]).map(name => [name, here.asked[name]]));
-  const pages = new Map(), asking = new Map();
-  let total = 0, picked = last.run === run.name && JSON.stringify(last.asked) === JSON.stringify(asked) ? last.index ?? 0 : 0, seen = null, told = null, over = false, version = 0, height = 36, room = 0;
+  const pages = new Map(), asking = new Set();
+  let total = 0, picked = last.run === run.name && JSON.stringify(last.asked) === JSON.stringify(asked) ? last.index ?? 0 : 0, seen = null, told = null, over = false, stop = new AbortController(), height = 36, room = 0, queue = Promise.resolve();
   const made = new Map();
 
   const rows = el("div", { class: "rows", role: "rowgroup" });
@@ -47,37 +47,46 @@ export async function view({ frame, run, here }) {
     Object.assign(asked, more);
     for (const name of Object.keys(asked)) if (!asked[name]) delete asked[name];
     note({ ...Object.fromEntries([...FILTERS, "sort", "group"].map(name => [name, ""])), ...asked });
-    version += 1;
+    stop.abort();
+    stop = new AbortController();
     pages.clear();
-    asking.forEach(one => one.abort());
     asking.clear();
     picked = 0;
     list.scrollTop = 0;
     list.replaceChild(head(), list.firstChild);
     await fetchPage(0);
-    if (searching()) { clearTimeout(timer); timer = setTimeout(again, SEARCH_MS); }
+    later();
   }
+  /** One question after the other: a search goes on from where the last one came to. Null where it was given up. */
+  function ask(more, wanted = () => true) {
+    const { signal } = stop, act = () => signal.aborted || !wanted() ? null : table(run.name, { ...asked, ...more }, signal);
+    const answer = queue.then(act).then(found => signal.aborted ? null : found, error => { if (signal.aborted) return null; throw error; });
+    queue = answer.catch(() => null);
+    return answer;
+  }
+  const wrong = error => { put(summary, el("span", { class: "wrong" }, error.message)); };
   async function fetchPage(page) {
     if (asking.has(page)) return;
-    const stop = new AbortController(), mine = version;
-    asking.set(page, stop);
+    const mine = stop;
+    asking.add(page);
     try {
-      const found = await table(run.name, { ...asked, offset: page * PAGE, limit: PAGE }, stop.signal);
-      if (mine !== version || over) return;
+      const found = await ask({ offset: page * PAGE, limit: PAGE }, () => !page || inSight(page));
+      if (!found) return;
       pages.set(page, found.rows);
       seen = found;
       total = found.total;
     } catch (error) {
-      if (error.name === "AbortError" || over) return;
-      put(summary, el("span", { class: "wrong" }, error.message));
+      wrong(error);
       pages.set(page, []);
       total = 0;
       seen = null;
     } finally {
-      if (asking.get(page) === stop) asking.delete(page);
+      if (mine === stop) asking.delete(page);
     }
     draw();
   }
+  const firstSeen = () => Math.max(0, Math.floor(list.scrollTop / height) - AHEAD), endSeen = () => Math.min(total, Math.ceil((list.scrollTop + room) / height) + AHEAD);
+  const inSight = page => page * PAGE < endSeen() && (page + 1) * PAGE > firstSeen();
   /** Asked for when the list changes its size, not while it is scrolled: both make the browser lay everything out. */
   function measure() {
     height = parseFloat(getComputedStyle(list).getPropertyValue("--row")) || 36;
@@ -85,8 +94,7 @@ export async function view({ frame, run, here }) {
   }
   /** Rows that stay keep their nodes, and these their place: a frame costs what came into sight. */
   function draw() {
-    const first = Math.max(0, Math.floor(list.scrollTop / height) - AHEAD);
-    const end = Math.min(total, Math.ceil((list.scrollTop + room) / height) + AHEAD);
+    const first = firstSeen(), end = endSeen();
     for (const [at, { node }] of made) if (at < first || at >= end) { node.remove(); made.delete(at); }
     for (let at = end - 1; at >= first; at -= 1) {
       const page = pages.get(Math.floor(at / PAGE)), row = page?.[at % PAGE], known = made.get(at);
@@ -161,14 +169,18 @@ export async function view({ frame, run, here }) {
   const resized = new ResizeObserver(() => { measure(); told = null; draw(); });
   resized.observe(list);
   let timer = 0;
-  const searching = () => asked.q && seen && seen.looked < seen.known;
-  const again = async () => {
-    if (!document.hidden && !file) await look();
-    if (!over) timer = setTimeout(again, searching() ? SEARCH_MS : POLL_MS);
-  };
+  function later() {
+    const searching = asked.q && seen && seen.looked < seen.known;
+    clearTimeout(timer);
+    if (!over && !file) timer = setTimeout(again, searching ? SEARCH_MS : POLL_MS);
+  }
+  async function again() {
+    if (!document.hidden) await look();
+    later();
+  }
   async function look() {
-    const mine = version, found = await table(run.name, { ...asked, limit: 0 }).catch(() => null);
-    if (!found || over || mine !== version) return;
+    const found = await ask({ limit: 0 }).catch(wrong);
+    if (!found) return;
     const grown = found.total !== total;
     if (seen?.listed < 1 && found.listed === 1 && !filters.contains(document.activeElement)) choose().catch(() => {});
     seen = { ...found };
@@ -177,8 +189,8 @@ export async function view({ frame, run, here }) {
     else if (grown) for (const [page, rows] of pages) if (rows.length < PAGE) pages.delete(page);
     draw();
   }
-  timer = setTimeout(again, searching() ? SEARCH_MS : POLL_MS);
-  return { title: `Rollouts of ${run.name}`, leave: () => { over = true; clearTimeout(timer); resized.disconnect(); last.index ??= picked; },
+  later();
+  return { title: `Rollouts of ${run.name}`, leave: () => { over = true; stop.abort(); clearTimeout(timer); resized.disconnect(); last.index ??= picked; },
     acts: { j: () => pick(picked + 1), k: () => pick(picked - 1), ArrowDown: () => pick(picked + 1), ArrowUp: () => pick(picked - 1), Enter: open,
       "/": () => $("input[type=search]", frame).focus(), Escape: () => { document.activeElement?.blur(); list.focus(); } } };
 }
