@@ -28,6 +28,7 @@ test: install browser check  ## Lint, types, all tests, coverage
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest --numprocesses logical --dist loadfile
 	$(BIN)/coverage combine --quiet
+	@rm -f .coverage.*  # of processes that were killed while they wrote it
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 90 --format total
