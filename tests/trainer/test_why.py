@@ -26,8 +26,8 @@ token 15 of rollout 0: id 109, text 'm'
   written by  policy, turn 0
   sampled     under version 3, logprob -0.5
   cached      at hand for 1 of the 1 requests that begin with it
-  trained     the policy wrote it, and it counts with the rollout's reward 1.5 (call 0.5, feedback 1); \
-its turn was answered with 0.5"""
+  trained     the policy wrote it, and a step that learns from it counts it with the rollout's reward 1.5 \
+(call 0.5, feedback 1); its turn was answered with 0.5"""
     )
 
 

@@ -144,7 +144,8 @@ def because(
             True,
             f"the policy wrote it, and it counts with {worth}; but siblings earned the same, so it moves nothing",
         )
-    return True, f"the policy wrote it, and it counts with {worth}"
+    counts = "a step that learns from it counts it" if credit is None else "it counts"
+    return True, f"the policy wrote it, and {counts} with {worth}"
 
 
 def weightless(entry: Entry, places: Sequence[int]) -> str:
