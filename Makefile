@@ -26,7 +26,7 @@ train: install  ## Make a tiny model and watch it learn to use tools
 
 test: install browser check  ## Lint, types, all tests, coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses logical --dist loadfile
+	$(BIN)/coverage run -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 	$(BIN)/coverage combine --quiet
 	@rm -f .coverage.*  # of processes that were killed while they wrote it
 	$(BIN)/coverage report
