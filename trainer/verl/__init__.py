@@ -5,6 +5,7 @@ shell.py      the words of `python3 -m verl.trainer.main_ppo ...` out of a scrip
 resolve.py    `${...}` in values
 row.py        a key of theirs, what it becomes, and why
 table.py      all of them: what is translated by, and what the guide prints
+idle.py       those that have nothing to say here
 loss.py rollout.py model.py   what takes more than one key to say
 translate.py  keys -> settings, and what became of each key
 told.py       that as a report, and as a run file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,26 @@ class _One:
     def _meant(self, found: re.Match[str], deep: int) -> Any:
         if deep > DEEP:
             raise self._wrong(f"{found[0]} stands for itself in the end")
-        name, default = found["name"], found["default"]
+        name, default = self._absolute(found["name"]), found["default"]
         if found["how"] == "oc.env":
             said = os.environ.get(name, default)
         elif name in self.keys:
-            return self.of(self.keys[name].value, deep + 1)
+            return replace(self, key=name, given=self.keys[name]).of(self.keys[name].value, deep + 1)
         elif name in self.defaults:
             return self.defaults[name]
         else:
             said = default
+        if said is None and found["how"] == "oc.select":
+            return None
         if said is None:
             raise self._wrong(f"{found[0]} stands for nothing that is known here")
         return value(said, Path(self.given.place))
+
+    def _absolute(self, name: str) -> str:
+        """Dots in front lead upwards from the key."""
+        bare = name.lstrip(".")
+        above = self.key.split(".")[: len(bare) - len(name)] if bare != name else []
+        return ".".join((*above, bare))
 
     def _wrong(self, problem: str) -> ConfigError:
         return ConfigError(problem, file=self.given.place, field=self.key, remedy="write the value")

@@ -75,6 +75,13 @@ class Row:
     def name(self) -> str:
         return self.theirs[0]
 
+    def named(self, key: str) -> str:
+        """A key of this row, in whichever spelling, in the one that counts."""
+        if not self.name.endswith(".*"):
+            return self.name
+        stem = next((one[:-1] for one in self.theirs if key.startswith(one[:-1])), "")
+        return self.name[:-1] + key.removeprefix(stem) if stem else key
+
 
 @dataclass(frozen=True)
 class Table:

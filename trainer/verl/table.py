@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trainer.verl import loss, model, rollout
+from trainer.verl.idle import ALONE, NOTHING, PACKED
 from trainer.verl.loss import ACTOR, CORRECTION
 from trainer.verl.model import MODEL, OPTIM
 from trainer.verl.rollout import AT, TURNS
 from trainer.verl.row import How, Make, Row, Table, only
 
 SAME, BETTER, IDLE, REFUSED = How.SAME, How.BETTER, How.IDLE, How.REFUSED
-PACKED = "rows are packed by their tokens, whatever they are, and the result does not depend on it"
-ALONE = "one process holds the weights"
 SCORED = "score in a function of yours: `custom_reward_function.path`"
+
+
+def overlong(name: str) -> Iterator[str]:
+    """Where arguments of a reward manager stood, and stand since 0.7.1."""
+    return (f"{block}.reward_kwargs.overlong_buffer_cfg.{name}" for block in ("reward_model", "reward"))
 
 
 def each(theirs: Iterable[str], how: How, why: str) -> Iterator[Row]:
@@ -208,29 +212,33 @@ CRITIC = (
 )  # fmt: skip
 
 REWARD = (
-    Row(["custom_reward_function.path"], "reward.components", BETTER,
+    Row(["custom_reward_function.path", "reward.custom_reward_function.path"], "reward.components", BETTER,
         "it reads the policy's own words, and none that a tool or a user said", make=model.reward),
-    Row(["custom_reward_function.name"], "", SAME, "`args.name`", "compute_score"),
-    Row(["custom_reward_function.reward_kwargs.*"], "", SAME, "`args.kwargs`"),
-    Row(["reward_model.reward_manager", "reward_manager.name"], "", REFUSED, "one answer is scored at a time",
-        "naive", model.manager),
-    Row(["reward_model.overlong_buffer.enable", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"],
-        "algorithm.overlong", BETTER, "of the policy's own tokens, and not of its tools'", False, loss.overlong),
-    Row(["reward_model.overlong_buffer.len", "reward_model.reward_kwargs.overlong_buffer_cfg.len"], "", SAME,
-        "`algorithm.overlong.margin`"),
-    Row(["reward_model.overlong_buffer.penalty_factor",
-         "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor"], "", SAME, "`algorithm.overlong.cost`", 1.0),
-    Row(["reward_model.overlong_buffer.log", "reward_model.reward_kwargs.overlong_buffer_cfg.log"], "", IDLE,
-        "it is a metric"),
-    Row(["reward_model.reward_kwargs.max_resp_len"], "", IDLE, "it is `data.max_response_length`"),
-    Row(["reward_model.enable"], "", REFUSED, "", False,
+    Row(["custom_reward_function.name", "reward.custom_reward_function.name"], "", SAME, "`args.name`",
+        "compute_score"),
+    Row(["custom_reward_function.reward_kwargs.*", "reward.custom_reward_function.reward_kwargs.*"], "", SAME,
+        "`args.kwargs`"),
+    Row(["reward_model.reward_manager", "reward_manager.name", "reward.reward_manager.name"], "", REFUSED,
+        "one answer is scored at a time", "naive", model.manager),
+    Row(["reward_model.overlong_buffer.enable", *overlong("enable")], "algorithm.overlong", BETTER,
+        "of the policy's own tokens, and not of its tools'", False, loss.overlong),
+    Row(["reward_model.overlong_buffer.len", *overlong("len")], "", SAME, "`algorithm.overlong.margin`"),
+    Row(["reward_model.overlong_buffer.penalty_factor", *overlong("penalty_factor")], "", SAME,
+        "`algorithm.overlong.cost`", 1.0),
+    Row(["reward_model.overlong_buffer.log", *overlong("log")], "", IDLE, "it is a metric"),
+    Row(["reward_model.reward_kwargs.max_resp_len", "reward.reward_kwargs.max_resp_len"], "", IDLE,
+        "it is `data.max_response_length`"),
+    Row(["reward_model.enable", "reward.reward_model.enable"], "", REFUSED, "", False,
         only(False, remedy="ask that model in a function: `custom_reward_function.path`")),
-    Row(["reward_model.sandbox_fusion.url"], "", REFUSED, "",
+    Row(["reward_model.sandbox_fusion.url", "reward.sandbox_fusion.url", "sandbox_fusion.url"], "", REFUSED, "",
         make=only(None, remedy="run programs in a function of yours: `custom_reward_function.path`")),
-    Row(["reward_model.reward_loop_source"], "", REFUSED, "a reward is a function here", "register",
-        only("register", None, remedy=SCORED)),
-    *refused(SCORED, None, "reward_model.reward_loop_module_path", "reward_model.reward_loop_class_name"),
-    Row(["reward_model.*"], "", IDLE, "no model gives rewards"),
+    Row(["reward_model.reward_loop_source", "reward_manager.source", "reward.reward_manager.source"], "", REFUSED,
+        "a reward is a function here", "register", only("register", None, remedy=SCORED)),
+    *refused(SCORED, None, "reward_model.reward_loop_module_path", "reward_model.reward_loop_class_name",
+             "reward_manager.module.path", "reward.reward_manager.module.path"),
+    *each(["reward_manager.module.name", "reward.reward_manager.module.name", "reward.num_workers",
+           "reward.sandbox_fusion.*", "sandbox_fusion.*"], IDLE, "of what is refused, or of how many score at once"),
+    Row(["reward_model.*", "reward.reward_model.*"], "", IDLE, "no model gives rewards"),
 )  # fmt: skip
 
 RUN = (
@@ -272,7 +280,9 @@ OTHER_VALUES = (
              "actor_rollout_ref.ref.model.*"),
     *refused("leave it out", False, f"{ACTOR}.shuffle", f"{AT}.ignore_eos", f"{AT}.skip_rollout",
              f"{AT}.enable_rollout_routing_replay", f"{CORRECTION}.bypass_mode",
-             f"{CORRECTION}.rollout_is_batch_normalize", "algorithm.use_pf_ppo"),
+             f"{CORRECTION}.rollout_is_batch_normalize", "algorithm.use_pf_ppo", f"{ACTOR}.qat.enable",
+             f"{MODEL}.mtp.enable", f"{ACTOR}.calculate_sum_pi_squared"),
+    *refused("leave it out: warming up begins with the first step", True, f"{OPTIM}.zero_indexed_step"),
     *refused("leave it out", "disabled", f"{ACTOR}.router_replay.mode"),
     *refused("leave it out, or quantise with an option of SGLang's: `engine_kwargs.sglang`", None,
              f"{AT}.quantization", f"{AT}.quantization_config_file"),
@@ -280,51 +290,6 @@ OTHER_VALUES = (
              f"{TURNS}.completion_callback", f"{AT}.agent.agent_loop_config_path"),
     *refused("leave it out", 0, "trainer.critic_warmup"),
 )  # fmt: skip
-
-NOTHING = (
-    (ALONE, (f"{ACTOR}.fsdp_config.*", f"{ACTOR}.megatron.*", f"{ACTOR}.strategy", "actor_rollout_ref.hybrid_engine",
-             "actor_rollout_ref.nccl_timeout", "actor_rollout_ref.model_engine", f"{MODEL}.use_shm", "data.use_shm",
-             f"{ACTOR}.ulysses_sequence_parallel_size", "ray_kwargs.*", "ray_init.*", "transfer_queue.*",
-             "trainer.device", "trainer.balance_batch", "trainer.ray_wait_register_center_timeout",
-             "trainer.use_legacy_worker_impl", f"{AT}.server.*", f"{AT}.sglang_rollout_mode",
-             f"{AT}.layered_summon", f"{AT}.update_weights_bucket_megabytes")),
-    ("the reference is read as the policy is", ("actor_rollout_ref.ref.*",)),
-    ("a critic here has no more settings", ("critic.*",)),
-    (PACKED, (f"{ACTOR}.use_dynamic_bsz", f"{MODEL}.use_remove_padding", f"{AT}.log_prob_micro_batch_size",
-              f"{AT}.log_prob_micro_batch_size_per_gpu", f"{AT}.log_prob_use_dynamic_bsz",
-              f"{AT}.log_prob_max_token_len_per_gpu")),
-    ("it is a matter of speed", (f"{MODEL}.use_fused_kernels", f"{MODEL}.use_liger", f"{MODEL}.fused_kernel_options.*",
-                                 f"{MODEL}.enable_activation_offload", f"{MODEL}.enable_activation_offloading",
-                                 f"{MODEL}.tiled_mlp.*",
-                                 f"{ACTOR}.use_torch_compile", f"{ACTOR}.use_fused_kernels",
-                                 f"{ACTOR}.entropy_checkpointing", f"{ACTOR}.entropy_from_logits_with_chunking",
-                                 "data.dataloader_num_workers", "data.filter_overlong_prompts_workers",
-                                 "reward_model.launch_reward_fn_async")),
-    ("it is the engine's own affair", (f"{AT}.mode", f"{AT}.dtype", f"{AT}.enforce_eager", f"{AT}.free_cache_engine",
-                                       f"{AT}.load_format", f"{AT}.max_num_batched_tokens", f"{AT}.max_num_seqs",
-                                       f"{AT}.enable_chunked_prefill", f"{AT}.enable_prefix_caching",
-                                       f"{AT}.multi_stage_wake_up", f"{AT}.disable_log_stats", f"{AT}.logprobs_mode",
-                                       f"{AT}.cudagraph_capture_sizes", f"{AT}.expert_parallel_size",
-                                       f"{AT}.pipeline_model_parallel_size", f"{AT}.engine_kwargs.*",
-                                       f"{AT}.skip_tokenizer_init", f"{AT}.skip_dump_dir", f"{AT}.agent.*",
-                                       f"{AT}.prometheus.*", f"{AT}.profiler.*")),
-    ("a run keeps every rollout, and shows it", (f"{AT}.trace.*", "trainer.log_val_generations",
-                                                 "trainer.rollout_data_dir", "trainer.validation_data_dir",
-                                                 "global_profiler.*", "actor_rollout_ref.profiler.*",
-                                                 "trainer.npu_profile.*",
-                                                 "trainer.profile_steps", f"{ACTOR}.profiler.*",
-                                                 f"{ACTOR}.calculate_entropy")),
-    ("checkpoints hold all that a run goes on with", (f"{ACTOR}.checkpoint.*", "trainer.default_hdfs_dir",
-                                                      "trainer.del_local_ckpt_after_load",
-                                                      "trainer.max_critic_ckpt_to_keep", "trainer.esi_redundant_time")),
-    ("nothing here reads it", ("data.return_raw_input_ids", "data.return_full_prompt", "data.val_batch_size",
-                               "data.validation_shuffle", "data.image_patch_size", f"{ACTOR}.data_loader_seed",
-                               f"{ACTOR}.rollout_n", f"{OPTIM}.total_training_steps", f"{OPTIM}.optimizer_impl",
-                               f"{ACTOR}.tau_pos", f"{ACTOR}.tau_neg",
-                               f"{ACTOR}.policy_loss.*", f"{ACTOR}.router_replay.*", "algorithm.pf_ppo.*",
-                               f"{CORRECTION}.loss_type")),
-)  # fmt: skip
-
 
 TABLE: tuple[Row, ...] = (
     *DATA, *TURNS_AND_TOOLS, *WRITING, *WEIGHTS, *LOSS, *CRITIC, *REWARD, *RUN, *OTHER_VALUES,

@@ -87,8 +87,10 @@ def _asked(keys: Keys, table: Table, mistakes: list[ConfigError]) -> Asked:
             problem = f"{UNREAD}{given.value.replace(UNKNOWN, '$(...)')!r} is"
             mistakes.append(ConfigError(problem, file=given.place, field=key, remedy="write the value"))
             continue
-        name = key if row.name.endswith(".*") else row.name
-        if name in found and found[name].value != given.value:
+        name = row.named(key)
+        if name in found and given.value is None:
+            continue  # Of two spellings, one was left as it was.
+        if name in found and found[name].value not in (None, given.value):
             problem = f"is also written at {found[name].place}, and says something else there"
             mistakes.append(ConfigError(problem, file=given.place, field=key, remedy="keep one of them"))
         found[name] = given

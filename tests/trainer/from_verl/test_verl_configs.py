@@ -141,6 +141,35 @@ def test_a_configuration_of_one_file_and_what_lies_beside_it(write: Write) -> No
     assert settings["data"] == settings["evaluation"]["data"] == "rows.parquet"
 
 
+def test_a_whole_configuration_has_old_spellings_that_say_nothing_and_keys_that_stand_for_their_neighbours(
+    write: Write,
+) -> None:
+    write(
+        "mine.yaml",
+        """
+        actor_rollout_ref:
+          actor:
+            optim: {lr: 1.0e-6, lr_scheduler_type: cosine, warmup_style: null, zero_indexed_step: true}
+            checkpoint: {save_contents: [model], load_contents: "${.save_contents}"}
+            ppo_micro_batch_size_per_gpu: ${oc.select:.ppo_micro_batch_size,null}
+            ppo_mini_batch_size: ${...data.train_batch_size}
+            qat: {enable: false, mode: w4a16}
+          model: {path: some/model, mtp: {enable: false, method: mtp}}
+        reward_model: {enable: null, reward_manager: null}
+        reward:
+          reward_model: {enable: false, model_path: "${oc.select:nobody.said}"}
+          reward_manager: {source: register, name: naive, module: {path: null, name: mine}}
+          custom_reward_function: {path: r.py, name: compute_score}
+        data: {train_files: a.parquet, train_batch_size: 64}
+        algorithm: {adv_estimator: grpo}
+        trainer: {total_training_steps: 5}
+        """,
+    )
+    settings: Any = of("mine.yaml").settings
+    assert settings["update"]["fall"] == "cosine" and settings["update"]["minibatches"] == 1
+    assert settings["reward"]["components"]["custom"]["args"] == {"path": "r.py", "name": "compute_score"}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
