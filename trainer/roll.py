@@ -26,6 +26,7 @@ from trainer.engine.base import Capabilities
 from trainer.engines import engine_of, notes
 from trainer.groups import Fate, Groups
 from trainer.play import Player
+from trainer.run.about import ABOUT
 from trainer.run.file import NAME, Writer
 from trainer.run.rollout import Rollout
 from trainer.stage import down, gateway_of, sampling_of, stepper_of, template_of
@@ -34,7 +35,6 @@ from trainer.task import Task
 from trainer.template import Template, probe
 from trainer.view.progress import Progress
 
-ABOUT = "run.json"
 METRICS = "metrics.json"
 KEEP_S = 3.0
 """To write one rollout to the disk."""

@@ -88,7 +88,7 @@ def _decode(run: Path) -> Any:
 def _spoken(run: Path) -> tuple[Path, TemplateSettings]:
     """The model and the template of a run, or of the one whose evaluation it is."""
     from trainer.config import TemplateSettings
-    from trainer.view.mark import ABOUT, run_of
+    from trainer.run.about import ABOUT, run_of
 
     try:
         about = json.loads((run_of(run) / ABOUT).read_text(encoding="utf-8"))

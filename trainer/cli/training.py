@@ -110,7 +110,8 @@ def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, v
     import anyio
     from rich.console import Console
 
-    from trainer.train.folder import ABOUT, folder_of
+    from trainer.run.about import ABOUT
+    from trainer.train.folder import folder_of
 
     console = Console()
     if dry_run:

@@ -20,6 +20,7 @@ from trainer.page.search import Search
 from trainer.page.summary import SURROUNDS
 from trainer.page.told import told
 from trainer.page.words import Words
+from trainer.run.about import ABOUT, about, run_of
 from trainer.run.blobs import Folder as Blobs
 from trainer.run.credits import Credits
 from trainer.run.file import NAME as ROLLOUTS
@@ -29,7 +30,7 @@ from trainer.run.line import load
 from trainer.run.rollout import Rollout
 from trainer.train.alarms import Alarms
 from trainer.view.credited import Credited
-from trainer.view.mark import ABOUT, Mark, about, run_of
+from trainer.view.mark import Mark
 
 SEARCH_S = 0.4
 """Of the text of rollouts, at one time: whoever asks again gets further."""

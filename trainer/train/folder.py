@@ -24,11 +24,11 @@ from typing import Self
 from gateway.errors import ConfigError
 from trainer.config import flat
 from trainer.run import credits
+from trainer.run.about import ABOUT
 from trainer.run.file import NAME as ROLLOUTS
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.settings import TrainSettings
 
-ABOUT = "run.json"
 METRICS = "metrics.jsonl"
 TAPES = "tapes"
 RUNS = Path("runs")

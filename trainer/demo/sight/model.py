@@ -42,15 +42,9 @@ EYES = {
     "deepstack_visual_indexes": [0, 1],
 }
 WORDS = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "intermediate_size": 192,
+    **demo.SHAPE,
     "max_position_embeddings": 512,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
-    "bos_token_id": None,
     "pad_token_id": None,
 }
 PROCESSOR = {
