@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened, written_on
 from trainer.engine.base import Sampling, Written
+from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.server import Server
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
@@ -55,21 +56,25 @@ async def test_weights_are_published_to_each_server_behind_the_router_and_writte
         async with anyio.create_task_group() as tasks:
             for place in range(12):
                 tasks.start_soon(write, place)
-        aborted = await aborted_by(engine)
+        aborted = await aborted_of(engine)
     assert {one.version for _, one in ended} == {1} and len(ended) == 12
     assert max(off(policy, (*PROMPT, place), one) for place, one in ended) <= AGREE
     assert aborted.stop == "abort" and len(aborted.ids) < 400
 
 
-async def aborted_by(engine) -> Written:  # type: ignore[no-untyped-def]
+async def aborted_of(engine: SGLangEngine) -> Written:
+    """Once more where it was told too late: the whole turn takes a second, which a busy machine may take off."""
     ended: list[Written] = []
 
     async def write() -> None:
         ended.append(await engine.generate(PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key="a"))
 
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(write)
-            await written_on(engine, 1)
-            await engine.abort("a")
-    return ended[0]
+    with anyio.fail_after(120):
+        while not ended or (ended[-1].stop == "length" and len(ended) < 5):
+            begun = len(ended)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(write)
+                await written_on(engine, 1)
+                await engine.abort("a")
+                assert len(ended) == begun + 1, "it says that it is over before it is"
+    return ended[-1]

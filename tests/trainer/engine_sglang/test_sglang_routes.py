@@ -133,10 +133,9 @@ async def test_two_servers_share_groups_and_each_reads_an_opening_once() -> None
                 for group in range(6):
                     for index in range(4):
                         tasks.start_soon(play, engine, group, index)
-        counts = dict(engine.routes.counts)
+        counts, chosen = dict(engine.routes.counts), engine.routes.chosen
     cached, asked = (sum(each) for each in zip(*told, strict=True))
     possible = asked - 6 * 30 - len(told) - 2 * 24 * 2
     assert cached >= 0.95 * possible
     assert counts["placed"] == 6 and counts["lost"] == 0
-    openings = [len({tuple(body["input_ids"]) for body in fake.bodies("/generate")}) for fake in fakes]
-    assert min(openings) > 0
+    assert max(chosen.values()) <= 0.6 * chosen.total()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +16,6 @@ from anyio.abc import TaskGroup
 from gateway.types import Image
 from trainer.engine.base import Agreement, Capabilities, EngineError, Sampling, Written
 from trainer.engine.sglang.agree import Finds
-from trainer.engine.sglang.barred import unbarred
 from trainer.engine.sglang.check import check, labelled
 from trainer.engine.sglang.kept import Kept
 from trainer.engine.sglang.lend import CACHE, WEIGHTS, lend, regain
@@ -25,11 +23,12 @@ from trainer.engine.sglang.prints import Prints
 from trainer.engine.sglang.probe import probed
 from trainer.engine.sglang.publish.way import Way
 from trainer.engine.sglang.pulse import pulse
-from trainer.engine.sglang.replica import Replica, somebody
+from trainer.engine.sglang.replica import ABORT_S, Replica, somebody
 from trainer.engine.sglang.router import behind
 from trainer.engine.sglang.routes import Routes
 from trainer.engine.sglang.server import Server
 from trainer.engine.sglang.together import together
+from trainer.engine.sglang.turn import Turn
 from trainer.engine.sglang.wire import ASK_S, Gone, Silent, Wire
 
 if TYPE_CHECKING:
@@ -73,9 +72,7 @@ class SGLangEngine:
         self._losses = 0
         self._unseen = False
         """There are weights that were published while nobody could be asked about them."""
-        self._steady = anyio.Event()
-        """Which weights there are: not while others are sent."""
-        self._steady.set()
+        self._turns: set[Turn] = set()
         self._tasks: TaskGroup | None = None
 
     @property
@@ -147,33 +144,31 @@ class SGLangEngine:
         check(ids, sampling, images, self.capabilities, [replica.facts for replica in self.replicas])
         if sampling.max_tokens <= 0:
             return Written((), (), "length", max(self.version, 0))
-        images = await self._prints.of(images)
-        begins = bool(key and group) and not self.routes.knows(key)
+        turn = Turn(key, self._kept)
+        self._turns.add(turn)
+        try:
+            return await self._written(turn, ids, sampling, group, await self._prints.of(images))
+        finally:
+            self._turns.discard(turn)
+            turn.over.set()
+
+    async def _written(
+        self, turn: Turn, ids: Sequence[int], sampling: Sampling, group: str, images: Sequence[Image]
+    ) -> Written:
+        opens = group if turn.key and not self.routes.knows(turn.key) else ""
         for tried in range(1, TRIES + 1):
-            await self._somebody()
-            replica = self._chosen(key, group)
+            with turn.patient():
+                await self._somebody()
+            if turn.aborted:
+                return turn.unwritten
+            replica = self._chosen(turn.key, group)
             try:
-                return await self._written(replica, ids, sampling, key, group if begins else "", images)
+                return await turn.written(replica, ids, sampling, images, opens)
             except Gone as error:
                 self._lost(replica, error)
                 if tried == TRIES:
                     raise replica.error or error from error
         raise AssertionError("unreachable")
-
-    async def _written(
-        self, replica: Replica, ids: Sequence[int], sampling: Sampling, key: str, opens: str, images: Sequence[Image]
-    ) -> Written:
-        """`opens` is the group whose opening this may be."""
-        read = await replica.read(ids, key, opens, self.version, images) if opens else None
-        if read and read.stop == "abort":
-            return read
-
-        async def write(ids: Sequence[int], sampling: Sampling) -> Written:
-            await self._steady.wait()
-            return await replica.write(ids, sampling, key, self.version, images)
-
-        written = await unbarred(write, ids, sampling)
-        return replace(written, cached=read.cached) if read else written
 
     def _chosen(self, key: str, group: str) -> Replica:
         up = [place for place, replica in enumerate(self._writers) if replica.up]
@@ -249,7 +244,7 @@ class SGLangEngine:
     async def _somebody(self) -> None:
         """Waits until a server answers, and has the weights that it says. Where none comes back, the error says why."""
         while True:
-            await self._steady.wait()
+            await self._kept.steady()
             if any(replica.up for replica in self._writers):
                 return
             if not await somebody(self._writers):
@@ -258,11 +253,8 @@ class SGLangEngine:
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Where a server's version or its logprobs are not those of what was published, the error ends the run."""
         async with self._alone:
-            self._steady = anyio.Event()  # A turn begun now would be asked for under the version before.
-            try:
+            with self._kept.changing():
                 await self._replaced(weights, version)
-            finally:
-                self._steady.set()
         for replica in (*self.replicas, *self._writers):
             if not replica.up and replica.mended.is_set():
                 replica.up = True
@@ -329,10 +321,16 @@ class SGLangEngine:
                 await self._see()
 
     async def abort(self, key: str = "") -> None:
+        told = [turn for turn in self._turns if not key or turn.key == key]
+        for turn in told:
+            turn.abort()
         if self.router:
             await self.router.abort(key)
         else:
             await self._each(lambda replica: replica.abort(key))
+        with anyio.move_on_after(ABORT_S):
+            for turn in told:
+                await turn.over.wait()
 
     async def _stop(self, replica: Replica) -> None:
         await replica.wire.post("/pause_generation", {"mode": self._mode})

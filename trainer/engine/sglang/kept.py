@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import anyio
 import torch
 from anyio import to_thread
 from torch import Tensor
@@ -30,6 +32,22 @@ class Kept:
         """By the trainer, of these weights: what it reads later is of others."""
         self._before: Sequence[float] | None = None
         """Of the weights before these."""
+        self._steady = anyio.Event()
+        self._steady.set()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While others are sent, a turn begun would be asked for under the version before."""
+        self._steady = anyio.Event()
+        try:
+            yield
+        finally:
+            self._steady.set()
+
+    async def steady(self) -> None:
+        """Until the version is that of the weights that there are."""
+        if not self._steady.is_set():
+            await self._steady.wait()
 
     async def take(self, weights: Mapping[str, Tensor], version: int) -> None:
         """While nobody moves them."""

@@ -1,0 +1,135 @@
+"""Whoever ends a turn ends it wherever it is: not only while a server writes it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+
+from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, opened, until, weights
+from trainer.engine.base import Sampling, Written
+from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.wire import Wire
+
+NOTHING = Written((), (), "abort")
+
+
+@asynccontextmanager
+async def writing(fake: Fake) -> AsyncIterator[tuple[SGLangEngine, TaskGroup, dict[str, Written]]]:
+    """And what has ended, by rollout."""
+    async with opened(fake) as engine, anyio.create_task_group() as tasks:
+        yield engine, tasks, {}
+
+
+async def write(engine: SGLangEngine, ended: dict[str, Written], key: str, sampling: Sampling, group: str = "") -> None:
+    ended[key] = await engine.generate(IDS, sampling, key=key, group=group)
+
+
+async def test_a_turn_is_ended_between_two_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id that is barred was written last: a further request was to follow."""
+    fake, post = Fake(), Wire.post
+    sampling = Sampling(max_tokens=400, barred=(*range(0, 40, 4),))
+
+    found: list[set[str]] = []
+    async with writing(fake) as (engine, tasks, ended):
+        begun = len(fake.bodies("/generate"))
+
+        async def aborts(wire: Wire, path: str, body: object, **more: float) -> object:
+            answer = await post(wire, path, body, **more)  # type: ignore[arg-type]
+            if path == "/generate" and len(fake.bodies("/generate")) == begun + 3:
+                tasks.start_soon(abort)
+                await until(lambda: fake.aborted)
+            return answer
+
+        async def abort() -> None:
+            await engine.abort("t/1")
+            found.append({*ended})
+
+        monkeypatch.setattr(Wire, "post", aborts)
+        tasks.start_soon(write, engine, ended, "t/1", sampling)
+        await until(lambda: found)
+        assert found == [{"t/1"}]
+        assert len(fake.bodies("/generate")) == begun + 3
+    assert ended["t/1"].stop == "abort"
+    assert 0 < len(ended["t/1"].ids) == len(ended["t/1"].logprobs) < 400
+    assert not {*ended["t/1"].ids} & {*sampling.barred}
+
+
+async def test_a_turn_is_ended_that_waits_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, sent, go = Fake(), anyio.Event(), anyio.Event()
+    took = fake.from_tensor
+
+    async def slowly(body: object) -> object:
+        sent.set()
+        await go.wait()
+        return await took(body)
+
+    monkeypatch.setattr(fake, "from_tensor", slowly)
+    async with writing(fake) as (engine, tasks, ended):
+        tasks.start_soon(engine.publish, weights(1), 1)
+        await sent.wait()
+        for key in ("t/1", "t/2"):
+            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3))
+        await anyio.wait_all_tasks_blocked()
+        await engine.abort("t/1")
+        await until(lambda: ended)
+        assert ended == {"t/1": NOTHING}
+        go.set()
+        await until(lambda: len(ended) == 2)
+    assert ended["t/2"].stop == "length" and ended["t/2"].version == 1
+
+
+async def test_a_turn_is_ended_that_waits_for_a_server_to_come_back() -> None:
+    fake = Fake()
+    async with writing(fake) as (engine, tasks, ended):
+        await engine.publish(weights(1), 1)
+        fake.break_down()
+        for key in ("t/1", "t/2"):
+            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3))
+        await until(lambda: not engine.replicas[0].up)
+        await engine.abort("t/1")
+        await until(lambda: ended)
+        assert ended["t/1"].stop == "abort" and not ended["t/1"].ids
+        fake.start_anew()
+        await until(lambda: len(ended) == 2)
+    assert ended["t/2"].stop == "length" and ended["t/2"].version == 1
+
+
+async def test_a_turn_is_ended_that_waits_for_a_sibling_to_read_what_both_begin_with() -> None:
+    fake = Fake()
+    async with writing(fake) as (engine, tasks, ended):
+        await engine.pause()
+        for key in ("t/1", "t/2"):
+            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3), "t")
+        await until(lambda: engine.replicas[0].load)
+        await engine.abort("t/2")
+        await until(lambda: ended)
+        assert ended == {"t/2": NOTHING}
+        await engine.resume()
+        await until(lambda: len(ended) == 2)
+    assert ended["t/1"].stop == "length"
+
+
+async def test_who_reads_for_its_siblings_is_ended_and_they_read_themselves() -> None:
+    fake = Fake()
+    async with writing(fake) as (engine, tasks, ended):
+        await engine.pause()
+        for key in ("t/1", "t/2"):
+            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3), "t")
+        await until(lambda: engine.replicas[0].load)
+        await engine.abort("t/1")
+        await until(lambda: ended)
+        assert ended == {"t/1": NOTHING}
+        await engine.resume()
+        await until(lambda: len(ended) == 2)
+    assert ended["t/2"].stop == "length"
+
+
+async def test_a_turn_that_begins_after_is_not_ended() -> None:
+    async with writing(Fake()) as (engine, _, ended):
+        await engine.abort()
+        await write(engine, ended, "t/1", Sampling(max_tokens=3))
+    assert ended["t/1"].stop == "length"
