@@ -252,3 +252,18 @@ async def eventually(holds: Callable[[], bool]) -> None:
     with anyio.fail_after(30):
         while not holds():  # noqa: ASYNC110 (another process has no event)
             await anyio.sleep(0.02)
+
+
+def test_of_what_a_server_ended_is_told_though_pages_came_after_it(tmp_path: Path) -> None:
+    server = Server(MODEL, log=tmp_path / "server.log")
+    trace = (
+        'Traceback (most recent call last):\n  File "model.py", line 1, in run\nRuntimeError: all is lost: 12 bytes\n'
+    )
+    count = "nanobind: leaked 64 types!\n" + ' - leaked type "ATOMIC_OP"\n' * 30 + " - ... skipped remainder\n"
+    server.log.write_text(trace + "the other process ends\n" * 3 + count + "killed\n" * 30)
+    told = str(server.fault("is lost"))
+    _, error, gap, *_ = told.splitlines()
+    assert error == "RuntimeError: all is lost: 12 bytes" and gap == "..."
+    assert "leaked" not in told and "skipped" not in told and told.endswith("killed") and len(told.splitlines()) <= 21
+    server.log.write_text(trace + "killed")
+    assert str(server.fault("is lost")).count("all is lost") == 1

@@ -22,6 +22,7 @@ from gateway.upstream.reaper import Reaper
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.environment import environment, python
 from trainer.engine.sglang.memory import remedied, short
+from trainer.engine.sglang.words import heard, last
 
 LAUNCH = Path(__file__).with_name("launch.py")
 HOST = "127.0.0.1"
@@ -32,10 +33,6 @@ _HEALTH_S = 25.0
 _END_S = 3.0
 STARTS = 3
 """Times that one which ran before is started, before it is given up."""
-_WORDS_LINES = 20
-_WORDS_BYTES = 8192
-_TRACE_BYTES = 65536
-"""Its processes end one after the other, each with a trace."""
 
 Told = Callable[[str], None]
 
@@ -131,13 +128,14 @@ class Server:
         """What happened, with how the process ended and its last words."""
         code = self._process.poll() if self._process else None
         ended = "" if code is None else f": ended by signal {-code}" if code < 0 else f": exited with {code}"
-        told = f"SGLang at {self.url} {what}{ended}; its log, {self.log}, ends:\n{self._last_lines()}"
-        return EngineError(remedied(told, self._words(_TRACE_BYTES)))
+        words = heard(self.log, self._heard_from)
+        told = f"SGLang at {self.url} {what}{ended}; its log, {self.log}, ends:\n{last(words)}"
+        return EngineError(remedied(told, words))
 
     @property
     def short(self) -> bool:
         """It said, since it was started, that it has no memory left."""
-        return short(self._words(_TRACE_BYTES))
+        return short(heard(self.log, self._heard_from))
 
     async def _start(self) -> None:
         address = ("--host", HOST, "--port", self.url.rpartition(":")[2])
@@ -199,19 +197,6 @@ class Server:
         with suppress(subprocess.TimeoutExpired):
             await to_thread.run_sync(process.wait, _END_S)
         self._reaper.remove(process.pid)
-
-    def _last_lines(self) -> str:
-        return "\n".join(self._words(_WORDS_BYTES).splitlines()[-_WORDS_LINES:]) or "(nothing)"
-
-    def _words(self, most: int) -> str:
-        """The last bytes since it was started."""
-        try:
-            with self.log.open("rb") as log:
-                end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._heard_from, end - most))
-                return log.read().decode("utf-8", "replace").strip()
-        except OSError as error:
-            return f"(cannot be read: {error})"
 
 
 def _reserved() -> socket.socket:
