@@ -43,6 +43,7 @@ from gpu_work import SHAPES, Shape, model_of, worked  # noqa: E402
 from trainer.demo.facts.model import build  # noqa: E402
 from trainer.engine.sglang.engine import SGLangEngine  # noqa: E402
 from trainer.engine.sglang.environment import python  # noqa: E402
+from trainer.engine.sglang.own import Own  # noqa: E402
 from trainer.engine.sglang.publish.tensors import ByTensors  # noqa: E402
 from trainer.engine.sglang.server import Options, Server  # noqa: E402
 from trainer.policy.policy import Policy  # noqa: E402
@@ -108,7 +109,8 @@ class Bench:
         """What all the rest stands on: SGLang starts, takes the trainer's weights, and finds a prompt as likely."""
         model = build(self.folder / "gate")
         policy = Policy.load(model, UpdateSettings())
-        async with SGLangEngine([self.server(model, "gate")], ByTensors(), finds=policy.reader.finds) as engine:
+        own = Own(policy.finds, policy.filed)
+        async with SGLangEngine([self.server(model, "gate")], ByTensors(), own=own) as engine:
             await engine.publish(policy.weights, 1)
             agreement = engine.agreement
             name = engine.capabilities.name

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from gateway.types import Image
 from trainer.config import PlaySettings, ServingSettings
 from trainer.engine.base import Capabilities, Engine, EngineError
 from trainer.template import Template
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.engine.sglang.own import Own
     from trainer.engine.sglang.publish.way import Way
 
-Finds = Callable[[Sequence[int]], Sequence[float]]
 Told = Callable[[str], None]
+
+
+class Publisher(Protocol):
+    """The policy that servers are given."""
+
+    def finds(self, ids: Sequence[int], images: Sequence[Image] = ()) -> Sequence[float]: ...
+
+    def filed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
+
+
 FIRST_GPU = "--base-gpu-id"
 TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
 PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
@@ -30,18 +44,20 @@ def engine_of(
     template: Template,
     folder: Path,
     *,
-    finds: Finds | None = None,
+    policy: Publisher | None = None,
     told: Told = lambda _: None,
 ) -> Engine:
-    """On the weights in the model's folder. Servers that are started leave their logs in `folder`; `finds` is how the
-    trainer reads a prompt with the weights that it publishes, which servers are held against; `told` hears how they
-    start."""
+    """On the weights in the model's folder. Servers that are started leave their logs in `folder`; `policy` is what
+    publishes to them, and they are held against; `told` hears how they start."""
     chosen = settings.engine
     if chosen == "auto":
         chosen = "sglang" if for_sglang() else "torch"
     if chosen == "torch":
         return _torch(settings, model, template)
-    return _sglang(chosen, settings, model, folder, finds, told)
+    from trainer.engine.sglang.own import Own
+
+    own = Own(policy.finds, policy.filed, template.eyes) if policy else Own(eyes=template.eyes)
+    return _sglang(chosen, settings, model, folder, own, told)
 
 
 def notes(capabilities: Capabilities) -> Iterator[str]:
@@ -78,25 +94,26 @@ def _torch(settings: PlaySettings, model: Path, template: Template) -> Engine:
     return TorchEngine(loaded, decode=decode, eyes=eyes, rows=settings.admission.writing)
 
 
-def _sglang(chosen: str, settings: PlaySettings, model: Path, folder: Path, finds: Finds | None, told: Told) -> Engine:
+def _sglang(chosen: str, settings: PlaySettings, model: Path, folder: Path, own: Own, told: Told) -> Engine:
     from trainer.engine.sglang.engine import SGLangEngine
     from trainer.engine.sglang.server import Options, Server
 
     serving, flows = settings.serving, getattr(settings, "mode", "") == "asynchronous"
+    engine = partial(SGLangEngine, own=own, in_place=serving.in_place, flows=flows)
     if serving.deterministic:
         _may_be_deterministic(chosen)
     if chosen != "sglang":
         urls = tuple(chosen.split(","))
         near = all(urlsplit(url).hostname in HERE for url in urls)
         way = _way(serving, model, near)
-        return SGLangEngine(urls, way, finds=finds, in_place=serving.in_place, flows=flows)
+        return engine(urls, way)
     servers = []
     for place, gpu in enumerate(_gpus(serving)):
         words = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()), *gpu)
         options = Options(more=words, tokenizer=_sees(model))
         servers.append(Server(model, options, log=folder / f"sglang-{place}.log", told=told))
     lends, way = serving.placement == "together", _way(serving, model, True)
-    return SGLangEngine(servers, way, finds=finds, in_place=serving.in_place, lends=lends, flows=flows)
+    return engine(servers, way, lends=lends)
 
 
 def _gpus(serving: ServingSettings) -> list[tuple[str, ...]]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from trainer.engine.base import Written
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.disk import ByDisk
 from trainer.engine.sglang.publish.group import ByGroup
 from trainer.engine.sglang.publish.tensors import ByTensors
@@ -56,7 +57,7 @@ async def opened(
     """With the policy's weights. Servers are those that run already, lent ones included."""
     given = [server if isinstance(server, str) or type(server) is not Server else server.url for server in servers]
     with anyio.fail_after(300):
-        async with SGLangEngine(given, way or ByTensors(), finds=finds(policy), in_place=in_place) as engine:
+        async with SGLangEngine(given, way or ByTensors(), own=Own(finds(policy)), in_place=in_place) as engine:
             await engine.publish(policy.state_dict(), 0)
             yield engine
 

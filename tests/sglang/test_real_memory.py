@@ -15,6 +15,7 @@ from tests.sglang.policy import AGREE, EOS, finds, moved, off
 from tests.sglang.test_real_faults import scheduler_of
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.server import Server
 
@@ -37,7 +38,7 @@ async def test_one_that_runs_out_of_memory_is_started_once_more_and_then_not_aga
                 tasks.start_soon(write, row)
 
     with anyio.fail_after(300):
-        async with SGLangEngine([server], ByTensors(), finds=finds(policy)) as engine:
+        async with SGLangEngine([server], ByTensors(), own=Own(finds(policy))) as engine:
             moved(policy)
             await engine.publish(policy.state_dict(), 1)
             starved(server)

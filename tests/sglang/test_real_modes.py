@@ -17,6 +17,7 @@ from tests.sglang.policy import AGREE, EOS, PROMPT, finds, moved, opened, writte
 from tests.trainer.train.jobs import small
 from trainer.engine.base import Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.server import Server
 from trainer.run.file import Rollouts
@@ -87,7 +88,7 @@ async def test_a_server_without_a_gpu_takes_a_loan_at_its_word_and_goes_on_with_
 ) -> None:
     """It answers 200 and null, and frees nothing: there is no memory saver for CPUs. Not measured on a GPU yet."""
     with anyio.fail_after(300):
-        async with SGLangEngine([server.url], ByTensors(), finds=finds(policy), lends=True) as engine:
+        async with SGLangEngine([server.url], ByTensors(), own=Own(finds(policy)), lends=True) as engine:
             await engine.publish(policy.state_dict(), 0)
             for version in (1, 2):
                 assert await engine.lend() and engine.replicas[0].lent == ["weights", "kv_cache"]

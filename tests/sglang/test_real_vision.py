@@ -1,45 +1,96 @@
-"""A real server, on a CPU, sees what the trainer sees: as wide, and as likely."""
+"""A real server, on a CPU, sees what the trainer sees: as wide, and as likely, whatever weights it was given."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+import torch
 
-from tests.sglang.policy import AGREE
-from tests.trainer.vision.seeing import logprobs, odd_pictures, picture, seeing_model
-from trainer.engine.base import Sampling
+from gateway.types import Image
+from tests.sglang.policy import way_of
+from tests.trainer.vision.seeing import odd_pictures, picture, seeing_model
+from trainer.engine.base import EXACT, EngineError, Sampling
 from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.publish.tensors import ByTensors
+from trainer.engine.sglang.environment import SIGHT
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.server import Options, Server
+from trainer.policy.policy import Policy
+from trainer.policy.settings import UpdateSettings
 from trainer.template import Template
 
 OPTIONS = Options(context=512, tokens=16384, device="cpu", tokenizer=True)
 SHOWN = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}]
-PICTURES = [picture(1, 56, 56), picture(2, 84, 56)]
-ODD = odd_pictures(28, 56)
+PICTURES = [picture(1, 60, 50), picture(2, 90, 47)]
+"""Of sizes that no model takes: who brings them there in another way, has other pixels."""
+ODD = [[one, one] for one in odd_pictures(28, 56).values()]
 """What is clear in a file, of sixteen bits, or not upright, a server would see otherwise."""
+ASKED = Sampling(max_tokens=8)
+PATCH = {"qwen3_vl": 16}
 
 
-async def test_pictures_are_as_wide_and_what_is_written_as_likely_as_the_trainer_finds(tmp_path: Path) -> None:
-    """SGLang takes rows of pixels for something else, where they are not of patches of 14 in two frames."""
-    folder = seeing_model(tmp_path / "model", patch=14, frames=2)
-    template = Template.load(folder)
-    assert template.eyes is not None
-    ids = template.open([{"role": "user", "content": SHOWN}])
-    server = Server(folder, OPTIONS, log=tmp_path / "sglang.log")
-    async with SGLangEngine([server], ByTensors()) as engine:
+class Seeing:
+    def __init__(self, engine: SGLangEngine, policy: Policy, template: Template) -> None:
+        assert template.eyes is not None
+        self.engine, self.policy, self.eyes = engine, policy, template.eyes
+        self.ids = template.open([{"role": "user", "content": SHOWN}])
+
+    async def agrees(self, images: Sequence[Image], sampling: Sampling = ASKED) -> list[float]:
+        """What the server wrote, as likely as it found it."""
+        asked = replace(sampling, barred=self.eyes.family.barred)
+        written = await self.engine.generate(self.ids, asked, images=images)
+        assert written.read == len(self.eyes.sight(self.ids, images).ids)
+        own = self.policy.finds((*self.ids, *written.ids), images)[-len(written.ids) :]
+        assert list(written.logprobs) == pytest.approx(own, abs=EXACT)
+        return list(written.logprobs)
+
+
+@asynccontextmanager
+async def seeing(kind: str, way: str, folder: Path) -> AsyncIterator[Seeing]:
+    """SGLang takes rows of pixels for something else, where they are not of patches of 14 or 16 in two frames."""
+    model = seeing_model(folder / "model", kind, patch=PATCH.get(kind, 14), frames=2)
+    template = Template.load(model)
+    policy = Policy.load(model, UpdateSettings(), eyes=template.eyes)
+    server = Server(model, OPTIONS, log=folder / "sglang.log")
+    own = Own(policy.finds, policy.filed, template.eyes)
+    async with SGLangEngine([server], way_of(way, model), own=own) as engine:
         assert engine.capabilities.images
-        with anyio.fail_after(120):
-            asked = Sampling(max_tokens=12, temperature=0)  # What is drawn may be so unlikely that float32 rounds more.
-            first = await engine.generate(ids, asked, images=PICTURES)
-            swapped = await engine.generate(ids, asked, images=PICTURES[::-1])
-            odd = [await engine.generate(ids, replace(asked, max_tokens=4), images=[one, one]) for one in ODD.values()]
-    pairs = [PICTURES, PICTURES[::-1], *([one, one] for one in ODD.values())]
-    for written, images in zip((first, swapped, *odd), pairs, strict=True):
-        assert written.read == len(template.eyes.sight(ids, images).ids)
-        own = logprobs(folder, template.eyes, (*ids, *written.ids), images)[-len(written.ids) :]
-        assert list(written.logprobs) == pytest.approx(own, abs=AGREE)
-    assert first.logprobs[0] != swapped.logprobs[0]
+        with anyio.fail_after(240):
+            yield Seeing(engine, policy, template)
+
+
+def moved(policy: Policy) -> None:
+    """All of it: eyes and words."""
+    noise = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(0.05 * torch.randn(weight.shape, generator=noise))
+
+
+@pytest.mark.parametrize(("kind", "way"), [("qwen2_vl", "disk"), ("qwen2_5_vl", "tensors"), ("qwen3_vl", "group")])
+async def test_pictures_are_as_wide_and_what_is_written_as_likely_as_the_trainer_finds(
+    kind: str, way: str, tmp_path: Path
+) -> None:
+    async with seeing(kind, way, tmp_path) as server:
+        first, swapped = await server.agrees(PICTURES), await server.agrees(PICTURES[::-1])
+        assert first[0] != swapped[0]
+        moved(server.policy)
+        await server.engine.publish(server.policy.weights, 1)
+        assert server.engine.agreement is not None and server.engine.agreement.most <= EXACT
+        for images in (PICTURES, PICTURES[::-1], *(ODD if kind == "qwen2_5_vl" else ())):
+            await server.agrees(images)
+
+
+async def test_who_keeps_what_was_seen_by_earlier_weights_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SIGHT, "100")
+    async with seeing("qwen2_5_vl", "tensors", tmp_path) as server:
+        await server.engine.publish(server.policy.weights, 0)
+        moved(server.policy)
+        with pytest.raises(EngineError, match=rf"has other weights than were published.*{SIGHT}=0"):
+            await server.engine.publish(server.policy.weights, 1)

@@ -19,6 +19,7 @@ from trainer import engines
 from trainer.config import PlaySettings, ServingSettings
 from trainer.engine.base import EngineError
 from trainer.engine.sglang import launch
+from trainer.engine.sglang.own import NOTHING
 from trainer.policy.memory import Plan
 from trainer.policy.placement import Placement
 from trainer.train import start
@@ -132,7 +133,7 @@ def test_no_kernel_can_be_called() -> None:
 def served(model: Path, *options: str, replicas: int = 2) -> list[tuple[str, ...]]:
     """What is said of GPUs to each server that would be started."""
     settings = PlaySettings(engine="sglang", serving=ServingSettings(replicas=replicas, options=options))
-    engine: Any = engines._sglang("sglang", settings, model, Path("logs"), None, print)
+    engine: Any = engines._sglang("sglang", settings, model, Path("logs"), NOTHING, print)
     return [server.options.more[len(options) :] for server in engine._servers]
 
 
@@ -166,7 +167,7 @@ def test_more_servers_than_there_are_gpus_for_are_refused(tmp_path: Path, monkey
 async def test_the_plan_of_the_memory_is_told_though_the_server_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan((), 2**30)
     monkeypatch.setattr(start, "placement", lambda *_: Placement("beside", plan, 0.5))
-    monkeypatch.setattr(start, "_policy", lambda *_: SimpleNamespace(reader=SimpleNamespace(finds=None)))
+    monkeypatch.setattr(start, "_policy", lambda *_: None)
 
     def engine(*_: object) -> NoReturn:
         raise EngineError("no memory")

@@ -16,6 +16,7 @@ from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
+from trainer.policy.filed import filed
 from trainer.policy.optimizers import optimizers, share
 from trainer.policy.reader import Read, Reader, Reads
 from trainer.policy.settings import UpdateSettings
@@ -74,6 +75,10 @@ class Policy:
         """Of the tokens `among_T` of rows that lie end to end, given those before each in its row."""
         return self.reader.read(ids_T, sequence_T, among_T, temperature, images)
 
+    def finds(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
+        """Of each id but the first, given those before it."""
+        return self.reader.finds(ids, images)
+
     def reference(self) -> Reads:
         """The policy as it was in the beginning: without adapters, or from its folder once more."""
         if self.settings.lora:
@@ -115,6 +120,10 @@ class Policy:
         if self.settings.lora:
             return lora.merged(self.model)
         return {name: value.detach() for name, value in self.model.state_dict().items()}
+
+    def filed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """For servers, which read them as they read the model's folder."""
+        return filed(self.model, weights)
 
     def save(self, folder: Path) -> None:
         """A folder that `from_pretrained` loads, of adapters alone where those are learned, and what `resume` needs."""

@@ -32,6 +32,15 @@ class Sight:
             self._begun[free] = picture
             free -= picture.width
 
+    def wide(self, ids: Sequence[int]) -> list[int]:
+        """Ids that have one place for each of the images, with all of their places."""
+        begun = iter(self._begun.items())
+        wide: list[int] = []
+        for token in ids:
+            first, picture = next(begun) if token == self._family.image else (token, None)
+            wide += range(first, first - picture.width, -1) if picture else [first]
+        return wide
+
     def together(self, ids_U: Tensor, places_3U: Tensor) -> dict[str, Any]:
         """For the part that reads, whatever stands in a row with whatever."""
         seen = self._family.see(self._model.get_submodule(self._family.eyes), *self._shown())

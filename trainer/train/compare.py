@@ -93,7 +93,7 @@ async def compare(run: Path, rows: int | None, data: str | None, console: Consol
     async with opened(settings.model_copy(update={"evaluation": evaluation, "record": False})) as job:
         policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
         told = partial(console.print, markup=False)
-        async with job.engine(run / FOLDER, policy.reader.finds, told) as engine:
+        async with job.engine(run / FOLDER, policy, told) as engine:
             if engine.version:
                 await engine.publish(policy.weights, 0)
             await to_thread.run_sync(policy.resume, found.folder)

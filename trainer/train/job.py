@@ -22,7 +22,7 @@ from trainer.data.check import check
 from trainer.data.curriculum import Course
 from trainer.data.tasks import load
 from trainer.engine.base import Engine
-from trainer.engines import Finds, Told, engine_of
+from trainer.engines import Publisher, Told, engine_of
 from trainer.learn.rounds import Weigh, reading, weigh_of
 from trainer.play import Player, Watch
 from trainer.reward.scorer import Scorer
@@ -169,11 +169,11 @@ class Job:
             for file in self.model.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
-    def engine(self, folder: Path, finds: Finds, told: Told, serving: ServingSettings | None = None) -> Engine:
-        """`folder` is where servers log, `finds` the policy's reading, `told` hears how servers start, and `serving` is
+    def engine(self, folder: Path, policy: Publisher, told: Told, serving: ServingSettings | None = None) -> Engine:
+        """`folder` is where servers log, `policy` what publishes, `told` hears how servers start, and `serving` is
         as it was planned, where it was."""
         settings = self.settings.model_copy(update={"serving": serving}) if serving else self.settings
-        return engine_of(settings, self.model, self.template, folder, finds=finds, told=told)
+        return engine_of(settings, self.model, self.template, folder, policy=policy, told=told)
 
 
 @asynccontextmanager

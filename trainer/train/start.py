@@ -84,7 +84,7 @@ async def _training(
     serving = placed.serving(settings.serving)
     if placed.fraction is not None:
         told(str(placed))  # Before the server starts: where it does not, that is what one wants to know.
-    engine = await stack.enter_async_context(job.engine(folder.path, policy.reader.finds, told, serving))
+    engine = await stack.enter_async_context(job.engine(folder.path, policy, told, serving))
     if engine.version != step:
         await engine.publish(policy.weights, step)
     told(f"rollouts are written by the {engine.capabilities.name} engine")

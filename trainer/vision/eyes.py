@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gateway.media import MediaError
 from gateway.media.picture import Picture as Pixels
-from gateway.media.picture import opaque, opened
+from gateway.media.picture import opaque, opened, resized
 from gateway.types import Image
 from trainer.vision.family import Family, Grid, family_in
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+SIZES = 8
+"""To which a picture that is all but a line may be brought, each from the one before."""
 KEPT = 2**29
 """Bytes of pixels that are kept at hand."""
 
@@ -60,8 +62,7 @@ class Sight:
 
 
 def seen(image: Image) -> Pixels:
-    """As it is shown to every model and by every engine, whatever its file is like. Raises MediaError for what is no
-    picture."""
+    """As it is, whatever its file is like. Raises MediaError for what is no picture."""
     return opaque(opened(image.data))
 
 
@@ -87,6 +88,17 @@ class Eyes:
             return cls(family, family.processor(folder))
         except Exception as error:  # boundary: whatever a broken file makes the loader raise
             raise SightError(f"{folder}: no image processor ({error}); copy preprocessor_config.json there") from error
+
+    def shown(self, image: Image) -> Pixels:
+        """At a size that this model takes, by whatever engine: a processor that had to change it would have pixels
+        of its own. Raises SightError as `look` does."""
+        try:
+            picture = seen(image)
+            return resized(picture, self._sides(picture.size))
+        except MediaError as error:
+            raise SightError(str(error)) from error
+        except ValueError as error:  # as for a picture that is hundreds of times as long as it is wide
+            raise SightError(f"the model cannot be shown it: {error}") from error
 
     def look(self, image: Image) -> Picture:
         """Raises SightError for what is no picture, or is too large to be looked at."""
@@ -119,13 +131,15 @@ class Eyes:
         grids = [(start, picture.grid) for start, picture in pictures]
         return Sight(tuple(wide), tuple(pictures), self.family.places(len(wide), grids))
 
+    def _sides(self, sides: tuple[int, int]) -> tuple[int, int]:
+        for _ in range(SIZES):
+            before, sides = sides, self.family.sides(self._processor, *sides)
+            if sides == before:
+                return sides
+        raise ValueError("its processor brings it to one size after the other")
+
     def _made(self, image: Image, digest: str) -> Picture:
-        try:
-            made = self._processor.preprocess(images=[seen(image)], return_tensors="pt")
-        except MediaError as error:
-            raise SightError(str(error)) from error
-        except ValueError as error:  # as for a picture that is hundreds of times as long as it is wide
-            raise SightError(f"the model cannot be shown it: {error}") from error
+        made = self._processor.preprocess(images=[self.shown(image)], return_tensors="pt")
         self.processed += 1
         time, height, width = (int(side) for side in made["image_grid_thw"][0])
         grid = (time, height, width)

@@ -28,6 +28,8 @@ class Seen(NamedTuple):
 class Family(Protocol):
     image: int
     """The id that stands for a picture; as often as it is wide, where the model sees it."""
+    frame: tuple[int, int]
+    """What stands before and behind a picture."""
     barred: tuple[int, ...]
     """What no policy may write, since it has no picture to give."""
     layout: Layout
@@ -41,6 +43,10 @@ class Family(Protocol):
 
     def processor(self, folder: Path) -> Any:
         """The image processor of transformers, on PIL alone."""
+        ...
+
+    def sides(self, processor: Any, width: int, height: int) -> tuple[int, int]:
+        """To which its processor brings a picture; itself, of one that it takes as it is. Raises ValueError."""
         ...
 
     def width(self, grid: Grid) -> int:

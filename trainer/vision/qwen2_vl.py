@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from trainer.vision.family import Grid, Layout, Seen
 
+BOUNDS = ("shortest_edge", "longest_edge")
+"""Of all pixels, whatever they are called."""
 BARRED = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
 
@@ -24,12 +26,20 @@ class Qwen2VL:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.image: int = config["image_token_id"]
         self.barred = tuple(int(config[name]) for name in BARRED if config.get(name) is not None)
+        self.frame = int(config["vision_start_token_id"]), int(config["vision_end_token_id"])
         self._merge: int = config["vision_config"]["spatial_merge_size"]
 
     def processor(self, folder: Path) -> Any:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         return Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
+
+    def sides(self, processor: Any, width: int, height: int) -> tuple[int, int]:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        factor, least, most = processor.patch_size * self._merge, *(processor.size[name] for name in BOUNDS)
+        sides = smart_resize(height, width, factor, least, most)[::-1]
+        return (int(sides[0]), int(sides[1]))
 
     def width(self, grid: Grid) -> int:
         time, height, width = grid

@@ -25,6 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.own import Finds, Own
 from trainer.engine.sglang.publish.tensors import ByTensors
 
 VOCABULARY = 40
@@ -59,6 +60,8 @@ class Fake:
     """Tells logprobs of temperature 1."""
     sees: tuple[int, ...] = ()
     """How wide images are, one after the other; without any it sees none."""
+    blur: float = 0.0
+    """Nats, by which it finds what follows an image otherwise."""
     url: str = ""
     weights: dict[str, torch.Tensor] = field(default_factory=lambda: weights(0))
     version: str = "default"
@@ -176,7 +179,8 @@ class Fake:
         self.named.discard(rid)
         self.cached.setdefault(body.get("extra_key"), []).append(tuple(ids[: len(ids) - bool(pairs)]))
         read = [[None, ids[0], None]]
-        read += [[value, token, None] for value, token in zip(reads(self.weights)(ids), ids[1:], strict=True)]
+        off = self.blur if body.get("image_data") else 0.0
+        read += [[value + off, token, None] for value, token in zip(reads(self.weights)(ids), ids[1:], strict=True)]
         meta = {
             "finish_reason": end,
             "prompt_tokens": len(body["input_ids"])
@@ -337,8 +341,8 @@ async def hosting(app: Starlette) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def opened(*fakes: Fake, **more: object) -> AsyncIterator[SGLangEngine]:
-    async with serving(*fakes) as urls, SGLangEngine(urls, ByTensors(), **more) as engine:  # type: ignore[arg-type]
+async def opened(*fakes: Fake, finds: Finds | None = None, **more: bool) -> AsyncIterator[SGLangEngine]:
+    async with serving(*fakes) as urls, SGLangEngine(urls, ByTensors(), own=Own(finds), **more) as engine:
         with anyio.fail_after(30):
             yield engine
 

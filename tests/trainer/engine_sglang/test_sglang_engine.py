@@ -20,8 +20,8 @@ from gateway.types import Image
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
 from tests.trainer.vision.seeing import odd_pictures, picture
 from trainer.engine.base import EngineError, Sampling, Written
-from trainer.engine.sglang import prints
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.prints import Prints
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.wire import Gone
 from trainer.vision.eyes import seen
@@ -275,9 +275,9 @@ async def test_a_picture_is_made_ready_to_be_sent_once_for_all_siblings_and_turn
         from_thread.run(anyio.wait_all_tasks_blocked)  # All siblings have asked by then.
         return seen(image)
 
-    monkeypatch.setattr(prints, "seen", noted)
     one, other = odd_pictures()["RGBA"], odd_pictures()["turned"]
     async with opened(Fake(sees=(4, 4))) as engine:
+        monkeypatch.setattr(engine, "_prints", Prints(noted))
         async with anyio.create_task_group() as tasks:
             for _ in range(8):
                 tasks.start_soon(partial(engine.generate, IDS, Sampling(max_tokens=1), images=(one,)))

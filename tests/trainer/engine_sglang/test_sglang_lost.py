@@ -14,6 +14,7 @@ from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import pulse, replica
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.memory import REMEDY
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.engine.sglang.server import Server
 from trainer.engine.sglang.wire import Gone
@@ -74,7 +75,7 @@ async def test_a_server_of_ours_that_is_lost_before_it_was_asked_what_it_is_is_s
     fake = Fake()
     async with serving(fake):
         fake.break_down()
-        async with SGLangEngine([Own(fake, tmp_path)], ByTensors()) as engine:
+        async with SGLangEngine([Ours(fake, tmp_path)], ByTensors()) as engine:
             assert len((await engine.generate(IDS, Sampling(max_tokens=2))).ids) == 2
 
 
@@ -84,8 +85,8 @@ async def test_a_server_of_ours_that_is_killed_again_while_it_takes_in_weights_c
     fake = Fake()
     broken = {"/update_weights_from_tensor": JSONResponse({"detail": "killed"}, 500)}
     async with serving(fake):
-        own = Own(fake, tmp_path)
-        async with SGLangEngine([own], ByTensors(), finds=reads(weights(1))) as engine:
+        own = Ours(fake, tmp_path)
+        async with SGLangEngine([own], ByTensors(), own=Own(reads(weights(1)))) as engine:
             await engine.publish(weights(1), 1)
             fake.break_down()
             own.alive, own.then = False, [lambda: fake.fails.update(broken)]
@@ -94,7 +95,7 @@ async def test_a_server_of_ours_that_is_killed_again_while_it_takes_in_weights_c
     assert written.version == 1 and fake.version == "1" and own.starts == 2
 
 
-class Own(Server):
+class Ours(Server):
     """One of ours, and it is as it says; `then` comes right after a start."""
 
     alive = True

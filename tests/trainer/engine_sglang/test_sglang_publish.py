@@ -17,6 +17,7 @@ from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, rea
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.agree import agreed
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.disk import ByDisk
 from trainer.engine.sglang.publish.group import here
 from trainer.engine.sglang.publish.tensors import flattened
@@ -42,7 +43,7 @@ async def test_weights_by_disk_leave_nothing_there(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "shared").mkdir()
     way = ByDisk(tmp_path / "model", tmp_path / "shared")
-    async with serving(fake) as urls, SGLangEngine(urls, way, finds=reads(new)) as engine:
+    async with serving(fake) as urls, SGLangEngine(urls, way, own=Own(reads(new))) as engine:
         await engine.publish(new, 1)
     assert fake.weights[NAME].equal(new[NAME])
     assert list((tmp_path / "shared").iterdir()) == []

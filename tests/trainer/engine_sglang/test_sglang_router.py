@@ -19,6 +19,7 @@ from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, hosting, re
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import engine as engines
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.tensors import ByTensors
 
 
@@ -47,7 +48,7 @@ class Turns:
 async def routed(*fakes: Fake) -> AsyncIterator[tuple[SGLangEngine, Turns]]:
     async with serving(*fakes) as urls:
         router = Turns(*urls)
-        async with hosting(router.app()) as url, SGLangEngine([url], ByTensors(), finds=reads(weights(1))) as engine:
+        async with hosting(router.app()) as url, SGLangEngine([url], ByTensors(), own=Own(reads(weights(1)))) as engine:
             with anyio.fail_after(30):
                 await engine.publish(weights(1), 1)
                 yield engine, router

@@ -16,6 +16,7 @@ from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, serv
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica
 from trainer.engine.sglang.engine import SGLangEngine
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish import group
 from trainer.engine.sglang.publish.disk import ByDisk
 from trainer.engine.sglang.publish.group import ByGroup
@@ -60,7 +61,7 @@ async def test_a_process_group_that_breaks_is_made_anew(monkeypatch: pytest.Monk
         return whole(*given, **more)
 
     monkeypatch.setattr(group.dist, "broadcast", breaks)
-    async with serving(*fakes) as urls, SGLangEngine(urls, ByGroup(), finds=reads(weights(1))) as engine:
+    async with serving(*fakes) as urls, SGLangEngine(urls, ByGroup(), own=Own(reads(weights(1)))) as engine:
         with anyio.fail_after(30):
             await engine.publish(weights(1), 1)
     assert broken and all(fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)

@@ -33,7 +33,7 @@ TEXT: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
 }
 EYES: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
+    "qwen2_vl": {"in_chans": 3, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
     "qwen2_5_vl": {
         "hidden_size": 32,
         "out_hidden_size": 32,
@@ -63,7 +63,7 @@ def seeing_model(
     names = made.tokens.control
     text = dict(TEXT, vocab_size=max(names.values()) + 1, eos_token_id=names["<|im_end|>"])
     if kind == "qwen3_vl":
-        text["head_dim"] = 8
+        text |= {"head_dim": 8, "rope_parameters": TEXT["rope_parameters"] | {"mrope_interleaved": True}}
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         kind,

@@ -1,37 +1,18 @@
-"""An engine that was given weights must find a prompt as likely as the trainer does: otherwise it has others."""
+"""An engine that was given weights must find a probe as likely as the trainer does: otherwise it has others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import inf, isfinite, nan
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 
 from trainer.engine.base import EXACT, Agreement, EngineError
-from trainer.engine.sglang.wire import Wire
 
-Finds = Callable[[Sequence[int]], Sequence[float]]
-"""How likely the trainer's model finds each id but the first, given those before it: logprobs at temperature 1."""
-PROMPT = tuple(range(2, 34))
-"""Any will do, if every vocabulary has it: other weights find it otherwise."""
 FAR: Mapping[str, float] = {"float32": 0.01}
 """Nats, that rounding alone never makes."""
 FAR_ROUNDED = 0.5
 """Of other types of numbers."""
 CLEAR = 4.0
 """Times as far as a server is from the weights before, must the trainer be from them: nearer, it may be rounding."""
-SCORE_S = 60.0
-
-
-async def finding(wire: Wire) -> list[float]:
-    """By a server, of the prompt. In rollouts logprobs of a prompt are never asked for."""
-    asked = {
-        "input_ids": PROMPT,
-        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-        "return_logprob": True,
-        "logprob_start_len": 0,
-    }
-    answer = await wire.post("/generate", asked, within=SCORE_S)
-    told = answer["meta_info"]["input_token_logprobs"][1:]
-    return [nan if pair[0] is None else float(pair[0]) for pair in told]  # JSON has no word for it.
 
 
 def agreement(server: Sequence[float], trainer: Sequence[float]) -> Agreement:

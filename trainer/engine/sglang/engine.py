@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import anyio
+from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.types import Image
 from trainer.engine.base import Agreement, Capabilities, EngineError, Sampling, Written
-from trainer.engine.sglang.agree import Finds
 from trainer.engine.sglang.check import check, labelled
 from trainer.engine.sglang.kept import Kept
 from trainer.engine.sglang.lend import CACHE, WEIGHTS, lend, regain
+from trainer.engine.sglang.own import NOTHING, Own
 from trainer.engine.sglang.prints import Prints
 from trainer.engine.sglang.probe import probed
-from trainer.engine.sglang.publish.way import Way
+from trainer.engine.sglang.publish.way import Way, distinct
 from trainer.engine.sglang.pulse import pulse
 from trainer.engine.sglang.replica import ABORT_S, Replica, somebody
 from trainer.engine.sglang.router import behind
@@ -42,8 +43,7 @@ SETTLE_S = 10.0
 
 
 class SGLangEngine:
-    """`servers` are addresses of servers that run, or of a router, or servers to be started; `finds` is the trainer's
-    own reading.
+    """`servers` are addresses of servers that run, or of a router, or servers to be started.
 
     With `in_place`, what is being written while weights are published goes on with what it has read under the earlier
     ones; otherwise it reads it again. With `lends`, they have been started so that they can give memory away. With
@@ -55,14 +55,15 @@ class SGLangEngine:
         servers: Sequence[str | Server],
         way: Way,
         *,
-        finds: Finds | None = None,
+        own: Own = NOTHING,
         in_place: bool = False,
         lends: bool = False,
         flows: bool = False,
     ) -> None:
         self._lends, self._flows, self._mode = lends, flows, "in_place" if in_place else "retract"
-        self._servers, self._way, self._kept = servers, way, Kept(finds)
-        self._stack, self._prints = AsyncExitStack(), Prints()
+        self._servers, self._way, self._kept = servers, way, Kept(own)
+        self._stack, self._filed = AsyncExitStack(), own.filed
+        self._prints = Prints(own.eyes.shown) if own.eyes else Prints()
         self.replicas: list[Replica] = []
         self.router: Replica | None = None
         """Where it is what all is written through."""
@@ -209,8 +210,7 @@ class SGLangEngine:
                         raise
             log.warning("SGLang at %s is back", replica.url)
         except (EngineError, TimeoutError, RuntimeError, OSError) as error:
-            told = f"SGLang at {replica.url} could not be had back: {type(error).__name__}: {error}"
-            replica.error = error if isinstance(error, EngineError) else EngineError(told)
+            replica.error = replica.why(error)
         finally:
             replica.mended.set()
 
@@ -254,7 +254,7 @@ class SGLangEngine:
         """Where a server's version or its logprobs are not those of what was published, the error ends the run."""
         async with self._alone:
             with self._kept.changing():
-                await self._replaced(weights, version)
+                await self._replaced(await to_thread.run_sync(self._filed, dict(distinct(weights))), version)
         for replica in (*self.replicas, *self._writers):
             if not replica.up and replica.mended.is_set():
                 replica.up = True

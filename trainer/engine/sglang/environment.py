@@ -17,6 +17,9 @@ MADE = ".sglang/bin/python"
 """By `make sglang`, in the folder one works in or in that of the source."""
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Would lead that Python to our packages."""
+SIGHT = "SGLANG_VLM_CACHE_SIZE_MB"
+"""Of what was seen of pictures: SGLang finds it again by the picture alone, also under new weights."""
+CHOSEN: Mapping[str, str] = {SIGHT: "0"}
 
 
 def python() -> Path:
@@ -35,8 +38,10 @@ def python() -> Path:
 
 
 def environment() -> Mapping[str, str]:
+    """Whoever sets a variable of SGLang's has the last word."""
     own = {"PYTHONPATH": os.environ[PATH]} if os.environ.get(PATH) else {}
-    return {name: value for name, value in os.environ.items() if name not in OURS} | own
+    given = {name: value for name, value in os.environ.items() if name not in OURS}
+    return {**CHOSEN, **given, **own}
 
 
 def _places() -> tuple[Path, ...]:

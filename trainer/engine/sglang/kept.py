@@ -11,7 +11,9 @@ from anyio import to_thread
 from torch import Tensor
 
 from trainer.engine.base import Agreement, EngineError
-from trainer.engine.sglang.agree import PROMPT, Finds, agreed, finding
+from trainer.engine.sglang.agree import agreed
+from trainer.engine.sglang.finding import finding, found, probes
+from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.way import distinct
 from trainer.engine.sglang.replica import Replica
 
@@ -22,15 +24,15 @@ class Kept:
     """A trainer that learns while rollouts are written moves the weights that it published, in place. So a copy is
     kept, in the memory of the CPU: as many bytes as the weights have, since any server may come back at any time."""
 
-    def __init__(self, finds: Finds | None) -> None:
+    def __init__(self, own: Own) -> None:
         self.version = UNPUBLISHED
         self.weights: dict[str, Tensor] = {}
         self.agreement: Agreement | None = None
         """Between the servers and the trainer, when weights were last published; the worst of all."""
-        self._finds = finds
-        self._found: Sequence[float] | None = None
-        """By the trainer, of these weights: what it reads later is of others."""
-        self._before: Sequence[float] | None = None
+        self._finds, self._probes = own.finds, probes(own.eyes)
+        self._found: Sequence[Sequence[float]] = ()
+        """By the trainer, of each probe, of these weights: what it reads later is of others."""
+        self._before: Sequence[Sequence[float]] = ()
         """Of the weights before these."""
         self._steady = anyio.Event()
         self._steady.set()
@@ -52,8 +54,8 @@ class Kept:
     async def take(self, weights: Mapping[str, Tensor], version: int) -> None:
         """While nobody moves them."""
         await to_thread.run_sync(self._copy, distinct(weights))
-        found = await to_thread.run_sync(self._finds, PROMPT) if self._finds else None
-        self._before, self._found, self.agreement, self.version = self._found, found, None, version
+        own = await to_thread.run_sync(self._own)
+        self._before, self._found, self.agreement, self.version = self._found, own, None, version
 
     def _copy(self, given: Sequence[tuple[str, Tensor]]) -> None:
         """Over the copy that there is, where it has room: two of them would be needed at once otherwise."""
@@ -68,11 +70,18 @@ class Kept:
         """Raises where it has other weights, or tells another version."""
         if (version := await replica.version()) != self.version:
             raise EngineError(f"SGLang at {replica.url} has weights {version} where {self.version} were published")
-        if self._found is None:
-            return
-        found = agreed(replica.url, await finding(replica.wire), self._found, self._before, replica.facts.dtype)
-        if self.agreement is None or self.agreement.most < found.most:
-            self.agreement = found
+        for place, own in enumerate(self._found):
+            probe, before = self._probes[place], self._before[place] if self._before else None
+            its = await finding(replica.wire, probe)
+            try:
+                one = agreed(replica.url, its, own, before, replica.facts.dtype)
+            except EngineError as error:
+                raise EngineError(f"{error}{probe.remedy}") from error
+            if self.agreement is None or self.agreement.most < one.most:
+                self.agreement = one
+
+    def _own(self) -> list[Sequence[float]]:
+        return [found(self._finds, probe) for probe in self._probes] if self._finds else []
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.engine.base import EngineError
+from trainer.engine.sglang.environment import SIGHT
 from trainer.engine.sglang.server import Server
 from trainer.engine.sglang.wire import Gone, Refused, Wire
 
@@ -53,6 +54,8 @@ class Facts:
     """Logprobs are those of the temperature that is sampled with."""
     spans: bool
     """Of each id of a turn it tells which weights wrote it."""
+    ours: bool = False
+    """It was started by us, as it should be."""
 
     @property
     def name(self) -> str:
@@ -61,6 +64,11 @@ class Facts:
     @property
     def notes(self) -> tuple[str, ...]:
         notes = []
+        if self.images and not self.ours:
+            notes.append(
+                "keeps what was seen of a picture for later weights, unless it was started with"
+                f" {SIGHT}=0: start it so where the eyes are trained (`update.vision`)"
+            )
         if not self.seeded:
             notes.append("samples without seeds: no run of it is repeated to the bit")
         if number(self.release) > NEWEST:
@@ -72,7 +80,7 @@ async def probed(wire: Wire, ours: Server | None = None) -> Facts:
     """One of ours that is lost while it is asked is started again."""
     for start in range(STARTS):
         try:
-            return await probe(wire)
+            return replace(await probe(wire), ours=ours is not None)
         except Gone:
             if ours is None or start == STARTS - 1:
                 raise

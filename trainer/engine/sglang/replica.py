@@ -197,6 +197,13 @@ class Replica:
         else:
             await self.wire.post("/continue_generation", {})  # Whoever paused it may be dead.
 
+    def why(self, error: Exception) -> EngineError:
+        """It could not be had back. Of one of ours that ends again and again, its own words say more."""
+        told = f"could not be had back: {type(error).__name__}: {error}"
+        if self.server is not None and isinstance(error, Gone):
+            return self.server.fault(told)
+        return error if isinstance(error, EngineError) else EngineError(f"SGLang at {self.url} {told}")
+
     async def version(self) -> int:
         return numbered((await self.wire.get("/model_info"))["weight_version"])
 

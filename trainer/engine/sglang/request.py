@@ -24,9 +24,12 @@ def asked(ids: Sequence[int], sampling: Sampling, rid: str, cache: str, images: 
         "rid": rid,
         "extra_key": cache,
     }
-    if images:
-        body["image_data"] = [f"data:{image.mime};base64,{base64.b64encode(image.data).decode()}" for image in images]
-    return body
+    return body | pictured(images)
+
+
+def pictured(images: Sequence[Image]) -> dict[str, Any]:
+    told = [f"data:{image.mime};base64,{base64.b64encode(image.data).decode()}" for image in images]
+    return {"image_data": told} if told else {}
 
 
 def _params(sampling: Sampling) -> dict[str, Any]:
