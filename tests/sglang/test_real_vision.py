@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 import torch
+import yaml
 
 from gateway.types import Image
 from tests.sglang.policy import way_of
@@ -23,6 +26,8 @@ from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.template import Template
 
+ROOT = Path(__file__).parents[2]
+SMALL = {"prompts": 8, "evaluation": {"every": 1, "few": 4, "rows": 8, "after": False}, "checkpoint": {"every": 1}}
 OPTIONS = Options(context=512, tokens=16384, device="cpu", tokenizer=True)
 SHOWN = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}]
 PICTURES = [picture(1, 60, 50), picture(2, 90, 47)]
@@ -94,3 +99,18 @@ async def test_who_keeps_what_was_seen_by_earlier_weights_writes_nothing(
         moved(server.policy)
         with pytest.raises(EngineError, match=rf"has other weights than were published.*{SIGHT}=0"):
             await server.engine.publish(server.policy.weights, 1)
+
+
+async def test_a_job_with_pictures_learns_to_see_on_it(tmp_path: Path) -> None:
+    """Eyes and words move with every step, and the server has them before the next."""
+    job = yaml.safe_load((ROOT / "trainer" / "jobs" / "sight.yaml").read_text())
+    (tmp_path / "small.yaml").write_text(json.dumps(job | SMALL))
+    run = tmp_path / "run"
+    words = ["--config", str(tmp_path / "small.yaml"), "--engine", "sglang", "--steps", "3", "--out", str(run)]
+    with anyio.fail_after(540):
+        done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["rollout/lost"] for step in steps[1:]] == [0, 0, 0]
+    assert all(step["agreement/max"] <= EXACT for step in steps[1:])
+    assert all(step["mismatch/max"] <= EXACT for step in steps[1:] if step["groups/teaching"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class Sight:
     """Ids below 0 are places in the images, counted down from the first of the first: see `trainer.learn.batch`."""
 
     def __init__(self, model: PreTrainedModel, eyes: Eyes, images: Sequence[Image]) -> None:
-        self._model, self._family = model, eyes.family
+        self._model, self._eyes, self._images, self._family = model, eyes, images, eyes.family
         self._pictures: list[Picture] = [eyes.look(image) for image in images]
         self._begun: dict[int, Picture] = {}
         """By the id of its first place."""
@@ -34,12 +34,9 @@ class Sight:
 
     def wide(self, ids: Sequence[int]) -> list[int]:
         """Ids that have one place for each of the images, with all of their places."""
-        begun = iter(self._begun.items())
-        wide: list[int] = []
-        for token in ids:
-            first, picture = next(begun) if token == self._family.image else (token, None)
-            wide += range(first, first - picture.width, -1) if picture else [first]
-        return wide
+        free = count(-1, -1)
+        shown = self._eyes.sight(ids, self._images).ids
+        return [next(free) if token < 0 or token == self._family.image else token for token in shown]
 
     def together(self, ids_U: Tensor, places_3U: Tensor) -> dict[str, Any]:
         """For the part that reads, whatever stands in a row with whatever."""

@@ -18,7 +18,7 @@ from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.vision.eyes import seen
 
-EYES: Any = SimpleNamespace(family=SimpleNamespace(image=39, frame=(37, 38)), shown=seen)
+EYES: Any = SimpleNamespace(family=SimpleNamespace(image=39, frame=(37, 38), barred=(5, 37, 38, 39)), shown=seen)
 
 
 async def test_the_probe_of_eyes_is_a_picture_at_its_place_and_what_follows_is_compared() -> None:
@@ -32,8 +32,8 @@ async def test_the_probe_of_eyes_is_a_picture_at_its_place_and_what_follows_is_c
     async with serving(fake) as urls, SGLangEngine(urls, ByTensors(), own=Own(finds, eyes=EYES)) as engine:
         await engine.publish(weights(1), 1)
         assert engine.agreement is not None and engine.agreement.exact
-    (_, none), (ids, (image,)) = asked
-    assert not none and ids[16:19] == (37, 39, 38)
+    (words, none), (ids, (image,)) = asked
+    assert not none and ids[16:19] == (37, 39, 38) and 5 not in words and (*ids[:16], *ids[19:]) == tuple(words)
     (body,) = [body for body in fake.bodies("/generate") if body.get("image_data")]
     assert tuple(body["input_ids"]) == ids and of_data_uri(body["image_data"][0]) == image
 

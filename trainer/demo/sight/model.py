@@ -44,7 +44,12 @@ EYES = {
 WORDS = {
     **demo.SHAPE,
     "max_position_embeddings": 512,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
     "pad_token_id": None,
 }
 PROCESSOR = {

@@ -38,12 +38,13 @@ class Probe:
 
 def probes(eyes: Eyes | None) -> tuple[Probe, ...]:
     """Ids alone tell nothing of the part of a model that sees."""
-    text = Probe(PROMPT, len(PROMPT) - 1)
     if eyes is None:
-        return (text,)
-    before, behind = eyes.family.frame
-    ids = (*PROMPT[:AFTER], before, eyes.family.image, behind, *PROMPT[AFTER:])
-    return text, Probe(ids, len(PROMPT) - AFTER, (_picture(eyes),))
+        return (Probe(PROMPT, len(PROMPT) - 1),)
+    family = eyes.family
+    words = tuple(token for token in range(PROMPT[0], len(PROMPT) + 99) if token not in family.barred)[: len(PROMPT)]
+    before, behind = family.frame
+    ids = (*words[:AFTER], before, family.image, behind, *words[AFTER:])
+    return Probe(words, len(words) - 1), Probe(ids, len(words) - AFTER, (_picture(eyes),))
 
 
 def _picture(eyes: Eyes) -> Image:
