@@ -109,7 +109,7 @@ class Bench:
         """What all the rest stands on: SGLang starts, takes the trainer's weights, and finds a prompt as likely."""
         model = build(self.folder / "gate")
         policy = Policy.load(model, UpdateSettings())
-        own = Own(policy.finds, policy.filed)
+        own = Own(policy.finds, policy.filed, policy.eyes)
         async with SGLangEngine([self.server(model, "gate")], ByTensors(), own=own) as engine:
             await engine.publish(policy.weights, 1)
             agreement = engine.agreement

@@ -147,7 +147,7 @@ async def worked(server: Server, model: Path, shape: Shape, cuda: bool) -> dict[
     """Rollouts, the same without tools, updates, and each way to publish; in the order in which a step has them."""
     server.options = replace(server.options, more=(*server.options.more, *(BESIDE if cuda else ())))
     policy = await to_thread.run_sync(Policy.load, model, UpdateSettings(lr=1e-6))
-    async with SGLangEngine([server], ByTensors(), own=Own(policy.finds, policy.filed)) as engine:
+    async with SGLangEngine([server], ByTensors(), own=Own(policy.finds, policy.filed, policy.eyes)) as engine:
         await engine.publish(policy.weights, 1)
         await rolled(engine, replace(shape, groups=1), "warm")
         with Idle() as rolling:
@@ -269,7 +269,7 @@ def updated(learner: Learner, groups: Sequence[Group]) -> tuple[dict[str, float]
 
 async def published(url: str, way: Way, policy: Policy) -> float:
     """Seconds, of the second time: the first makes what is needed for it."""
-    async with SGLangEngine([url], way, own=Own(policy.finds, policy.filed)) as engine:
+    async with SGLangEngine([url], way, own=Own(policy.finds, policy.filed, policy.eyes)) as engine:
         await engine.publish(policy.weights, 1)
         began = time.perf_counter()
         await engine.publish(policy.weights, 2)

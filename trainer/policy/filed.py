@@ -11,7 +11,8 @@ from transformers.core_model_loading import revert_weight_conversion
 
 
 def filed(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Each weight once: of those that are tied, one name is left, and it must be that which files have."""
+    """What is copied for it, as experts that lie in one tensor are, is on the device of the weights. Of those that are
+    tied, one is to be given: the order is another one afterwards."""
     with torch.no_grad():
         made: Mapping[str, Tensor] = revert_weight_conversion(model, dict(weights))
     return made

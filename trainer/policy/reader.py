@@ -102,12 +102,13 @@ class Reader:
 
     def finds(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
         """Of each id but the first, as the weights are: what an engine is held against that has them too. Each place in
-        an image is one as well."""
+        an image is one as well, of which nothing is told: 0."""
         sight = self._sight(images)
         ids_T = torch.tensor(sight.wide(ids) if sight else ids, device=self.model.device)
         how = self._each if self.note else self._shared
         with torch.no_grad():
-            read = how(ids_T, torch.zeros_like(ids_T), places(torch.zeros_like(ids_T)) > 0, 1.0, images)
+            among_T = (places(torch.zeros_like(ids_T)) > 0) & (ids_T >= 0)
+            read = how(ids_T, torch.zeros_like(ids_T), among_T, 1.0, images)
         return read.logprobs_T[1:].tolist()
 
     def hidden(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> Hidden:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIZES = 8
-"""To which a picture that is all but a line may be brought, each from the one before."""
+"""That a processor may bring one after the other to the next; with narrow bounds it goes on without end."""
 KEPT = 2**29
 """Bytes of pixels that are kept at hand."""
 
@@ -91,7 +92,7 @@ class Eyes:
 
     def shown(self, image: Image) -> Pixels:
         """At a size that this model takes, by whatever engine: a processor that had to change it would have pixels
-        of its own. Raises SightError as `look` does."""
+        of its own; where there is such a size. Raises SightError as `look` does."""
         try:
             picture = seen(image)
             return resized(picture, self._sides(picture.size))
@@ -131,12 +132,15 @@ class Eyes:
         grids = [(start, picture.grid) for start, picture in pictures]
         return Sight(tuple(wide), tuple(pictures), self.family.places(len(wide), grids))
 
-    def _sides(self, sides: tuple[int, int]) -> tuple[int, int]:
-        for _ in range(SIZES):
-            before, sides = sides, self.family.sides(self._processor, *sides)
-            if sides == before:
-                return sides
-        raise ValueError("its processor brings it to one size after the other")
+    def _sides(self, given: tuple[int, int]) -> tuple[int, int]:
+        """As they are, where its processor would not leave them whatever they were: it takes what comes, then."""
+        sides = self.family.sides(self._processor, *given)
+        with suppress(ValueError):
+            for _ in range(SIZES):
+                before, sides = sides, self.family.sides(self._processor, *sides)
+                if sides == before:
+                    return sides
+        return given
 
     def _made(self, image: Image, digest: str) -> Picture:
         made = self._processor.preprocess(images=[self.shown(image)], return_tensors="pt")

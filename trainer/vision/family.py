@@ -28,8 +28,8 @@ class Seen(NamedTuple):
 class Family(Protocol):
     image: int
     """The id that stands for a picture; as often as it is wide, where the model sees it."""
-    frame: tuple[int, int]
-    """What stands before and behind a picture."""
+    frame: tuple[tuple[int, ...], tuple[int, ...]]
+    """What stands before and behind a picture, where anything does."""
     barred: tuple[int, ...]
     """What no policy may write, since it has no picture to give."""
     layout: Layout

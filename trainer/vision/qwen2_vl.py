@@ -25,8 +25,8 @@ class Qwen2VL:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.image: int = config["image_token_id"]
-        self.barred = tuple(int(config[name]) for name in BARRED if config.get(name) is not None)
-        self.frame = int(config["vision_start_token_id"]), int(config["vision_end_token_id"])
+        self.barred = _ids(config, *BARRED)
+        self.frame = _ids(config, "vision_start_token_id"), _ids(config, "vision_end_token_id")
         self._merge: int = config["vision_config"]["spatial_merge_size"]
 
     def processor(self, folder: Path) -> Any:
@@ -60,3 +60,7 @@ class Qwen2VL:
 
     def see(self, eyes: nn.Module, pixels: Tensor, grids: Tensor) -> Seen:
         return Seen(eyes(pixels, grid_thw=grids).pooler_output)
+
+
+def _ids(config: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+    return tuple(int(config[name]) for name in names if config.get(name) is not None)

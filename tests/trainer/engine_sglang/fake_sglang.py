@@ -62,6 +62,8 @@ class Fake:
     """How wide images are, one after the other; without any it sees none."""
     blur: float = 0.0
     """Nats, by which it finds what follows an image otherwise."""
+    encodes_anew: bool = False
+    """Ids that stand beside images are others, once they were text."""
     url: str = ""
     weights: dict[str, torch.Tensor] = field(default_factory=lambda: weights(0))
     version: str = "default"
@@ -180,6 +182,8 @@ class Fake:
         self.cached.setdefault(body.get("extra_key"), []).append(tuple(ids[: len(ids) - bool(pairs)]))
         read = [[None, ids[0], None]]
         off = self.blur if body.get("image_data") else 0.0
+        if self.encodes_anew and body.get("image_data"):
+            ids = [*ids[:-2], ids[-1]]
         read += [[value + off, token, None] for value, token in zip(reads(self.weights)(ids), ids[1:], strict=True)]
         meta = {
             "finish_reason": end,

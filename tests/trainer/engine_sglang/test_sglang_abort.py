@@ -98,6 +98,35 @@ async def test_a_turn_is_ended_that_waits_for_a_server_to_come_back() -> None:
     assert ended["t/2"].stop == "length" and ended["t/2"].version == 1
 
 
+async def test_a_turn_is_ended_that_is_written_by_a_server_which_is_held_to_be_lost() -> None:
+    """Another request of its broke; this one goes on."""
+    fake = Fake(hold_at=2)
+    async with writing(fake) as (engine, tasks, ended):
+        tasks.start_soon(write, engine, ended, "t/1", Sampling(max_tokens=5))
+        await until(lambda: fake.writing)
+        fake.break_down()
+        tasks.start_soon(write, engine, ended, "t/2", Sampling(max_tokens=3))
+        await until(lambda: not engine.replicas[0].up)
+        await engine.abort("t/1")
+        assert ended["t/1"].stop == "abort" and len(ended["t/1"].ids) == 2
+        fake.start_anew()
+        await until(lambda: len(ended) == 2)
+    assert ended["t/2"].stop == "length"
+
+
+async def test_all_turns_are_ended_wherever_they_are() -> None:
+    fake = Fake(hold_at=2)
+    async with writing(fake) as (engine, tasks, ended):
+        tasks.start_soon(write, engine, ended, "t/1", Sampling(max_tokens=5))
+        await until(lambda: fake.writing)
+        await engine.pause()
+        tasks.start_soon(write, engine, ended, "t/2", Sampling(max_tokens=3))
+        await until(lambda: engine.replicas[0].load == 2)
+        tasks.start_soon(engine.resume)
+        await engine.abort()
+        assert {key: one.stop for key, one in ended.items()} == {"t/1": "abort", "t/2": "abort"}
+
+
 async def test_a_turn_is_ended_that_waits_for_a_sibling_to_read_what_both_begin_with() -> None:
     fake = Fake()
     async with writing(fake) as (engine, tasks, ended):

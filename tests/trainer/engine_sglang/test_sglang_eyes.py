@@ -18,7 +18,7 @@ from trainer.engine.sglang.own import Own
 from trainer.engine.sglang.publish.tensors import ByTensors
 from trainer.vision.eyes import seen
 
-EYES: Any = SimpleNamespace(family=SimpleNamespace(image=39, frame=(37, 38), barred=(5, 37, 38, 39)), shown=seen)
+EYES: Any = SimpleNamespace(family=SimpleNamespace(image=39, frame=((37,), (38,)), barred=(5, 37, 38, 39)), shown=seen)
 
 
 async def test_the_probe_of_eyes_is_a_picture_at_its_place_and_what_follows_is_compared() -> None:
@@ -44,6 +44,22 @@ async def test_a_server_that_sees_otherwise_than_the_trainer_is_told_with_what_t
     async with serving(fake) as urls, SGLangEngine(urls, ByTensors(), own=own) as engine:
         with pytest.raises(EngineError, match=rf"by up to 0.05 nats; it reads as the trainer does.*{SIGHT}=0"):
             await engine.publish(weights(1), 1)
+
+
+async def test_a_server_that_encodes_anew_what_stands_beside_a_picture_is_told() -> None:
+    own = Own(lambda ids, *_: reads(weights(1))(ids), eyes=EYES)
+    async with serving(Fake(sees=(4,), encodes_anew=True)) as urls, SGLangEngine(urls, ByTensors(), own=own) as engine:
+        with pytest.raises(EngineError, match="reads other ids than it was given, beside a picture"):
+            await engine.publish(weights(1), 1)
+
+
+async def test_who_is_shown_no_pictures_is_asked_about_none() -> None:
+    """As where a model that sees is served without its tokenizer."""
+    own, fake = Own(lambda ids, *_: reads(weights(1))(ids), eyes=EYES), Fake(blur=1.0)
+    async with serving(fake) as urls, SGLangEngine(urls, ByTensors(), own=own) as engine:
+        await engine.publish(weights(1), 1)
+        assert engine.capabilities.exact and not engine.capabilities.images
+    assert not any(body.get("image_data") for body in fake.bodies("/generate"))
 
 
 async def test_servers_are_given_weights_by_the_names_that_files_have() -> None:

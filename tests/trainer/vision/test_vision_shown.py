@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.media.picture import encoded
-from tests.trainer.vision.seeing import KINDS, picture, seeing_model
+from tests.trainer.vision.seeing import KINDS, PATCH, picture, seeing_model
 from trainer.vision.eyes import Eyes, SightError, seen
 
 SIDES = st.integers(1, 90)
@@ -19,9 +20,8 @@ SIDES = st.integers(1, 90)
 
 @functools.cache
 def eyes(kind: str) -> Eyes:
-    """Of patches as the real ones are, since 4 x 4 pixels are the least that it may take."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Eyes.load(seeing_model(Path(folder), kind, patch=4))
+        made = Eyes.load(seeing_model(Path(folder), kind, patch=PATCH))
     assert made is not None
     return made
 
@@ -33,7 +33,8 @@ def test_what_is_shown_is_left_as_it_is_by_any_processor(kind: str, width: int, 
     shown = eyes(kind).shown(image)
     again = eyes(kind).shown(encoded(shown))
     assert again.size == shown.size and again.tobytes() == shown.tobytes()
-    assert eyes(kind).look(image).pixels.equal(eyes(kind).look(encoded(shown)).pixels)
+    (grid,) = eyes(kind)._processor.preprocess(images=[shown], return_tensors="pt")["image_grid_thw"]
+    assert shown.size == (int(grid[2]) * PATCH, int(grid[1]) * PATCH)
 
 
 @given(width=SIDES, height=SIDES)
@@ -50,3 +51,19 @@ def test_the_pixels_are_those_of_the_models_own_processor(width: int, height: in
 def test_a_picture_with_no_size_that_the_model_takes_is_told() -> None:
     with pytest.raises(SightError, match="the model cannot be shown it"):
         eyes("qwen2_5_vl").shown(picture(0, 2000, 1))
+
+
+@pytest.mark.parametrize("sides", [(640, 480), (32, 20)])
+def test_where_no_size_is_left_as_it_is_the_processor_has_the_picture_as_it_came(
+    sides: tuple[int, int], tmp_path: Path
+) -> None:
+    """As with bounds that leave no room: each size that it finds is brought to another one."""
+    folder = seeing_model(tmp_path, "qwen2_5_vl")
+    told = json.loads((folder / "preprocessor_config.json").read_text())
+    narrow = {"size": {"shortest_edge": 64 * PATCH**2, "longest_edge": 64 * PATCH**2}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(told | narrow))
+    looked = Eyes.load(folder)
+    assert looked is not None
+    image = picture(0, *sides)
+    own = looked._processor.preprocess(images=[seen(image)], return_tensors="pt")
+    assert looked.shown(image).size == sides and looked.look(image).pixels.equal(own["pixel_values"])

@@ -43,7 +43,8 @@ SETTLE_S = 10.0
 
 
 class SGLangEngine:
-    """`servers` are addresses of servers that run, or of a router, or servers to be started.
+    """`servers` are addresses of servers that run, or of a router, or servers to be started; `own` is the
+    trainer's side of them.
 
     With `in_place`, what is being written while weights are published goes on with what it has read under the earlier
     ones; otherwise it reads it again. With `lends`, they have been started so that they can give memory away. With
@@ -167,9 +168,9 @@ class SGLangEngine:
                 return await turn.written(replica, ids, sampling, images, opens)
             except Gone as error:
                 self._lost(replica, error)
-                if tried == TRIES:
+                if tried == TRIES and not turn.aborted:
                     raise replica.error or error from error
-        raise AssertionError("unreachable")
+        return turn.unwritten
 
     def _chosen(self, key: str, group: str) -> Replica:
         up = [place for place, replica in enumerate(self._writers) if replica.up]
@@ -253,8 +254,9 @@ class SGLangEngine:
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Where a server's version or its logprobs are not those of what was published, the error ends the run."""
         async with self._alone:
+            filed = await to_thread.run_sync(self._filed, dict(distinct(weights)))
             with self._kept.changing():
-                await self._replaced(await to_thread.run_sync(self._filed, dict(distinct(weights))), version)
+                await self._replaced(filed, version)
         for replica in (*self.replicas, *self._writers):
             if not replica.up and replica.mended.is_set():
                 replica.up = True
@@ -324,10 +326,7 @@ class SGLangEngine:
         told = [turn for turn in self._turns if not key or turn.key == key]
         for turn in told:
             turn.abort()
-        if self.router:
-            await self.router.abort(key)
-        else:
-            await self._each(lambda replica: replica.abort(key))
+        await together(partial(replica.abort, key) for replica in self._writers)
         with anyio.move_on_after(ABORT_S):
             for turn in told:
                 await turn.over.wait()

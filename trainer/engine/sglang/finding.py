@@ -10,8 +10,10 @@ import torch
 
 from gateway.media.picture import encoded, of_value
 from gateway.types import Image
+from trainer.engine.base import EngineError
 from trainer.engine.sglang.environment import SIGHT
 from trainer.engine.sglang.own import Finds
+from trainer.engine.sglang.probe import NEWEST, told
 from trainer.engine.sglang.request import pictured
 from trainer.engine.sglang.wire import Wire
 from trainer.vision.eyes import Eyes
@@ -21,6 +23,7 @@ PROMPT = tuple(range(2, 34))
 AFTER = 16
 """Ids that follow a picture: how likely they are tells what was seen."""
 SIDE = 64
+"""Of the picture, before it is brought to the size that the model takes."""
 SCORE_S = 60.0
 
 
@@ -43,12 +46,12 @@ def probes(eyes: Eyes | None) -> tuple[Probe, ...]:
     family = eyes.family
     words = tuple(token for token in range(PROMPT[0], len(PROMPT) + 99) if token not in family.barred)[: len(PROMPT)]
     before, behind = family.frame
-    ids = (*words[:AFTER], before, family.image, behind, *words[AFTER:])
+    ids = (*words[:AFTER], *before, family.image, *behind, *words[AFTER:])
     return Probe(words, len(words) - 1), Probe(ids, len(words) - AFTER, (_picture(eyes),))
 
 
 def _picture(eyes: Eyes) -> Image:
-    """Of noise, at a size that any processor leaves as it is."""
+    """Of noise."""
     noise = torch.randint(256, (SIDE, SIDE, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     return encoded(eyes.shown(encoded(of_value(noise))))
 
@@ -67,5 +70,8 @@ async def finding(wire: Wire, probe: Probe) -> list[float]:
         "logprob_start_len": 0,
     }
     answer = await wire.post("/generate", body | pictured(probe.images), within=SCORE_S)
-    told = answer["meta_info"]["input_token_logprobs"][-probe.compared :]
-    return [nan if pair[0] is None else float(pair[0]) for pair in told]  # JSON has no word for it.
+    pairs = answer["meta_info"]["input_token_logprobs"][-probe.compared :]
+    if tuple(pair[1] for pair in pairs) != probe.ids[-probe.compared :]:
+        where = ", beside a picture, as releases did that are older" * bool(probe.images)
+        raise EngineError(f"SGLang at {wire.url} reads other ids than it was given{where}: use {told(NEWEST)}")
+    return [nan if pair[0] is None else float(pair[0]) for pair in pairs]  # JSON has no word for it.

@@ -72,6 +72,8 @@ class Kept:
             raise EngineError(f"SGLang at {replica.url} has weights {version} where {self.version} were published")
         for place, own in enumerate(self._found):
             probe, before = self._probes[place], self._before[place] if self._before else None
+            if probe.images and not replica.facts.images:
+                continue  # It is asked to continue none, either.
             its = await finding(replica.wire, probe)
             try:
                 one = agreed(replica.url, its, own, before, replica.facts.dtype)

@@ -18,8 +18,6 @@ from trainer.vision.eyes import SightError, seen
 
 KEPT = 2**28
 """Bytes of files that are kept at hand: a picture is sent with every turn that comes after it."""
-
-
 Shown = Callable[[Image], Picture]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.engine.base import EngineError
-from trainer.engine.sglang.environment import SIGHT
+from trainer.engine.sglang.environment import SIGHT, environment
 from trainer.engine.sglang.server import Server
 from trainer.engine.sglang.wire import Gone, Refused, Wire
 
@@ -54,8 +54,8 @@ class Facts:
     """Logprobs are those of the temperature that is sampled with."""
     spans: bool
     """Of each id of a turn it tells which weights wrote it."""
-    ours: bool = False
-    """It was started by us, as it should be."""
+    forgets: bool = False
+    """It was started so that it keeps nothing of what it saw of pictures."""
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class Facts:
     @property
     def notes(self) -> tuple[str, ...]:
         notes = []
-        if self.images and not self.ours:
+        if self.images and not self.forgets:
             notes.append(
                 "keeps what was seen of a picture for later weights, unless it was started with"
                 f" {SIGHT}=0: start it so where the eyes are trained (`update.vision`)"
@@ -80,7 +80,7 @@ async def probed(wire: Wire, ours: Server | None = None) -> Facts:
     """One of ours that is lost while it is asked is started again."""
     for start in range(STARTS):
         try:
-            return replace(await probe(wire), ours=ours is not None)
+            return replace(await probe(wire), forgets=ours is not None and environment()[SIGHT] == "0")
         except Gone:
             if ours is None or start == STARTS - 1:
                 raise

@@ -160,7 +160,7 @@ class Replica:
         told = [live for live in self._live.values() if not key or live.key == key]
         for live in told:
             live.aborted = True
-            await self._end(live.rid)
+        await together(partial(self._hung_up, live.rid) for live in told)
         with anyio.move_on_after(ABORT_S):
             for live in told:
                 await live.over.wait()

@@ -55,13 +55,12 @@ def written(answer: Any, asked_ids: int, most: int, images: bool) -> Written:
     """Raises where the answer is of other ids than those that were asked for, which are at most so many."""
     try:
         meta = answer["meta_info"]
-        # Who reads without writing anything is told at times how likely the first id would have been.
-        pairs = (meta.get("output_token_logprobs") or [])[:most]
+        told, stop = tuple(answer["output_ids"]), STOPS[meta["finish_reason"]["type"]]
+        # Who writes nothing is told at times how likely the first id would have been.
+        pairs = (meta.get("output_token_logprobs") or [])[: 0 if stop == "abort" and not told else most]
         ids = tuple(int(pair[1]) for pair in pairs)
-        stop = STOPS[meta["finish_reason"]["type"]]
         read = int(meta["prompt_tokens"]) if "prompt_tokens" in meta else None  # Not where it was aborted in the queue.
         (version, before), cached = _versions(meta, len(ids)), int(meta.get("cached_tokens") or 0)
-        told = tuple(answer["output_ids"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"SGLang answered in a form that we do not know ({type(error).__name__}: {error})") from error
     if told[len(told) - len(ids) :] != ids or len(told) != len(ids):

@@ -27,7 +27,7 @@ def heard(log: Path, since: int) -> str:
 def last(words: str) -> str:
     """Lines for a person: the last ones, after the last error where that is further up."""
     lines = _NOISE.sub("", words).splitlines()[-LINES:]
-    errors = _ERROR.findall(words)
+    errors = [error for error in _ERROR.findall(words) if "CancelledError" not in error]  # Others end over it.
     if errors and errors[-1] not in lines:
         lines = [errors[-1], "...", *lines[-LINES // 2 :]]
     return "\n".join(lines) or "(nothing)"
