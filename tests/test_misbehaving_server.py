@@ -16,7 +16,7 @@ import psutil
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.sse import sse_client
-from mcp_types import REQUEST_TIMEOUT, CallToolResult
+from mcp_types import REQUEST_TIMEOUT, CallToolResult, ListToolsRequest, ListToolsResult
 
 from tests.servers.start import free_port, serving, stdio_command
 
@@ -195,9 +195,10 @@ async def test_a_malformed_listing_is_refused_by_a_strict_client() -> None:
 
 
 async def test_a_listing_nested_too_deeply_is_never_read() -> None:
-    async with connected("stdio", "--bad-tools", "--schema-depth", "400", read_timeout_seconds=1) as client:
+    async with connected("stdio", "--bad-tools", "--schema-depth", "400") as client:
+        listing = ListToolsRequest(method="tools/list")
         with pytest.raises(MCPError) as caught:
-            await client.session.list_tools()
+            await client.session.send_request(listing, ListToolsResult, request_read_timeout_seconds=1)
         assert caught.value.code == REQUEST_TIMEOUT
 
 

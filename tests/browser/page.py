@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from tests.browser.chromium import Chromium, Failed
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39}
 WIDE, NARROW = (1280, 860), (400, 800)
 

@@ -70,21 +70,21 @@ async def test_a_program_that_never_reaches_the_assertion_fails_it(source: str) 
 
 
 @pytest.mark.parametrize(
-    ("source", "reason"),
+    ("source", "wall_s", "reason"),
     [
-        ("while True: pass", "stopped: it "),
-        ("import time; time.sleep(60)", "stopped: it ran longer than 1 s"),
-        ("while True: print('x' * 1000)", "stopped: it printed more than 65536 bytes"),
-        ("import sys\nwhile True: print('x' * 1000, file=sys.stderr)", "stopped: it printed more than"),
-        ("x = bytearray(2**30)", "MemoryError"),
-        ("open('f', 'wb').write(bytes(2**21))", "File"),
-        ("raise ValueError('no')", "ended with status 1: ValueError: no"),
-        ("print(", "SyntaxError"),
-        ("import numpy", "ModuleNotFoundError"),
+        ("while True: pass", 1.0, "stopped: it "),
+        ("import time; time.sleep(60)", 1.0, "stopped: it ran longer than 1 s"),
+        ("while True: print('x' * 1000)", 20.0, "stopped: it printed more than 65536 bytes"),
+        ("import sys\nwhile True: print('x' * 1000, file=sys.stderr)", 20.0, "stopped: it printed more than"),
+        ("x = bytearray(2**30)", 20.0, "MemoryError"),
+        ("open('f', 'wb').write(bytes(2**21))", 20.0, "File"),
+        ("raise ValueError('no')", 20.0, "ended with status 1: ValueError: no"),
+        ("print(", 20.0, "SyntaxError"),
+        ("import numpy", 20.0, "ModuleNotFoundError"),
     ],
 )
-async def test_a_program_beyond_its_limits_fails_with_the_reason(source: str, reason: str) -> None:
-    heard = await judged(source, CASES[:1], wall_s=1.0)
+async def test_a_program_beyond_its_limits_fails_with_the_reason(source: str, wall_s: float, reason: str) -> None:
+    heard = await judged(source, CASES[:1], wall_s=wall_s)
     assert heard.score == 0.0
     assert reason in heard.message
     assert len(heard.message) < 2000

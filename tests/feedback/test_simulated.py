@@ -54,6 +54,7 @@ def chat() -> Iterator[Endpoint]:
     app = Starlette(routes=[Route("/v1/chat/completions", found.__call__, methods=["POST"])])
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
+        listening.listen(128)  # Whoever comes before the server does waits for it.
         found.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listening],))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -29,9 +30,11 @@ def stdio_command(*flags: str) -> tuple[str, list[str]]:
 
 def free_port() -> int:
     """A port nobody listens on now; for a server that comes back at the same place (`--listen-port`)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    atexit.register(held.close)  # Nobody else is given it, and a server may still listen there.
+    return int(held.getsockname()[1])
 
 
 @asynccontextmanager

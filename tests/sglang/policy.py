@@ -62,14 +62,14 @@ async def opened(
             yield engine
 
 
-async def written_on(engine: SGLangEngine, rows: int) -> None:
-    """Until servers write so many rows, and some ids of each, of which they tell where they are asked."""
+async def written_on(engine: SGLangEngine, rows: int, over: Callable[[], bool] = lambda: False) -> None:
+    """Until servers write so many rows, and some ids of each, as they tell where they are asked; or it is over."""
     begun: int | None = None
     with anyio.fail_after(60):
         while True:
             loads = [(await replica.wire.get("/v1/loads"))["loads"][0] for replica in engine.replicas]
             held = sum(load["num_active_tokens"] for load in loads)
-            if begun is not None and held >= begun + 10 * rows:
+            if over() or (begun is not None and held >= begun + 10 * rows):
                 return
             if begun is None and sum(load["num_running_reqs"] for load in loads) >= rows:
                 begun = held

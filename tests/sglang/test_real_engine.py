@@ -109,7 +109,7 @@ async def test_what_is_being_written_goes_on_under_new_weights(
     ended: list[Written] = []
 
     async def write(engine: SGLangEngine, place: int) -> None:
-        ended.append(await engine.generate((*PROMPT, place), Sampling(max_tokens=300, barred=(EOS,)), key=str(place)))
+        ended.append(await engine.generate((*PROMPT, place), Sampling(max_tokens=440, barred=(EOS,)), key=str(place)))
 
     async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
         for place in range(4):
@@ -117,7 +117,7 @@ async def test_what_is_being_written_goes_on_under_new_weights(
         await written_on(engine, 4)
         moved(policy, by=0.01)
         await engine.publish(policy.state_dict(), 1)
-    assert [len(one.ids) for one in ended] == [300] * 4
+    assert [len(one.ids) for one in ended] == [440] * 4
     assert {one.version for one in ended} == {1}
 
 
@@ -127,27 +127,39 @@ async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
     ended: dict[str, Written] = {}
 
     async def write(engine: SGLangEngine, key: str) -> None:
-        ended[key] = await engine.generate(PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key=key)
+        ended[key] = await engine.generate(PROMPT, Sampling(max_tokens=440, barred=(EOS,)), key=key)
 
-    async with opened(server, policy=policy) as engine, anyio.create_task_group() as tasks:
-        for key in ("t/1", "t/10", "t/2"):
-            tasks.start_soon(write, engine, key)
-        await written_on(engine, 3)
-        await engine.abort("t/1")
-        assert set(ended) == {"t/1"} and ended["t/1"].stop == "abort"
-        await engine.pause()
-        await anyio.sleep(1.0)  # the time in which it does not
-        await engine.abort("t/2")
-        assert set(ended) == {"t/1", "t/2"} and ended["t/2"].stop == "abort"
-        await engine.resume()
-    assert len(ended["t/10"].ids) == 400 and 0 < len(ended["t/1"].ids) < 400
+    async def paused(engine: SGLangEngine) -> bool:
+        """Nothing of it, where all was written before it was seen to begin."""
+        ended.clear()
+        async with anyio.create_task_group() as tasks:
+            for key in ("t/1", "t/10", "t/2"):
+                tasks.start_soon(write, engine, key)
+            await written_on(engine, 3, over=lambda: bool(ended))
+            await engine.abort("t/1")
+            await engine.pause()
+            if there := {key: one.stop for key, one in ended.items()} == {"t/1": "abort"}:
+                await anyio.sleep(1.0)  # the time in which it does not
+                assert set(ended) == {"t/1"}
+                await engine.abort("t/2")
+                assert set(ended) == {"t/1", "t/2"} and ended["t/2"].stop == "abort"
+            await engine.resume()
+        return there
+
+    async with opened(server, policy=policy) as engine:
+        for _ in range(5):
+            if await paused(engine):
+                break
+    assert ended["t/2"].stop == "abort"
+    assert len(ended["t/10"].ids) == 440 and 0 < len(ended["t/1"].ids) < 440
     assert off(policy, PROMPT, ended["t/1"]) <= AGREE
 
 
 async def test_who_hangs_up_frees_the_place(server: Server, policy: PreTrainedModel) -> None:
     async with opened(server, policy=policy) as engine:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(engine.generate, PROMPT, Sampling(max_tokens=400, barred=(EOS,)), key="left"))
+            one = Sampling(max_tokens=440, temperature=0, barred=(EOS,))  # Of one request: nothing is taken back.
+            tasks.start_soon(partial(engine.generate, PROMPT, one, key="left"))
             await written_on(engine, 1)
             assert await running(engine) == 1
             tasks.cancel_scope.cancel()

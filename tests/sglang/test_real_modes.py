@@ -38,7 +38,7 @@ async def test_each_token_has_the_version_that_sampled_it_and_that_ones_logprob(
     old = deepcopy(policy)
 
     async def write(engine: SGLangEngine) -> None:
-        ended.append(await engine.generate(PROMPT, Sampling(max_tokens=300, barred=(EOS,)), key="a"))
+        ended.append(await engine.generate(PROMPT, Sampling(max_tokens=440, barred=(EOS,)), key="a"))
 
     async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(write, engine)
@@ -47,7 +47,7 @@ async def test_each_token_has_the_version_that_sampled_it_and_that_ones_logprob(
         await engine.publish(policy.state_dict(), 1)
     (written,) = ended
     first = written.versions.count(0)
-    assert 0 < first < 300 and written.versions == (0,) * first + (1,) * (300 - first)
+    assert 0 < first < 440 and written.versions == (0,) * first + (1,) * (440 - first)
     ids = (*PROMPT, *written.ids)
     by_old, by_new = (finds(one)(ids)[len(PROMPT) - 1 :] for one in (old, policy))
     expected = by_old[:first] + by_new[first:]

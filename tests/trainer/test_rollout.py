@@ -162,7 +162,7 @@ async def test_an_answer_that_does_not_fit_ends_the_rollout_and_takes_no_tokens(
     [
         (RolloutLimits(assistant_turns=2), StopReason.ASSISTANT_TURNS, 2),
         (RolloutLimits(tool_calls=2), StopReason.TOOL_CALLS, 3),
-        (RolloutLimits(wall_s=0.05), StopReason.WALL_TIME, 1),
+        (RolloutLimits(wall_s=1.0), StopReason.WALL_TIME, 1),
     ],
 )
 async def test_each_limit_has_a_stop_reason_of_its_own(limits: RolloutLimits, stop: StopReason, turns: int) -> None:

@@ -148,8 +148,8 @@ async def test_a_server_that_dies_at_its_start_is_told_with_its_last_words_and_i
 @pytest.mark.parametrize("how", ["hangs", "sleeps"])
 async def test_a_server_that_does_not_answer_in_time_is_ended(named: Named, how: str) -> None:
     log = named(how)
-    with anyio.fail_after(60), pytest.raises(EngineError, match="did not answer within 3 s"):
-        async with Server(MODEL, Options(start_s=3), log=log):
+    with anyio.fail_after(60), pytest.raises(EngineError, match="did not answer within 10 s"):
+        async with Server(MODEL, Options(start_s=10), log=log):
             pass
     (started,) = starts(log)
     await eventually(lambda: not any(alive(pid) for pid in started["pids"]))

@@ -22,7 +22,7 @@ from trainer.run.rollout import StopReason
 
 ROOT = Path(__file__).parents[2]
 SCRIPTED = Path(__file__).with_name("scripted_train.py")
-LEAVE_S = 10.0
+LEAVE_S = 30.0
 
 SLOW = '''
 import time

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from gateway.types import ALONE, Outcome, Task, ToolCall, ToolResult
+from gateway.upstream import pool
 from tests.upstream.reach import TRANSPORTS, call, eventually, reached
 
 everywhere = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -101,14 +102,15 @@ async def test_beyond_the_cap_a_rollout_waits_for_its_turn_and_gets_fresh_state(
     assert got == ["1"] * 5
 
 
-async def test_a_wait_beyond_the_callers_deadline_says_what_was_waited_for() -> None:
+async def test_a_wait_beyond_the_callers_deadline_says_what_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_MARGIN_S", 1.0)
     async with (
         reached("stdio", isolation="process", most=1) as server,
         server.open(Task()) as one,
         server.open(Task()) as other,
     ):
         await one.call(COUNT)
-        with anyio.fail_after(0.5):
+        with anyio.fail_after(3):
             result = await other.call(COUNT)
         assert result.outcome is Outcome.UNAVAILABLE
         assert "`most`" in (result.reason or "")
@@ -137,9 +139,10 @@ async def test_a_session_forgotten_by_the_server_is_lost_state_too() -> None:
 async def test_warm_connections_stand_ready_and_are_replaced() -> None:
     async with reached("stdio", isolation="process", warm=2, most=5) as server:
         await eventually(lambda: len([c for c in server.supply.connections if c.usable]) == 2)
+        ready = [c for c in server.supply.connections if c.usable]
         async with server.open(Task()) as session:
-            result = await session.call(COUNT)
-            assert result.text == "1" and result.timing["connect"] < 0.05
+            assert (await session.call(COUNT)).text == "1"
+            assert session._connection in ready  # type: ignore[attr-defined]
             await eventually(lambda: len([c for c in server.supply.connections if c.usable]) == 3)
 
 

@@ -57,11 +57,12 @@ async def test_a_gateway_that_is_cancelled_while_entering_leaves_no_child() -> N
 
 async def test_all_servers_together_start_no_more_children_than_allowed() -> None:
     command, args = stdio_command()
-    config = Server(command=command, args=tuple(args), connect_timeout_s=1)
+    config = Server(command=command, args=tuple(args))
+    hasty = config.model_copy(update={"connect_timeout_s": 1})
     async with (
         Services(children=1) as services,
         McpToolset("one", config, services=services) as one,
-        McpToolset("two", config, services=services) as two,
+        McpToolset("two", hasty, services=services) as two,
     ):
         await eventually(lambda: two.status.state == "down")
         assert one.status.state == "up"

@@ -45,7 +45,8 @@ async def test_what_a_server_that_hangs_was_writing_is_written_by_another() -> N
     assert second.bodies("/generate")[-1]["input_ids"] == list(IDS)
 
 
-async def test_a_server_that_only_takes_long_is_left_to_it() -> None:
+async def test_a_server_that_only_takes_long_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "QUIET_S", 2.0)
     fake, ended = Fake(hold_at=1), []
 
     async def write() -> None:

@@ -124,7 +124,7 @@ async def test_an_async_function_that_hangs_costs_its_rollout_alone(write: Write
         "        await anyio.sleep_forever()\n    return 1\n"
     )
     with anyio.fail_after(20):
-        group = await scored(folder, saying("#### 7", "#### 8"), mine=MINE | {"timeout_s": 0.05})
+        group = await scored(folder, saying("#### 7", "#### 8"), mine=MINE | {"timeout_s": 1})
     assert indices(group) == [0] and "gave nothing within" in reasons(group)[0]
 
 

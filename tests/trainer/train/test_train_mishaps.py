@@ -154,7 +154,8 @@ def calculate(expression: str) -> str:
     calls = Path(sys.argv[1])
     with calls.open("a") as told:
         told.write(".")
-    if calls.stat().st_size == 3:
+    if calls.stat().st_size >= 3 and not Path("died").exists():
+        Path("died").touch()
         os._exit(1)
     return str(eval(expression, {"__builtins__": {}}))
 

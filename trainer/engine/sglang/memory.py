@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_SAID = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory|not enough memory|cudaErrorMemoryAlloc", re.I)
+_SAID = re.compile(
+    r"out of memory|MemoryError|can't allocate memory|not enough memory|bad_alloc|cudaErrorMemoryAlloc", re.I
+)
 REMEDY = (
     "it ran out of memory; give it less to hold (`serving: {options: [--mem-fraction-static, '0.7']}`, on a CPU"
     " `--max-total-tokens`), or less at once (`admission: {writing: 32}`)"
