@@ -100,11 +100,28 @@ async def test_a_full_queue_refuses_at_once_and_says_so() -> None:
     assert [result.outcome for result in results[1:]] == [Outcome.OK, Outcome.OK]
 
 
+class Deaf(Scripted):
+    """Lets go when it is told to, not when nobody waits for it any more."""
+
+    async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
+        with anyio.CancelScope(shield=True):
+            return await super().call(call, context)
+
+
 async def test_a_call_that_never_got_a_place_is_unavailable_and_not_timed_out() -> None:
-    inner = Scripted()
+    inner, results = Deaf(), list[Outcome]()
     inner.go_on = anyio.Event()
-    results = await act(Limited(inner, Limits(at_once=1, timeout_s=0.05)), times=2)
-    assert sorted(result.outcome for result in results) == [Outcome.TIMEOUT, Outcome.UNAVAILABLE]
+    async with Limited(inner, Limits(at_once=1, timeout_s=0.05)).open(Task()) as session:
+
+        async def one() -> None:
+            results.append((await session.call(CALL)).outcome)
+            inner.go_on.set()
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one)
+                tasks.start_soon(one)
+    assert results == [Outcome.UNAVAILABLE, Outcome.OK]
     assert inner.calls == 1 and inner.running == 0
 
 

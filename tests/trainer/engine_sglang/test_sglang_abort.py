@@ -9,7 +9,8 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, opened, until, weights
+from tests.trainer.engine_sglang.asked import opened, until
+from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, weights
 from trainer.engine.base import Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.wire import Wire

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse
 
 from gateway.media.kind import data_uri, of_data_uri
 from gateway.types import Image
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
+from tests.trainer.engine_sglang.asked import opened, serving, until
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.trainer.vision.seeing import odd_pictures, picture
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.engine import SGLangEngine

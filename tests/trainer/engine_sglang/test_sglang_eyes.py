@@ -10,7 +10,8 @@ import pytest
 
 from gateway.media.kind import of_data_uri
 from gateway.types import Image
-from tests.trainer.engine_sglang.fake_sglang import NAME, Fake, reads, serving, weights
+from tests.trainer.engine_sglang.asked import serving
+from tests.trainer.engine_sglang.fake_sglang import NAME, Fake, reads, weights
 from trainer.engine.base import EngineError
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.environment import SIGHT, environment

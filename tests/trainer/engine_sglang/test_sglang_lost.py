@@ -9,7 +9,8 @@ import anyio
 import pytest
 from starlette.responses import JSONResponse
 
-from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, opened, reads, serving, until, weights
+from tests.trainer.engine_sglang.asked import opened, serving, until
+from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, reads, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import pulse, replica
 from trainer.engine.sglang.engine import SGLangEngine

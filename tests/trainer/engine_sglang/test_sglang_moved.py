@@ -11,7 +11,8 @@ import torch
 from anyio.lowlevel import checkpoint
 from torch import Tensor
 
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, VOCABULARY, Fake, opened, reads, serving, until, weights
+from tests.trainer.engine_sglang.asked import opened, serving, until
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, VOCABULARY, Fake, reads, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import replica as replicas
 from trainer.engine.sglang.engine import SGLangEngine

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, opened, reads, serving, until, weights
+from tests.trainer.engine_sglang.asked import opened, serving, until
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang.agree import agreed
 from trainer.engine.sglang.engine import SGLangEngine

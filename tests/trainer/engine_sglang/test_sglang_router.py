@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, hosting, reads, serving, until, weights
+from tests.trainer.engine_sglang.asked import hosting, serving, until
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from trainer.engine.base import EngineError, Sampling, Written
 from trainer.engine.sglang import engine as engines
 from trainer.engine.sglang.engine import SGLangEngine

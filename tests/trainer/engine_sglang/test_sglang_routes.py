@@ -10,7 +10,8 @@ import anyio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.engine_sglang.fake_sglang import Fake, serving
+from tests.trainer.engine_sglang.asked import serving
+from tests.trainer.engine_sglang.fake_sglang import Fake
 from trainer.engine.base import Sampling
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.publish.tensors import ByTensors

@@ -11,8 +11,9 @@ import pytest
 from starlette.responses import JSONResponse
 from torch import Tensor
 
+from tests.trainer.engine_sglang.asked import serving, until
 from tests.trainer.engine_sglang.fake_group import Grouped
-from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, serving, until, weights
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica
 from trainer.engine.sglang.engine import SGLangEngine
