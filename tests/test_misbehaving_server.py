@@ -246,6 +246,7 @@ async def test_serving_ends_the_whole_group_though_it_ignores_requests_to_end() 
         server = int(said(await client.call_tool("pid", {})))
         grandchild = int(said(await client.call_tool("spawn_grandchild", {})))
         psutil.Process(server).terminate()
+        await anyio.sleep(0.3)  # the time in which it would have heard of it
         assert said(await client.call_tool("echo", {"text": "here"})) == "here"
         ended = server, grandchild
     for pid in ended:

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
 from threading import Thread
 
 import uvicorn
@@ -131,6 +132,12 @@ def leave_with_parent() -> None:
     os._exit(0)
 
 
+class Unheeding(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Or SIGTERM would be heard, whatever was said of it before."""
+        return nullcontext()
+
+
 async def serve_web(flags: Flags) -> None:
     listener = socket.create_server(("127.0.0.1", flags.listen_port))
     path = "sse" if flags.transport == "sse" else "mcp"
@@ -138,4 +145,5 @@ async def serve_web(flags: Flags) -> None:
     sys.stdout.flush()
     Thread(target=leave_with_parent, daemon=True).start()
     config = uvicorn.Config(Web(flags).app(), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-    await uvicorn.Server(config).serve(sockets=[listener])
+    server = Unheeding(config) if flags.ignore_term else uvicorn.Server(config)
+    await server.serve(sockets=[listener])

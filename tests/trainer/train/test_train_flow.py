@@ -48,14 +48,27 @@ class Run:
         """Tasks, in order."""
         return list(dict.fromkeys(key.split("/")[1] for key in self.at.keys))
 
+    async def settled(self) -> None:
+        """Until all that is open is over, but for those that stand at a door which is shut."""
+        with anyio.fail_after(20):
+            while not all(
+                name in {one.name for one in self.flow._over}
+                or (draw.task.id in self.begun and not self.doors.door(draw.task.id).is_set())
+                for name, draw in self.flow._draws.items()
+            ):
+                await anyio.sleep(0.005)
+                await wait_all_tasks_blocked()
+
     async def take(self) -> Rolled:
         """And new weights after it, as a step does."""
+        await self.settled()
         taken = await self.flow.take(self.version + 1)
         await self.at.engine.publish({}, self.version + 1)
         self.version += 1
         self.course.settle(taken.draws)
         self.flow.published()
         await wait_all_tasks_blocked()
+        await self.settled()
         return taken
 
 
@@ -69,6 +82,7 @@ async def flowing(doors: Doors, slow: Callable[[str], bool] = lambda _: False, *
                 doors.door(name).set()
         async with run.flow:
             await wait_all_tasks_blocked()
+            await run.settled()
             yield run
 
 
