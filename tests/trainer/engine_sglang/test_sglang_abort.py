@@ -128,34 +128,23 @@ async def test_all_turns_are_ended_wherever_they_are() -> None:
         assert {key: one.stop for key, one in ended.items()} == {"t/1": "abort", "t/2": "abort"}
 
 
-async def test_a_turn_is_ended_that_waits_for_a_sibling_to_read_what_both_begin_with() -> None:
+@pytest.mark.parametrize(("one", "other"), [("t/1", "t/2"), ("t/2", "t/1")])
+async def test_of_siblings_the_one_that_reads_what_both_begin_with_is_ended_or_the_one_that_waits(
+    one: str, other: str
+) -> None:
+    """The other is written in either case, and reads for itself where nobody does for it."""
     fake = Fake()
     async with writing(fake) as (engine, tasks, ended):
         await engine.pause()
         for key in ("t/1", "t/2"):
             tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3), "t")
         await until(lambda: engine.replicas[0].load)
-        await engine.abort("t/2")
+        await engine.abort(one)
         await until(lambda: ended)
-        assert ended == {"t/2": NOTHING}
+        assert ended == {one: NOTHING}
         await engine.resume()
         await until(lambda: len(ended) == 2)
-    assert ended["t/1"].stop == "length"
-
-
-async def test_who_reads_for_its_siblings_is_ended_and_they_read_themselves() -> None:
-    fake = Fake()
-    async with writing(fake) as (engine, tasks, ended):
-        await engine.pause()
-        for key in ("t/1", "t/2"):
-            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3), "t")
-        await until(lambda: engine.replicas[0].load)
-        await engine.abort("t/1")
-        await until(lambda: ended)
-        assert ended == {"t/1": NOTHING}
-        await engine.resume()
-        await until(lambda: len(ended) == 2)
-    assert ended["t/2"].stop == "length"
+    assert ended[other].stop == "length"
 
 
 async def test_a_turn_that_begins_after_is_not_ended() -> None:
