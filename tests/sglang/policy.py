@@ -10,6 +10,7 @@ import anyio
 import torch
 from transformers import PreTrainedModel
 
+from gateway.types import Image
 from trainer.engine.base import Written
 from trainer.engine.sglang.engine import SGLangEngine
 from trainer.engine.sglang.own import Own
@@ -25,8 +26,8 @@ PROMPT = tuple(range(40, 80))
 WAYS = ("tensors", "disk", "group")
 
 
-def finds(policy: PreTrainedModel, temperature: float = 1.0) -> Callable[[Sequence[int]], list[float]]:
-    def read(ids: Sequence[int]) -> list[float]:
+def finds(policy: PreTrainedModel, temperature: float = 1.0) -> Callable[..., list[float]]:
+    def read(ids: Sequence[int], _: Sequence[Image] = ()) -> list[float]:
         ids_T = torch.tensor(ids)
         with torch.no_grad():
             logprobs_TV = (policy(ids_T[None]).logits[0] / temperature).log_softmax(-1)

@@ -21,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.types import Image
+
 VOCABULARY = 40
 NAME = "follows.weight"
 BROKEN = ("/generate", "/pause_generation", "/continue_generation")
@@ -32,10 +34,10 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
     return {NAME: torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))}
 
 
-def reads(given: dict[str, torch.Tensor]) -> Callable[[Sequence[int]], list[float]]:
+def reads(given: dict[str, torch.Tensor]) -> Callable[..., list[float]]:
     """The trainer's reading."""
 
-    def finds(ids: Sequence[int]) -> list[float]:
+    def finds(ids: Sequence[int], _: Sequence[Image] = ()) -> list[float]:
         logprobs = given[NAME].log_softmax(-1)
         return [float(logprobs[one, other]) for one, other in pairwise(ids)]
 

@@ -25,7 +25,7 @@ EYES: Any = SimpleNamespace(family=SimpleNamespace(image=39, frame=((37,), (38,)
 async def test_the_probe_of_eyes_is_a_picture_at_its_place_and_what_follows_is_compared() -> None:
     asked: list[tuple[Sequence[int], Sequence[Image]]] = []
 
-    def finds(ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
+    def finds(ids: Sequence[int], images: Sequence[Image]) -> list[float]:
         asked.append((ids, images))
         return reads(weights(1))(ids)
 
@@ -41,14 +41,14 @@ async def test_the_probe_of_eyes_is_a_picture_at_its_place_and_what_follows_is_c
 
 async def test_a_server_that_sees_otherwise_than_the_trainer_is_told_with_what_to_turn() -> None:
     fake = Fake(sees=(4,), blur=0.05)
-    own = Own(lambda ids, *_: reads(weights(1))(ids), eyes=EYES)
+    own = Own(reads(weights(1)), eyes=EYES)
     async with serving(fake) as urls, SGLangEngine(urls, ByTensors(), own=own) as engine:
         with pytest.raises(EngineError, match=rf"by up to 0.05 nats; it reads as the trainer does.*{SIGHT}=0"):
             await engine.publish(weights(1), 1)
 
 
 async def test_a_server_that_encodes_anew_what_stands_beside_a_picture_is_told() -> None:
-    own = Own(lambda ids, *_: reads(weights(1))(ids), eyes=EYES)
+    own = Own(reads(weights(1)), eyes=EYES)
     async with serving(Fake(sees=(4,), encodes_anew=True)) as urls, SGLangEngine(urls, ByTensors(), own=own) as engine:
         with pytest.raises(EngineError, match="reads other ids than it was given, beside a picture"):
             await engine.publish(weights(1), 1)
@@ -56,7 +56,7 @@ async def test_a_server_that_encodes_anew_what_stands_beside_a_picture_is_told()
 
 async def test_who_is_shown_no_pictures_is_asked_about_none() -> None:
     """As where a model that sees is served without its tokenizer."""
-    own, fake = Own(lambda ids, *_: reads(weights(1))(ids), eyes=EYES), Fake(blur=1.0)
+    own, fake = Own(reads(weights(1)), eyes=EYES), Fake(blur=1.0)
     async with serving(fake) as urls, SGLangEngine(urls, ByTensors(), own=own) as engine:
         await engine.publish(weights(1), 1)
         assert engine.capabilities.exact and not engine.capabilities.images

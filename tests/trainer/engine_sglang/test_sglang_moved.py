@@ -27,7 +27,7 @@ async def test_a_server_that_comes_back_is_given_what_was_published_though_the_t
 ) -> None:
     fake, live = Fake(), weights(1)
     given = live | ({"head": live[NAME]} if tied else {})
-    async with opened(fake, finds=lambda ids: reads(live)(ids)) as engine:
+    async with opened(fake, finds=lambda ids, _: reads(live)(ids)) as engine:
         for version in (1, 2):
             live[NAME].copy_(weights(version)[NAME])
             await engine.publish(given, version)
@@ -40,7 +40,7 @@ async def test_a_server_that_comes_back_is_given_what_was_published_though_the_t
 
 async def test_weights_that_moved_while_it_was_paused_are_no_reason_to_doubt_those_published() -> None:
     live = weights(1)
-    async with opened(Fake(), finds=lambda ids: reads(live)(ids)) as engine:
+    async with opened(Fake(), finds=lambda ids, _: reads(live)(ids)) as engine:
         await engine.pause()
         await engine.publish(live, 1)
         live[NAME].add_(torch.randn(live[NAME].shape))

@@ -67,7 +67,7 @@ async def test_a_server_that_kept_the_weights_before_ends_the_run_though_they_di
     old = weights(1)
     new = {NAME: old[NAME] + 2e-3 * weights(2)[NAME]}
     fake, now = Fake(), [old]
-    async with opened(fake, finds=lambda ids: reads(now[0])(ids)) as engine:
+    async with opened(fake, finds=lambda ids, _: reads(now[0])(ids)) as engine:
         await engine.publish(old, 1)
         fake.deaf, now[0] = True, new
         with pytest.raises(EngineError, match="has the weights of the time before"):

@@ -43,8 +43,8 @@ SETTLE_S = 10.0
 
 
 class SGLangEngine:
-    """`servers` are addresses of servers that run, or of a router, or servers to be started; `own` is the
-    trainer's side of them.
+    """`servers` are addresses of servers that run, or of a router, or servers to be started; `own` is the trainer's
+    side.
 
     With `in_place`, what is being written while weights are published goes on with what it has read under the earlier
     ones; otherwise it reads it again. With `lends`, they have been started so that they can give memory away. With

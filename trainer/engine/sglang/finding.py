@@ -58,7 +58,7 @@ def _picture(eyes: Eyes) -> Image:
 
 def found(finds: Finds, probe: Probe) -> Sequence[float]:
     """By the trainer."""
-    return finds(probe.ids, *((probe.images,) if probe.images else ()))[-probe.compared :]
+    return finds(probe.ids, probe.images)[-probe.compared :]
 
 
 async def finding(wire: Wire, probe: Probe) -> list[float]:

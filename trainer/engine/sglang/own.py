@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gateway.types import Image
 from trainer.vision.eyes import Eyes
 
-Finds = Callable[..., Sequence[float]]
-"""Given ids, and images where there are any: how likely the trainer's model finds each id but the first, given those
+Finds = Callable[[Sequence[int], Sequence[Image]], Sequence[float]]
+"""Of ids, and the images that stand among them: how likely the trainer's model finds each id but the first, given those
 before it; logprobs at temperature 1."""
 Filed = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Names weights as a checkpoint's files do, which is how servers read them."""
