@@ -1,17 +1,20 @@
-# Every verb does its own set-up: on a fresh machine with Python 3.11, `make train` and `make test` are all it takes.
+# Every target does its own set-up: on a fresh machine with Python 3.11, `make train` and `make test` are enough.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# A machine without CUDA takes the CPU build of torch.
+# Machines without CUDA install the CPU build of torch,
 CONSTRAINTS := $(if $(shell command -v nvidia-smi),,--constraint .ci/cpu.txt)
-# And SGLang as it was tested there, whose own pins are for CUDA. The launcher refuses releases that were not tested.
+# and SGLang with the pins that were tested there; the launcher refuses other releases.
 SGLANG := $(if $(shell command -v nvidia-smi),sglang==0.5.23 sglang-router==0.3.2,--no-deps --requirement .ci/sglang-cpu.txt)
-# The lock is the CPU's: with CUDA, SGLang brings what it pins itself, and is not held against that.
-UNLOCKED := $(if $(shell command -v nvidia-smi),--deselect tests/sglang/test_real_launch.py::test_what_is_installed_is_what_was_tested)
+# The lock file is for CPUs. With CUDA, SGLang installs its own pins.
+UNLOCKED := $(if $(shell command -v nvidia-smi),--deselect tests/sglang/test_real_launch.py::test_installed_releases_are_the_tested_ones)
 
-.PHONY: help install train test check format serve browser screenshots atlas bench bench-trainer conformance bars bars-second bars-sight ablations sglang test-sglang kills bench-routing bench-gpu clean
+# Tests that measure processor time, which tracing for coverage would double.
+MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/test_,streams_without_end.py stdio_without_end.py)
+
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents moves clean
 .DEFAULT_GOAL := help
 
-help:          ## Show these verbs
+help:          ## Show these targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
 install: .venv/installed  ## Make .venv with everything in it
@@ -21,14 +24,15 @@ install: .venv/installed  ## Make .venv with everything in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
 
-train: install  ## Make a tiny model and watch it learn to use tools
+train: install  ## Train a tiny model to use tools, and watch it learn
 	$(BIN)/mtrl-train --tools tool_configs/
 
-test: install browser check  ## Lint, types, all tests, coverage
+test: install packages peers check docs  ## Lint, types, all tests, coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+	$(BIN)/coverage run -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile $(MEASURED)
 	$(BIN)/coverage combine --quiet
-	@rm -f .coverage.*  # of processes that were killed while they wrote it
+	@rm -f .coverage.*  # left by killed processes
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 90 --format total
@@ -38,61 +42,130 @@ check: install  ## Lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: install  ## Put the code into its form
+docs: install  ## Build the documentation into build/site, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .ci/mkdocs.yml
+
+format: install  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
 	$(BIN)/mtrl-gateway serve
 
-browser:       ## Install Chromium, which the tests of the pages drive, where it is missing
-	@.ci/browser
+peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers that they start
 
-screenshots: install browser  ## Pictures of every view of both pages, light and dark, in build/screens
-	$(BIN)/python -m tests.browser.screens
+.peers/installed: .venv/installed
+	rm -rf .peers
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .peers trl==1.16.0 verl==0.7.0 ms-swift==4.6.0
+	@touch $@
 
-atlas: install  ## Start the example MCP server that is reached over HTTP
+.mcp-peers/installed:  # MCP servers and clients of other releases and packages, which tests start
+	$(PYTHON) -m venv .mcp-peers
+	.mcp-peers/bin/python -m pip install --quiet --disable-pip-version-check mcp==1.30.0 openai-agents==0.24.0
+	@touch $@
+
+.fastmcp-peers/installed:  # FastMCP 4, which needs another release of mcp
+	$(PYTHON) -m venv .fastmcp-peers
+	.fastmcp-peers/bin/python -m pip install --quiet --disable-pip-version-check fastmcp==4.1.2
+	@touch $@
+
+.npm-peers/installed: | packages  # MCP servers from npm, which tests start
+	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31
+	@touch $@
+
+packages:      ## Install Chromium, bubblewrap and npm for the tests, if they are missing
+	@.ci/packages
+
+screenshots: install packages  ## Screenshots of every view of both web UIs, light and dark, in build/screens
+	$(BIN)/python -m tests.browser.screenshots
+
+atlas: install  ## Start the example MCP server that is served over HTTP
 	$(BIN)/python tool_configs/servers/atlas.py
 
 bench: install  ## Measure the gateway beside its peers
 	$(BIN)/python bench/gateway.py
 
-bars: install  ## The default job on five seeds: success before and after, and what it cost
+bars: install  ## The default job on five seeds: success before and after, and its cost
 	$(BIN)/python bench/bars.py
 
-bars-second: install  ## The same of the second task
+bars-second: install  ## The same for the second job
 	$(BIN)/python bench/bars.py --job second
 
-bars-sight: install  ## The model that sees, on three seeds, and whether it answers from what it sees
+bars-sight: install  ## The vision job on three seeds, and whether its answers depend on the images
 	$(BIN)/python bench/bars.py --job sight
+
+bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
+	$(BIN)/python bench/bars.py --job agent
 
 ablations: install  ## The default job without masking, and with credit by turn
 	$(BIN)/python bench/ablations.py
 
-kills: install sglang  ## The default job while its SGLang server is killed twenty times, beside the same job in peace
+kills: install sglang  ## The default job with its SGLang server killed twenty times, beside the same job undisturbed
 	$(BIN)/python bench/kills.py
 
-bench-routing: install sglang  ## What is cached on two SGLang servers, by three ways of sharing the work
+soak: install  ## Hours of calls, sessions and steps with servers killed at random: memory, descriptors, threads and children stay flat
+	$(BIN)/python bench/soak.py
+
+bench-routing: install sglang  ## Prefix cache hits on two SGLang servers, with three routing policies
 	$(BIN)/python bench/routing.py
 
-bench-gpu: install sglang  ## All that is to be known on a GPU; without one, whether it would run
+bench-agents: install  ## The endpoint for agents: CPU per turn, 1,000 sessions at once, the first streamed byte
+	$(BIN)/python bench/agents.py
+
+bench-gpu: install sglang  ## All GPU measurements; without a GPU, a small run on the CPU
 	$(BIN)/python bench/gpu.py $(if $(shell command -v nvidia-smi),,--small)
 
-bench-trainer: install  ## Measure a step of GRPO beside TRL's
+bench-trainer: install  ## Measure a GRPO step beside TRL's
 	$(BIN)/python bench/trainer.py
 
-conformance: install  ## The official MCP conformance suite, through the gateway (needs npm)
+moves: install  ## Read and translate all scripts of SCRIPTS=FOLDER, and compare them with bash
+	$(BIN)/python bench/moves.py $(SCRIPTS)
+
+conformance: install  ## Run the official MCP conformance suite with the gateway as server and as client (needs npm)
 	$(BIN)/python tests/conformance/run.py
 
-sglang: .sglang/installed  ## Make .sglang: SGLang with a Python of its own, for CUDA or for the CPU
+sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environment, for CUDA or CPU
 
 .sglang/installed: .ci/sglang-cpu.txt
 	$(PYTHON) -m venv .sglang
 	.sglang/bin/python -m pip install --quiet --disable-pip-version-check $(SGLANG)
 	@touch $@
 
-test-sglang: install sglang  ## What is true only of a real SGLang server, some ten minutes
+test-sglang: install sglang  ## The tests that need a real SGLang server, about ten minutes
 	$(BIN)/python -m pytest tests/sglang -m "not long" $(UNLOCKED)
 
-clean:         ## Remove what the other verbs made
-	rm -rf .venv .sglang .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+verifiers: .verifiers/installed  ## Make .verifiers and .verifiers-v0: releases of verifiers with its two interfaces (1.3 GB)
+
+.verifiers/installed:
+	$(PYTHON) -m venv .verifiers
+	.verifiers/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.4.0
+	$(PYTHON) -m venv .verifiers-v0
+	.verifiers-v0/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.3.1
+	@touch $@
+
+test-verifiers: install verifiers  ## Its environments here and with its own runner, about three minutes
+	$(BIN)/python -m pytest tests/verifiers
+
+ray: .ray/installed  ## Make .ray: Ray in an environment of its own, for the tests of --ray (300 MB)
+
+.ray/installed:
+	$(PYTHON) -m venv .ray
+	.ray/bin/python -m pip install --quiet --disable-pip-version-check ray==2.60.0
+	@touch $@
+
+test-ray: install ray  ## Ranks and servers on a Ray cluster in a network namespace, about a minute
+	$(BIN)/python -m pytest tests/ray
+
+agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm, to play rollouts with (1.2 GB; needs npm)
+
+.agents/installed: .ci/agents.txt | packages
+	$(PYTHON) -m venv .agents
+	.agents/bin/python -m pip install --quiet --disable-pip-version-check --requirement .ci/agents.txt
+	npm install --silent --no-audit --no-fund --prefix .agents/npm @openai/codex@0.169.0 opencode-ai@1.18.33 @mariozechner/pi-coding-agent@0.73.1
+	@touch $@
+
+test-agents: install agents  ## Agents that nobody here wrote play a task each, about two minutes
+	$(BIN)/python -m pytest tests/agents
+
+clean:         ## Remove what the other targets made
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,7 +1,7 @@
-"""What two of its parts do for the default job: masking what tools wrote, and who is credited, turn or whole rollout.
+"""Ablations on the default job: the loss mask of tool tokens, and credit by turn instead of by rollout.
 
 python bench/ablations.py                      # some minutes; writes bench/results/ablations.{json,md}
-python bench/ablations.py --seeds 0 --steps 2  # whether everything still runs; nothing is written without --out
+python bench/ablations.py --seeds 0 --steps 2  # smoke test; writes nothing without --out
 """
 
 from __future__ import annotations
@@ -30,152 +30,163 @@ import torch  # noqa: E402
 import yaml  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-from trainer.learn.lesson import Draft, Lesson, lesson  # noqa: E402
-from trainer.run.history import NAME as METRICS  # noqa: E402
-from trainer.run.history import Measured, history  # noqa: E402
+from trainer.algorithms.train_batch import TrainBatch, TrainSequence, build_train_batch  # noqa: E402
+from trainer.storage.run_files import METRICS_FILE as METRICS  # noqa: E402
+from trainer.storage.run_files import StepMetrics, read_metrics  # noqa: E402
 from trainer.train.settings import TrainSettings  # noqa: E402
 from trainer.train.start import train  # noqa: E402
 
 JOB = ROOT / "trainer" / "jobs" / "default.yaml"
 RESULTS = ROOT / "bench" / "results"
 SEEDS = (0, 1)
-EVERY = 10
-TASKS = 100
-"""Of a look, by the likeliest tokens, on held-out tasks."""
-NEAR = 5
-"""Steps up to a look, of whose rollouts success is told sampled. No task of the job comes twice."""
-SHOWN = ("mtrl", "torch", "transformers")
+EVAL_EVERY = 10
+EVAL_TASKS = 100
+"""Held-out tasks of one greedy evaluation."""
+SAMPLED_STEPS = 5
+"""Sampled success is the mean over this many steps' own rollouts. No task of the job comes twice."""
+PACKAGES = ("mtrl", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
+    """One variant of the job."""
+
     title: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    everything: bool = False
-    """Whether what tools and feedback wrote is trained as if the policy had written it."""
+    """Changes of the algorithm's settings."""
+    train_tool_tokens: bool = False
+    """Trains tokens of tools and feedback as if the policy had written them."""
 
-    @property
-    def patched(self) -> AbstractContextManager[Any]:
-        return patch("trainer.train.loop.lesson", unmasked) if self.everything else nullcontext()
+    def patch_training(self) -> AbstractContextManager[Any]:
+        """Patches the train loop for this arm."""
+        if not self.train_tool_tokens:
+            return nullcontext()
+        return patch("trainer.train.train_loop.build_train_batch", build_unmasked_batch)
 
 
 ARMS = (
     Arm("as it is: the policy's own tokens, credited with the outcome"),
-    Arm("tools' and feedback's tokens trained too", everything=True),
+    Arm("tools' and feedback's tokens trained too", train_tool_tokens=True),
     Arm("credit by turn, against siblings that got as far", {"credit": {"kind": "turns"}}),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class ArmResult:
+    """One arm with one seed."""
+
     arm: str
     seed: int
     sampled: Mapping[str, float]
-    """By step: the share of right rollouts in the few steps up to it."""
+    """By step: the share of right rollouts in the last few steps."""
     greedy: Mapping[str, float]
     """By step, from 0 on."""
     entropy: float
-    """At the end, nats a token."""
+    """At the end, nats per token."""
     reward: Sequence[float]
 
 
-def unmasked(*given: Any) -> Lesson:
-    """A lesson in which all that follows the prompt counts as what the policy wrote, in the turn before it."""
-    made = lesson(*given)
-    return replace(made, drafts=tuple(map(everything, made.drafts)))
+def build_unmasked_batch(*args: Any) -> TrainBatch:
+    """A train batch in which all tokens after the prompt are trained, as part of the turn before them."""
+    batch = build_train_batch(*args)
+    return replace(batch, sequences=tuple(map(unmask_tool_tokens, batch.sequences)))
 
 
-def everything(draft: Draft) -> Draft:
-    turns = list(accumulate(draft.turns, _latest))
+def unmask_tool_tokens(sequence: TrainSequence) -> TrainSequence:
+    """Trains every token after the prompt."""
+    turns = list(accumulate(sequence.turns, _last_turn))
     mask = [turn >= 0 for turn in turns]
-    return replace(draft, mask=mask, turns=turns, weights=[float(one) for one in mask])
+    return replace(sequence, mask=mask, turns=turns, weights=[float(is_trained) for is_trained in mask])
 
 
-def _latest(before: int, own: int) -> int:
-    return own if own >= 0 else before
+def _last_turn(before: int, turn: int) -> int:
+    return turn if turn >= 0 else before
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     options.add_argument("--steps", type=int, help="fewer than the job's own")
-    options.add_argument("--out", type=Path, metavar="DIR", help="where the results go; of a full run, bench/results")
-    asked = options.parse_args()
-    out = asked.out or (None if asked.steps else RESULTS)
+    options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
+    args = options.parse_args()
+    out = args.out or (None if args.steps else RESULTS)
     torch.set_num_threads(1)
-    about, found = _about(), []
-    for seed in asked.seeds:
+    about, results = describe_environment(), []
+    for seed in args.seeds:
         for arm in ARMS:
-            found.append(trained(arm, settings(arm, seed, asked.steps)))
-            print(f"seed {seed}, {arm.title}: greedy {found[-1].greedy}", file=sys.stderr, flush=True)
+            results.append(train_arm(arm, arm_settings(arm, seed, args.steps)))
+            print(f"seed {seed}, {arm.title}: greedy {results[-1].greedy}", file=sys.stderr, flush=True)
             if out is not None:
-                _write(out, found, about)
-    print(told(found, about))
+                _write_results(out, results, about)
+    print(format_results(results, about))
 
 
-def _write(out: Path, found: Sequence[Trained], about: Mapping[str, str]) -> None:
+def _write_results(out: Path, results: Sequence[ArmResult], about: Mapping[str, str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "ablations.md").write_text("# Two parts of learning, with and without\n\n" + told(found, about))
-    whole = {"about": about, "trained": [asdict(one) for one in found]}
-    (out / "ablations.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (out / "ablations.md").write_text("# Ablations of the default job\n\n" + format_results(results, about))
+    content = {"about": about, "trained": [asdict(result) for result in results]}
+    (out / "ablations.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def settings(arm: Arm, seed: int, steps: int | None) -> TrainSettings:
+def arm_settings(arm: Arm, seed: int, steps: int | None) -> TrainSettings:
+    """The default job with an arm's changes."""
     job = yaml.safe_load(JOB.read_text(encoding="utf-8"))
-    job["evaluation"] = {"every": EVERY, "few": TASKS, "rows": TASKS}
+    job["evaluation"] = {"every": EVAL_EVERY, "few": EVAL_TASKS, "rows": EVAL_TASKS}
     job["algorithm"] |= arm.changes
-    fewer = {} if steps is None else {"steps": steps}
-    same = {"tools": str(ROOT / "tool_configs"), "record": False, "seed": seed}
-    return TrainSettings.model_validate(job | same | fewer)
+    overrides = {} if steps is None else {"steps": steps}
+    fixed = {"tools": str(ROOT / "tool_configs"), "record": False, "seed": seed}
+    return TrainSettings.model_validate(job | fixed | overrides)
 
 
-def trained(arm: Arm, job: TrainSettings) -> Trained:
-    """In a folder that is gone afterwards; the model is made once for each seed, and kept where a user's is."""
+def train_arm(arm: Arm, job: TrainSettings) -> ArmResult:
+    """Trains in a temporary folder. The warmed model is built once per seed, in the user's model cache."""
 
     async def run(folder: Path) -> None:
         await train(job, folder, Console(quiet=True))
 
-    with tempfile.TemporaryDirectory() as folder, arm.patched:
+    with tempfile.TemporaryDirectory() as folder, arm.patch_training():
         anyio.run(run, Path(folder) / "run")
-        steps = {int(step["step"]): step for step in history(Path(folder) / "run" / METRICS)}
-    looked = {number: step["eval/greedy"] for number, step in steps.items() if "eval/greedy" in step}
+        steps = {int(step["step"]): step for step in read_metrics(Path(folder) / "run" / METRICS)}
+    greedy = {number: step["eval/greedy"] for number, step in steps.items() if "eval/greedy" in step}
     reward = [round(step["reward/mean"], 4) for number, step in steps.items() if number]
-    return Trained(
+    return ArmResult(
         arm=arm.title,
         seed=job.seed,
-        sampled={str(number): _sampled(steps, number) for number in looked if number},
-        greedy={str(number): value for number, value in looked.items()},
+        sampled={str(number): _mean_sampled_success(steps, number) for number in greedy if number},
+        greedy={str(number): value for number, value in greedy.items()},
         entropy=round([step["entropy"] for step in steps.values() if "entropy" in step][-1], 4),
         reward=reward,
     )
 
 
-def _sampled(steps: Mapping[int, Measured], number: int) -> float:
-    near = [steps[one]["success/sampled"] for one in range(max(1, number - NEAR + 1), number + 1)]
-    return round(sum(near) / len(near), 4)
+def _mean_sampled_success(steps: Mapping[int, StepMetrics], last: int) -> float:
+    success = [steps[number]["success/sampled"] for number in range(max(1, last - SAMPLED_STEPS + 1), last + 1)]
+    return round(sum(success) / len(success), 4)
 
 
-def told(found: Sequence[Trained], about: Mapping[str, str]) -> str:
-    looks = list(found[0].sampled)
+def format_results(results: Sequence[ArmResult], about: Mapping[str, str]) -> str:
+    """The results as Markdown."""
+    steps = list(results[0].sampled)
     lines = [f"{name}: {value}  " for name, value in about.items()]
-    lines += ["", f"| | seed | {' | '.join(f'step {look}' for look in looks)} | entropy at the end |"]
-    lines.append("|---|--:|" + "--:|" * (len(looks) + 1))
+    lines += ["", f"| | seed | {' | '.join(f'step {step}' for step in steps)} | entropy at the end |"]
+    lines.append("|---|--:|" + "--:|" * (len(steps) + 1))
     for arm in ARMS:
-        for one in found:
-            if one.arm == arm.title:
-                cells = [f"{one.sampled[look]:.2f} / {one.greedy[look]:.2f}" for look in looks]
-                lines.append(f"| {one.arm} | {one.seed} | {' | '.join(cells)} | {one.entropy:.3f} |")
-    means = f"of {NEAR} steps' rollouts up to there, and of {TASKS} held-out tasks by the likeliest tokens"
-    entropy = "Entropy is of the tokens that are trained: where tools' are, of theirs too"
-    return "\n".join([*lines, "", f"Success sampled / greedy: {means}. {entropy}."]) + "\n"
+        for result in results:
+            if result.arm == arm.title:
+                cells = [f"{result.sampled[step]:.2f} / {result.greedy[step]:.2f}" for step in steps]
+                lines.append(f"| {result.arm} | {result.seed} | {' | '.join(cells)} | {result.entropy:.3f} |")
+    success = f"sampled over the rollouts of the last {SAMPLED_STEPS} steps / greedy on {EVAL_TASKS} held-out tasks"
+    entropy = "Entropy is of the trained tokens, those of tools included where they are trained"
+    return "\n".join([*lines, "", f"Success: {success}. {entropy}."]) + "\n"
 
 
-def _about() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
+    """Date, machine and versions."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, one thread",
-        "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in SHOWN)}",
-        "job": "the default job but for what the row says",
+        "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}",
+        "job": "the default job, apart from what the row says",
     }
 
 

@@ -1,4 +1,4 @@
-"""Measures the torch engine beside what transformers offers, on rollouts of several turns, in one run.
+"""Throughput of the torch engine against ways to generate with transformers, on rollouts of several turns.
 
 python -m bench.engine              # two minutes; prints a table
 python -m bench.engine --rollouts 8 --rounds 1
@@ -19,19 +19,19 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from trainer.demo.facts.model import SHAPE
+from trainer.demo.facts.facts_demo import MODEL_SHAPE
 from trainer.engine.base import Sampling
 from trainer.engine.torch import TorchEngine
 
 VOCABULARY = 832
 TURNS = 4
 SIBLINGS = 8
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One rollout: how it begins, how long each turn of the policy is, and what the tools answer."""
+class RolloutPlan:
+    """One rollout: the prompt, the length of each turn of the policy, and the ids of the tools' replies."""
 
     prompt: list[int]
     lengths: list[int]
@@ -44,57 +44,59 @@ class Tally:
 
     tokens: int = 0
     cached: int = 0
-    possible: int = 0
+    cacheable: int = 0
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
 
 @dataclass
-class Walk:
-    """A rollout on its way."""
+class RolloutProgress:
+    """The state of a rollout under way."""
 
-    plan: Plan
+    plan: RolloutPlan
     ids: list[int] = field(default_factory=list)
     turn: int = 0
-    known: int = 0
+    cacheable: int = 0
+    """Ids that the engine processed in earlier turns."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.plan.prompt)
 
     @property
-    def left(self) -> int:
+    def turn_length(self) -> int:
         return self.plan.lengths[self.turn]
 
-    def take(self, written: Sequence[int], tally: Tally) -> bool:
-        """Whether another turn follows."""
-        tally.tokens += len(written)
-        tally.possible += self.known
-        self.ids += written
-        self.known = len(self.ids)
+    def add_turn(self, generated: Sequence[int], tally: Tally) -> bool:
+        """Adds a turn and the tools' reply; returns whether another turn follows."""
+        tally.tokens += len(generated)
+        tally.cacheable += self.cacheable
+        self.ids += generated
+        self.cacheable = len(self.ids)
         self.ids += self.plan.replies[self.turn]
         self.turn += 1
         return self.turn < TURNS
 
 
-def plans(rollouts: int) -> list[Plan]:
-    chance = random.Random(0)
+def make_plans(rollouts: int) -> list[RolloutPlan]:
+    """Random rollouts in groups that share a prompt."""
+    rng = random.Random(0)
 
-    def some(count: int) -> list[int]:
-        return [chance.randrange(VOCABULARY) for _ in range(count)]
+    def random_ids(count: int) -> list[int]:
+        return [rng.randrange(VOCABULARY) for _ in range(count)]
 
-    made = []
+    plans: list[RolloutPlan] = []
     for index in range(rollouts):
-        prompt = made[-1].prompt if index % SIBLINGS else some(60)
-        lengths = [chance.randint(10, 50) for _ in range(TURNS)]
-        made.append(Plan(prompt, lengths, [some(20) for _ in range(TURNS)]))
-    return made
+        prompt = plans[-1].prompt if index % SIBLINGS else random_ids(60)
+        lengths = [rng.randint(10, 50) for _ in range(TURNS)]
+        plans.append(RolloutPlan(prompt, lengths, [random_ids(20) for _ in range(TURNS)]))
+    return plans
 
 
-def model(vocabulary: int = VOCABULARY) -> PreTrainedModel:
-    """The tiny model of the default job."""
+def make_model(vocabulary: int = VOCABULARY) -> PreTrainedModel:
+    """The tiny model of the default job, with random weights."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        **SHAPE,
+        **MODEL_SHAPE,
         vocab_size=vocabulary,
         max_position_embeddings=1024,
         eos_token_id=None,
@@ -102,46 +104,51 @@ def model(vocabulary: int = VOCABULARY) -> PreTrainedModel:
     return Qwen3ForCausalLM(config).train(False)
 
 
-def ours(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
-    async def rollout(engine: TorchEngine, seed: int, plan: Plan) -> None:
-        walk, more = Walk(plan), True
-        while more:
-            written = await engine.generate(walk.ids, Sampling(max_tokens=walk.left, seed=seed))
-            tally.cached += written.cached
-            if more := walk.take(written.ids, tally):
+def run_torch_engine(model: PreTrainedModel, plans: list[RolloutPlan], tally: Tally, tool_s: float = 0.0) -> None:
+    """mtrl's torch engine, all rollouts concurrently."""
+
+    async def rollout(engine: TorchEngine, seed: int, plan: RolloutPlan) -> None:
+        progress, has_next = RolloutProgress(plan), True
+        while has_next:
+            generation = await engine.generate(progress.ids, Sampling(max_tokens=progress.turn_length, seed=seed))
+            tally.cached += generation.cached_tokens
+            if has_next := progress.add_turn(generation.ids, tally):
                 await anyio.sleep(tool_s)
 
     async def run() -> None:
-        async with TorchEngine(model, rows=64) as engine, anyio.create_task_group() as tasks:
-            for seed, plan in enumerate(chosen):
+        async with TorchEngine(model, max_sequences=64) as engine, anyio.create_task_group() as tasks:
+            for seed, plan in enumerate(plans):
                 tasks.start_soon(rollout, engine, seed, plan)
 
     anyio.run(run)
-    tally.possible += sum(len(plan.prompt) for index, plan in enumerate(chosen) if index % SIBLINGS)
+    tally.cacheable += sum(len(plan.prompt) for index, plan in enumerate(plans) if index % SIBLINGS)
 
 
-def one_by_one(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
-    for plan in chosen:
-        walk, more = Walk(plan), True
-        while more:
-            if more := walk.take(_generate(model, [walk.ids], walk.left)[0], tally):
+def run_one_at_a_time(model: PreTrainedModel, plans: list[RolloutPlan], tally: Tally, tool_s: float = 0.0) -> None:
+    """transformers' `generate`, one rollout after the other."""
+    for plan in plans:
+        progress, has_next = RolloutProgress(plan), True
+        while has_next:
+            if has_next := progress.add_turn(_generate(model, [progress.ids], progress.turn_length)[0], tally):
                 time.sleep(tool_s)
 
 
-def lock_step(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
-    walks = [Walk(plan) for plan in chosen]
+def run_lock_step(model: PreTrainedModel, plans: list[RolloutPlan], tally: Tally, tool_s: float = 0.0) -> None:
+    """transformers' `generate`, turn by turn for all rollouts in one batch."""
+    rollouts = [RolloutProgress(plan) for plan in plans]
     for turn in range(TURNS):
         time.sleep(tool_s if turn else 0.0)
-        written = _generate(model, [walk.ids for walk in walks], max(walk.left for walk in walks))
-        for walk, ids in zip(walks, written, strict=True):
-            walk.take(ids[: walk.left], tally)
+        longest = max(rollout.turn_length for rollout in rollouts)
+        generated = _generate(model, [rollout.ids for rollout in rollouts], longest)
+        for rollout, ids in zip(rollouts, generated, strict=True):
+            rollout.add_turn(ids[: rollout.turn_length], tally)
 
 
-def _generate(model: PreTrainedModel, asked: list[list[int]], count: int) -> list[list[int]]:
-    """With the logprobs that a trainer would need, as ours has them."""
-    longest = max(map(len, asked))
-    ids = torch.tensor([[0] * (longest - len(some)) + some for some in asked])
-    mask = torch.tensor([[0] * (longest - len(some)) + [1] * len(some) for some in asked])
+def _generate(model: PreTrainedModel, prompts: list[list[int]], count: int) -> list[list[int]]:
+    """Generates with logprobs, which a trainer needs and our engine returns."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     out = model.generate(
         ids,
         attention_mask=mask,
@@ -157,46 +164,49 @@ def _generate(model: PreTrainedModel, asked: list[list[int]], count: int) -> lis
     return [[int(token) for token in row] for row in new]
 
 
-def continuous(model: PreTrainedModel, chosen: list[Plan], tally: Tally, tool_s: float = 0.0) -> None:
-    """Small pages, as prefixes are shared by whole ones; room for all rollouts at once."""
+def run_continuous_batching(
+    model: PreTrainedModel, plans: list[RolloutPlan], tally: Tally, tool_s: float = 0.0
+) -> None:
+    """transformers' continuous batching, all rollouts concurrently; small pages, since prefixes share whole pages."""
     sampling = GenerationConfig(do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=64)
     config = ContinuousBatchingConfig(
         page_size=32, num_blocks=1024, max_batch_tokens=512, max_requests_per_batch=64, return_logprobs=True
     )
-    due: deque[tuple[float, Walk]] = deque((0.0, Walk(plan)) for plan in chosen)
+    waiting: deque[tuple[float, RolloutProgress]] = deque((0.0, RolloutProgress(plan)) for plan in plans)
     with model.continuous_batching_context_manager(sampling, continuous_batching_config=config) as requests:
-        walks: dict[str, Walk] = {}
-        while walks or due:
-            while due and due[0][0] <= time.perf_counter():
-                walk = due.popleft()[1]
-                walks[requests.add_request(walk.ids, max_new_tokens=walk.left)] = walk
-            wait_s = max(0.001, due[0][0] - time.perf_counter()) if due else PATIENCE_S
+        running: dict[str, RolloutProgress] = {}
+        while running or waiting:
+            while waiting and waiting[0][0] <= time.perf_counter():
+                rollout = waiting.popleft()[1]
+                running[requests.add_request(rollout.ids, max_new_tokens=rollout.turn_length)] = rollout
+            wait_s = max(0.001, waiting[0][0] - time.perf_counter()) if waiting else TIMEOUT_S
             result = requests.get_result(timeout=wait_s)
-            if result is None and due:
+            if result is None and waiting:
                 continue
             if result is None or result.error:
-                raise RuntimeError(f"continuous batching gave up: {result and result.error}")
-            walk = walks.pop(result.request_id)
-            if walk.take(result.generated_tokens, tally):
-                due.append((time.perf_counter() + tool_s, walk))
+                raise RuntimeError(f"continuous batching failed: {result and result.error}")
+            rollout = running.pop(result.request_id)
+            if rollout.add_turn(result.generated_tokens, tally):
+                waiting.append((time.perf_counter() + tool_s, rollout))
 
 
-PEERS: dict[str, Callable[[PreTrainedModel, list[Plan], Tally, float], None]] = {
-    "torch engine": ours,
-    "generate, a rollout at a time": one_by_one,
-    "generate, in lock step": lock_step,
-    "continuous batching": continuous,
+ENGINES: dict[str, Callable[[PreTrainedModel, list[RolloutPlan], Tally, float], None]] = {
+    "torch engine": run_torch_engine,
+    "generate, a rollout at a time": run_one_at_a_time,
+    "generate, in lock step": run_lock_step,
+    "continuous batching": run_continuous_batching,
 }
 
 
-def measure(name: str, chosen: list[Plan], tool_s: float = 0.0, vocabulary: int = VOCABULARY) -> Tally:
-    tally, fresh = Tally(), model(vocabulary)
+def measure(name: str, plans: list[RolloutPlan], tool_s: float = 0.0, vocabulary: int = VOCABULARY) -> Tally:
+    """Runs one engine on the plans; raises RuntimeError if it generated another number of tokens."""
+    tally, model = Tally(), make_model(vocabulary)
     wall, cpu = time.perf_counter(), time.process_time()
-    PEERS[name](fresh, chosen, tally, tool_s)
+    ENGINES[name](model, plans, tally, tool_s)
     tally.wall_s, tally.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    expected = sum(sum(plan.lengths) for plan in chosen)
+    expected = sum(sum(plan.lengths) for plan in plans)
     if tally.tokens != expected:
-        raise RuntimeError(f"{name} wrote {tally.tokens} tokens, not {expected}")
+        raise RuntimeError(f"{name} generated {tally.tokens} tokens, not {expected}")
     return tally
 
 
@@ -204,23 +214,23 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rollouts", type=int, default=64)
     options.add_argument("--rounds", type=int, default=3)
-    asked = options.parse_args()
+    args = options.parse_args()
     torch.set_num_threads(1)
-    chosen = plans(asked.rollouts)
-    for name in PEERS:
-        measure(name, chosen[:2])
-    found: dict[str, list[Tally]] = {name: [] for name in PEERS}
-    for _ in range(asked.rounds):
-        for name in PEERS:
-            found[name].append(measure(name, chosen))
-    print(f"{asked.rollouts} rollouts of {TURNS} turns, one thread, median of {asked.rounds}\n")
+    plans = make_plans(args.rollouts)
+    for name in ENGINES:
+        measure(name, plans[:2])
+    results: dict[str, list[Tally]] = {name: [] for name in ENGINES}
+    for _ in range(args.rounds):
+        for name in ENGINES:
+            results[name].append(measure(name, plans))
+    print(f"{args.rollouts} rollouts of {TURNS} turns, one thread, median of {args.rounds}\n")
     print("| engine | tokens/s | tokens per core-second | ours over it | cached of possible |\n|---|--:|--:|--:|--:|")
-    best = median(tally.tokens / tally.cpu_s for tally in found["torch engine"])
-    for name, tallies in found.items():
+    ours = median(tally.tokens / tally.cpu_s for tally in results["torch engine"])
+    for name, tallies in results.items():
         wall = median(tally.tokens / tally.wall_s for tally in tallies)
         cpu = median(tally.tokens / tally.cpu_s for tally in tallies)
-        share = f"{tallies[0].cached / tallies[0].possible:.1%}" if tallies[0].cached else ""
-        print(f"| {name} | {wall:.0f} | {cpu:.0f} | {best / cpu:.1f}x | {share} |")
+        share = f"{tallies[0].cached / tallies[0].cacheable:.1%}" if tallies[0].cached else ""
+        print(f"| {name} | {wall:.0f} | {cpu:.0f} | {ours / cpu:.1f}x | {share} |")
 
 
 if __name__ == "__main__":

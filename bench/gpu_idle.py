@@ -1,4 +1,4 @@
-"""How much of a time the GPU had nothing to do, by what the driver says of it several times a second."""
+"""Samples GPU utilization with nvidia-smi, to tell which share of a block the GPU was idle."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-EVERY_MS = 200
-ASKED = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"--loop-ms={EVERY_MS}")
+INTERVAL_MS = 200
+QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"--loop-ms={INTERVAL_MS}")
 
 
-class Idle:
-    """A block that is looked at."""
+class GpuIdleMeter:
+    """A context manager that measures its block."""
 
     def __init__(self) -> None:
-        self._busy: list[float] = []
+        self._utilization: list[float] = []
         self._process: subprocess.Popen[str] | None = None
 
     @property
-    def share(self) -> float | None:
+    def idle_share(self) -> float | None:
         """None without a GPU."""
-        return round(1 - sum(self._busy) / len(self._busy) / 100, 3) if self._busy else None
+        if not self._utilization:
+            return None
+        return round(1 - sum(self._utilization) / len(self._utilization) / 100, 3)
 
     def __enter__(self) -> Self:
         if shutil.which("nvidia-smi"):
-            self._process = subprocess.Popen(["nvidia-smi", *ASKED], stdout=subprocess.PIPE, text=True)
+            self._process = subprocess.Popen(["nvidia-smi", *QUERY], stdout=subprocess.PIPE, text=True)
             Thread(target=self._read, args=(self._process,), daemon=True).start()
         return self
 
@@ -40,4 +42,4 @@ class Idle:
     def _read(self, process: subprocess.Popen[str]) -> None:
         for line in process.stdout or ():
             if line.strip().isdigit():
-                self._busy.append(float(line))
+                self._utilization.append(float(line))

@@ -1,17 +1,17 @@
-"""What was found on a GPU, for people to read: a table, and whether each promise was kept."""
+"""The GPU benchmark's results as a Markdown table, and whether its bars are met."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-JOB, TURNS = "default job", "default job, taking turns"
+JOB, COLOCATED_JOB = "default job", "default job, taking turns"
 BARS = (
     (JOB, "greedy", "success on held-out tasks", 0.9),
     ("Qwen2.5-0.5B", "of_plain", "of SGLang's own tokens/s", 0.95),
     ("Qwen2.5-1.5B", "of_plain", "of SGLang's own tokens/s", 0.95),
 )
-"""Part, figure, what that is, and what it must come to."""
+"""Part, figure, its description, and its least value."""
 ROWS = (
     ("rollout, tokens/s", "rollout_tokens_per_s", ",.0f"),
     ("of SGLang's own, the same requests without tools", "of_plain", ".1%"),
@@ -24,47 +24,48 @@ ROWS = (
     ("publishing by tensors, s", "publish_tensors_s", ".2f"),
     ("publishing by disk, s", "publish_disk_s", ".2f"),
     ("publishing by a process group, s", "publish_group_s", ".2f"),
-    ("logprobs apart, mean", "mismatch_mean", ".2g"),
-    ("logprobs apart, most", "mismatch_max", ".2g"),
-    ("GPU idle while rolling out", "idle_rolling_out", ".0%"),
-    ("GPU idle while learning", "idle_learning", ".0%"),
+    ("logprob difference, mean", "mismatch_mean", ".2g"),
+    ("logprob difference, maximum", "mismatch_max", ".2g"),
+    ("GPU idle during rollouts", "idle_rolling_out", ".0%"),
+    ("GPU idle during updates", "idle_learning", ".0%"),
     ("GPU idle while publishing, by each way in turn", "idle_publishing", ".0%"),
 )
 
 
-def judged(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A part that failed, or was never begun, has met nothing."""
-    found = [told.get(part, {}).get(figure) for part, figure, _, _ in BARS]
+def check_bars(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The bars with their values; a part that failed or never ran misses its bar."""
+    values = [results.get(part, {}).get(figure) for part, figure, _, _ in BARS]
     return [
-        {"part": part, "figure": what, "bar": bar, "value": value, "met": value is not None and value >= bar}
-        for (part, _, what, bar), value in zip(BARS, found, strict=True)
+        {"part": part, "figure": description, "bar": bar, "value": value, "met": value is not None and value >= bar}
+        for (part, _, description, bar), value in zip(BARS, values, strict=True)
     ]
 
 
-def table(told: Mapping[str, Any]) -> str:
-    lines = [f"{name}: {value}  " for name, value in told["about"].items()]
-    lines += ["", *figures(told), ""]
-    lines += [f"left out: {what}  " for what in told.get("left_out", ())]
-    parts = [(name, one) for name, one in told.items() if isinstance(one, dict)]
-    lines += [f"{name}: {one[key]}  " for name, one in parts for key in ("problem", "trl_problem") if key in one]
+def format_results(results: Mapping[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [f"{name}: {value}  " for name, value in results["about"].items()]
+    lines += ["", *format_figures(results), ""]
+    lines += [f"not measured: {item}  " for item in results.get("left_out", ())]
+    parts = [(name, part) for name, part in results.items() if isinstance(part, dict)]
+    lines += [f"{name}: {part[key]}  " for name, part in parts for key in ("problem", "trl_problem") if key in part]
     return "\n".join(["# On a GPU", "", *lines]) + "\n"
 
 
-def figures(told: Mapping[str, Any]) -> Iterator[str]:
-    """As they stand in the README as well."""
-    names = [name for name, one in told.items() if isinstance(one, dict) and "rollout_tokens_per_s" in one]
+def format_figures(results: Mapping[str, Any]) -> Iterator[str]:
+    """The table of figures, as on the results page."""
+    names = [name for name, part in results.items() if isinstance(part, dict) and "rollout_tokens_per_s" in part]
     yield from (f"| | {' | '.join(names)} |", "|---|" + "--:|" * len(names))
-    for title, key, form in ROWS:
-        cells = (told[name].get(key) for name in names)
-        yield f"| {title} | {' | '.join('' if cell is None else format(cell, form) for cell in cells)} |"
-    yield from _promises(told.get("bars", ()))
+    for title, key, number_format in ROWS:
+        cells = (results[name].get(key) for name in names)
+        yield f"| {title} | {' | '.join('' if cell is None else format(cell, number_format) for cell in cells)} |"
+    yield from _format_bars(results.get("bars", ()))
 
 
-def _promises(bars: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """None are judged of what was done in small."""
+def _format_bars(bars: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Nothing for a small run, which has no bars."""
     if bars:
-        yield from ("", "| promise | found | |", "|---|--:|---|")
-    for one in bars:
-        found = "nothing" if one["value"] is None else f"{one['value']:.1%}"
-        kept = "met" if one["met"] else "**missed**"
-        yield f"| {one['part']}: {one['figure']} >= {one['bar']:.0%} | {found} | {kept} |"
+        yield from ("", "| promise | measured | |", "|---|--:|---|")
+    for bar in bars:
+        value = "nothing" if bar["value"] is None else f"{bar['value']:.1%}"
+        verdict = "met" if bar["met"] else "**missed**"
+        yield f"| {bar['part']}: {bar['figure']} >= {bar['bar']:.0%} | {value} | {verdict} |"

@@ -1,7 +1,7 @@
-"""Each peer lives in an environment of its own, made once; where it cannot be had, the reason is a result too.
+"""Installs the frameworks that mtrl is compared with, FastMCP and TRL, each in a virtual environment of its own.
 
-FastMCP's newest release may ask for a dependency that a package index does not have yet. Such a bound is let go, and
-said. TRL gets the torch and the transformers that are installed here, so that both trainers compute with the same.
+A dependency bound of FastMCP's newest release that a package index cannot satisfy is dropped, and the title says so.
+TRL gets the versions of torch and transformers that are installed here, so that both trainers compute with the same.
 """
 
 from __future__ import annotations
@@ -18,112 +18,125 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-HOMES = Path(__file__).parents[1] / ".bench"
-OWN = ("fastmcp", "fastmcp-slim")
-"""Its own distributions: installed without what they ask for, which follows with the bounds that can be kept."""
+ENVIRONMENTS = Path(__file__).parents[1] / ".bench"
+FASTMCP_PACKAGES = ("fastmcp", "fastmcp-slim")
+"""Installed without dependencies; these follow, with the bounds that can be satisfied."""
 EXTRAS = ("", "client", "server")
-INSTALL_S = 600
-SHARED = ("torch", "transformers")
+FAST_SERVING = ("uvloop", "httptools")
+"""uvicorn's fast event loop and HTTP parser, which FastMCP does not ask for by itself."""
+INSTALL_TIMEOUT_S = 600
+SHARED_PACKAGES = ("torch", "transformers")
 """What both trainers compute with."""
-MOST_RELAXED = 4
+MAX_RELAXED = 4
 _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
+    """A framework to compare with, and its Python."""
+
     name: str
     python: str = ""
     version: str = ""
     relaxed: tuple[str, ...] = ()
+    """Dependencies whose version bound was dropped."""
     problem: str = ""
-    """Why there is none."""
+    """Why it is not installed."""
 
     @property
     def title(self) -> str:
+        """Name, version and dropped bounds, for tables."""
         bounds = f", without its bound on {', '.join(self.relaxed)}" if self.relaxed else ""
         return f"{self.name} {self.version}{bounds}" if self.version else self.name
 
 
-def fastmcp(*, now: bool = True) -> Peer:
-    """The newest release that installs; unless `now`, only one that is installed."""
-    return _kept("FastMCP", _fastmcp, now)
+def fastmcp(*, install: bool = True) -> Peer:
+    """FastMCP's newest release that installs; with `install=False` only if it is installed already."""
+    return _find_or_install("FastMCP", _install_fastmcp, install)
 
 
-def trl(*, now: bool = True) -> Peer:
-    """The newest release; unless `now`, only one that is installed."""
-    return _kept("TRL", _trl, now)
+def trl(*, install: bool = True) -> Peer:
+    """TRL's newest release; with `install=False` only if it is installed already."""
+    return _find_or_install("TRL", _install_trl, install)
 
 
-def _kept(name: str, install: Callable[[Path], Peer], now: bool) -> Peer:
-    home = HOMES / name.lower()
-    note = home / "peer.json"
-    if note.exists():
-        told = {"name": name} | json.loads(note.read_text())
-        return Peer(**{**told, "relaxed": tuple(told["relaxed"])})
-    if not now:
+def _find_or_install(name: str, installer: Callable[[Path], Peer], install: bool) -> Peer:
+    home = ENVIRONMENTS / name.lower()
+    record = home / "peer.json"
+    if record.exists():
+        values = {"name": name} | json.loads(record.read_text())
+        return Peer(**{**values, "relaxed": tuple(values["relaxed"])})
+    if not install:
         return Peer(name, problem="not installed here yet")
     try:
-        subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", home], check=True, capture_output=True, timeout=INSTALL_S
-        )
-        peer = install(home)
+        command = [sys.executable, "-m", "venv", "--clear", home]
+        subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_TIMEOUT_S)
+        peer = installer(home)
     except (subprocess.SubprocessError, OSError) as error:
         shutil.rmtree(home, ignore_errors=True)
-        return Peer(name, problem=_reason(error))
-    note.write_text(json.dumps(asdict(peer)))
+        return Peer(name, problem=_describe_failure(error))
+    record.write_text(json.dumps(asdict(peer)))
     return peer
 
 
-def _trl(home: Path) -> Peer:
-    pinned = [f"{name}=={version(name).partition('+')[0]}" for name in SHARED]
+def _install_trl(home: Path) -> Peer:
+    pinned = [f"{name}=={version(name).partition('+')[0]}" for name in SHARED_PACKAGES]
     _pip(home, "install", "trl", *pinned)
-    return Peer("TRL", str(_python(home)), _asked(home, "version", "trl").strip())
+    return Peer("TRL", str(_python(home)), _read_metadata(home, "version", "trl").strip())
 
 
-def _fastmcp(home: Path) -> Peer:
+def _install_fastmcp(home: Path) -> Peer:
     newest = ""
-    for name in OWN:
+    for name in FASTMCP_PACKAGES:
         _pip(home, "install", "--no-deps", f"{name}=={newest}" if newest else name)
-        newest = newest or _asked(home, "version", name).strip()
-    wanted = {one.name: one for name in OWN for one in _requirements(home, name) if one.name not in OWN}
+        newest = newest or _read_metadata(home, "version", name).strip()
+    requirements = [requirement for name in FASTMCP_PACKAGES for requirement in _requirements(home, name)]
+    needed = {requirement.name: requirement for requirement in requirements if requirement.name not in FASTMCP_PACKAGES}
     relaxed: list[str] = []
     while True:
         try:
-            _pip(home, "install", *(_written(one, relaxed) for one in wanted.values()))
+            wanted = (_format_requirement(requirement, relaxed) for requirement in needed.values())
+            _pip(home, "install", *FAST_SERVING, *wanted)
             return Peer("FastMCP", str(_python(home)), newest, tuple(relaxed))
         except subprocess.CalledProcessError as error:
             missing = _MISSING.search(error.stderr)
-            if missing is None or missing[1] not in wanted or missing[1] in relaxed or len(relaxed) == MOST_RELAXED:
+            if missing is None or missing[1] not in needed or missing[1] in relaxed or len(relaxed) == MAX_RELAXED:
                 raise
             relaxed.append(missing[1])
 
 
 def _requirements(home: Path, name: str) -> list[Requirement]:
-    asked = [Requirement(line) for line in _asked(home, "requires", name).splitlines()]
-    return [one for one in asked if one.marker is None or any(one.marker.evaluate({"extra": e}) for e in EXTRAS)]
+    requirements = [Requirement(line) for line in _read_metadata(home, "requires", name).splitlines()]
+    return [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in EXTRAS)
+    ]
 
 
-def _written(one: Requirement, relaxed: list[str]) -> str:
-    extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
-    return f"{one.name}{extras}{'' if one.name in relaxed else one.specifier}"
+def _format_requirement(requirement: Requirement, relaxed: list[str]) -> str:
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{requirement.name}{extras}{'' if requirement.name in relaxed else requirement.specifier}"
 
 
-def _asked(home: Path, what: str, name: str) -> str:
-    code = f"import importlib.metadata as m; x = m.{what}({name!r}); print(x if isinstance(x, str) else '\\n'.join(x))"
+def _read_metadata(home: Path, function: str, name: str) -> str:
+    """Calls `importlib.metadata.FUNCTION(NAME)` in an environment; lists have one item a line."""
+    code = f"import importlib.metadata as m; x = m.{function}({name!r}); "
+    code += "print(x if isinstance(x, str) else '\\n'.join(x))"
     return subprocess.run([_python(home), "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-def _pip(home: Path, *words: str) -> None:
-    command = [str(_python(home)), "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S)
+def _pip(home: Path, *args: str) -> None:
+    command = [str(_python(home)), "-m", "pip", "--quiet", "--disable-pip-version-check", *args]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
 
 
 def _python(home: Path) -> Path:
     return home / "bin" / "python"
 
 
-def _reason(error: Exception) -> str:
-    """pip's last words, without the addresses that they may hold."""
+def _describe_failure(error: Exception) -> str:
+    """pip's last error line, without URLs, which may hold secrets."""
     if isinstance(error, subprocess.CalledProcessError) and error.stderr:
         lines = [line for line in str(error.stderr).splitlines() if line.startswith("ERROR")]
         return re.sub(r"\S+://\S+", "...", lines[-1] if lines else "pip failed")[:200]

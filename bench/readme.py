@@ -1,4 +1,4 @@
-"""Puts the newest results into the README, between its marks, with `--write`; without it, only compares."""
+"""Writes tables of bench/results into docs/results.md and README.md, between marks; without `--write` only compares."""
 
 from __future__ import annotations
 
@@ -7,59 +7,104 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import copyfile
 from statistics import mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
-from gpu_table import figures  # noqa: E402
+from gpu_table import format_figures  # noqa: E402
+from soak import ALLOWED, LOADS, growth  # noqa: E402
 
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "results.md"
+IMAGE = ROOT / "docs" / "images" / "sight.png"
+"""A copy of the image in bench/results: pages of the documentation can only show images of their folder."""
 RESULTS = ROOT / "bench" / "results"
 
 
 def results(name: str) -> Any:
+    """A file of bench/results."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
+FLOORS = {
+    "native": ("a native tool over REST", "a bare Starlette endpoint with the same JSON"),
+    "stdio": ("a stdio MCP tool over REST", "the raw `mcp` client alone"),
+    "http": ("an HTTP MCP tool over REST", "the raw `mcp` client alone"),
+    "session": ("a session opened and closed", "a call of a native tool"),
+    "front-native": ("a native tool over MCP", "a bare `mcp` server"),
+    "front-stdio": ("a stdio MCP tool over MCP", "a bare `mcp` server and the raw client"),
+    "front-http": ("an HTTP MCP tool over MCP", "a bare `mcp` server and the raw client"),
+}
+"""Rows of the gateway's benchmark: what they are, and their floors."""
+
+
 def costs() -> str:
-    """CPU of a call with 64 at once, beside the peer's over the same server."""
-    written = results("gateway.json")
-    cpu = {(row["title"], row["behind"]): row["at"]["64"]["cpu_ms"] for row in written["rows"]}
-    peer = written["about"]["peer"].partition(",")[0]
-    rows = (
-        ("a native tool in process", cpu["mtrl in process", "native"]),
-        ("a native tool over HTTP", cpu["mtrl over HTTP", "native"]),
-        ("a stdio MCP tool over HTTP, pooled", cpu["mtrl over HTTP", "stdio"]),
-        (f"the same tool behind a {peer} proxy", cpu["FastMCP proxy", "stdio"]),
-        ("an HTTP MCP tool over HTTP", cpu["mtrl over HTTP", "http"]),
-        (f"the same tool behind a {peer} proxy", cpu["FastMCP proxy", "http"]),
-    )
-    lines = [f"| {what} | {cpu_ms:.2f} ms |" for what, cpu_ms in rows]
-    return "\n".join(["| | CPU for a call |", "|---|--:|", *lines])
+    """CPU per call with 64 at once, as multiples of the floors; and FastMCP's, as multiples of ours."""
+    record = results("gateway.json")
+    rows = {row["key"]: row for row in record["rows"]}
+    peer = record["about"]["peer"].partition(",")[0]
+    lines = [
+        f"| {what} | {_times(rows[key]['of_floor'])} of {floor} | {_times(rows[key]['peer_over'])} |"
+        for key, (what, floor) in FLOORS.items()
+    ]
+    return "\n".join([f"| | CPU for a call | {peer}, tuned, costs |", "|---|---|--:|", *lines])
+
+
+def _times(ratios: Mapping[str, Mapping[str, float]]) -> str:
+    return f"{ratios['64']['median']:.1f}x" if "64" in ratios else ""
 
 
 def conformance() -> str:
+    """Scores of the MCP conformance suite."""
     lines = [
-        f"| {score['requirements']} | {score['required']['passed']} of {score['required']['total']} "
+        f"| {score['half']} | {score['requirements']} | {score['required']['passed']} of {score['required']['total']} "
         f"| {score['checks']['passed']} | {score['checks']['failed']} |"
         for score in results("conformance.json")["scores"]
     ]
-    head = "| Requirements | Required server scenarios | Checks passed | Checks failed |"
-    return "\n".join([head, "|---|--:|--:|--:|", *lines])
+    head = "| The gateway as | Requirements | Required scenarios | Checks passed | Checks failed |"
+    return "\n".join([head, "|---|---|--:|--:|--:|", *lines])
+
+
+def soak() -> str:
+    """What the loads of the soak left behind."""
+    loads = results("soak.json")["loads"]
+    figures = [*ALLOWED]
+    lines = []
+    for name, load in loads.items():
+        growths = [growth([sample[figure] for sample in load["samples"]]) for figure in figures]
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(load["outcomes"].items()))
+        left = " | ".join(
+            f"{value:+.1f}{' MiB' if figure == 'memory' else ''}"
+            for figure, value in zip(figures, growths, strict=True)
+        )
+        lines.append(f"| {LOADS[name].title}, {load['count']:,} {LOADS[name].unit} | {outcomes} | {left} |")
+    head = f"| Load | Outcomes | {' | '.join(figures)} |"
+    return "\n".join([head, "|---|---|" + "--:|" * len(figures), *lines])
+
+
+def conformance_in_short() -> str:
+    """The required scenarios of both halves, in one sentence."""
+    halves: dict[str, list[str]] = {}
+    for score in results("conformance.json")["scores"]:
+        passed = f"{score['required']['passed']} of {score['required']['total']} ({score['requirements']})"
+        halves.setdefault(score["half"], []).append(passed)
+    scores = "; ".join(f"as a {half}, {' and '.join(passed)}" for half, passed in halves.items())
+    return f"Required scenarios of the official MCP conformance suite (`make conformance`): {scores}."
 
 
 def scale() -> str:
-    """Every wave of calls that was under way at one moment, and what a session costs that does nothing."""
-    written = results("gateway.json")["scale"]
+    """Waves of concurrent calls, and the memory of an idle session."""
+    record = results("gateway.json")["scale"]
     waves = [
         f"| {wave['calls']:,} calls at one moment through `{wave['tool']}` | {wave['answered']:,} answered, "
         f"{wave['lost']} lost, {wave['duplicated']} doubled |"
-        for wave in written["waves"]
+        for wave in record["waves"]
     ]
-    idle = f"| an idle session | {written['idle_kib']:.1f} KiB |"
-    return "\n".join([f"| {written['sessions']:,} sessions on one process | |", "|---|--:|", *waves, idle])
+    idle = f"| an idle session | {record['idle_kib']:.1f} KiB |"
+    return "\n".join([f"| {record['sessions']:,} sessions on one process | |", "|---|--:|", *waves, idle])
 
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -67,31 +112,43 @@ WAYS = ("sampled_before", "greedy_before", "sampled", "greedy")
 
 
 def learned() -> str:
-    """The default job, seed by seed; the curve and a rollout are the first seed's."""
-    written = results("bars.json")
-    first = written["seeds"][0]
-    heads = ("seed", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
-    lines = [f"| {' | '.join(heads)} |", "|--:" * len(heads) + "|", *map(_seed, written["seeds"])]
-    lines += ["", f"The mean reward of each of seed {first['seed']}'s steps, from 0 to 1:", "", "```text"]
-    lines += [f"|{''.join(BLOCKS[round(value * 8)] for value in first['curve']['reward'])}|", "```"]
+    """The default job, seed by seed; with the curve and two rollouts of the first seed."""
+    record = results("bars.json")
+    first = record["seeds"][0]
+    lines = [*_success(record["seeds"]), "", *_curve(first)]
     for way in ("before", "after"):
-        lines += [
-            "",
-            f"The task `{first['read']['task']}`, {way}:",
-            "",
-            "```text",
-            *_rollout(first["read"][way]),
-            "```",
-        ]
+        lines += ["", f"The task `{first['read']['task']}`, {way}:", "", *_fenced(first["read"][way])]
     return "\n".join(lines)
 
 
-def _seed(one: Mapping[str, Any]) -> str:
-    return f"| {one['seed']} | {_rates(one)} | {one['warm_core_s']:.0f} | {one['grpo_core_s']:.0f} |"
+def learned_in_short() -> str:
+    """The table of `learned`, and its last rollout."""
+    record = results("bars.json")
+    read = record["seeds"][0]["read"]
+    lines = ["", "After training, on a held-out task:", "", *_fenced(read["after"])]
+    return "\n".join([*_success(record["seeds"]), *lines])
 
 
-def _rates(one: Mapping[str, Any]) -> str:
-    return " | ".join(f"{one['compared'][way]:.3f}" for way in WAYS)
+def _success(seeds: Sequence[Mapping[str, Any]]) -> list[str]:
+    heads = ("seed", *(way.replace("_", " ") for way in WAYS), "warm start, core-s", "GRPO, core-s")
+    return [f"| {' | '.join(heads)} |", "|--:" * len(heads) + "|", *map(_seed, seeds)]
+
+
+def _curve(seed: Mapping[str, Any]) -> list[str]:
+    line = "".join(BLOCKS[round(value * 8)] for value in seed["curve"]["reward"])
+    return [f"Mean reward of each step of seed {seed['seed']}, from 0 to 1:", "", "```text", f"|{line}|", "```"]
+
+
+def _fenced(entries: Iterable[Sequence[str]]) -> list[str]:
+    return ["```text", *_rollout(entries), "```"]
+
+
+def _seed(item: Mapping[str, Any]) -> str:
+    return f"| {item['seed']} | {_rates(item)} | {item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} |"
+
+
+def _rates(item: Mapping[str, Any]) -> str:
+    return " | ".join(f"{item['compared'][way]:.3f}" for way in WAYS)
 
 
 def _rollout(entries: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -102,10 +159,10 @@ def _rollout(entries: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def habit() -> str:
-    """The worst seed of each."""
+    """Success of the worst seeds before and after the habit was taught."""
     seeds = results("habit.json")["seeds"].values()
     skill, hidden = (
-        {way: fold(one[stage][way] for one in seeds) for way in ("sampled", "greedy")}
+        {way: fold(item[stage][way] for item in seeds) for way in ("sampled", "greedy")}
         for stage, fold in (("skill", min), ("habit", max))
     )
     return (
@@ -116,38 +173,40 @@ def habit() -> str:
 
 
 def second() -> str:
+    """The second task, seed by seed."""
     seeds = results("second.json")["seeds"]
-    lines = [f"| {one['seed']} | {_rates(one)} |" for one in seeds]
+    lines = [f"| {item['seed']} | {_rates(item)} |" for item in seeds]
     return "\n".join([f"| seed | {' | '.join(way.replace('_', ' ') for way in WAYS)} |", "|--:" * 5 + "|", *lines])
 
 
+def agent() -> str:
+    """The job with an agent, seed by seed."""
+    seeds = results("agent.json")["seeds"]
+    lines = [f"| {item['seed']} | {_rates(item)} | {item['warm_core_s'] + item['grpo_core_s']:.0f} |" for item in seeds]
+    heads = [*(way.replace("_", " ") for way in WAYS), "core-s in all"]
+    return "\n".join([f"| seed | {' | '.join(heads)} |", "|--:" * 6 + "|", *lines])
+
+
 def sight() -> str:
-    """The job that learns to look, and one of its rollouts with what it saw."""
+    """The vision job, and one of its rollouts with its images."""
     seeds = results("sight.json")["seeds"]
     names = ("blank", "exchanged", "follows")
-    heads = (*(way.replace("_", " ") for way in WAYS), "pictures blanked", "exchanged", "answers follow them")
+    heads = (*(way.replace("_", " ") for way in WAYS), "images blanked", "exchanged", "answers follow them")
     lines = [f"| seed | {' | '.join(heads)} |", "|--:" * (len(heads) + 1) + "|"]
-    for one in seeds:
-        others = (f"{one['controls'][name]:.3f}" for name in names)
-        lines.append(f"| {one['seed']} | {_rates(one)} | {' | '.join(others)} |")
-    lines += ["", f"The mean reward of each of seed {seeds[0]['seed']}'s steps, from 0 to 1:", "", "```text"]
-    lines += [f"|{''.join(BLOCKS[round(value * 8)] for value in seeds[0]['curve']['reward'])}|", "```"]
+    for item in seeds:
+        others = (f"{item['controls'][name]:.3f}" for name in names)
+        lines.append(f"| {item['seed']} | {_rates(item)} | {' | '.join(others)} |")
     read = seeds[0]["read"]
-    lines += ["", f"The task `{read['task']}`, after, and the two pictures that it saw:", "", "```text"]
-    lines += [
-        *_rollout(read["after"]),
-        "```",
-        "",
-        "![The house from outside, and the lit room](bench/results/sight.png)",
-    ]
+    lines += ["", *_curve(seeds[0]), "", f"The task `{read['task']}`, after, and the two images that it saw:", ""]
+    lines += [*_fenced(read["after"]), "", "![The house from outside, and the lit room](images/sight.png)"]
     return "\n".join(lines)
 
 
 def ablations() -> str:
-    """Means over seeds, half-way and at the end."""
+    """Ablations: means over seeds, half-way and at the end."""
     arms: dict[str, list[Mapping[str, Any]]] = {}
-    for one in results("ablations.json")["trained"]:
-        arms.setdefault(one["arm"], []).append(one)
+    for item in results("ablations.json")["trained"]:
+        arms.setdefault(item["arm"], []).append(item)
     lines = []
     for arm, runs in arms.items():
         rates = [[mean(run[way][at] for run in runs) for way in ("sampled", "greedy")] for at in ("30", "60")]
@@ -156,10 +215,10 @@ def ablations() -> str:
 
 
 def step() -> str:
-    """A step of GRPO beside the peer's."""
-    written = results("trainer.json")
-    ours, figures = written["figures"]["mtrl"], written["figures"]
-    peer = written["about"]["versions"].rpartition("; ")[2]
+    """The cost of a GRPO step in mtrl and TRL."""
+    record = results("trainer.json")
+    ours, figures = record["figures"]["mtrl"], record["figures"]
+    peer = record["about"]["versions"].rpartition("; ")[2]
     rows = {
         "mtrl_mcp": "mtrl, the calculator behind MCP",
         "trl": f"{peer}, tuned",
@@ -174,7 +233,7 @@ def step() -> str:
 
 
 def routing() -> str:
-    """Of what could be cached, how much was, by who chose the server."""
+    """Prefix-cache hits by kind of routing."""
     titles = {
         "one server": "one server",
         "ours": "two servers, each rollout and group at its own",
@@ -187,8 +246,8 @@ def routing() -> str:
 
 
 def kills() -> str:
-    """A run whose server was killed again and again, beside the same one in peace."""
-    written = results("kills.json")
+    """A run whose server was killed repeatedly, and the same run undisturbed."""
+    record = results("kills.json")
     rows = {
         "rollouts that count": ("found", "rollouts", ",d"),
         "missing": ("found", "missing", "d"),
@@ -201,27 +260,42 @@ def kills() -> str:
         "success afterwards, greedy": ("learned", "greedy", ".3f"),
     }
     lines = [
-        f"| {title} | " + " | ".join(f"{written[of][run][name]:{form}}" for run in ("struck", "undisturbed")) + " |"
+        f"| {title} | " + " | ".join(f"{record[of][run][name]:{form}}" for run in ("struck", "undisturbed")) + " |"
         for title, (of, name, form) in rows.items()
     ]
-    faults = sum(written["found"]["struck"]["faults"].values())
+    faults = sum(record["found"]["struck"]["faults"].values())
     return "\n".join([f"| | its server struck {faults} times | in peace |", "|---|--:|--:|", *lines])
 
 
+NOT_ON_A_GPU = "Nothing was measured on a GPU yet: `make bench-gpu` does, wherever there is one."
+
+
 def gpu() -> str:
-    """The newest whole run on a GPU, where there is one."""
+    """The newest full run on a GPU, if there is one."""
+    if (newest := _on_gpu()) is None:
+        return NOT_ON_A_GPU
+    about = newest["about"]
+    return "\n".join([f"On {about['device']}, {about['date']} (`make bench-gpu`):", "", *format_figures(newest)])
+
+
+def gpu_in_short() -> str:
+    """The README's line about GPU results."""
+    if (newest := _on_gpu()) is None:
+        return NOT_ON_A_GPU
+    about = newest["about"]
+    return f"Measured on {about['device']}, {about['date']}: [on a GPU](docs/results.md#on-a-gpu)."
+
+
+def _on_gpu() -> Any:
     found = [results(file.name) for file in sorted(RESULTS.glob("gpu-*.json"))]
-    whole = [told for told in found if not told["small"]]
-    if not whole:
-        return "Nothing was measured on a GPU yet: `make bench-gpu` does, wherever there is one."
-    about = whole[-1]["about"]
-    return "\n".join([f"On {about['device']}, {about['date']} (`make bench-gpu`):", "", *figures(whole[-1])])
+    return next((run for run in reversed(found) if not run["small"]), None)
 
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "learned": learned,
     "habit": habit,
     "second": second,
+    "agent": agent,
     "ablations": ablations,
     "sight": sight,
     "kills": kills,
@@ -231,27 +305,42 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "costs": costs,
     "scale": scale,
     "conformance": conformance,
+    "soak": soak,
 }
 
 
-def filled(readme: str) -> str:
-    for name, table in PARTS.items():
+IN_README: Mapping[str, Callable[[], str]] = {
+    "learned": learned_in_short,
+    "conformance": conformance_in_short,
+    "costs": costs,
+    "gpu": gpu_in_short,
+}
+PAGES: Mapping[Path, Mapping[str, Callable[[], str]]] = {README: IN_README, PAGE: PARTS}
+
+
+def filled(text: str, parts: Mapping[str, Callable[[], str]] = PARTS) -> str:
+    """A page with its marked parts replaced."""
+    for name, table in parts.items():
         mark = re.compile(rf"(<!-- {name} -->\n\n).*?(\n\n<!-- /{name} -->)", re.DOTALL)
-        readme, found = mark.subn(lambda marks, table=table: marks[1] + table() + marks[2], readme)  # type: ignore[misc]
+        text, found = mark.subn(lambda marks, table=table: marks[1] + table() + marks[2], text)  # type: ignore[misc]
         if found != 1:
-            raise SystemExit(f"README.md: the marks <!-- {name} --> ... <!-- /{name} --> stand there {found} times")
-    return readme
+            raise SystemExit(f"the marks <!-- {name} --> ... <!-- /{name} --> are there {found} times, not once")
+    return text
 
 
 def main() -> int:
-    now = README.read_text(encoding="utf-8")
-    new = filled(now)
+    differ = 0
+    for page, parts in PAGES.items():
+        now = page.read_text(encoding="utf-8")
+        new = filled(now, parts)
+        if "--write" in sys.argv[1:]:
+            page.write_text(new, encoding="utf-8")
+        elif new != now:
+            print(f"{page.relative_to(ROOT)} has other numbers than bench/results; run: python bench/readme.py --write")
+            differ = 1
     if "--write" in sys.argv[1:]:
-        README.write_text(new, encoding="utf-8")
-        return 0
-    if new != now:
-        print("README.md has other numbers than bench/results; run: python bench/readme.py --write")
-    return int(new != now)
+        copyfile(RESULTS / IMAGE.name, IMAGE)
+    return differ
 
 
 if __name__ == "__main__":

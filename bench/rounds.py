@@ -1,4 +1,4 @@
-"""Rows are measured in turns, round by round, so that a busy moment of the machine falls on all of them."""
+"""Measures all rows in interleaved rounds, so that a busy moment of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import load
+import load_generator
+from measured_process import MeasuredProcess
 from peers import Peer
-from process import Measured
-from rows import ROWS, Row, commands, echo_command, environment
+from rows import ROWS, Row, echo_command, process_commands, process_env
 
-PATIENCE_S = 180.0
-MOST_CALLS = 20_000
+ORDER_TIMEOUT_S = 180.0
+MAX_CALLS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,106 +31,122 @@ QUICK = Pace(rounds=1, window_s=0.1, concurrencies=(1, 8))
 
 @dataclass(frozen=True, slots=True)
 class Sample:
+    """One measurement of a row."""
+
     calls: int
     right: int
     wall_s: float
     cpu_s: float
     """Of the measured process alone."""
-    behind_s: float
-    """CPU of the tool server behind it, wherever that runs."""
+    tool_cpu_s: float
+    """CPU of the tool server, wherever it runs."""
     client_share: float
-    """How much of one core the load itself took; 0 where the caller is the measured process."""
+    """The part of one core that the load generator took; 0 where the caller is the measured process."""
 
 
 @dataclass(slots=True)
 class Measurement:
+    """All samples of a row."""
+
     row: Row
     calls: dict[int, int] = field(default_factory=dict)
+    """Calls in one sample, by concurrency."""
     samples: dict[int, list[Sample]] = field(default_factory=dict)
-    """Both by concurrency."""
+    """By concurrency."""
     problem: str = ""
 
 
-class Stage:
-    """Everything that takes part; started once, and kept for all rounds."""
+class MeasurementSetup:
+    """The processes that take part, started once for all rounds."""
 
     def __init__(self, peer: Peer) -> None:
-        self.processes: dict[str, Measured] = {}
-        self.problems = {"fastmcp-stdio": peer.problem, "fastmcp-http": peer.problem} if peer.problem else {}
+        self.processes: dict[str, MeasuredProcess] = {}
+        peers = {row.process for row in ROWS if row.process.startswith("fastmcp")}
+        self.problems = dict.fromkeys(peers, peer.problem) if peer.problem else {}
         self._sessions: dict[str, list[str]] = {}
-        self.echo = Measured("echo", echo_command(), environment(""))
-        self._commands = commands(self.echo.url, peer)
+        self.echo = MeasuredProcess("echo", echo_command(), process_env(""))
+        self._commands = process_commands(self.echo.url, peer)
 
     def start(self, rows: Sequence[Row] = ROWS) -> None:
-        env = environment(self.echo.url)
+        """Starts the processes of the rows; those that cannot start are noted in `problems`."""
+        env = process_env(self.echo.url)
         for key in sorted({row.process for row in rows} - self.problems.keys()):
             try:
-                self.processes[key] = Measured(key, self._commands[key], env)
+                self.processes[key] = MeasuredProcess(key, self._commands[key], env)
             except RuntimeError as error:
                 self.problems[key] = str(error)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         for process in (*self.processes.values(), self.echo):
-            process.end()
+            process.stop()
 
     def sample(self, row: Row, calls: int, concurrency: int) -> Sample:
+        """Measures a number of calls of one row."""
         process = self.processes[row.process]
-        speakers = [] if row.door == "inside" else self._speakers(row, process, concurrency)
-        cpu_s, behind_s = process.cpu_s, self._behind_s(row, process)
-        if row.door == "inside":
-            told = process.ordered(PATIENCE_S, way=row.tool, calls=calls, concurrency=concurrency)
-            right, wall_s, share, cpu_s = int(told["right"]), told["wall_s"], 0.0, told["cpu_s"]
+        templates = [] if row.interface == "inside" else self._request_templates(row, process, concurrency)
+        cpu_before_s, tool_before_s = process.cpu_s, self._tool_cpu_s(row, process)
+        if row.interface == "inside":
+            answer = process.send_order(ORDER_TIMEOUT_S, way=row.tool, calls=calls, concurrency=concurrency)
+            right, wall_s, share, cpu_s = int(answer["right"]), answer["wall_s"], 0.0, answer["cpu_s"]
         else:
-            fired = load.fire(process.url, speakers, calls)
-            right, wall_s, share = fired.right, fired.wall_s, fired.client_s / fired.wall_s
-            cpu_s = process.cpu_s - cpu_s
-        return Sample(calls, right, wall_s, cpu_s, self._behind_s(row, process) - behind_s, share)
+            load = load_generator.run_load(process.url, templates, calls)
+            right, wall_s, share = load.right, load.wall_s, load.client_cpu_s / load.wall_s
+            cpu_s = process.cpu_s - cpu_before_s
+        return Sample(calls, right, wall_s, cpu_s, self._tool_cpu_s(row, process) - tool_before_s, share)
 
-    def _speakers(self, row: Row, process: Measured, concurrency: int) -> list[load.Speaker]:
+    def _request_templates(
+        self, row: Row, process: MeasuredProcess, concurrency: int
+    ) -> list[load_generator.RequestTemplate]:
         url = process.url.removesuffix("/mcp")
-        if row.door == "mcp":
-            return [load.mcp(f"{url}/mcp", row.tool)] * concurrency
+        if row.interface == "mcp":
+            return [load_generator.mcp_call(f"{url}/mcp", row.tool)] * concurrency
+        if row.interface == "sessions":
+            return [load_generator.session_request(url)] * concurrency
+        if row.process == "bare":
+            return [load_generator.gateway_call(url, "any", row.tool)] * concurrency
         sessions = self._sessions.setdefault(row.process, [])
         while len(sessions) < concurrency:
-            sessions.append(load.ask(url, "POST", "/v1/sessions", {})["id"])
-        return [load.ours(url, session, row.tool) for session in sessions[:concurrency]]
+            sessions.append(load_generator.request_json(url, "POST", "/v1/sessions", {})["id"])
+        return [load_generator.gateway_call(url, session, row.tool) for session in sessions[:concurrency]]
 
-    def _behind_s(self, row: Row, process: Measured) -> float:
+    def _tool_cpu_s(self, row: Row, process: MeasuredProcess) -> float:
         if row.behind == "http":
             return self.echo.cpu_s
-        return process.children_s if row.behind == "stdio" else 0.0
+        return process.children_cpu_s if row.behind == "stdio" else 0.0
 
 
-def measured(stage: Stage, pace: Pace, say: Callable[[str], None], rows: Sequence[Row] = ROWS) -> list[Measurement]:
-    """All rows, in turns; a row that fails keeps its reason and is left out of the turns that remain."""
-    found = [Measurement(row, problem=stage.problems.get(row.process, "")) for row in rows]
-    turns = [(one, concurrency) for concurrency in pace.concurrencies for one in found]
-    for one, concurrency in turns:
-        _guarded(one, partial(_warm, stage, one, concurrency, pace))
+def measure_rows(
+    setup: MeasurementSetup, pace: Pace, log: Callable[[str], None], rows: Sequence[Row] = ROWS
+) -> list[Measurement]:
+    """Measures all rows in every round; a row that fails keeps its problem and is skipped from then on."""
+    measurements = [Measurement(row, problem=setup.problems.get(row.process, "")) for row in rows]
+    turns = [(item, concurrency) for concurrency in pace.concurrencies for item in measurements]
+    for item, concurrency in turns:
+        _note_problems(item, partial(_warm_up, setup, item, concurrency, pace))
     for number in range(pace.rounds):
         began = time.perf_counter()
-        for one, concurrency in turns:
-            _guarded(one, partial(_turn, stage, one, concurrency))
-        say(f"round {number + 1} of {pace.rounds}: {time.perf_counter() - began:.0f} s")
-    return found
+        for item, concurrency in turns:
+            _note_problems(item, partial(_add_sample, setup, item, concurrency))
+        log(f"round {number + 1} of {pace.rounds}: {time.perf_counter() - began:.0f} s")
+    return measurements
 
 
-def _warm(stage: Stage, one: Measurement, concurrency: int, pace: Pace) -> None:
-    """Finds how many calls fill the window, by the speed of a warm row."""
-    stage.sample(one.row, 2 * concurrency, concurrency)
-    warm = stage.sample(one.row, 2 * concurrency, concurrency)
-    one.calls[concurrency] = max(concurrency, 4, min(MOST_CALLS, int(pace.window_s * warm.calls / warm.wall_s)))
+def _warm_up(setup: MeasurementSetup, item: Measurement, concurrency: int, pace: Pace) -> None:
+    """Determines how many calls fill the window, by the speed after a first sample."""
+    setup.sample(item.row, 2 * concurrency, concurrency)
+    warm = setup.sample(item.row, 2 * concurrency, concurrency)
+    item.calls[concurrency] = max(concurrency, 4, min(MAX_CALLS, int(pace.window_s * warm.calls / warm.wall_s)))
 
 
-def _turn(stage: Stage, one: Measurement, concurrency: int) -> None:
-    sample = stage.sample(one.row, one.calls[concurrency], concurrency)
-    one.samples.setdefault(concurrency, []).append(sample)
+def _add_sample(setup: MeasurementSetup, item: Measurement, concurrency: int) -> None:
+    sample = setup.sample(item.row, item.calls[concurrency], concurrency)
+    item.samples.setdefault(concurrency, []).append(sample)
 
 
-def _guarded(one: Measurement, act: Callable[[], None]) -> None:
-    if one.problem:
+def _note_problems(item: Measurement, action: Callable[[], None]) -> None:
+    if item.problem:
         return
     try:
-        act()
-    except (RuntimeError, OSError) as error:  # a peer may break in its own ways; the table says how
-        one.problem = f"{type(error).__name__}: {error}"[:200]
+        action()
+    except (RuntimeError, OSError) as error:  # a peer may fail in its own ways; the table shows how
+        item.problem = f"{type(error).__name__}: {error}"[:200]

@@ -1,6 +1,6 @@
-"""Many rollouts at once: every call under way at the same moment, and each answered once, to the one who asked.
+"""Thousands of concurrent calls on one gateway: each must be answered once, with its own result.
 
-The tool answers nobody before all calls are there, so that they really are at once; it counts every token.
+The tool answers only when all calls have arrived, so that they really are concurrent; it counts every token.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-import load
+import load_generator
+from measured_process import MeasuredProcess
 from peers import Peer
-from process import Measured
-from rows import commands, environment
+from rows import process_commands, process_env
 
-WARM = 50
-"""Sessions opened and closed first, so that what is loaded once is not counted as theirs."""
+WARM_UP_SESSIONS = 50
+"""Opened and closed first, so that what is loaded once is not counted as a session's memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """One wave of calls: how many, and what became of them."""
+class Wave:
+    """Concurrent calls through one tool, and what became of them."""
 
     tool: str
     calls: int
     answered: int
-    """Calls whose own token came back in their own place."""
+    """Calls whose own token came back."""
     lost: int
+    """Tokens that the tool never received."""
     duplicated: int
-    """Tokens that the tool saw never, and more than once."""
+    """Tokens that the tool received more than once."""
     wall_s: float
     cpu_ms: float
     """Per call."""
@@ -39,111 +40,118 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
+    """Costs of many sessions on one gateway process."""
+
     sessions: int
     idle_kib: float
     """Memory of one idle session."""
     peak_mib: float
-    """Memory of the process with all calls under way behind it."""
+    """Memory of the process after all waves."""
     open_ms: float
     close_ms: float
     """Of one session, over one connection."""
     left_open: int
-    waves: tuple[Together, ...]
+    waves: tuple[Wave, ...]
 
     @property
     def fields(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def scale(echo_url: str, sessions: int, each: int) -> Scale:
-    """`sessions` sessions, each with one message of `each` calls under way, on one gateway process."""
-    gateway = Measured("ours", commands(echo_url, Peer("FastMCP", problem="not asked"))["ours"], environment(echo_url))
+def measure_scale(echo_url: str, sessions: int, calls_each: int) -> Scale:
+    """Runs waves of one message per session, each with several calls."""
+    command = process_commands(echo_url, Peer("FastMCP", problem="not needed"))["ours"]
+    gateway = MeasuredProcess("ours", command, process_env(echo_url))
     try:
-        return _scale(gateway, sessions, each)
+        return _measure_scale(gateway, sessions, calls_each)
     finally:
-        gateway.end()
+        gateway.stop()
 
 
-def _scale(gateway: Measured, sessions: int, each: int) -> Scale:
+def _measure_scale(gateway: MeasuredProcess, sessions: int, calls_each: int) -> Scale:
     url = gateway.url
-    desk = HTTPConnection(urlsplit(url).netloc, timeout=load.PATIENCE_S)
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=load_generator.TIMEOUT_S)
     for tool in ("echo", "stdio_echo"):
-        warm = _opened(desk, WARM)[0]
-        load.fire(url, [load.ours(url, one, tool) for one in warm], 2 * WARM)
-        _close(desk, warm)
+        warm = _open_sessions(connection, WARM_UP_SESSIONS)[0]
+        templates = [load_generator.gateway_call(url, session, tool) for session in warm]
+        load_generator.run_load(url, templates, 2 * WARM_UP_SESSIONS)
+        _close_sessions(connection, warm)
     before = gateway.rss_bytes
-    opened, open_s = _opened(desk, sessions)
+    opened, open_s = _open_sessions(connection, sessions)
     idle = gateway.rss_bytes - before
-    waves = tuple(_together(gateway, opened, each, prefix) for prefix in ("", "stdio_"))
+    waves = tuple(_run_wave(gateway, opened, calls_each, prefix) for prefix in ("", "stdio_"))
     peak = gateway.rss_bytes
-    close_s = _close(desk, opened)
-    left = load.ask(url, "GET", "/healthz")["sessions"]
+    close_s = _close_sessions(connection, opened)
+    left_open = load_generator.request_json(url, "GET", "/healthz")["sessions"]
     return Scale(
         sessions=sessions,
         idle_kib=idle / 1024 / sessions,
         peak_mib=peak / 2**20,
         open_ms=1000 * open_s / sessions,
         close_ms=1000 * close_s / sessions,
-        left_open=left,
+        left_open=left_open,
         waves=waves,
     )
 
 
-def _opened(desk: HTTPConnection, count: int) -> tuple[list[str], float]:
+def _open_sessions(connection: HTTPConnection, count: int) -> tuple[list[str], float]:
     began = time.perf_counter()
-    return [_told(desk, "POST", "/v1/sessions", {})["id"] for _ in range(count)], time.perf_counter() - began
+    ids = [_request(connection, "POST", "/v1/sessions", {})["id"] for _ in range(count)]
+    return ids, time.perf_counter() - began
 
 
-def _close(desk: HTTPConnection, sessions: list[str]) -> float:
+def _close_sessions(connection: HTTPConnection, sessions: list[str]) -> float:
     began = time.perf_counter()
     for session in sessions:
-        _told(desk, "DELETE", f"/v1/sessions/{session}")
+        _request(connection, "DELETE", f"/v1/sessions/{session}")
     return time.perf_counter() - began
 
 
-def _told(desk: HTTPConnection, method: str, path: str, body: Any = None) -> Any:
-    desk.request(method, path, None if body is None else json.dumps(body))
-    return json.loads(desk.getresponse().read())
+def _request(connection: HTTPConnection, method: str, path: str, body: Any = None) -> Any:
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    return json.loads(connection.getresponse().read())
 
 
-def _together(gateway: Measured, sessions: list[str], each: int, prefix: str) -> Together:
-    calls = len(sessions) * each
-    tokens = [[f"{prefix}{session:05d}-{call}" for call in range(each)] for session in range(len(sessions))]
+def _run_wave(gateway: MeasuredProcess, sessions: list[str], calls_each: int, prefix: str) -> Wave:
+    calls = len(sessions) * calls_each
+    tokens = [[f"{prefix}{session:05d}-{call}" for call in range(calls_each)] for session in range(len(sessions))]
     url, tool = gateway.url, f"{prefix}hold"
-    requests = [_request(url, one, tool, mine, calls) for one, mine in zip(sessions, tokens, strict=True)]
+    requests = [_build_message(url, session, tool, own, calls) for session, own in zip(sessions, tokens, strict=True)]
     cpu_s, began = gateway.cpu_s, time.perf_counter()
-    answers = load.together(url, requests)
+    responses = load_generator.send_all(url, requests)
     wall_s, cpu_s = time.perf_counter() - began, gateway.cpu_s - cpu_s
-    answered = sum(_right(answer, mine) for answer, mine in zip(answers, tokens, strict=True))
-    seen = _seen(url, sessions[0], f"{prefix}seen")
-    return Together(
+    answered = sum(_count_right(response, own) for response, own in zip(responses, tokens, strict=True))
+    received = _read_token_counts(url, sessions[0], f"{prefix}seen")
+    return Wave(
         tool=tool,
         calls=calls,
         answered=answered,
-        lost=sum(token not in seen for mine in tokens for token in mine),
-        duplicated=sum(times > 1 for times in seen.values()),
+        lost=sum(token not in received for own in tokens for token in own),
+        duplicated=sum(times > 1 for times in received.values()),
         wall_s=wall_s,
         cpu_ms=1000 * cpu_s / calls,
     )
 
 
-def _request(url: str, session: str, tool: str, tokens: list[str], among: int) -> bytes:
-    calls = [_call(token, tool, {"token": token, "among": among}) for token in tokens]
-    return load.post(url, f"/v1/sessions/{session}/calls", {"tool_calls": calls})
+def _build_message(url: str, session: str, tool: str, tokens: list[str], wave_calls: int) -> bytes:
+    calls = [_tool_call(token, tool, {"token": token, "among": wave_calls}) for token in tokens]
+    return load_generator.build_post(url, f"/v1/sessions/{session}/calls", {"tool_calls": calls})
 
 
-def _call(id: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _tool_call(id: str, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
 
 
-def _right(answer: bytes, tokens: list[str]) -> int:
-    """How many of a message's calls were answered, each in its place with what it sent."""
-    messages = json.loads(answer.partition(b"\r\n\r\n")[2]).get("messages", [])
-    said = [(message["tool_call_id"], message["content"]) for message in messages]
-    return sum(one == (token, token) for one, token in zip(said, tokens, strict=False))
+def _count_right(response: bytes, tokens: list[str]) -> int:
+    """How many calls of a message were answered in order with their own token."""
+    messages = json.loads(response.partition(b"\r\n\r\n")[2]).get("messages", [])
+    answers = [(message["tool_call_id"], message["content"]) for message in messages]
+    return sum(answer == (token, token) for answer, token in zip(answers, tokens, strict=False))
 
 
-def _seen(url: str, session: str, tool: str) -> dict[str, int]:
-    told = load.ask(url, "POST", f"/v1/sessions/{session}/calls", {"tool_calls": [_call("seen", tool, {})]})
-    counted: dict[str, int] = json.loads(told["messages"][0]["content"])
-    return counted
+def _read_token_counts(url: str, session: str, tool: str) -> dict[str, int]:
+    body = {"tool_calls": [_tool_call("seen", tool, {})]}
+    response = load_generator.request_json(url, "POST", f"/v1/sessions/{session}/calls", body)
+    counts: dict[str, int] = json.loads(response["messages"][0]["content"])
+    return counts

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: medians with their spread, what they are beside the peers, and what was promised."""
+"""The gateway benchmark's table: medians with their spread, ratios to the peers, and whether promises are kept."""
 
 from __future__ import annotations
 
@@ -9,142 +9,188 @@ from typing import Any
 from rounds import Measurement, Sample
 from scale import Scale
 
-BUSY = 0.7
-"""A load that takes more of a core than this may be what holds the rest back."""
-IDLE_KIB = 40.0
+BUSY_CLIENT_SHARE = 0.7
+"""A load generator that takes more of a core than this may itself be the bottleneck."""
+MAX_IDLE_KIB = 40.0
 
 
-def figures(found: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Each row with its medians, and its cost beside its peers' before the same server."""
-    told = [_figures(one) for one in found]
-    by_key = {row["key"]: row for row in told}
-    for row in told:
-        for ratio, peer in (("of_raw", f"raw-{row['behind']}"), ("fastmcp_over", f"fastmcp-{row['behind']}")):
-            row[ratio] = _ratio(row, by_key.get(peer), over=ratio == "fastmcp_over")
-    return told
+def compute_figures(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Each row's medians, its cost as a multiple of its floor, and its peer's as a multiple of its own."""
+    by_key = {item.row.key: item for item in measurements}
+    rows = []
+    for item in measurements:
+        peer = (item.row.peer,) if item.row.peer else ()
+        ratios = {
+            "of_floor": _ratios(item, by_key, item.row.floor),
+            "peer_over": _ratios(item, by_key, peer, over=True),
+        }
+        rows.append(_row_figures(item) | ratios)
+    return rows
 
 
-def _figures(one: Measurement) -> dict[str, Any]:
-    row = one.row
-    found = {"key": row.key, "title": row.title, "behind": row.behind, "problem": one.problem, "at": {}}
-    if not one.problem:
-        found["at"] = {str(concurrency): _at(samples) for concurrency, samples in one.samples.items()}
-    return found
+def _row_figures(item: Measurement) -> dict[str, Any]:
+    row = item.row
+    figures = {"key": row.key, "title": row.title, "behind": row.behind, "floor": row.floor, "peer": row.peer}
+    figures |= {"problem": item.problem, "at": {}}
+    if not item.problem:
+        figures["at"] = {str(concurrency): _medians(samples) for concurrency, samples in item.samples.items()}
+    return figures
 
 
-def _at(samples: Sequence[Sample]) -> dict[str, Any]:
-    cpu_ms = [1000 * one.cpu_s / one.calls for one in samples]
+def _medians(samples: Sequence[Sample]) -> dict[str, Any]:
+    cpu_ms = [1000 * sample.cpu_s / sample.calls for sample in samples]
     return {
-        "calls": sum(one.calls for one in samples),
-        "right": sum(one.right for one in samples),
+        "calls": sum(sample.calls for sample in samples),
+        "right": sum(sample.right for sample in samples),
         "cpu_ms": median(cpu_ms),
         "cpu_ms_least": min(cpu_ms),
         "cpu_ms_most": max(cpu_ms),
-        "calls_per_s": median(one.calls / one.wall_s for one in samples),
-        "tool_cpu_ms": median(1000 * one.behind_s / one.calls for one in samples),
-        "client_bound": median(one.client_share for one in samples) > BUSY,
+        "calls_per_s": median(sample.calls / sample.wall_s for sample in samples),
+        "tool_cpu_ms": median(1000 * sample.tool_cpu_s / sample.calls for sample in samples),
+        "client_bound": median(sample.client_share for sample in samples) > BUSY_CLIENT_SHARE,
     }
 
 
-def _ratio(row: Mapping[str, Any], peer: Mapping[str, Any] | None, *, over: bool) -> dict[str, float]:
-    if peer is None or peer is row:
+def _ratios(
+    item: Measurement, by_key: Mapping[str, Measurement], others: Sequence[str], *, over: bool = False
+) -> dict[str, dict[str, float]]:
+    """A row's CPU per call divided by that of others together (or the inverse: `over`), by concurrency.
+
+    Both are of the same round, so that a busy machine makes both dearer; then the median of the rounds.
+    """
+    measured = [by_key[key] for key in others if key in by_key]
+    if not others or len(measured) < len(others) or any(each.problem for each in (item, *measured)):
         return {}
-    pairs = {n: (at["cpu_ms"], peer["at"][n]["cpu_ms"]) for n, at in row["at"].items() if n in peer["at"]}
-    return {n: (theirs / ours if over else ours / theirs) for n, (ours, theirs) in pairs.items() if ours and theirs}
+    ratios = {}
+    for concurrency, samples in item.samples.items():
+        ours = [sample.cpu_s / sample.calls for sample in samples]
+        theirs = map(sum, zip(*(_cpu_of(each, concurrency) for each in measured), strict=True))
+        pairs = [(high, low) if over else (low, high) for low, high in zip(ours, theirs, strict=True)]
+        values = [first / second for first, second in pairs if second]
+        if values:
+            ratios[str(concurrency)] = {"median": median(values), "least": min(values), "most": max(values)}
+    return ratios
 
 
-def promises(found: Sequence[Measurement], rows: Sequence[Mapping[str, Any]], scaled: Scale | None) -> list[str]:
-    """Each promise, and whether it is kept under load; the higher concurrency decides."""
+def _cpu_of(item: Measurement, concurrency: int) -> list[float]:
+    return [sample.cpu_s / sample.calls for sample in item.samples[concurrency]]
+
+
+def format_promises(
+    measurements: Sequence[Measurement], rows: Sequence[Mapping[str, Any]], scale: Scale | None
+) -> list[str]:
+    """A line for each promise; the higher concurrency decides."""
     lines = []
-    for one, row in zip(found, rows, strict=True):
-        if not row["at"]:
-            continue
-        most = max(row["at"], key=int)
-        name = f"{one.row.title} ({one.row.behind})"
-        if one.row.target_ms is not None:
-            got = row["at"][most]["cpu_ms"]
-            lines.append(
-                _promise(f"{name}: at most {one.row.target_ms:g} ms CPU", f"{got:.3f} ms", got <= one.row.target_ms)
-            )
-        if one.row.beats_fastmcp is not None and (times := row["fastmcp_over"].get(most)):
-            text = f"{name}: at least {one.row.beats_fastmcp:g}x less than FastMCP"
-            lines.append(_promise(text, f"{times:.1f}x", times >= one.row.beats_fastmcp))
-    return lines + ([] if scaled is None else _of_scale(scaled))
+    for item, figures in zip(measurements, rows, strict=True):
+        row, name = item.row, f"{item.row.title} ({item.row.behind})"
+        if row.at_most is not None and (times := _highest(figures["of_floor"])):
+            text = f"{name}: at most {row.at_most:g}x of {' + '.join(row.floor)}"
+            lines.append(_format_promise(text, f"{times:.2f}x", times <= row.at_most))
+        if row.beats_peer is not None and (times := _highest(figures["peer_over"])):
+            text = f"{name}: {row.peer} costs at least {row.beats_peer:g}x as much"
+            lines.append(_format_promise(text, f"{times:.2f}x", times >= row.beats_peer))
+    return lines + ([] if scale is None else _scale_promises(scale))
 
 
-def _of_scale(scaled: Scale) -> list[str]:
+def _highest(ratios: Mapping[str, Mapping[str, float]]) -> float | None:
+    """The ratio at the highest concurrency."""
+    return ratios[max(ratios, key=int)]["median"] if ratios else None
+
+
+def _scale_promises(scale: Scale) -> list[str]:
     lines = [
-        _promise(
-            f"{wave.calls} calls of {scaled.sessions} sessions at once, none lost or doubled ({wave.tool})",
+        _format_promise(
+            f"{wave.calls} calls of {scale.sessions} sessions at once, none lost or doubled ({wave.tool})",
             f"{wave.answered} right, {wave.lost} lost, {wave.duplicated} doubled",
             wave.answered == wave.calls and not wave.lost and not wave.duplicated,
         )
-        for wave in scaled.waves
+        for wave in scale.waves
     ]
-    kept = scaled.idle_kib <= IDLE_KIB
-    return [*lines, _promise(f"at most {IDLE_KIB:g} KiB for an idle session", f"{scaled.idle_kib:.1f} KiB", kept)]
+    is_kept = scale.idle_kib <= MAX_IDLE_KIB
+    text = f"at most {MAX_IDLE_KIB:g} KiB for an idle session"
+    return [*lines, _format_promise(text, f"{scale.idle_kib:.1f} KiB", is_kept)]
 
 
-def _promise(text: str, got: str, kept: bool) -> str:
-    return f"| {text} | {got} | {'met' if kept else '**missed**'} |"
+def _format_promise(text: str, value: str, is_kept: bool) -> str:
+    return f"| {text} | {value} | {'met' if is_kept else '**missed**'} |"
 
 
 HEAD = (
-    "path | tool | CPU ms, one at a time | calls/s | CPU ms, {many} at once | calls/s "
-    "| tool's CPU ms | of raw client | FastMCP's cost"
+    "row | path | tool | CPU ms, one at a time | calls/s | CPU ms, {many} at once | calls/s "
+    "| tool's CPU ms | of its floor | floor | FastMCP's cost"
 )
 
 LEGEND = (
-    "CPU is that of the measured process alone; what the tool server takes stands beside it. The last two columns "
-    "compare CPU with {many} calls at once: this row's as a multiple of the raw client's before the same server, and "
-    "FastMCP's as a multiple of this row's."
+    "CPU is that of the measured process alone; the tool server's has a column of its own. Ratios compare CPU with "
+    "{many} calls at once in the same round, and are medians of the rounds, with least and most: this row's cost as a "
+    "multiple of its floor, which is the row or the sum of the rows named beside it, and the cost of FastMCP, with the "
+    "same way in and the same tool behind, as a multiple of this row's. FastMCP has one client connected all the time, "
+    "answers with JSON, keeps no sessions, and runs on uvloop and httptools, as all rows over HTTP do."
 )
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], kept: Sequence[str], scaled: Scale | None, about: Sequence[str]) -> str:
+def format_table(
+    rows: Sequence[Mapping[str, Any]], promises: Sequence[str], scale: Scale | None, about: Sequence[str]
+) -> str:
+    """The results as Markdown."""
     concurrencies = sorted({int(n) for row in rows for n in row["at"]})
     few, many = (str(n) for n in (concurrencies or [1, 64]))
-    lines = [*about, "", f"| {HEAD.format(many=many)} |", "|---|---|" + "--:|" * 7]
-    lines += [_line(row, few, many) for row in rows]
-    lines += ["", LEGEND.format(many=many), "", "| promise | measured | |", "|---|--:|---|", *kept]
-    if scaled is not None:
-        lines += ["", *_scaled(scaled)]
+    lines = [*about, "", f"| {HEAD.format(many=many)} |", "|---|---|---|" + "--:|" * 6 + "---|--:|"]
+    lines += [_format_row(row, few, many) for row in rows]
+    lines += ["", LEGEND.format(many=many), "", "| promise | measured | |", "|---|--:|---|", *promises]
+    if scale is not None:
+        lines += ["", *_format_scale(scale)]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Mapping[str, Any], few: str, many: str) -> str:
+def _format_row(row: Mapping[str, Any], few: str, many: str) -> str:
     if row["problem"]:
-        return f"| {row['title']} | {row['behind']} | not measured: {row['problem']} |" + " |" * 6
-    one, all_ = row["at"][few], row["at"][many]
+        return f"| {row['key']} | {row['title']} | {row['behind']} | not measured: {row['problem']} |" + " |" * 7
+    low, high = row["at"][few], row["at"][many]
     wrong = sum(at["calls"] - at["right"] for at in row["at"].values())
     title = row["title"] + (f" (**{wrong} wrong answers**)" if wrong else "")
-    cells = [title, row["behind"], _cpu(one), _speed(one), _cpu(all_), _speed(all_), f"{all_['tool_cpu_ms']:.2f}"]
-    cells += [_times(row["of_raw"], many), _times(row["fastmcp_over"], many)]
+    cells = [
+        row["key"],
+        title,
+        row["behind"],
+        _format_cpu(low),
+        _format_rate(low),
+        _format_cpu(high),
+        _format_rate(high),
+    ]
+    cells += [
+        f"{high['tool_cpu_ms']:.2f}",
+        _format_ratio(row["of_floor"], many),
+        " + ".join(row["floor"]),
+        _format_ratio(row["peer_over"], many),
+    ]
     return f"| {' | '.join(cells)} |"
 
 
-def _cpu(at: Mapping[str, Any]) -> str:
+def _format_cpu(at: Mapping[str, Any]) -> str:
     digits = 3 if at["cpu_ms"] < 1 else 2
     return f"{at['cpu_ms']:.{digits}f} ({at['cpu_ms_least']:.{digits}f}-{at['cpu_ms_most']:.{digits}f})"
 
 
-def _speed(at: Mapping[str, Any]) -> str:
+def _format_rate(at: Mapping[str, Any]) -> str:
     return f"{at['calls_per_s']:,.0f}{' (client bound)' if at['client_bound'] else ''}"
 
 
-def _times(ratio: Mapping[str, float], many: str) -> str:
-    return f"{ratio[many]:.2f}x" if many in ratio else ""
+def _format_ratio(ratios: Mapping[str, Mapping[str, float]], concurrency: str) -> str:
+    if (ratio := ratios.get(concurrency)) is None:
+        return ""
+    return f"{ratio['median']:.2f}x ({ratio['least']:.2f}-{ratio['most']:.2f})"
 
 
-def _scaled(scaled: Scale) -> list[str]:
+def _format_scale(scale: Scale) -> list[str]:
     lines = [
-        f"{scaled.sessions} sessions on one process: {scaled.open_ms:.2f} ms to open one and {scaled.close_ms:.2f} ms "
-        f"to close it, one after another; {scaled.idle_kib:.1f} KiB each while idle; {scaled.peak_mib:.0f} MiB for the "
-        f"whole process after the waves; {scaled.left_open} left open at the end."
+        f"{scale.sessions} sessions on one process: {scale.open_ms:.2f} ms to open one and {scale.close_ms:.2f} ms "
+        f"to close it, one after another; {scale.idle_kib:.1f} KiB each while idle; {scale.peak_mib:.0f} MiB for the "
+        f"whole process after the waves; {scale.left_open} left open at the end."
     ]
     lines += [
         f"{wave.calls} calls under way at the same moment through `{wave.tool}`: all answered within "
         f"{wave.wall_s:.1f} s, {wave.cpu_ms:.2f} ms CPU a call."
-        for wave in scaled.waves
+        for wave in scale.waves
     ]
     return lines

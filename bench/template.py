@@ -1,4 +1,4 @@
-"""Measures a turn's template work by turn: appended by difference, beside a render of the whole history.
+"""Time of rendering a turn with the chat template: only the new messages, against the whole history.
 
 python bench/template.py            # 200 turns of one tool call each; a minute or less
 python bench/template.py --turns 40
@@ -16,8 +16,8 @@ from statistics import median
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.trainer.conversations import TASK, TOOL, asks, calls, replies, template_for  # noqa: E402
-from tests.trainer.tokenizers_for_tests import FAMILIES  # noqa: E402
+from tests.trainer.conversations import TASK, TOOL, calling_turn, make_calls, make_template, tool_replies  # noqa: E402
+from tests.trainer.tokenizer_families import FAMILIES  # noqa: E402
 
 ROUNDS = 5
 REPLY = "The gnu is a large antelope of the plains. " * 8
@@ -31,30 +31,26 @@ def main() -> None:
     print("| family | turn | by difference, ms | full render, ms | ratio |")
     print("|---|---:|---:|---:|---:|")
     for name in ("hermes", "qwen3", "llama3", "deepseek"):
-        for turn, appended, rendered in rows(name, shown):
-            print(f"| {name} | {turn} | {appended:.2f} | {rendered:.2f} | {rendered / appended:.1f} |")
+        for turn, tail_ms, full_ms in measure_family(name, shown):
+            print(f"| {name} | {turn} | {tail_ms:.2f} | {full_ms:.2f} | {full_ms / tail_ms:.1f} |")
 
 
-def rows(name: str, shown: list[int]) -> list[tuple[int, float, float]]:
-    """For each turn to show, how long its tail and a render of everything take."""
-    template = template_for(FAMILIES[name])
-    found = []
-    for turn in shown:
-        made = calls(f"word {turn}")
-        after = replies(made, REPLY)
-        history = [*TASK, *(message for _ in range(turn) for message in (asks(made), *after))]
-        found.append(
-            (
-                turn,
-                spent(lambda after=after: template.tail(after, ended=True)),
-                spent(lambda history=history: template.open(history, [TOOL])),
-            )
-        )
-    return found
+def measure_family(name: str, turns: list[int]) -> list[tuple[int, float, float]]:
+    """For each turn, the milliseconds of rendering its new messages and of rendering everything."""
+    template = make_template(FAMILIES[name])
+    results = []
+    for turn in turns:
+        tool_calls = make_calls(f"word {turn}")
+        tail = tool_replies(tool_calls, REPLY)
+        history = [*TASK, *(message for _ in range(turn) for message in (calling_turn(tool_calls), *tail))]
+        tail_ms = median_ms(lambda tail=tail: template.encode_tail(tail, ended=True))
+        full_ms = median_ms(lambda history=history: template.encode_prompt(history, [TOOL]))
+        results.append((turn, tail_ms, full_ms))
+    return results
 
 
-def spent(work: Callable[[], object]) -> float:
-    """Milliseconds, the median of some rounds after a first that fills what is kept."""
+def median_ms(work: Callable[[], object]) -> float:
+    """The median of some runs, after a first one that fills caches."""
     work()
     times = []
     for _ in range(ROUNDS):

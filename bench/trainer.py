@@ -1,13 +1,14 @@
-"""Measures a step of GRPO beside TRL's GRPOTrainer: the same model, tools, prompts, group size and lengths, in one run.
+"""Cost of a GRPO step in mtrl and in TRL's GRPOTrainer: same model, tools, prompts, group size and lengths.
 
 python bench/trainer.py             # ten minutes; writes bench/results/trainer.{json,md}
-python bench/trainer.py --quick     # whether everything still runs, with a model that knows nothing; nothing installed
+python bench/trainer.py --quick     # smoke test with a random model; installs nothing
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import platform
 import shutil
@@ -28,56 +29,58 @@ sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from peers import Peer, trl  # noqa: E402
-from watched import Step, steps  # noqa: E402
+from step_costs import StepCost, measure_steps  # noqa: E402
 
-from trainer.config import Admission, RolloutLimits  # noqa: E402
-from trainer.data.curriculum import Course  # noqa: E402
-from trainer.demo.facts.model import build  # noqa: E402
-from trainer.demo.facts.task import TOOLS  # noqa: E402
-from trainer.demo.folder import cache, made  # noqa: E402
-from trainer.demo.warm import Recipe  # noqa: E402
+from trainer.data.curriculum import TaskStream  # noqa: E402
+from trainer.demo.facts.facts_demo import build_model  # noqa: E402
+from trainer.demo.facts.facts_tasks import TOOLS  # noqa: E402
+from trainer.demo.model_cache import cache_folder, find_or_build_model  # noqa: E402
+from trainer.demo.warm_start import Recipe  # noqa: E402
+from trainer.rollout.settings import AdmissionSettings, RolloutLimits  # noqa: E402
 from trainer.template import Template  # noqa: E402
-from trainer.train.job import tasks_of  # noqa: E402
+from trainer.train.job import load_tasks  # noqa: E402
 from trainer.train.settings import TrainSettings  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 KINDS = ("fact", "sum", "hop", "move")
-"""One, one, two and three calls. Without those that a judge answers, since TRL has nobody who answers but tools."""
-HALF_WAY = Recipe(right=0.75)
-"""A policy which makes most of its calls and guesses now and then: as half-way through a run, groups teach."""
-STILL = 1e-6
-"""A learning rate that leaves the policy as it is, so that each step of each trainer is the same work."""
+"""One, one, two and three calls. Without judged tasks: TRL has tools, but no interactions."""
+HALF_TRAINED = Recipe(call_probability=0.75)
+"""A model that sometimes guesses instead of calling, as half-way through a run: rewards differ within groups."""
+LEARNING_RATE = 1e-6
+"""Leaves the policy practically unchanged, so that every step of both trainers is the same work."""
 PROMISED = 3.0
-OURS, SERVED = "mtrl", "mtrl_mcp"
-"""With the very tools that TRL has, a class and a function; and with the calculator on its MCP server."""
-TUNED, PLAIN = "trl", "trl_as_it_comes"
-"""As quick as we can make it by its own settings, in the precision of ours; and with its defaults."""
-PATIENCE_S = 400.0
-SHOWN = ("mtrl", "torch", "transformers")
+OURS, OURS_MCP = "mtrl", "mtrl_mcp"
+"""With the same tools as TRL, a class and a function; and with the calculator behind MCP."""
+TRL_TUNED, TRL_DEFAULT = "trl", "trl_as_it_comes"
+"""With settings that make it fastest, in our precision; and with its defaults."""
+TIMEOUT_S = 400.0
+PACKAGES = ("mtrl", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
+    """How much is measured."""
+
     rounds: int = 3
     steps: int = 15
     warm: int = 5
-    """Steps that come before those that count."""
+    """First steps, which are not counted."""
     prompts: int = 16
     siblings: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of a trainer: medians over its runs, each of them told by the mean of its steps; and for what it did, means."""
+    """One trainer's figures: costs as medians over its runs of the mean over their steps, work as means."""
 
     core_s: float
     core_s_least: float
     core_s_most: float
     wall_s: float
     written_per_s: float
-    """Tokens of the policy's own a second of rolling out."""
+    """Generated tokens per second of rollouts."""
     learned_per_s: float
-    """Tokens of whole rollouts, prompts included, a second of all else in the step."""
+    """Tokens of whole rollouts, prompts included, per second of the rest of the step."""
     rollouts: float
     written: float
     tokens: float
@@ -89,29 +92,29 @@ class Figures:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="one small round")
-    options.add_argument("--out", type=Path, metavar="DIR", help="where the results go; of a full run, bench/results")
-    asked = options.parse_args()
-    size = Size(1, 3, 1, 2, 4) if asked.quick else Size()
+    options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
+    args = options.parse_args()
+    size = Size(1, 3, 1, 2, 4) if args.quick else Size()
     torch.set_num_threads(1)
-    peer = trl(now=not asked.quick)
+    peer = trl(install=not args.quick)
     with tempfile.TemporaryDirectory() as folder:
-        model = build(Path(folder) / "model") if asked.quick else made(HALF_WAY, cache())
+        model = build_model(Path(folder) / "model") if args.quick else find_or_build_model(HALF_TRAINED, cache_folder())
         load_before = os.getloadavg()[0]
-        found = measured(size, settings(size, model), peer, Path(folder))
-    about = _about(size, peer, load_before)
-    text = told(found, peer, about)
+        figures = measure(size, job_settings(size, model), peer, Path(folder))
+    about = describe_environment(size, peer, load_before)
+    text = format_results(figures, peer, about)
     print(text)
-    out = asked.out or (None if asked.quick else RESULTS)
+    out = args.out or (None if args.quick else RESULTS)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "trainer.md").write_text("# A step of GRPO beside TRL\n\n" + text)
-        figures = {name: asdict(one) for name, one in found.items()}
-        whole = {"about": about, "size": asdict(size), "problem": peer.problem, "figures": figures}
-        (out / "trainer.json").write_text(json.dumps(whole, indent=1) + "\n")
+        (out / "trainer.md").write_text("# A step of GRPO with mtrl and TRL\n\n" + text)
+        by_name = {name: asdict(item) for name, item in figures.items()}
+        content = {"about": about, "size": asdict(size), "problem": peer.problem, "figures": by_name}
+        (out / "trainer.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def settings(size: Size, model: Path) -> TrainSettings:
-    """As the default job has it, but for what would be other work than a step, and for a policy that stays."""
+def job_settings(size: Size, model: Path) -> TrainSettings:
+    """The default job without evaluation, and with a policy that stays practically unchanged."""
     return TrainSettings.model_validate(
         {
             "model": str(model),
@@ -121,59 +124,61 @@ def settings(size: Size, model: Path) -> TrainSettings:
             "n": size.siblings,
             "reward": {"components": {"outcome": {"function": "outcome"}}},
             "limits": RolloutLimits(assistant_turns=6, tool_calls=6, turn_tokens=40, rollout_tokens=200).model_dump(),
-            "admission": Admission(open=256, writing=128).model_dump(),
+            "admission": AdmissionSettings(open=256, writing=128).model_dump(),
             "algorithm": {"name": "dapo"},
-            "update": {"lr": STILL},
+            "update": {"lr": LEARNING_RATE},
             "evaluation": {"every": 0},
             "checkpoint": {"every": size.steps},
         }
     )
 
 
-def measured(size: Size, job: TrainSettings, peer: Peer, folder: Path) -> dict[str, Figures]:
-    """They take turns, so that a busy moment of the machine falls on all of them."""
-    for name, tools in ((OURS, _functions(folder / "tools")), (SERVED, ROOT / "tool_configs")):
+def measure(size: Size, job: TrainSettings, peer: Peer, folder: Path) -> dict[str, Figures]:
+    """Runs all trainers in interleaved rounds, so that a busy moment of the machine affects all of them."""
+    for name, tools in ((OURS, _write_tool_files(folder / "tools")), (OURS_MCP, ROOT / "tool_configs")):
         values = job.model_dump(mode="json", exclude_none=True) | {"tools": str(tools)}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
-    asked = _for_trl(size, job)
-    for name in (TUNED, PLAIN):
-        (folder / f"{name}.json").write_text(json.dumps({**asked, "tuned": name == TUNED}))
-    found: dict[str, list[list[Step]]] = {}
+    trl_job = _make_trl_job(size, job)
+    for name in (TRL_TUNED, TRL_DEFAULT):
+        (folder / f"{name}.json").write_text(json.dumps({**trl_job, "tuned": name == TRL_TUNED}))
+    runs: dict[str, list[list[StepCost]]] = {}
     for number in range(size.rounds):
-        for name in (OURS, SERVED) if peer.problem else (OURS, SERVED, TUNED, PLAIN):
-            taken = _theirs(name, peer, folder, number) if name in (TUNED, PLAIN) else _ours(name, folder, number)
-            found.setdefault(name, []).append(taken[size.warm - 1 :])
+        for name in (OURS, OURS_MCP) if peer.problem else (OURS, OURS_MCP, TRL_TUNED, TRL_DEFAULT):
+            is_trl = name in (TRL_TUNED, TRL_DEFAULT)
+            steps = _run_trl(name, peer, folder, number) if is_trl else _run_mtrl(name, folder, number)
+            runs.setdefault(name, []).append(steps[size.warm - 1 :])
             print(f"round {number + 1} of {size.rounds}: {name}", file=sys.stderr)
-    read = {OURS: _of_mtrl, SERVED: _of_mtrl, TUNED: _of_trl, PLAIN: _of_trl}
-    return {name: _figures(runs, read[name]) for name, runs in found.items()}
+    readers = {OURS: _read_mtrl_step, OURS_MCP: _read_mtrl_step, TRL_TUNED: _read_trl_step, TRL_DEFAULT: _read_trl_step}
+    return {name: _compute_figures(steps, readers[name]) for name, steps in runs.items()}
 
 
-def _functions(folder: Path) -> Path:
-    """The lookup as it is shipped, and the calculator's function without its server."""
+def _write_tool_files(folder: Path) -> Path:
+    """Tool files with the shipped lookup, and the calculator's function without its server."""
     folder.mkdir()
     shutil.copy(ROOT / "tool_configs" / "servers" / "calculator.py", folder)
-    offered = yaml.safe_load((ROOT / "tool_configs" / "lookup.yaml").read_text())
-    offered["tools"].append({"function": "calculator:calculate"})  # After it: the model knows them in this order.
-    (folder / "tools.yaml").write_text(yaml.safe_dump(offered))
+    tools = yaml.safe_load((ROOT / "tool_configs" / "lookup.yaml").read_text())
+    tools["tools"].append({"function": "calculator:calculate"})  # The model was warmed up with this order.
+    (folder / "tools.yaml").write_text(yaml.safe_dump(tools))
     return folder
 
 
-def _ours(name: str, folder: Path, number: int) -> list[Step]:
+def _run_mtrl(name: str, folder: Path, number: int) -> list[StepCost]:
     out = folder / f"{name}-{number}"
     command = [sys.executable, "-m", "trainer.cli", "--config", str(folder / f"{name}.yaml"), "--out", str(out)]
-    return steps("mtrl", command, _env(), out / "metrics.jsonl", PATIENCE_S)
+    return measure_steps("mtrl", command, _env(), out / "metrics.jsonl", TIMEOUT_S)
 
 
-def _theirs(name: str, peer: Peer, folder: Path, number: int) -> list[Step]:
+def _run_trl(name: str, peer: Peer, folder: Path, number: int) -> list[StepCost]:
     lines = folder / f"{name}-{number}.jsonl"
     command = [peer.python, str(ROOT / "bench" / "trl_grpo.py"), str(folder / f"{name}.json"), str(lines)]
-    return steps(peer.title, command, _env(), lines, PATIENCE_S)
+    return measure_steps(peer.title, command, _env(), lines, TIMEOUT_S)
 
 
-def _for_trl(size: Size, job: TrainSettings) -> Mapping[str, Any]:
-    tasks = list(islice(Course(job.curriculum, tasks_of(job).train, seed=job.seed), size.steps * size.prompts))
+def _make_trl_job(size: Size, job: TrainSettings) -> Mapping[str, Any]:
+    """The job as `trl_grpo.py` reads it."""
+    tasks = list(islice(TaskStream(job.curriculum, load_tasks(job).train, seed=job.seed), size.steps * size.prompts))
     template = Template.load(job.model)
-    longest = max(len(template.open(task.messages, TOOLS)) for task in tasks)
+    longest = max(len(template.encode_prompt(task.messages, TOOLS)) for task in tasks)
     rows = [
         {"prompt": list(task.messages), "facts": json.dumps(task.columns["facts"]), "truth": str(task.truth)}
         for task in tasks
@@ -194,17 +199,17 @@ def _for_trl(size: Size, job: TrainSettings) -> Mapping[str, Any]:
 
 
 def _env() -> Mapping[str, str]:
-    """One thread each, and nothing is looked for on a hub."""
+    """One thread each, and no access to a hub."""
     alone = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
     return os.environ | alone
 
 
-DONE = ("rollouts", "written", "tokens", "turns", "calls", "reward")
+WORK_FIGURES = ("rollouts", "written", "tokens", "turns", "calls", "reward")
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What one step did, in the words of neither trainer."""
+    """What one step did, for both trainers."""
 
     rolling_out_s: float
     rollouts: float
@@ -215,79 +220,84 @@ class _Work:
     reward: float
 
 
-def _of_mtrl(line: Mapping[str, Any]) -> _Work:
+def _read_mtrl_step(line: Mapping[str, Any]) -> _Work:
     count = line["rollout/count"]
     sums = [count * line[f"rollout/{name}"] for name in ("written", "tokens", "turns", "calls")]
     return _Work(line["time/rolling_out_s"], count, *sums, line["reward/mean"])
 
 
-def _of_trl(line: Mapping[str, Any]) -> _Work:
+def _read_trl_step(line: Mapping[str, Any]) -> _Work:
     return _Work(**line)
 
 
-def _figures(runs: Sequence[Sequence[Step]], read: Callable[[Mapping[str, Any]], _Work]) -> Figures:
-    each = [(run, [read(one.told) for one in run]) for run in runs]
-    core_s = [mean(one.core_s for one in run) for run, _ in each]
-    rest_s = [sum(one.wall_s for one in run) - sum(did.rolling_out_s for did in work) for run, work in each]
-    done = [did for _, work in each for did in work]
+def _compute_figures(runs: Sequence[Sequence[StepCost]], read_step: Callable[[Mapping[str, Any]], _Work]) -> Figures:
+    work_by_run = [[read_step(step.metrics) for step in run] for run in runs]
+    core_s = [mean(step.core_s for step in run) for run in runs]
+    rollout_s = [sum(work.rolling_out_s for work in works) for works in work_by_run]
+    rest_s = [sum(step.wall_s for step in run) - seconds for run, seconds in zip(runs, rollout_s, strict=True)]
+    written = [sum(work.written for work in works) for works in work_by_run]
+    tokens = [sum(work.tokens for work in works) for works in work_by_run]
+    all_work = [work for works in work_by_run for work in works]
     return Figures(
         core_s=median(core_s),
         core_s_least=min(core_s),
         core_s_most=max(core_s),
-        wall_s=median(mean(one.wall_s for one in run) for run, _ in each),
-        written_per_s=median(
-            sum(did.written for did in work) / sum(did.rolling_out_s for did in work) for _, work in each
-        ),
-        learned_per_s=median(
-            sum(did.tokens for did in work) / rest for (_, work), rest in zip(each, rest_s, strict=True)
-        ),
-        **{name: mean(getattr(did, name) for did in done) for name in DONE},
+        wall_s=median(mean(step.wall_s for step in run) for run in runs),
+        written_per_s=median(map(operator.truediv, written, rollout_s)),
+        learned_per_s=median(map(operator.truediv, tokens, rest_s)),
+        **{name: mean(getattr(work, name) for work in all_work) for name in WORK_FIGURES},
     )
 
 
 ROWS = (
     ("core-seconds of a step", "core_s", ".2f"),
-    ("tokens written a second of rolling out", "written_per_s", ",.0f"),
-    ("tokens learned from a second of the rest", "learned_per_s", ",.0f"),
+    ("tokens generated per second of rollouts", "written_per_s", ",.0f"),
+    ("tokens trained per second of the rest", "learned_per_s", ",.0f"),
     ("rollouts in a step", "rollouts", ",.0f"),
     ("turns in a step", "turns", ",.0f"),
     ("tool calls in a step", "calls", ",.0f"),
-    ("tokens written in a step", "written", ",.0f"),
+    ("tokens generated in a step", "written", ",.0f"),
     ("tokens in all in a step", "tokens", ",.0f"),
     ("mean reward", "reward", ".2f"),
 )
-"""What is read as a title, a figure's name, and its form."""
+"""Title, name and format of a figure."""
 
 
-def told(found: Mapping[str, Figures], peer: Peer, about: Mapping[str, str]) -> str:
+def format_results(figures: Mapping[str, Figures], peer: Peer, about: Mapping[str, str]) -> str:
+    """The results as Markdown."""
     heads = {
         OURS: "mtrl",
-        SERVED: "mtrl, calculator behind MCP",
-        TUNED: f"{peer.title}, tuned",
-        PLAIN: f"{peer.title}, as it comes",
+        OURS_MCP: "mtrl, calculator behind MCP",
+        TRL_TUNED: f"{peer.title}, tuned",
+        TRL_DEFAULT: f"{peer.title}, as it comes",
     }
     lines = [f"{name}: {value}  " for name, value in about.items()]
-    lines += ["", f"| | {' | '.join(heads[name] for name in found)} |", "|---|" + "--:|" * len(found)]
-    for title, name, form in ROWS:
-        lines.append(f"| {title} | {' | '.join(format(getattr(one, name), form) for one in found.values())} |")
-    lines += ["", *(promises(found, heads) if TUNED in found else [f"TRL was not measured: {peer.problem}."])]
+    lines += ["", f"| | {' | '.join(heads[name] for name in figures)} |", "|---|" + "--:|" * len(figures)]
+    for title, name, number_format in ROWS:
+        cells = (format(getattr(item, name), number_format) for item in figures.values())
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    if TRL_TUNED in figures:
+        lines += ["", *_format_promises(figures, heads)]
+    else:
+        lines += ["", f"TRL was not measured: {peer.problem}."]
     return "\n".join(lines) + "\n"
 
 
-def promises(found: Mapping[str, Figures], heads: Mapping[str, str]) -> list[str]:
+def _format_promises(figures: Mapping[str, Figures], heads: Mapping[str, str]) -> list[str]:
     lines = ["| promise | measured | |", "|---|--:|---|"]
-    for name in (TUNED, PLAIN):
-        times = found[name].core_s / found[OURS].core_s
-        kept = "met" if times >= PROMISED else "**missed**"
-        lines.append(f"| a step at least {PROMISED:g}x as cheap as that of {heads[name]} | {times:.1f}x | {kept} |")
+    for name in (TRL_TUNED, TRL_DEFAULT):
+        times = figures[name].core_s / figures[OURS].core_s
+        verdict = "met" if times >= PROMISED else "**missed**"
+        lines.append(f"| a step at least {PROMISED:g}x as cheap as that of {heads[name]} | {times:.1f}x | {verdict} |")
     return lines
 
 
-def _about(size: Size, peer: Peer, load_before: float) -> dict[str, str]:
+def describe_environment(size: Size, peer: Peer, load_before: float) -> dict[str, str]:
+    """Date, machine, versions and workload."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, one thread; load {load_before:.1f} before the run",
-        "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in SHOWN)}; "
+        "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}; "
         f"{peer.title}",
         "step": f"{size.prompts} prompts of {', '.join(KINDS)}, {size.siblings} rollouts each; medians over "
         f"{size.rounds} runs of each trainer in turns, {size.steps - size.warm} steps of each after {size.warm}",

@@ -1,7 +1,7 @@
-"""TRL's GRPOTrainer on the demo's tasks, in an environment of its own: a line for each step.
+"""Runs TRL's GRPOTrainer on the demo's tasks, with a line for each step; run by `trainer.py` in TRL's environment.
 
-A rollout has facts of its own, so it is an environment with tools, as TRL has it for that; its tools are plain
-functions in the same process, since TRL opens no MCP server. The job it gets is the one that mtrl gets.
+Each rollout has facts of its own, so it is an environment with tools, TRL's concept for that; its tools are functions
+in the same process, since TRL opens no MCP servers. The job is the one that mtrl gets.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
-SUM = re.compile(r"\s*(\d{1,12})\s*([+-])\s*(\d{1,12})\s*")
-ANSWER = re.compile(r"#### ([0-9]+)")
+_EXPRESSION = re.compile(r"\s*(\d{1,12})\s*([+-])\s*(\d{1,12})\s*")
+_ANSWER = re.compile(r"#### ([0-9]+)")
 TUNED_PASSES = 4
-"""That a step's gradient is gathered in: quicker than one or two here, as little is padded."""
+"""Micro-batches per step; faster than one or two here, since less is padded."""
 
 
-class Lookups:
-    """The tools of one rollout; TRL shows public methods to the policy, by their names."""
+class FactsEnvironment:
+    """The tools of one rollout; TRL offers the public methods to the policy."""
 
     def reset(self, facts: str, **row: Any) -> None:
         self._facts: Mapping[str, str] = json.loads(facts)
@@ -38,11 +38,11 @@ class Lookups:
         Args:
             expression: As `20 + 22`.
         """
-        found = SUM.fullmatch(expression)
-        if found is None:
+        match = _EXPRESSION.fullmatch(expression)
+        if match is None:
             raise ValueError("write two whole numbers with + or - between them")
-        left, right = int(found[1]), int(found[3])
-        return str(left + right if found[2] == "+" else left - right)
+        left, right = int(match[1]), int(match[3])
+        return str(left + right if match[2] == "+" else left - right)
 
     def look_up(self, name: str) -> str:
         """What is known of a person or a city: where one lives, or how many people live there.
@@ -53,25 +53,25 @@ class Lookups:
         return self._facts.get(name, "unknown")
 
 
-def right(completions: Sequence[Sequence[Mapping[str, Any]]], truth: Sequence[str], **row: Any) -> list[float]:
-    """1 for the right answer in the last turn, where that is the policy's."""
+def score_answers(completions: Sequence[Sequence[Mapping[str, Any]]], truth: Sequence[str], **row: Any) -> list[float]:
+    """1 for a right answer in the last message, if that is the policy's."""
     scores = []
-    for said, expected in zip(completions, truth, strict=True):
-        last = said[-1]
-        found = ANSWER.findall(last["content"]) if last["role"] == "assistant" else []
-        scores.append(float(found[-1:] == [expected]))
+    for messages, expected in zip(completions, truth, strict=True):
+        last = messages[-1]
+        answers = _ANSWER.findall(last["content"]) if last["role"] == "assistant" else []
+        scores.append(float(answers[-1:] == [expected]))
     return scores
 
 
-class Timed(GRPOTrainer):
-    """Notes what a step did: how long it rolled out, and what came of it."""
+class TimedTrainer(GRPOTrainer):
+    """Records the rollouts of a step and how long they took."""
 
     def _generate(self, prompts: list[Any]) -> Any:
         began = time.perf_counter()
-        made = super()._generate(prompts)
-        prompt_ids, completion_ids, tool_mask, completions = made[:4]
-        roles = [message["role"] for said in completions for message in said]
-        self.did = {
+        result = super()._generate(prompts)
+        prompt_ids, completion_ids, tool_mask, completions = result[:4]
+        roles = [message["role"] for messages in completions for message in messages]
+        self.step_work = {
             "rolling_out_s": time.perf_counter() - began,
             "rollouts": len(completion_ids),
             "written": sum(map(sum, tool_mask)),
@@ -79,32 +79,34 @@ class Timed(GRPOTrainer):
             "turns": roles.count("assistant"),
             "calls": roles.count("tool"),
         }
-        return made
+        return result
 
 
-class Lines(TrainerCallback):
-    def __init__(self, out: Path, trainer: Timed) -> None:
+class StepWriter(TrainerCallback):
+    """Writes a line of JSON for each step."""
+
+    def __init__(self, out: Path, trainer: TimedTrainer) -> None:
         self._out, self._trainer = out, trainer
 
-    def on_step_end(self, *args: Any, **more: Any) -> None:
-        did = self._trainer.did | {"reward": self._trainer._metrics["train"]["reward"][-1]}
-        with self._out.open("a") as lines:
-            lines.write(json.dumps(did) + "\n")
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        line = self._trainer.step_work | {"reward": self._trainer._metrics["train"]["reward"][-1]}
+        with self._out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
-def tokenizer(folder: str) -> Any:
-    """With TRL's own parser for this way to write calls, and its tools in the order that the model was warmed with."""
-    made = AutoTokenizer.from_pretrained(folder)
-    made.chat_template = made.chat_template.replace("in tools or ()", "in (tools or ()) | reverse")
-    made.response_template = qwen3_template
-    return made
+def load_tokenizer(folder: str) -> Any:
+    """The model's tokenizer with TRL's parser for its tool calls, and tools in the order of the warm start."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = tokenizer.chat_template.replace("in tools or ()", "in (tools or ()) | reverse")
+    tokenizer.response_template = qwen3_template
+    return tokenizer
 
 
-def settings(job: Mapping[str, Any], out: Path) -> GRPOConfig:
-    """One update a step. As it comes: bfloat16, passes of 8 rollouts, and layers computed twice rather than kept.
+def make_config(job: Mapping[str, Any], out: Path) -> GRPOConfig:
+    """One update per step. Defaults: bfloat16, micro-batches of 8 rollouts, gradient checkpointing.
 
-    Tuned: in full precision as the other trainer, nothing computed twice, in passes that are as quick as any. Its
-    continuous batching would be slower in either case: without a GPU, a step of it takes half a minute.
+    Tuned: full precision as in our trainer, no checkpointing, the fastest micro-batches. TRL's continuous batching
+    would be slower in either case: without a GPU, a step with it takes half a minute.
     """
     rollouts = job["prompts"] * job["n"]
     passes = TUNED_PASSES if job["tuned"] else max(1, rollouts // 8)
@@ -136,16 +138,16 @@ def main() -> None:
     file, out = Path(sys.argv[1]), Path(sys.argv[2])
     job = json.loads(file.read_text())
     torch.set_num_threads(1)
-    factory: Callable[[], Lookups] = Lookups
-    trainer = Timed(
+    factory: Callable[[], FactsEnvironment] = FactsEnvironment
+    trainer = TimedTrainer(
         model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32),
-        reward_funcs=right,
-        args=settings(job, out),
+        reward_funcs=score_answers,
+        args=make_config(job, out),
         train_dataset=Dataset.from_list(job["rows"]),
-        processing_class=tokenizer(job["model"]),
+        processing_class=load_tokenizer(job["model"]),
         environment_factory=factory,
     )
-    trainer.add_callback(Lines(out, trainer))
+    trainer.add_callback(StepWriter(out, trainer))
     trainer.train()
 
 

@@ -1,6 +1,6 @@
-"""TRL's update on rollouts that it did not make, in an environment of its own: seconds, and how long the gradient was.
+"""Times TRL's update on given rollouts, in TRL's environment; run by `gpu_trl.py`.
 
-What it would generate and score is put in its place as it is: the same tokens, the same mask, the same advantages.
+The given tokens, masks and advantages replace what TRL would generate and score.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trl import GRPOConfig, GRPOTrainer
 WORD = "given"
 
 
-class Given(GRPOTrainer):
-    """Learns from `batch`, whatever it is asked to roll out."""
+class GivenBatchTrainer(GRPOTrainer):
+    """Trains on `batch` instead of generating."""
 
     batch: Mapping[str, torch.Tensor]
 
@@ -32,17 +32,17 @@ class Given(GRPOTrainer):
         return {name: value.to(self.accelerator.device) for name, value in self.batch.items()}
 
 
-class Timed(TrainerCallback):
-    """Seconds of each step, the optimizer's included."""
+class StepTimer(TrainerCallback):
+    """Seconds of each step, the optimizer included."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
         self._began = 0.0
 
-    def on_step_begin(self, *args: Any, **more: Any) -> None:
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._began = _now()
 
-    def on_step_end(self, *args: Any, **more: Any) -> None:
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.steps.append(_now() - self._began)
 
 
@@ -52,38 +52,39 @@ def _now() -> float:
     return time.perf_counter()
 
 
-def batch(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """Openings end, and what follows them begins, at one place: padding is before the one and after the other."""
-    begins = [row["mask"].index(True) for row in rows]
-    before, after = max(begins), max(len(row["ids"]) - begin for row, begin in zip(rows, begins, strict=True))
+def build_batch(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """TRL's batch: prompts are padded on the left, completions on the right."""
+    starts = [row["mask"].index(True) for row in rows]
+    prompt_width = max(starts)
+    completion_width = max(len(row["ids"]) - start for row, start in zip(rows, starts, strict=True))
 
-    def left(values: Sequence[int]) -> list[int]:
-        return [0] * (before - len(values)) + [*values]
+    def pad_left(values: Sequence[int]) -> list[int]:
+        return [0] * (prompt_width - len(values)) + [*values]
 
-    def right(values: Sequence[float]) -> list[float]:
-        return [*values] + [0] * (after - len(values))
+    def pad_right(values: Sequence[float]) -> list[float]:
+        return [*values] + [0] * (completion_width - len(values))
 
-    each = list(zip(rows, begins, strict=True))
-    masks = [right([int(one) for one in row["mask"][begin:]]) for row, begin in each]
+    pairs = list(zip(rows, starts, strict=True))
+    masks = [pad_right([int(is_trained) for is_trained in row["mask"][start:]]) for row, start in pairs]
     return {
-        "prompt_ids": torch.tensor([left(row["ids"][:begin]) for row, begin in each]),
-        "prompt_mask": torch.tensor([left([1] * begin) for _, begin in each]),
-        "completion_ids": torch.tensor([right(row["ids"][begin:]) for row, begin in each], dtype=torch.long),
-        "completion_mask": torch.tensor([right([1] * (len(row["ids"]) - begin)) for row, begin in each]),
+        "prompt_ids": torch.tensor([pad_left(row["ids"][:start]) for row, start in pairs]),
+        "prompt_mask": torch.tensor([pad_left([1] * start) for _, start in pairs]),
+        "completion_ids": torch.tensor([pad_right(row["ids"][start:]) for row, start in pairs], dtype=torch.long),
+        "completion_mask": torch.tensor([pad_right([1] * (len(row["ids"]) - start)) for row, start in pairs]),
         "tool_mask": torch.tensor(masks),
         "advantages": torch.tensor([row["advantage"] for row in rows]),
         "num_items_in_batch": torch.tensor(sum(map(sum, masks))),
     }
 
 
-def words() -> PreTrainedTokenizerFast:
-    """It wants one, and has nothing to read with it."""
-    one = WordLevel({WORD: 0}, unk_token=WORD)
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(one), pad_token=WORD, eos_token=WORD, unk_token=WORD)
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer, which TRL needs, although it has nothing to tokenize."""
+    tokenizer = Tokenizer(WordLevel({WORD: 0}, unk_token=WORD))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=WORD, eos_token=WORD, unk_token=WORD)
 
 
-def settings(job: Mapping[str, Any], out: Path) -> GRPOConfig:
-    """The precision, the loss and the optimizer of the other trainer; nothing is computed twice."""
+def make_config(job: Mapping[str, Any], out: Path) -> GRPOConfig:
+    """The precision, loss and optimizer of our trainer, without recomputation."""
     cuda = torch.cuda.is_available()
     return GRPOConfig(
         output_dir=str(out.parent / "trl"),
@@ -112,20 +113,19 @@ def main() -> None:
     file, out = Path(sys.argv[1]), Path(sys.argv[2])
     job = json.loads(file.read_text())
     torch.set_num_threads(job["threads"])
-    rows = batch(job["rows"])
-    timed = Timed()
-    trainer = Given(
+    timer = StepTimer()
+    trainer = GivenBatchTrainer(
         model=AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32),
         reward_funcs=lambda completions, **row: [0.0] * len(completions),
-        args=settings(job, out),
+        args=make_config(job, out),
         train_dataset=Dataset.from_list([{"prompt": WORD}] * len(job["rows"])),
-        processing_class=words(),
-        callbacks=[timed],
+        processing_class=make_tokenizer(),
+        callbacks=[timer],
     )
-    trainer.batch = rows
+    trainer.batch = build_batch(job["rows"])
     trainer.train()
     norms = [line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line]
-    out.write_text(json.dumps({"steps_s": timed.steps, "grad_norm": norms[0], "version": version("trl")}))
+    out.write_text(json.dumps({"steps_s": timer.steps, "grad_norm": norms[0], "version": version("trl")}))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gateway.gateway import Gateway as Gateway
 
+from gateway import old_names as old_names
 from gateway.types import Context as Context
 from gateway.types import Feedback as Feedback
 from gateway.types import Outcome as Outcome
@@ -17,7 +18,7 @@ from gateway.types import ToolSpec as ToolSpec
 
 
 def __getattr__(name: str) -> Any:
-    """`Gateway` is imported when asked for, so that reading the types alone stays quick."""
+    """Imports `Gateway` on first use, so that importing the types alone stays quick."""
     if name == "Gateway":
         from gateway.gateway import Gateway
 

@@ -1,4 +1,4 @@
-"""From a configuration to sources: every entry of the files becomes a toolset under its limits and its names."""
+"""Builds the gateway's sources from its configuration files: a toolset with limits and names for every entry."""
 
 from __future__ import annotations
 
@@ -15,180 +15,201 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 
-from gateway.config.entries import ClassEntry, FunctionEntry, Offer
-from gateway.config.find import find
-from gateway.config.load import Config, load
-from gateway.config.models import Limits, ResultLimit
-from gateway.config.servers import ServerEntry
-from gateway.cut import cutter
-from gateway.errors import ConfigError, ConfigErrors, told
-from gateway.feedback.entry import Declared
-from gateway.feedback.toolset import FeedbackToolset
-from gateway.limit import Breaker, Limited
-from gateway.media.admit import Store
+from gateway.config.configured_server import ConfiguredServer
+from gateway.config.entries import ClassEntry, FunctionEntry, OfferEntry
+from gateway.config.load import Config, load_config
+from gateway.config.load_object import load_object
+from gateway.config.models import Instructions, Limits, ResultLimit
+from gateway.errors import ConfigError, ConfigErrors, describe_exception
+from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackToolset
+from gateway.limits import CircuitBreaker, LimitedToolset
+from gateway.mcp_client.mcp_session import ResultParser
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.parse_hook import unused_methods
+from gateway.mcp_client.transport import Services
+from gateway.media.media_filter import MediaStore
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
-from gateway.native.function import FunctionTool
-from gateway.native.toolset import ClassTool, NativeTool, NativeToolset
-from gateway.table import Source
-from gateway.toolset import Renamed, Toolset, prefix
+from gateway.native.function import FunctionPath, FunctionTool
+from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
+from gateway.tool_table import Source
+from gateway.toolset import RenamedToolset, Toolset, add_prefix
+from gateway.truncate import make_truncator
 from gateway.types import ToolSpec
-from gateway.upstream.hook import uncalled
-from gateway.upstream.server import McpToolset
-from gateway.upstream.services import Services
-from gateway.upstream.session import Reading
+from gateway.user_code import UserCode
 
-Native = ClassEntry | FunctionEntry
-Places = Path | str | Sequence[Path | str] | None
-"""A folder of YAML, a file, or several of them."""
+NativeEntry = ClassEntry | FunctionEntry
+ToolFiles = Path | str | Sequence[Path | str] | None
+"""A folder of YAML files, a file, or several of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """A configuration with the sources built from it."""
+
     config: Config
     sources: tuple[Source, ...]
     services: Services
 
 
-def plan(
-    tools: Places,
+def build_plan(
+    tools: ToolFiles,
     servers: Path | str | None,
     services: Services | None = None,
     result_limit: ResultLimit | None = None,
+    instructions: Instructions | None = None,
 ) -> Plan:
-    """What the files ask for; with the services of a running gateway, what it should become."""
+    """Reads the files and builds the sources; for a reload, pass the services of the running gateway."""
     env = {"MTRL_PYTHON": sys.executable, **os.environ}
-    places = [tools] if isinstance(tools, Path | str) else tools or ()
-    config = load([Path(place) for place in places], Path(servers) if servers else None, env, result_limit)
+    paths = [tools] if isinstance(tools, Path | str) else tools or ()
+    config = load_config(
+        [Path(path) for path in paths], Path(servers) if servers else None, env, result_limit, instructions
+    )
     services = services or Services()
-    return Plan(config, tuple(sources(config, services)), services)
+    return Plan(config, tuple(build_sources(config, services)), services)
 
 
-def sources(config: Config, services: Services) -> Iterator[Source]:
-    """Native tools with the same limits share a source, so that a session holds few things."""
-    store = Store()
-    mistakes: list[ConfigError] = []
-    tools = [(entry, tool) for entry in config.tools if (tool := _tried(_native, entry, mistakes)) is not None]
+def build_sources(config: Config, services: Services) -> Iterator[Source]:
+    """Builds the sources. Native tools with the same limits share one, so that a session opens few of them."""
+    store = MediaStore()
+    errors: list[ConfigError] = []
+    tools = [
+        (entry, tool) for entry in config.tools if (tool := _try_build(_build_native_tool, entry, errors)) is not None
+    ]
     offers = {offer.owner: offer for server in config.servers.values() for offer in server.offers}
-    mistakes += [error for entry in (*config.tools, *offers.values()) if (error := _uncuttable(entry)) is not None]
-    if mistakes:
-        raise ConfigErrors(mistakes)
-    for shared, group in groupby(sorted(tools, key=_shared), key=_shared):
+    errors += [
+        error for entry in (*config.tools, *offers.values()) if (error := _check_result_limit(entry)) is not None
+    ]
+    if errors:
+        raise ConfigErrors(errors)
+    for shared, group in groupby(sorted(tools, key=_sharing_key), key=_sharing_key):
         members = list(group)
-        limits = _limits(members[0][0])
+        limits = _limits_of_entry(members[0][0])
         toolset: Toolset = NativeToolset([tool for _, tool in members])
         if members[0][0].prefix:
-            toolset = prefix(toolset, members[0][0].prefix)
-        limited = Limited(toolset, limits, store=store)
-        yield Source(_key(shared, *(entry for entry, _ in members)), limited, admit=None)
+            toolset = add_prefix(toolset, members[0][0].prefix)
+        limited = LimitedToolset(toolset, limits, store=store)
+        yield Source(_source_key(shared, *(entry for entry, _ in members)), limited, admit=None)
     for server in config.servers.values():
-        yield _server(server, services, store)
+        yield _build_server_source(server, services, store)
     if config.interactions:
-        yield _feedback(config, store)
+        yield _build_feedback_source(config, store)
 
 
-def _tried(make: Callable[[Native], NativeTool], entry: Native, mistakes: list[ConfigError]) -> NativeTool | None:
+def _try_build(
+    make: Callable[[NativeEntry], NativeTool], entry: NativeEntry, errors: list[ConfigError]
+) -> NativeTool | None:
     try:
-        return make(entry)
-    except ConfigErrors as errors:
-        mistakes.extend(errors.errors)
+        with UserCode(make):
+            return make(entry)
+    except ConfigErrors as error:
+        errors.extend(error.errors)
     except ConfigError as error:
-        mistakes.append(error)
-    except Exception as error:  # boundary: an operator's code may raise anything over its configuration
-        problem = f"the tool cannot be made: {told(error)}"
-        mistakes.append(ConfigError(problem, file=entry.file, field=entry.field))
+        errors.append(error)
+    except Exception as error:  # boundary: an operator's class may raise anything in its constructor
+        problem = f"creating the tool failed: {describe_exception(error)}"
+        errors.append(ConfigError(problem, file=entry.file, field=entry.field))
     return None
 
 
-def _uncuttable(entry: Native | Offer) -> ConfigError | None:
-    """A tokenizer that cannot be had is a mistake of the file, and not of the first call."""
+def _check_result_limit(entry: NativeEntry | OfferEntry) -> ConfigError | None:
+    """Reports a missing tokenizer when the files are read, rather than at the first call."""
     try:
-        cutter(entry.result_limit)
+        make_truncator(entry.result_limit)
     except ConfigError as error:
         return ConfigError(error.problem, file=entry.file, field=f"{entry.field}.{error.field}", remedy=error.remedy)
     return None
 
 
-def _native(entry: Native) -> NativeTool:
+def _build_native_tool(entry: NativeEntry) -> NativeTool:
     if isinstance(entry, FunctionEntry):
-        function = find(entry.function, entry.file, f"{entry.field}.function")
-        return FunctionTool(
+        function = load_object(entry.function, entry.file, f"{entry.field}.function")
+        tool = FunctionTool(
             function,
             name=entry.name,
             description=entry.description,
             parameters=entry.parameters,
             owner=entry.owner,
         )
-    made = ClassTool(class_tool(entry), owner=entry.owner)
+        if entry.run_in == "process":
+            tool.process = FunctionPath(entry.function, entry.file)
+        if tool.process is not None and tool.context_parameter is not None:
+            problem = f"`{tool.context_parameter}` is the rollout's context, which another process cannot use"
+            remedy = "remove the parameter, or `run_in: process`"
+            raise ConfigError(problem, file=entry.file, field=f"{entry.field}.run_in", remedy=remedy)
+        return tool
+    class_tool = ClassTool(build_class_tool(entry), owner=entry.owner)
     if entry.tool_schema is not None:
-        # A class may have read the schema through a model of its own that keeps less; the file's word is whole.
+        # A class may have parsed the schema with a model that drops keys, so the file's version is used.
         function = entry.tool_schema.function
         description = function.description if entry.description is None else entry.description
-        made.spec = ToolSpec(function.name, description, function.parameters, owner=entry.owner)
-    return made
+        class_tool.spec = ToolSpec(function.name, description, function.parameters, owner=entry.owner)
+    return class_tool
 
 
-def class_tool(entry: ClassEntry) -> BaseTool:
-    """The object of a class that a file names."""
-    kind = find(entry.class_name, entry.file, f"{entry.field}.class_name")
-    tool: BaseTool = kind(entry.config, _schema(entry))
+def build_class_tool(entry: ClassEntry) -> BaseTool:
+    """Loads the tool class that an entry names, and creates its object."""
+    cls = load_object(entry.class_name, entry.file, f"{entry.field}.class_name")
+    tool: BaseTool = cls(entry.config, _openai_schema(entry))
     return tool
 
 
-def _schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
+def _openai_schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
     if entry.tool_schema is None:
         return None
     return OpenAIFunctionToolSchema.model_validate(entry.tool_schema.model_dump())
 
 
-def _server(entry: ServerEntry, services: Services, store: Store) -> Source:
-    """One connection's worth of tools; each tool under the limits of the entry that offers it."""
-    leaf = McpToolset(entry.name, entry.server, services=services, parse=_readings(entry))
-    breaker = Breaker() if entry.server.isolation == "shared" else None
-    limited = Limited(leaf, lambda name: _offered_limits(entry, name), breaker, store)
-    renamed = Renamed(limited, lambda spec: _offered(entry, spec))
-    return Source(_key("server", entry), renamed, leaf, ours=False, admit=None)
+def _build_server_source(entry: ConfiguredServer, services: Services, store: MediaStore) -> Source:
+    """The tools of one MCP server, each with the limits of the entry that offers it."""
+    toolset = McpToolset(entry.name, entry.server, services=services, parse=_parse_hooks(entry))
+    breaker = CircuitBreaker() if entry.server.isolation == "shared" else None
+    limited = LimitedToolset(toolset, lambda name: _limits_of_tool(entry, name), breaker, store)
+    renamed = RenamedToolset(limited, lambda spec: _offered_name(entry, spec))
+    key, on_clash = _source_key("server", entry), entry.server.on_clash
+    return Source(key, renamed, toolset, trusted=False, admit=None, name=entry.name, on_clash=on_clash)
 
 
-def _readings(entry: ServerEntry) -> dict[str, Reading]:
-    """Who reads the results of which tool; `*` is every tool that nobody names."""
-    readings: dict[str, Reading] = {}
+def _parse_hooks(entry: ConfiguredServer) -> dict[str, ResultParser]:
+    """The parse hook of each tool; `*` is for all tools without one of their own."""
+    readings: dict[str, ResultParser] = {}
     for offer in entry.offers:
-        named = ("*",) if offer.selected is None else offer.selected
-        for tool in (*named, *offer.parse_tools):
-            if hook := offer.hook(tool):
-                made = partial(_hook(hook, offer), dict(offer.settings))
-                readings[tool.removeprefix(f"{entry.name}_")] = readings[tool] = made
+        tools = ("*",) if offer.selected is None else offer.selected
+        for tool in (*tools, *offer.parse_tools):
+            if hook := offer.hook_for(tool):
+                make_hook = partial(_load_parse_hook(hook, offer), dict(offer.hook_config))
+                readings[tool.removeprefix(f"{entry.name}_")] = readings[tool] = make_hook
     return readings
 
 
-def _hook(name: str, offer: Offer) -> Any:
-    kind = find(name, offer.file, offer.field)
-    if idle := uncalled(kind):
-        problem = f"{name} defines {', '.join(idle)}, which nobody would call: the gateway itself calls MCP tools"
-        remedy = "override `_parse_tool_result`, or `parse_result`, which sees the whole result and may reward it"
+def _load_parse_hook(name: str, offer: OfferEntry) -> Any:
+    hook = load_object(name, offer.file, offer.field)
+    if uncalled_methods := unused_methods(hook):
+        methods = ", ".join(uncalled_methods)
+        problem = f"{name} defines {methods}, which are never called, because the gateway itself calls MCP tools"
+        remedy = "override `_parse_tool_result`, or `parse_result`, which gets the entire result and may set a reward"
         raise ConfigError(problem, file=offer.file, field=offer.field, remedy=remedy)
-    return kind
+    return hook
 
 
-def _offered(entry: ServerEntry, spec: ToolSpec) -> str | None:
+def _offered_name(entry: ConfiguredServer, spec: ToolSpec) -> str | None:
     offer = entry.offer(spec.name)
     return None if offer is None else offer.prefix_for(entry.name) + spec.name
 
 
-def _offered_limits(entry: ServerEntry, name: str) -> Limits:
+def _limits_of_tool(entry: ConfiguredServer, name: str) -> Limits:
     offer = entry.offer(name)
-    return Limits() if offer is None else _limits(offer)
+    return Limits() if offer is None else _limits_of_entry(offer)
 
 
-def _limits(entry: Limits) -> Limits:
-    """The limits of an entry, without all else that it says."""
+def _limits_of_entry(entry: Limits) -> Limits:
+    """Only the limits of an entry."""
     return Limits.model_validate({name: getattr(entry, name) for name in Limits.model_fields})
 
 
-def _feedback(config: Config, store: Store) -> Source:
+def _build_feedback_source(config: Config, store: MediaStore) -> Source:
     entries = [
-        Declared(
-            find(entry.class_name, entry.file, f"{entry.field}.class_name"),
+        DeclaredInteraction(
+            load_object(entry.class_name, entry.file, f"{entry.field}.class_name"),
             entry.config,
             entry.name,
             entry.owner,
@@ -198,19 +219,19 @@ def _feedback(config: Config, store: Store) -> Source:
         for entry in config.interactions
     ]
     toolset = FeedbackToolset.from_entries(entries, store)
-    return Source(_key("feedback", *config.interactions), toolset, admit=None)
+    return Source(_source_key("feedback", *config.interactions), toolset, admit=None)
 
 
-def _shared(made: tuple[Native, NativeTool]) -> str:
-    entry = made[0]
-    return f"native {entry.prefix} {_limits(entry).model_dump_json()}"
+def _sharing_key(pair: tuple[NativeEntry, NativeTool]) -> str:
+    entry = pair[0]
+    return f"native {entry.prefix} {_limits_of_entry(entry).model_dump_json()}"
 
 
-def _key(kind: str, *entries: BaseModel) -> str:
-    """Equal for equal configuration, secrets included; a hash, so that it may be logged."""
-    told = json.dumps([entry.model_dump() for entry in entries], default=_told, sort_keys=True)
-    return f"{kind.split()[0]}:{sha256(f'{kind}{told}'.encode()).hexdigest()[:16]}"
+def _source_key(kind: str, *entries: BaseModel) -> str:
+    """Equal for equal configuration, including secrets; hashed, so that it can be logged."""
+    config = json.dumps([entry.model_dump() for entry in entries], default=_reveal_secret, sort_keys=True)
+    return f"{kind.split()[0]}:{sha256(f'{kind}{config}'.encode()).hexdigest()[:16]}"
 
 
-def _told(value: Any) -> str:
+def _reveal_secret(value: Any) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else str(value)

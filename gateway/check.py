@@ -1,8 +1,8 @@
-"""Opens everything that the files name, and says of each what is wrong and how to mend it."""
+"""`mtrl-gateway check`: opens every configured tool and server, and reports what is wrong and how to fix it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,9 +10,15 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.build import Plan
-from gateway.config.servers import unmatched
+from gateway.config.configured_server import find_unknown_tools
+from gateway.config.load_object import load_object
+from gateway.confinement.python_programs import DESCRIPTIONS
+from gateway.feedback.code import CodeInteraction
+from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
-from gateway.upstream.server import McpToolset
+from gateway.isolation_check import check_isolation
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.terminal import show_start
 
 Grade = Literal["ok", "note", "wrong"]
 MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
@@ -20,43 +26,64 @@ MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note",
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """The result of one check."""
+
     grade: Grade
-    what: str
+    message: str
     remedy: str = ""
 
 
-async def findings(plan: Plan) -> list[Finding]:
-    """Enters the gateway, so that what is found is what a rollout would meet."""
-    async with Gateway(plan.sources, services=plan.services) as gateway:
-        found = [
+async def run_checks(plan: Plan) -> list[Finding]:
+    """Runs all checks on an entered gateway, as a rollout would use it."""
+    async with Gateway(plan.sources, services=plan.services, start=show_start()) as gateway:
+        findings = [
             Finding("ok", f"{len(plan.config.files)} files: {', '.join(str(file.name) for file in plan.config.files)}"),
-            *_natives(gateway),
-            *_servers(plan, gateway),
+            *(Finding("note", note) for note in plan.config.notes),
+            *_check_native_tools(gateway),
+            *_check_stand_ins(plan),
+            *_check_servers(plan, gateway),
+            *_check_confinement(gateway),
+            *[finding async for finding in _check_isolation(gateway)],
         ]
-        found += [
-            Finding("wrong", f"tool {name}: {reason}", "mend its schema, or leave it out with `allow`")
+        findings += [
+            Finding("wrong", f"tool {name}: {reason}", "fix its schema, or leave it out with `allow`")
             for name, reason in gateway.table.set_aside.items()
+            if name not in gateway.table.clashes
         ]
-    return found
+        remedy = "give the server a `prefix`, leave the tool out with `allow`, or set `on_clash`"
+        findings += [Finding("note", f"tool {name}: {text}", remedy) for name, text in gateway.table.clashes.items()]
+    return findings
 
 
-def _natives(gateway: Gateway) -> Iterator[Finding]:
+def _check_native_tools(gateway: Gateway) -> Iterator[Finding]:
     for source in gateway.sources:
-        if source.ours:
-            names = ", ".join(tool.spec.name for tool in gateway.table.of(source).values())
+        if source.trusted:
+            names = ", ".join(tool.spec.name for tool in gateway.table.tools_of(source).values())
             yield Finding("ok", f"native: {names}")
 
 
-def _servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
+def _check_stand_ins(plan: Plan) -> Iterator[Finding]:
+    """Tells which classes of verl are mtrl's own in their place; names that would differ are refused when loading."""
+    named = [
+        entry.class_name for entry in (*plan.config.tools, *plan.config.interactions) if hasattr(entry, "class_name")
+    ]
+    for offer in (offer for server in plan.config.servers.values() for offer in server.offers):
+        named += [hook for hook in (*offer.parse_tools.values(), offer.hook_for("")) if hook]
+    for name in dict.fromkeys(name for name in named if name.startswith("verl.")):
+        if load_object(name).__module__.startswith("gateway."):
+            yield Finding("ok", f"{name}: mtrl's own class in its place, with the same results (verl is not installed)")
+
+
+def _check_servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
     listed: dict[str, list[str]] = {}
     for source in gateway.sources:
-        if not isinstance(source.leaf, McpToolset):
+        if not isinstance(source.backend, McpToolset):
             continue
-        status = source.leaf.status
+        status = source.backend.status
         entry = plan.config.servers[status.name]
         if status.state == "up":
-            listed[status.name] = [spec.name for spec in source.leaf.specs]
-            names = ", ".join(gateway.table.of(source)) or "no tools"
+            listed[status.name] = [spec.name for spec in source.backend.specs]
+            names = ", ".join(gateway.table.tools_of(source)) or "no tools"
             yield Finding("ok", f"server {status.name} ({status.transport}, {status.protocol_version}): {names}")
         else:
             grade: Grade = "note" if entry.server.optional else "wrong"
@@ -65,29 +92,54 @@ def _servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:
             yield Finding(
                 "note", f"server {status.name}: tool {tool!r} is left out: {reason}", "report it to its author"
             )
-    for error in unmatched(plan.config.servers.values(), listed):
+    for error in find_unknown_tools(plan.config.servers.values(), listed):
         yield Finding("wrong", f"{error.where}: {error.problem}", error.remedy)
 
 
-def left_out(gateway: Gateway) -> dict[str, str]:
-    """What a list of the tools does not show, and why."""
-    found = dict(gateway.table.set_aside)
+def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
+    """What holds the programs of the policy that interactions run."""
     for source in gateway.sources:
-        if isinstance(source.leaf, McpToolset):
-            status = source.leaf.status
+        interactions = source.toolset.interactions if isinstance(source.toolset, FeedbackToolset) else {}
+        for name, interaction in interactions.items():
+            if isinstance(interaction, CodeInteraction):
+                is_complete = interaction.confinement in ("bubblewrap", "namespaces")
+                text = f"interaction {name}: programs are confined by {DESCRIPTIONS[interaction.confinement]}"
+                yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
+
+
+async def _check_isolation(gateway: Gateway) -> AsyncIterator[Finding]:
+    """Whether the sessions of servers that are to be isolated share files."""
+    for source in gateway.sources:
+        server = source.backend
+        if not isinstance(server, McpToolset) or server.status.state != "up":
+            continue
+        result = await check_isolation(server)
+        if result is not None and result.shared:
+            problem = f"server {server.name}: `isolation: {server.config.isolation}` shares files: {result.shared}"
+            yield Finding("wrong", problem, result.remedy)
+        elif result is not None:
+            yield Finding("ok", f"server {server.name}: no shared files were found: {result.tried}")
+
+
+def omitted_tools(gateway: Gateway) -> dict[str, str]:
+    """Tools and servers missing from the gateway's list, with the reason."""
+    omitted = dict(gateway.table.set_aside)
+    for source in gateway.sources:
+        if isinstance(source.backend, McpToolset):
+            status = source.backend.status
             if status.state != "up":
-                found[f"server {status.name}"] = f"it is {status.state}: {status.reason}"
-            found |= {f"{tool} of server {status.name}": reason for tool, reason in status.quarantined.items()}
-    return found
+                omitted[f"server {status.name}"] = f"it is {status.state}: {status.reason}"
+            omitted |= {f"{tool} of server {status.name}": reason for tool, reason in status.quarantined.items()}
+    return omitted
 
 
-def show(found: list[Finding], console: Console) -> bool:
-    """Prints the findings; true where nothing is wrong."""
-    for finding in found:
+def print_findings(findings: list[Finding], console: Console) -> bool:
+    """Prints the findings; returns whether nothing is wrong."""
+    for finding in findings:
         mark, colour = MARKS[finding.grade]
-        console.print(Text.assemble((mark, colour), f" {finding.what}"))
+        console.print(Text.assemble((mark, colour), f" {finding.message}"))
         if finding.remedy:
             console.print(Text(f"     remedy: {finding.remedy}"))
-    wrong = sum(finding.grade == "wrong" for finding in found)
-    console.print(Text("everything is in order" if not wrong else f"{wrong} to mend"))
+    wrong = sum(finding.grade == "wrong" for finding in findings)
+    console.print(Text("everything is in order" if not wrong else f"{wrong} to fix"))
     return not wrong

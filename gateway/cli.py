@@ -1,23 +1,24 @@
-"""The gateway on the command line. What is heavy is imported by the command that needs it, so that help is quick."""
+"""The `mtrl-gateway` command line. Each command imports what it needs, so that `--help` is quick."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gateway.errors import GatewayError, innermost
-from gateway.leave import leaving
+from gateway.errors import GatewayError, unwrap_error
+from gateway.process_exit import run_and_exit
 
 if TYPE_CHECKING:
     from gateway.build import Plan
 
-TOOLS, SERVERS = Path("tool_configs"), Path("mcp_servers.json")
+DEFAULT_TOOLS, DEFAULT_SERVERS = Path("tool_configs"), Path("mcp_servers.json")
 
 app = typer.Typer(
     help="Native tools, MCP servers and feedback interactions behind one OpenAI function-schema interface.",
@@ -33,31 +34,55 @@ ToolsOption = Annotated[
 ]
 McpOption = Annotated[
     Path | None,
-    typer.Option("--mcp", metavar="FILE", help="Servers file. Default: mcp_servers.json here, or beside --tools"),
+    typer.Option("--mcp", metavar="FILE", help="Servers file. Default: ./mcp_servers.json, or the one next to --tools"),
 ]
+WaitOption = Annotated[
+    str,
+    typer.Option(
+        metavar="all|none|SECONDS",
+        help="How long lists of tools and new sessions wait for servers that are starting. Everything else answers at "
+        "once, and servers that are late join when they are up.",
+    ),
+]
+DEFAULT_WAIT = "3"
+
+
+def parse_wait(text: str) -> float:
+    """Seconds from `all`, `none` or a number."""
+    with suppress(ValueError):
+        seconds = {"all": math.inf, "none": 0.0}.get(text)
+        seconds = float(text) if seconds is None else seconds
+        if seconds >= 0:
+            return seconds
+    raise GatewayError(f"--wait: {text!r} is no time\n  remedy: give `all`, `none` or a number of seconds")
 
 
 @app.command()
 def serve(
     tools: ToolsOption = None,
     mcp: McpOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs --token-file.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, needs --token-file.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8765,
-    token_file: Annotated[Path | None, typer.Option(help="File with the token that callers must send.")] = None,
-    record: Annotated[Path | None, typer.Option(metavar="TAPE", help="Write every call and result to a tape.")] = None,
-    replay: Annotated[Path | None, typer.Option(metavar="TAPE", help="Answer from a tape: no server, no key.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that clients must send.")] = None,
+    allow_origin: Annotated[
+        list[str] | None, typer.Option(metavar="ORIGIN", help="Web pages that may call, such as http://localhost:3000.")
+    ] = None,
+    record: Annotated[Path | None, typer.Option(metavar="TAPE", help="Record every call and result to a tape.")] = None,
+    replay: Annotated[Path | None, typer.Option(metavar="TAPE", help="Answer from a tape; needs no servers.")] = None,
+    wait: WaitOption = DEFAULT_WAIT,
 ) -> None:  # fmt: skip
-    """Serve the tools over HTTP (/v1/tools, /docs), MCP (/mcp) and to people (/ui) until Ctrl-C."""
+    """Serve the tools over HTTP (/v1/tools, /docs) and MCP (/mcp), with a web UI (/ui), until Ctrl-C."""
     from gateway.serving import serve_files, serve_tape, settings_of
 
-    with told():
-        settings = settings_of(host, port, token_file, replay or record)
+    with errors_to_exit():
+        wait_s = parse_wait(wait)
+        settings = settings_of(host, port, token_file, replay or record, allow_origin or ())
         if replay is not None:
             if record is not None:
                 raise GatewayError("--record and --replay exclude each other\n  remedy: give one of them")
             serve_tape(replay, settings)
         else:
-            serve_files(*_files(tools, mcp), settings, record)
+            serve_files(*_find_config_files(tools, mcp), settings, record, wait_s)
 
 
 @app.command("list")
@@ -65,25 +90,38 @@ def list_tools(
     tools: ToolsOption = None,
     mcp: McpOption = None,
     json: Annotated[bool, typer.Option("--json", help="OpenAI function schemas, as GET /v1/tools gives them.")] = False,
-    strict: Annotated[bool, typer.Option(help="With --json: schemas under OpenAI's strict rules.")] = False,
+    strict: Annotated[bool, typer.Option(help="With --json: schemas for OpenAI's strict mode.")] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="One tool a line, without colours or wrapping: name, for whom, arguments, description and owner, with "
+            "a tab between them. The default where the output is no terminal.",
+        ),
+    ] = False,
 ) -> None:
-    """List every tool, and what was left out and why."""
-    from gateway import show
-    from gateway.check import left_out
-    from gateway.http.sessions import listed
+    """List every tool, and what is left out with the reason.
+
+    What is left out goes to standard error, so pipes get the tools alone: mtrl-gateway list | cut -f1
+    """
+    from gateway import terminal
+    from gateway.check import omitted_tools
+    from gateway.http.session_routes import specs_to_json
 
     async def main(plan: Plan) -> None:
         from gateway.gateway import Gateway
 
-        async with Gateway(plan.sources, services=plan.services) as gateway:
+        async with Gateway(plan.sources, services=plan.services, start=terminal.show_start()) as gateway:
             if json:
                 offered = [spec for spec in gateway.specs if spec.audience == "policy"]
-                show.json_text({"object": "list", "data": listed(offered, "openai", strict=strict)})
+                terminal.print_json({"object": "list", "data": specs_to_json(offered, "openai", strict=strict)})
+            elif plain or not sys.stdout.isatty():
+                terminal.print_plain_tools(gateway.specs)
             else:
-                show.tools(gateway.specs)
-            show.left_out(left_out(gateway))
+                terminal.print_tools(gateway.specs)
+            terminal.print_omitted(omitted_tools(gateway))
 
-    _run(main, tools, mcp)
+    _run_with_plan(main, tools, mcp)
 
 
 @app.command()
@@ -92,10 +130,10 @@ def call(
     arguments: Annotated[str, typer.Argument(help="Its arguments, a JSON object: '{\"a\": 1}'")] = "{}",
     tools: ToolsOption = None,
     mcp: McpOption = None,
-    save: Annotated[Path, typer.Option(metavar="DIR", help="Where pictures and other media are saved.")] = Path(),
+    save: Annotated[Path, typer.Option(metavar="DIR", help="Folder for images and other media.")] = Path(),
 ) -> None:
-    """Call one tool and print what it answers. Exits with 1 where the outcome is not `ok`."""
-    from gateway import show
+    """Call one tool and print its result. Exits with 1 if the outcome is not `ok`."""
+    from gateway import terminal
     from gateway.types import Context, Outcome, ToolCall
 
     outcomes = []
@@ -103,92 +141,169 @@ def call(
     async def main(plan: Plan) -> None:
         from gateway.gateway import Gateway
 
-        # A native tool is known before any server is started, so none is.
-        alone = [one for one in plan.sources if one.ours and any(spec.name == name for spec in one.toolset.specs)]
-        async with Gateway(alone or plan.sources, services=plan.services) as gateway, gateway.open() as session:
-            answer = await session.call(ToolCall("call_1", name, arguments), Context(audience="loop"))
-            show.result(answer, name, save)
-            outcomes.append(answer.outcome)
+        # For a native tool, no server needs to be started.
+        native = [
+            source
+            for source in plan.sources
+            if source.trusted and any(spec.name == name for spec in source.toolset.specs)
+        ]
+        gateway = Gateway(native or plan.sources, services=plan.services, start=terminal.show_start())
+        async with gateway, gateway.open() as session:
+            result = await session.call(ToolCall("call_1", name, arguments), Context(audience="loop"))
+            terminal.print_result(result, name, save)
+            outcomes.append(result.outcome)
 
-    _run(main, tools, mcp)
+    _run_with_plan(main, tools, mcp)
     if outcomes != [Outcome.OK]:
         raise typer.Exit(1)
 
 
 @app.command()
 def check(tools: ToolsOption = None, mcp: McpOption = None) -> None:
-    """Open every server, validate every schema, say what is wrong and how to mend it. Exits with 1 if anything is."""
-    from gateway.check import Finding, findings, show
-    from gateway.show import out
+    """Open every server, validate every schema, and report problems with remedies. Exits with 1 if there are any."""
+    from gateway.check import Finding, print_findings, run_checks
+    from gateway.terminal import stdout_console
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     async def main(plan: Plan) -> None:
-        found.extend(await findings(plan))
+        findings.extend(await run_checks(plan))
 
-    _run(main, tools, mcp)
-    if not show(found, out()):
+    _run_with_plan(main, tools, mcp)
+    if not print_findings(findings, stdout_console()):
         raise typer.Exit(1)
 
 
 @app.command()
-def stdio(tools: ToolsOption = None, mcp: McpOption = None) -> None:
-    """Be an MCP server on standard input and output, for desktop MCP clients."""
-    from gateway.follow import following
-    from gateway.front.stdio import serve_stdio
+def login(
+    name: Annotated[str, typer.Argument(help="The server, as the servers file names it.")],
+    mcp: McpOption = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser; the address is printed in any case.")] = True,
+    timeout_s: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait for the login.")] = 300.0,
+) -> None:
+    """Log in to an MCP server with OAuth, in a browser; its tokens are kept for all runs of this user."""
+    import webbrowser
+
+    import anyio
+
+    from gateway.login import find_server, login_server
+
+    with errors_to_exit():
+        entry = find_server(name, _find_config_files(None, mcp)[1])
+
+        async def main() -> str:
+            opener = webbrowser.open if browser else None
+            return (await login_server(entry, typer.echo, open_browser=opener, timeout_s=timeout_s)).state
+
+        if anyio.run(main) != "up":
+            raise typer.Exit(1)
+
+
+@app.command()
+def logout(
+    name: Annotated[str, typer.Argument(help="The server, as the servers file names it.")], mcp: McpOption = None
+) -> None:
+    """Revoke and remove the tokens of an MCP server."""
+    import anyio
+
+    from gateway.login import find_server, logout_server
+
+    with errors_to_exit():
+        anyio.run(logout_server, find_server(name, _find_config_files(None, mcp)[1]), typer.echo)
+
+
+@app.command()
+def stdio(tools: ToolsOption = None, mcp: McpOption = None, wait: WaitOption = DEFAULT_WAIT) -> None:
+    """Serve as an MCP server on standard input and output, for desktop MCP clients."""
+    from gateway.mcp_server.transports import serve_stdio
+    from gateway.server_start import ServerStart
+    from gateway.serving import reload_on_change
 
     async def main(plan: Plan) -> None:
         from gateway.gateway import Gateway
 
-        gateway = Gateway(plan.sources, services=plan.services)
-        async with gateway, following(gateway, plan, *_files(tools, mcp)):
+        start = ServerStart(listen_first=True, wait_s=parse_wait(wait))
+        gateway = Gateway(plan.sources, services=plan.services, start=start)
+        async with gateway, reload_on_change(gateway, plan, *_find_config_files(tools, mcp)):
             await serve_stdio(gateway)
 
-    _run(main, tools, mcp)
+    _run_with_plan(main, tools, mcp)
 
 
-def _run(main: Callable[[Plan], Any], tools: Path | None, mcp: Path | None) -> None:
+@app.command("import")
+def import_servers(
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write this file; an existing one is not overwritten.")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write ./mcp_servers.json.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the servers file alone.")] = False,
+) -> None:
+    """Find the servers of other MCP clients (Claude, Cursor, VS Code, ...) on this machine and in this folder.
+
+    Shows them, or writes them as one servers file, with environment variables in place of secrets.
+    """
+    from gateway.config.import_servers import find_servers, write_servers_file
+    from gateway.terminal import print_import
+
+    with errors_to_exit():
+        found = find_servers(Path.home(), Path.cwd())
+        if json:
+            sys.stdout.write(found.to_text())
+        else:
+            print_import(found)
+        if file := out or (DEFAULT_SERVERS if write else None):
+            if not found.servers:
+                raise GatewayError("no server was found, so nothing is written")
+            write_servers_file(found.to_text(), file.resolve())
+            sys.stderr.write(f"wrote {file}; try: mtrl-gateway check --mcp {file}\n")
+        elif found.servers and not json:
+            sys.stderr.write("nothing was written: --write makes ./mcp_servers.json, --out FILE another file\n")
+
+
+def _run_with_plan(command: Callable[[Plan], Any], tools: Path | None, mcp: Path | None) -> None:
     import anyio
 
-    from gateway.build import plan
+    from gateway.build import build_plan
 
-    with told():
-        anyio.run(main, plan(*_files(tools, mcp)))
+    with errors_to_exit():
+        anyio.run(command, build_plan(*_find_config_files(tools, mcp)))
 
 
-def _files(tools: Path | None, mcp: Path | None) -> tuple[Path | None, Path | None]:
-    """What was named, or the default files as far as they are there."""
-    beside = SERVERS if SERVERS.exists() or tools is None else tools.resolve().parent / SERVERS
-    found = tools or (TOOLS if TOOLS.exists() else None), mcp or (beside if beside.exists() else None)
-    if found == (None, None):
+def _find_config_files(tools: Path | None, mcp: Path | None) -> tuple[Path | None, Path | None]:
+    """The files given on the command line, else the default files that exist."""
+    servers = DEFAULT_SERVERS if DEFAULT_SERVERS.exists() or tools is None else tools.resolve().parent / DEFAULT_SERVERS
+    tools = tools or (DEFAULT_TOOLS if DEFAULT_TOOLS.exists() else None)
+    mcp = mcp or (servers if servers.exists() else None)
+    if tools is None and mcp is None:
         raise GatewayError(
-            f"there is neither {TOOLS}/ nor {SERVERS} here\n"
-            "  remedy: run this where they are, or name them with --tools and --mcp"
+            f"there is neither {DEFAULT_TOOLS}/ nor {DEFAULT_SERVERS} in the working folder\n"
+            "  remedy: change to the folder that has them, or name them with --tools and --mcp"
         )
-    return found
+    return tools, mcp
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """An operator's mistake ends in its message; anything else is ours, and keeps its traceback."""
+def errors_to_exit() -> Iterator[None]:
+    """Prints a `GatewayError` and exits with 2; other exceptions keep their traceback."""
     try:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (GatewayError, BaseExceptionGroup) as error:
-        told = innermost(error)
-        if not isinstance(told, GatewayError):
+        inner = unwrap_error(error)
+        if not isinstance(inner, GatewayError):
             raise
-        fail(str(told))
+        exit_with_error(str(inner))
 
 
-def fail(message: str) -> NoReturn:
+def exit_with_error(message: str) -> NoReturn:
+    """Prints the message to standard error and exits with 2."""
     sys.stderr.write(f"mtrl-gateway: {message}\n")
     raise typer.Exit(2)
 
 
 @app.callback()
-def _logging(
+def _configure_logging(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what the gateway does, to standard error.")
     ] = False,
@@ -199,12 +314,13 @@ def _logging(
         stream=sys.stderr,
     )
     if not verbose:
-        for loud in ("mcp", "httpx2", "uvicorn.access"):
-            logging.getLogger(loud).setLevel(logging.ERROR)
+        for name in ("mcp", "httpx2", "uvicorn.access"):
+            logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def main() -> None:
-    leaving(app)
+    """The entry point of `mtrl-gateway`."""
+    run_and_exit(app)
 
 
 if __name__ == "__main__":

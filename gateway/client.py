@@ -1,6 +1,7 @@
-"""A gateway in another process is the same toolset: what a call ends in is an outcome, even when the line breaks.
+"""`RemoteGateway`: a gateway in another process, reached over HTTP, with the same interface as a local one.
 
-Never sent is `unavailable`, sent without an answer is `unknown`; cancelling a call hangs up, which cancels it there.
+Connection failures become outcomes: `unavailable` if the call was never sent, `unknown` if no answer came back.
+Cancelling a call closes its request, which cancels the call on the server.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import httpx2
 from anyio import to_thread
 
 from gateway.errors import GatewayError, ReplayError, SessionError, TooManySessions, Unavailable
-from gateway.limit import refusal
+from gateway.limits import unavailable_result
 from gateway.session import Reward
-from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
-from gateway.wire import dumps, feedback_of, result_of, spec_of, task_json
+from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.wire import dumps, feedback_from_json, result_from_json, spec_from_json, task_to_json
 
-CONNECT_S = 10.0
-CLOSE_S = 100.0
-"""A little more than the other side gives a session to close."""
+CONNECT_TIMEOUT_S = 10.0
+START_TIMEOUT_S, START_POLL_S = 300.0, 0.5
+"""How long and how often a client asks whether the gateway's servers have started."""
+CLOSE_TIMEOUT_S = 100.0
+"""A little more than the server's own limit for closing a session."""
 LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=30.0)
 _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
@@ -31,8 +34,8 @@ _NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 class RemoteGateway:
     """Enter it, then `open(task)` a session for each rollout, as on a gateway in this process.
 
-    `timeout_s` bounds the wait for any one answer; the tools' own deadlines, kept over there, should be shorter.
-    A context's `progress` and `ask` stay on this side.
+    `timeout_s` bounds the wait for each response; the tools' own deadlines, which the server applies, should be
+    shorter. A context's callbacks are not used.
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 300.0) -> None:
@@ -40,7 +43,7 @@ class RemoteGateway:
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
-        self._timeout = httpx2.Timeout(timeout_s, connect=CONNECT_S)
+        self._timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self._http: httpx2.AsyncClient | None = None
         self._specs: Sequence[ToolSpec] = ()
 
@@ -49,10 +52,11 @@ class RemoteGateway:
             headers=self._headers,
             timeout=self._timeout,
             limits=LIMITS,
-            verify=await _tls(self.url),
+            verify=await _ssl_context(self.url),
             trust_env=False,
         )
         try:
+            await self._wait_for_servers()
             await self.refresh()
         except BaseException:
             await self.__aexit__(None, None, None)
@@ -69,12 +73,24 @@ class RemoteGateway:
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """What was offered at the last `refresh`, which entering is."""
+        """The tools offered at the last `refresh`; entering the gateway refreshes too."""
         return self._specs
 
+    async def _wait_for_servers(self) -> None:
+        """Waits until no server of the gateway is starting, so that the tools are complete."""
+        with anyio.move_on_after(START_TIMEOUT_S):
+            while True:
+                try:
+                    health = await self.request_json("GET", "/healthz")
+                except GatewayError:
+                    return  # the next request fails in the same way, and says why
+                if not health.get("starting"):
+                    return
+                await anyio.sleep(START_POLL_S)
+
     async def refresh(self) -> None:
-        listed = await self.ask("GET", "/v1/tools?audience=all&form=spec")
-        self._specs = tuple(spec_of(value) for value in listed["data"])
+        listed = await self.request_json("GET", "/v1/tools?audience=all&form=spec")
+        self._specs = tuple(spec_from_json(value) for value in listed["data"])
 
     @asynccontextmanager
     async def open(self, task: Task = Task()) -> AsyncIterator[RemoteSession]:  # noqa: B008 - frozen
@@ -85,54 +101,56 @@ class RemoteGateway:
             await session.close()
 
     async def begin(self, task: Task) -> RemoteSession:
-        """A session without a block around it: whoever begins it must close it, or it lives as long as it may."""
-        return RemoteSession(self, await self.ask("POST", "/v1/sessions", task_json(task) | {"form": "spec"}))
+        """Opens a session without a `with` block; the caller must close it, else it lives until it expires."""
+        return RemoteSession(
+            self, await self.request_json("POST", "/v1/sessions", task_to_json(task) | {"form": "spec"})
+        )
 
-    async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """An answer's JSON; a refusal is raised with the other side's words."""
+    async def request_json(self, method: str, path: str, body: Any = None) -> Any:
+        """The response's JSON; raises the server's error message for an error response."""
         try:
-            answer = await self.send(method, path, body)
+            answer = await self.request(method, path, body)
         except httpx2.TransportError as error:
-            raise Unavailable(f"the gateway at {self.url} cannot be reached: {_told(error)}") from error
+            raise Unavailable(f"the gateway at {self.url} cannot be reached: {_format_error(error)}") from error
         if answer.is_success:
             return answer.json()
-        raise _refused(answer)
+        raise _error_from_response(answer)
 
-    async def send(self, method: str, path: str, body: Any = None) -> httpx2.Response:
+    async def request(self, method: str, path: str, body: Any = None) -> httpx2.Response:
         if self._http is None:
             raise GatewayError("the gateway is not entered: `async with RemoteGateway(url) as gateway`")
         return await self._http.request(method, self.url + path, content=None if body is None else dumps(body))
 
 
 class RemoteSession:
-    """Made by `RemoteGateway.begin`."""
+    """A session of a `RemoteGateway`; created by its `begin`."""
 
-    def __init__(self, gateway: RemoteGateway, begun: Mapping[str, Any]) -> None:
-        self.id: str = begun["id"]
-        self.name: str | None = begun["feedback"]
-        """The interaction that answers here."""
-        self.specs: Sequence[ToolSpec] = tuple(spec_of(value) for value in begun["tools"])
+    def __init__(self, gateway: RemoteGateway, opened: Mapping[str, Any]) -> None:
+        self.id: str = opened["id"]
+        self.name: str | None = opened["feedback"]
+        """The name of the session's interaction."""
+        self.specs: Sequence[ToolSpec] = tuple(spec_from_json(value) for value in opened["tools"])
         self.rewards: list[Reward] = []
-        """As far as this side has seen them; the other side's own list once the session is finished."""
+        """The rewards received so far; once the session is finished, the server's list."""
         self._gateway = gateway
         self._path = f"/v1/sessions/{self.id}"
         self._finished: dict[str, float] | None = None
 
-    async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         return (await self.calls([call], context))[0]
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = ALONE) -> list[ToolResult]:
-        """All calls of one message in one request; the answers keep the order of the calls."""
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+        """Sends all calls of one message in one request; the results keep the order of the calls."""
         sent = [call for call in calls if _is_unicode(call)]
-        results = iter(await self._sent(sent, context) if sent else ())
+        results = iter(await self._send_calls(sent, context) if sent else ())
         return [next(results) if _is_unicode(call) else _NOT_UNICODE for call in calls]
 
-    async def _sent(self, calls: Sequence[ToolCall], context: Context) -> list[ToolResult]:
-        body = {"tool_calls": [_written(call) for call in calls], "layout": "parts", "audience": context.audience}
-        answer = await self._answer("/calls", body)
+    async def _send_calls(self, calls: Sequence[ToolCall], context: Context) -> list[ToolResult]:
+        body = {"tool_calls": [_call_to_json(call) for call in calls], "layout": "parts", "audience": context.audience}
+        answer = await self._post("/calls", body)
         if isinstance(answer, ToolResult):
             return [answer] * len(calls)
-        results = [result_of(value) for value in answer["results"]]
+        results = [result_from_json(value) for value in answer["results"]]
         kind: Literal["call", "feedback"] = "feedback" if context.audience == "loop" else "call"
         for call, result in zip(calls, results, strict=True):
             if result.reward is not None:
@@ -141,75 +159,75 @@ class RemoteSession:
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
         body = {"messages": [dict(message) for message in messages], "layout": "parts"}
-        answer = await self._answer("/feedback", body)
+        answer = await self._post("/feedback", body)
         if isinstance(answer, ToolResult):
             return Feedback(answer.parts, outcome=answer.outcome, reason=answer.reason)
-        heard = feedback_of(answer)
-        if not heard.outcome.infrastructure:
-            self.rewards.append(Reward(self.name or "feedback", heard.score, "feedback"))
-        return heard
+        feedback = feedback_from_json(answer)
+        if not feedback.outcome.is_infrastructure:
+            self.rewards.append(Reward(self.name or "feedback", feedback.score, "feedback"))
+        return feedback
 
     async def finish(self) -> Mapping[str, float]:
-        """The rewards that tools give at the end; it ends the session over there, so nothing can be called after it."""
+        """Closes the session on the server, and returns the rewards that tools give at the end."""
         if self._finished is None:
-            closed = await self._gateway.ask("DELETE", self._path)
+            closed = await self._gateway.request_json("DELETE", self._path)
             self.rewards[:] = [Reward(**reward) for reward in closed["rewards"]]
             self._finished = {reward.source: reward.value for reward in self.rewards if reward.kind == "end"}
         return self._finished
 
     async def close(self) -> None:
-        """Safe to call again. A session that can't be reached any more closes by itself when its time is up."""
+        """Closes the session; safe to call again. If the server cannot be reached, the session expires by itself."""
         if self._finished is not None:
             return
-        with anyio.move_on_after(CLOSE_S, shield=True):
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
             try:
                 await self.finish()
             except (SessionError, Unavailable):
                 self._finished = {}
 
-    async def _answer(self, path: str, body: Any) -> Any:
-        """The answer's JSON, or how the call ended without one."""
+    async def _post(self, path: str, body: Any) -> Any:
+        """The response's JSON, or a result that says why there is none."""
         if self._finished is not None:
             raise SessionError("the session is closed")
         try:
-            answer = await self._gateway.send("POST", self._path + path, body)
+            answer = await self._gateway.request("POST", self._path + path, body)
         except _NEVER_SENT as error:
-            return refusal(f"the gateway cannot be reached: {_told(error)}")
+            return unavailable_result(f"the gateway cannot be reached: {_format_error(error)}")
         except httpx2.TimeoutException:
             text = "The tool did not answer in time."
             return ToolResult((Text(text),), Outcome.TIMEOUT, reason="no answer from the gateway in time")
         except httpx2.TransportError as error:
-            return _unknown(f"the gateway gave no answer: {_told(error)}")
+            return _unknown_result(f"the gateway gave no answer: {_format_error(error)}")
         if answer.is_success:
             return answer.json()
-        return _without_answer(answer)
+        return _result_from_error(answer)
 
 
-def _without_answer(answer: httpx2.Response) -> ToolResult:
-    problem = _refused(answer)
+def _result_from_error(answer: httpx2.Response) -> ToolResult:
+    problem = _error_from_response(answer)
     if answer.status_code in (400, 413):
         text = f"The call cannot be sent: {problem}"
         return ToolResult((Text(text),), Outcome.INVALID, reason=f"the gateway answered {answer.status_code}")
     if isinstance(problem, Unavailable | TooManySessions):
-        return refusal(str(problem))
+        return unavailable_result(str(problem))
     if answer.status_code >= 500:
-        return _unknown(f"the gateway answered {answer.status_code}")
+        return _unknown_result(f"the gateway answered {answer.status_code}")
     raise problem
 
 
-def _unknown(reason: str) -> ToolResult:
+def _unknown_result(reason: str) -> ToolResult:
     text = "The tool was called, but no answer came back; it may have done its work."
     return ToolResult((Text(text),), Outcome.UNKNOWN, reason=reason)
 
 
-def _refused(answer: httpx2.Response) -> GatewayError:
-    """The other side's words, as the error that a gateway in this process would raise."""
+def _error_from_response(answer: httpx2.Response) -> GatewayError:
+    """The server's message as the exception that a gateway in this process would raise."""
     try:
         error = answer.json()["error"]
-        kind, told = error["type"], " ".join(filter(None, (error["message"], error.get("remedy"))))
+        kind, message = error["type"], " ".join(filter(None, (error["message"], error.get("remedy"))))
     except (ValueError, KeyError, TypeError):
-        kind, told = "", f"status {answer.status_code}, and no reason in a form that we know"
-    kinds = {
+        kind, message = "", f"status {answer.status_code} without an error message in the gateway's format"
+    exceptions = {
         "too_many_sessions": TooManySessions,
         "unavailable": Unavailable,
         "not_found": SessionError,
@@ -217,18 +235,18 @@ def _refused(answer: httpx2.Response) -> GatewayError:
         "not_recorded": ReplayError,
         "invalid_request": SessionError,
     }
-    return kinds.get(kind, GatewayError)(told)
+    return exceptions.get(kind, GatewayError)(message)
 
 
 _NOT_UNICODE = ToolResult(
-    (Text("The arguments hold half a character, which no tool can read. Write them anew."),),
+    (Text("The arguments contain half of a character (a lone surrogate). Write them again."),),
     Outcome.INVALID,
     reason="the call is not Unicode",
 )
 
 
 def _is_unicode(call: ToolCall) -> bool:
-    """One call that cannot be written down must not keep its neighbours from being sent."""
+    """Whether a call can be encoded; one that cannot must not keep the others from being sent."""
     try:
         f"{call.id}{call.name}{call.arguments}".encode()
     except UnicodeEncodeError:
@@ -236,18 +254,18 @@ def _is_unicode(call: ToolCall) -> bool:
     return True
 
 
-def _written(call: ToolCall) -> dict[str, Any]:
+def _call_to_json(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _told(error: Exception) -> str:
-    # The words of a request that could not be written quote it, the token included.
-    told = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+def _format_error(error: Exception) -> str:
+    # The message of a LocalProtocolError quotes the request, including the token.
+    message = "" if isinstance(error, httpx2.LocalProtocolError) else str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-async def _tls(url: str) -> ssl.SSLContext:
-    """Reading the trust store costs a tenth of a second of CPU: once for https, never for http."""
+async def _ssl_context(url: str) -> ssl.SSLContext:
+    """Reads the trust store, which costs a tenth of a second of CPU, only for https."""
     if url.lower().startswith("https:"):
         return await to_thread.run_sync(ssl.create_default_context)
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -1,12 +1,12 @@
-"""What an operator must see. What the policy must see is a `ToolResult`, never an exception.
+"""The exceptions that mtrl raises, for operators. A policy never sees an exception: failed calls are `ToolResult`s.
 
 GatewayError
-├── ConfigError       a file is wrong: names file, line, field, problem, remedy
-├── SessionError      a session cannot be opened, found, or used as asked
-│   └── TooManySessions   no room for one more; there will be when others close
-├── ReplayError       the tape does not hold what was asked of it
-├── Unavailable       a native tool says that what it depends on is down
-└── Refused           the party asked (a front client) will not or cannot answer
+├── ConfigError           an error in a file, with file, line, field, problem and remedy
+├── SessionError          a session cannot be opened, found or used in this way
+│   └── TooManySessions   the limit on open sessions is reached
+├── ReplayError           the tape has no recording of this
+├── Unavailable           a native tool's dependency is down
+└── RequestDeclined       the client declines or cannot answer a tool's request (elicitation, sampling)
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
-LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-HERE = tuple(f"{Path(__file__).parents[1] / house}{os.sep}" for house in ("gateway", "trainer"))
+LIBRARY_FOLDERS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+OWN_FOLDERS = tuple(f"{Path(__file__).parents[1] / house}{os.sep}" for house in ("gateway", "trainer"))
 
 
 class GatewayError(Exception):
@@ -27,18 +27,18 @@ class GatewayError(Exception):
 
 
 class ConfigError(GatewayError):
-    """One mistake in one file. Its text is complete: what, where, and how to mend it."""
+    """One error in one file; its text says what is wrong, where, and how to fix it."""
 
-    line_of: ClassVar[staticmethod[[object, str], tuple[str, str, int] | None]] = staticmethod(lambda file, field: None)
-    """File, field and line of what a mistake names; whoever reads files says how they are found."""
+    locate: ClassVar[staticmethod[[object, str], tuple[str, str, int] | None]] = staticmethod(lambda file, field: None)
+    """Finds the file, field and line of an error; set by the module that reads files."""
 
     def __init__(self, problem: str, *, file: object = None, field: str = "", remedy: str = "") -> None:
         self.problem, self.file, self.field, self.remedy = problem, file, field, remedy
-        if file and field and (found := ConfigError.line_of(file, field)) is not None:
-            name, field, line = found
+        if file and field and (location := ConfigError.locate(file, field)) is not None:
+            name, field, line = location
             file = f"{name}:{line}"
-        self.where = ": ".join(str(place) for place in (file, field) if place)
-        """`tools.yaml:3: tools[0].timeout`, as an editor follows it."""
+        self.where = ": ".join(str(part) for part in (file, field) if part)
+        """`tools.yaml:3: tools[0].timeout`, which editors recognise as a link."""
         lines = [f"{self.where}: {problem}" if self.where else problem]
         if remedy:
             lines.append(f"  remedy: {remedy}")
@@ -46,7 +46,7 @@ class ConfigError(GatewayError):
 
 
 class ConfigErrors(ConfigError):
-    """Several mistakes found in one reading, reported together so that one edit mends them all."""
+    """Several errors, reported together so that all can be fixed at once."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:
         self.errors = tuple(errors)
@@ -54,36 +54,70 @@ class ConfigErrors(ConfigError):
 
 
 class SessionError(GatewayError):
-    """A session that cannot be opened, is gone, or was asked for something it does not hold."""
+    """A session cannot be opened, is closed, or does not offer what is requested."""
 
 
 class TooManySessions(SessionError):
-    """As many sessions are open as may be: come again when some have closed."""
+    """The limit on open sessions is reached; retry when some have closed."""
 
 
 class ReplayError(GatewayError):
-    """The tape has no answer: refusing is better than inventing one."""
+    """The tape has no recording of this call or session."""
 
 
-class Refused(GatewayError):
-    """The party behind a call declines a question that a tool asked it."""
+class RequestDeclined(GatewayError):
+    """The client behind a call declines a tool's request (elicitation, sampling or roots)."""
 
 
 class Unavailable(GatewayError):
-    """For native tools to raise when what they depend on is down: the policy is not to blame."""
+    """Raised by native tools when something they depend on is down; the call ends `unavailable`."""
 
 
-def innermost(error: BaseException) -> BaseException:
-    """The error that a task group wrapped, the first where there are several."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+class UserCodeError(Exception):
+    """User code ended with an exception that is no `Exception`, such as KeyboardInterrupt or a panic of a library."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(format_error(error))
+        self.error = error
+
+
+def unwrap_error(error: BaseException) -> BaseException:
+    """The first error inside an exception group, or what user code raised."""
+    while isinstance(error, BaseExceptionGroup | UserCodeError):
+        error = error.error if isinstance(error, UserCodeError) else error.exceptions[0]
     return error
 
 
-def told(error: BaseException) -> str:
-    """What was raised, and where in its user's own file: neither ours nor a library's lines can be mended there."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def error_text(error: BaseException) -> str:
+    """The text of an exception. User code may have written its `__str__`, which may raise anything."""
+    try:
+        return str(error)
+    except BaseException as failure:  # boundary: user code
+        return f"[its __str__ raised {type(failure).__name__}]"
+
+
+def safe_repr(value: object, max_chars: int = 80) -> str:
+    """The start of a value's `repr`. User code may have written it, and it may raise anything."""
+    try:
+        return repr(value)[:max_chars]
+    except BaseException:  # boundary: user code
+        return f"a {type(value).__name__}"
+
+
+def format_error(error: BaseException) -> str:
+    """`ValueError: text`, or only the name if there is no text."""
+    if isinstance(error, UserCodeError):
+        error = error.error
+    text = error_text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def describe_exception(error: BaseException) -> str:
+    """The exception's text with the last line of the user's own code in its traceback."""
+    if isinstance(error, UserCodeError):
+        error = error.error
+    text = format_error(error)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith((*HERE, "<", *LIBRARIES)):
+        if not frame.filename.startswith((*OWN_FOLDERS, "<", *LIBRARY_FOLDERS)):
             return f"{text} ({frame.filename}:{frame.lineno})"
     return text

@@ -1,4 +1,4 @@
-"""A gateway is one toolset made of many sources, which come and go while rollouts hold what they opened."""
+"""`Gateway`: combines sources into one set of tools, opens sessions on them, and reloads while sessions are open."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,23 +14,36 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from gateway.errors import GatewayError, TooManySessions, innermost
-from gateway.session import RELEASE_S, GatewaySession, Observer, hears
-from gateway.table import EMPTY_TABLE, Source, Table, stale, table
+from gateway.argument_checks import ArgumentChecks
+from gateway.errors import GatewayError, SessionError, TooManySessions, unwrap_error
+from gateway.loop_watchdog import LoopWatchdog
+from gateway.server_start import ServerStart, StartingServer, describe_starting
+from gateway.session import RELEASE_TIMEOUT_S, GatewaySession, Observer, has_feedback
+from gateway.tool_table import EMPTY_TABLE, Source, ToolTable, build_table, is_stale
 from gateway.types import Task, ToolSpec
 
 if TYPE_CHECKING:
-    from gateway.build import Places
-    from gateway.config.models import ResultLimit
+    from gateway.build import ToolFiles
+    from gateway.config.models import Instructions, ResultLimit
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0
-"""How often sessions are looked over for those whose time is up."""
+
+@dataclass(frozen=True, slots=True)
+class ReloadRefusal:
+    """A configuration that was refused, so that the one before it stays in use."""
+
+    error: str
+    at: float
+    """Unix time."""
 
 
-class _Host:
-    """The task that enters a source and leaves it, as connections want of their owner."""
+EXPIRY_CHECK_S = 1.0
+"""Interval of the check for expired sessions."""
+
+
+class _RunningSource:
+    """A source and the one task that enters and leaves it, as its connections require."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -45,7 +59,7 @@ class _Host:
                 started = True
                 task_status.started()
                 await self._stop.wait()
-        except Exception:  # boundary: a source that cannot close cleanly must not take the others with it
+        except Exception:  # boundary: an error while closing one source must not affect the others
             if not started:
                 raise
             log.exception("closing %s failed", self.source.key)
@@ -53,7 +67,7 @@ class _Host:
             self.ended.set()
 
     def retire(self) -> None:
-        """Ends once the last session that uses it has closed."""
+        """Closes the source once the last session that uses it has closed."""
         self.retired = True
         self.release(0)
 
@@ -64,42 +78,53 @@ class _Host:
 
 
 class Gateway:
-    """Enter it, then `open(task)` a session for each rollout."""
+    """Tools from many sources. Enter it, then `open(task)` a session for each rollout."""
 
     def __init__(
         self,
         sources: Sequence[Source],
         *,
         services: AbstractAsyncContextManager[Any] | None = None,
-        most_sessions: int = 10_000,
+        max_sessions: int = 10_000,
+        start: ServerStart | None = None,
     ) -> None:
-        self._first = tuple(sources)
+        """`start` says how long to wait for servers; by default, until each is up or has failed."""
+        self._initial_sources = tuple(sources)
         self._services = services
-        self._most_sessions = most_sessions
-        self._hosts: list[_Host] = []
-        self._table: Table = EMPTY_TABLE
-        self._entered: TaskGroup | None = None
+        self._max_sessions = max_sessions
+        self.start = start or ServerStart()
+        self._running: list[_RunningSource] = []
+        self._table: ToolTable = EMPTY_TABLE
+        self._task_group: TaskGroup | None = None
         self._stack = AsyncExitStack()
         self.sessions: dict[str, GatewaySession] = {}
+        self.loop_watchdog = LoopWatchdog()
+        self.argument_checks = ArgumentChecks()
         self.observers: list[Observer] = []
+        self.reload_refusal: ReloadRefusal | None = None
+        """Why the files as they are now are not in use, if that is so."""
         self.on_change: list[Callable[[], None]] = []
-        """Called when the list of tools may have changed."""
+        """Callbacks for when the list of tools may have changed."""
 
     @classmethod
     def load(
         cls,
-        tools: Places = "tool_configs",
+        tools: ToolFiles = "tool_configs",
         servers: Path | str | None = "mcp_servers.json",
         result_limit: ResultLimit | None = None,
+        sources: Sequence[Source] = (),
+        start: ServerStart | None = None,
+        instructions: Instructions | None = None,
     ) -> Self:
-        """A gateway as the files say; raises `ConfigError` with every mistake in them.
+        """A gateway from configuration files; raises `ConfigError` with all errors in them.
 
-        `result_limit` holds for each entry that has none of its own.
+        `result_limit` and `instructions` apply to each entry and server without its own; `sources` are offered beside
+        those of the files.
         """
-        from gateway.build import plan  # reading YAML is for those who have files
+        from gateway.build import build_plan  # YAML is only needed for files
 
-        made = plan(tools, servers, result_limit=result_limit)
-        return cls(made.sources, services=made.services)
+        plan = build_plan(tools, servers, result_limit=result_limit, instructions=instructions)
+        return cls((*plan.sources, *sources), services=plan.services, start=start)
 
     async def __aenter__(self) -> Self:
         try:
@@ -107,49 +132,60 @@ class Gateway:
                 await self._enter(stack)
                 self._stack = stack.pop_all()
         except BaseExceptionGroup as group:
-            raise innermost(group) from group
+            raise unwrap_error(group) from group
         return self
 
     async def _enter(self, stack: AsyncExitStack) -> None:
         if self._services is not None:
             await stack.enter_async_context(self._services)
-        self._entered = await stack.enter_async_context(anyio.create_task_group())
+        stack.push_async_callback(self.argument_checks.close)
+        self._task_group = await stack.enter_async_context(anyio.create_task_group())
         stack.push_async_callback(self._stop)
-        self._hosts = await self._start(self._first)
-        self._table = table(self._first, starting=True)
-        self._tasks.start_soon(self._sweep)
+        self._running = await self._start(self._initial_sources)
+        if not self.start.listen_first:
+            await self.start.wait_for_all()
+        self._set_table(build_table(self._initial_sources, starting=True))
+        self._tasks.start_soon(self._close_expired_sessions)
+        self._tasks.start_soon(self.loop_watchdog.run)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The block's own error is not ours to wrap into a group, so the stack does not hear of it.
+        # The stack is not given the block's own exception, so that it isn't wrapped in an exception group.
         await self._stack.aclose()
 
     @property
     def _tasks(self) -> TaskGroup:
-        if self._entered is None:
+        if self._task_group is None:
             raise GatewayError("the gateway is not running: enter it first, `async with Gateway(...) as gateway`")
-        return self._entered
+        return self._task_group
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ToolTable:
         sources = self.sources
-        if stale(self._table, sources):
-            self._table = table(sources, self._table)
+        if is_stale(self._table, sources):
+            self._set_table(build_table(sources, self._table))
         return self._table
+
+    def _set_table(self, table: ToolTable) -> None:
+        """Stores a new table, and logs the clashes of names that the last one did not have."""
+        for name, text in table.clashes.items():
+            if self._table.clashes.get(name) != text:
+                log.warning("the name of tool %s is taken: %s", name, text)
+        self._table = table
 
     @property
     def sources(self) -> list[Source]:
-        return [host.source for host in self._hosts]
+        return [host.source for host in self._running]
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """Everything offered now, what is meant for the loop included."""
+        """All tools offered now, including those for the training loop."""
         return self.table.specs
 
     @asynccontextmanager
     async def open(self, task: Task = Task()) -> AsyncIterator[GatewaySession]:  # noqa: B008 - frozen
-        """A session for the length of a block."""
+        """Opens a session for a `with` block."""
         session = await self.begin(task)
         try:
             yield session
@@ -157,59 +193,75 @@ class Gateway:
             await session.close()
 
     async def begin(self, task: Task) -> GatewaySession:
-        """A session without a block around it: whoever begins it must close it, or give it a time to live."""
-        if len(self.sessions) >= self._most_sessions:
-            raise TooManySessions(f"{self._most_sessions} sessions are open; close some, or raise the limit")
-        session = self._session(secrets.token_urlsafe(24), task)
-        known = {id(host.source): host for host in self._hosts}
-        hosts = [known[id(source)] for source in session.sources]
+        """Opens a session without a `with` block; the caller must close it, or give the task a `ttl_s`."""
+        if len(self.sessions) >= self._max_sessions:
+            raise TooManySessions(f"{self._max_sessions} sessions are open; close some, or raise the limit")
+        if self.start.names:
+            await self._wait_for_tools(task)
+        session = self._make_session(secrets.token_urlsafe(24), task)
+        session.late_servers = self.start.names
+        running = {id(host.source): host for host in self._running}
+        hosts = [running[id(source)] for source in session.sources]
         for host in hosts:
-            # Before the first wait: a reload meanwhile must not end what the session is about to use.
+            # Counted before the first await, so that a reload meanwhile cannot close the source.
             host.users += 1
             session.stack.callback(host.release)
         try:
             for host in hosts:
-                await self._join(session, host.source)
+                await self._open_source(session, host.source)
         except BaseException:
-            with anyio.move_on_after(RELEASE_S, shield=True):
+            with anyio.move_on_after(RELEASE_TIMEOUT_S, shield=True):
                 await session.stack.aclose()
             raise
         self.sessions[session.id] = session
         session.stack.callback(self.sessions.pop, session.id, None)
         return session
 
-    def _session(self, id: str, task: Task) -> GatewaySession:
-        return GatewaySession(id, task, self.table, self.observers)
+    async def _wait_for_tools(self, task: Task) -> None:
+        """Waits for the servers of the tools that a task names; a task without names gets what listings show."""
+        wanted = {*(task.tools or ()), *task.create}
+        if wanted:
+            await self.start.wait_for_tools(lambda: wanted <= self.table.tools.keys())
+        else:
+            await self.start.settle()
+        if late := sorted(wanted - self.table.tools.keys()) if self.start.names else ():
+            raise SessionError(f"no tool named {', '.join(map(repr, late))} yet: {describe_starting(self.start.names)}")
 
-    async def _join(self, session: GatewaySession, source: Source) -> None:
-        inner = await session.stack.enter_async_context(source.toolset.open(session.asks_of(source)))
-        session.inner[id(source)] = inner
-        if hears(inner):
-            session.heard = inner
+    def _make_session(self, id: str, task: Task) -> GatewaySession:
+        return GatewaySession(id, task, self.table, self.observers, self.argument_checks)
+
+    async def _open_source(self, session: GatewaySession, source: Source) -> None:
+        inner = await session.stack.enter_async_context(source.toolset.open(session.task_for(source)))
+        session.source_sessions[id(source)] = inner
+        if has_feedback(inner):
+            session.feedback_session = inner
 
     async def reload(self, sources: Sequence[Source]) -> None:
-        """Takes over a new configuration: equal sources stay, new ones start, old ones end with their last session.
+        """Switches to new sources: unchanged ones stay, new ones start, old ones close with their last session.
 
-        What cannot start, or collides, is refused whole, and everything stays as it was.
+        If a source cannot start or two tools have one name, raises and changes nothing.
         """
-        kept = {host.source.key: host for host in self._hosts}
-        new = await self._start([source for source in sources if source.key not in kept])
+        running = {host.source.key: host for host in self._running}
+        new = await self._start([source for source in sources if source.key not in running])
         started = {host.source.key: host for host in new}
-        hosts = [kept.get(source.key) or started[source.key] for source in sources]
+        hosts = [running.get(source.key) or started[source.key] for source in sources]
+        await self.start.wait_for_all()
         try:
-            fresh = table([host.source for host in hosts], starting=True)
+            new_table = build_table([host.source for host in hosts], starting=True)
         except GatewayError:
             for host in new:
                 host.retire()
             raise
-        gone = [host for host in self._hosts if host not in hosts]
-        self._hosts, self._table = hosts, fresh
-        for host in gone:
+        removed = [host for host in self._running if host not in hosts]
+        self._running = hosts
+        self._set_table(new_table)
+        for host in removed:
             host.retire()
-        self._changed()
+        self._notify_change()
 
-    async def _start(self, sources: Sequence[Source]) -> list[_Host]:
-        hosts = [_Host(source) for source in sources]
+    async def _start(self, sources: Sequence[Source]) -> list[_RunningSource]:
+        hosts = [_RunningSource(source) for source in sources]
+        self.start.begin()
         try:
             async with anyio.create_task_group() as starting:
                 for host in hosts:
@@ -217,36 +269,42 @@ class Gateway:
         except BaseExceptionGroup as group:
             for host in hosts:
                 host.retire()
-            raise innermost(group) from group
+            raise unwrap_error(group) from group
         return hosts
 
-    async def _start_one(self, host: _Host) -> None:
+    async def _start_one(self, host: _RunningSource) -> None:
+        backend = host.source.backend
+        if isinstance(backend, StartingServer):
+            backend.connects_in_background = True
         await self._tasks.start(host.run)
-        listeners = getattr(host.source.leaf, "on_change", None)
+        if isinstance(backend, StartingServer):
+            self.start.add(backend)
+            self._tasks.start_soon(self.start.follow, backend)
+        listeners = getattr(backend, "on_change", None)
         if isinstance(listeners, list):
-            listeners.append(self._changed)
+            listeners.append(self._notify_change)
 
-    def _changed(self) -> None:
+    def _notify_change(self) -> None:
         for listener in self.on_change:
             listener()
 
-    async def _sweep(self) -> None:
+    async def _close_expired_sessions(self) -> None:
         while True:
-            await anyio.sleep(SWEEP_S)
+            await anyio.sleep(EXPIRY_CHECK_S)
             for session in list(self.sessions.values()):
                 if session.remaining_s == 0.0 and not session.closed:
                     log.info("a session of task %r expired", session.task.id)
                     self._tasks.start_soon(session.close)
 
     async def _stop(self) -> None:
-        """Sessions first, then what they stood on."""
+        """Closes the sessions, then the sources."""
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as closing:
                 for session in list(self.sessions.values()):
                     closing.start_soon(session.close)
-            for host in self._hosts:
+            for host in self._running:
                 host.retire()
             with anyio.move_on_after(15):
-                for host in self._hosts:
+                for host in self._running:
                     await host.ended.wait()
         self._tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""One rollout's hold on the gateway: its tools, its interaction, its rewards, and the end of all of them."""
+"""Gateway sessions: one rollout's tools, interaction and rewards, from opening to release."""
 
 from __future__ import annotations
 
@@ -7,46 +7,53 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeGuard
 
 import anyio
 
+from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
+from gateway.elicitation import ElicitationAnswers
 from gateway.errors import SessionError
-from gateway.table import Source, Table, Tool
-from gateway.toolset import NO_SUCH_TOOL, Session, missing
-from gateway.types import ALONE, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.limits import call_began, timeout_of
+from gateway.tool_table import OfferedTool, Source, ToolTable, select_tools
+from gateway.toolset import NO_SUCH_TOOL, Session, unknown_tool_result
+from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
 
-QUIET_S = 5.0
-"""For calls that are cancelled at the end to let go of what they hold."""
-REWARDS_S = 60.0
-"""For all last rewards; what is held is given back without them."""
-RELEASE_S = 30.0
-"""Everything that a session holds must be given back by then."""
+CANCEL_TIMEOUT_S = 5.0
+"""Limit for cancelled calls to end when a session closes."""
+REWARDS_TIMEOUT_S = 60.0
+"""Limit for collecting final rewards; without them, resources are still released."""
+RELEASE_TIMEOUT_S = 30.0
+"""Limit for releasing everything that a session holds."""
 
 CANCELLED = ToolResult((Text("The call was cancelled."),), Outcome.CANCELLED, reason="cancelled by its caller")
 WITHDRAWN = ToolResult(
     (Text("The tool is not available any more."),), Outcome.UNAVAILABLE, reason="its owner no longer offers it"
 )
-"""The policy was shown the tool when the session opened, so that calling it is no mistake of the policy."""
+"""The policy was shown the tool when the session opened, so that calling it is not the policy's error."""
 
 
 class FeedbackSession(Session, Protocol):
+    """A session whose toolset has an interaction."""
+
     @property
     def name(self) -> str | None: ...
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
 
 
-def hears(session: Session) -> TypeGuard[FeedbackSession]:
+def has_feedback(session: Session) -> TypeGuard[FeedbackSession]:
+    """Whether the session can give feedback."""
     return hasattr(session, "feedback")
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A number that belongs to the rollout, and where it came from."""
+    """A reward of the rollout, with its source."""
 
     source: str
     value: float
@@ -55,16 +62,16 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What has begun and not ended."""
+class RunningCall:
+    """A call that has started and not ended."""
 
     name: str
     since: float
-    """By `time.monotonic`."""
+    """`time.monotonic()` at its start."""
 
 
 class AnySession(Session, Protocol):
-    """What a rollout holds, in this process or across a border."""
+    """A gateway session, in this process or remote."""
 
     @property
     def id(self) -> str: ...
@@ -72,7 +79,7 @@ class AnySession(Session, Protocol):
     @property
     def rewards(self) -> Sequence[Reward]: ...
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = ALONE) -> list[ToolResult]: ...
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]: ...
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
 
@@ -80,7 +87,7 @@ class AnySession(Session, Protocol):
 
 
 class AnyGateway(Protocol):
-    """What opens sessions, in this process or across a border; enter it first."""
+    """A gateway, in this process or remote; enter it before opening sessions."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -97,8 +104,8 @@ class AnyGateway(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """One call as an observer sees it, after its end."""
+class ObservedCall:
+    """A finished call, as observers receive it."""
 
     session_id: str
     call: ToolCall
@@ -106,154 +113,199 @@ class Observed:
     result: ToolResult
 
 
-Observer = Callable[[Observed], None]
+Observer = Callable[[ObservedCall], None]
 
 
 class GatewaySession:
-    """Made by `Gateway.begin`, which gives it what it must give back: `stack`, and `leave` to say that it did."""
+    """A session of a `Gateway`. `Gateway.begin` creates it and puts what it must release on its `stack`."""
 
-    def __init__(self, id: str, task: Task, table: Table, observers: Sequence[Observer]) -> None:
+    def __init__(
+        self, id: str, task: Task, table: ToolTable, observers: Sequence[Observer], checks: ArgumentChecks
+    ) -> None:
         self.id, self.task = id, task
         self.rewards: list[Reward] = []
         self.ttl_s = task.ttl_s
         self.stack = AsyncExitStack()
-        self.inner: dict[int, Session] = {}
-        """By the identity of the source."""
-        self.heard: FeedbackSession | None = None
+        self.source_sessions: dict[int, Session] = {}
+        """The session on each source, by the source's `id()`."""
+        self.feedback_session: FeedbackSession | None = None
         self.closed = False
-        self._tools = chosen(task, table)
-        self._observers = observers
-        self.called = 0
-        """Calls that have ended."""
-        self._scopes: dict[anyio.CancelScope, Running] = {}
+        self.late_servers: Sequence[str] = ()
+        """The servers that were still starting when this session opened, so that it lacks their tools."""
+        self._tools = select_tools(task, table)
+        self._observers, self._checks = observers, checks
+        self.finished_calls = 0
+        """Number of calls that have ended."""
+        self._scopes: dict[anyio.CancelScope, RunningCall] = {}
         self._finished: dict[str, float] | None = None
         self._done_closing: anyio.Event | None = None
-        self._left = anyio.Event()
-        self._began = self._used = time.monotonic()
+        self._call_ended = anyio.Event()
+        self._asking = anyio.Lock()
+        self._opened_at = self._used_at = time.monotonic()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """What the policy may call; fixed when the session opened, as the policy's prompt is."""
+        """The tools that the policy may call; fixed when the session opens, like the policy's prompt."""
         return [tool.spec for tool in self._tools.values() if tool.spec.audience == "policy"]
 
     @property
     def remaining_s(self) -> float | None:
-        """Until it expires; every use begins the time anew, and while one lasts the time stands still."""
+        """Seconds until it expires; each use restarts the time, which does not run during a call."""
         if self.ttl_s is None or self._scopes:
             return self.ttl_s
-        return max(0.0, self._used + self.ttl_s - time.monotonic())
+        return max(0.0, self._used_at + self.ttl_s - time.monotonic())
 
     @property
-    def running(self) -> list[Running]:
-        """The oldest first."""
+    def running(self) -> list[RunningCall]:
+        """Calls under way, oldest first."""
         return list(self._scopes.values())
 
     @property
     def age_s(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._opened_at
 
     @property
     def sources(self) -> list[Source]:
-        """The sources that this session needs, in the gateway's order."""
+        """The sources that this session uses, in the gateway's order."""
         return list(dict.fromkeys(tool.source for tool in self._tools.values()))
 
-    def asks_of(self, source: Source) -> Task:
-        """The task in the names that a source knows."""
-        mine = {name: tool for name, tool in self._tools.items() if tool.source is source}
-        tools = tuple(tool.inner for tool in mine.values())
-        create = {mine[name].inner: kwargs for name, kwargs in self.task.create.items() if name in mine}
+    def task_for(self, source: Source) -> Task:
+        """The task with tools under the names that a source uses."""
+        own_tools = {name: tool for name, tool in self._tools.items() if tool.source is source}
+        tools = tuple(tool.source_name for tool in own_tools.values())
+        create = {own_tools[name].source_name: kwargs for name, kwargs in self.task.create.items() if name in own_tools}
         return replace(self.task, tools=tools, create=create)
 
-    async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
-        """Never raises for what a tool did; every ending is an outcome."""
-        self._use()
-        began = time.perf_counter()
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
+        """Runs one call. Never raises for what a tool did: every way to end is an outcome."""
+        self._touch()
+        started = time.perf_counter()
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
             tool = None
         result = CANCELLED
         try:
-            result = missing(call.name, self.specs) if tool is None else await self._checked(tool, call, context)
+            result = (
+                self._missing_tool_result(call.name)
+                if tool is None
+                else await self._check_and_call(tool, call, context)
+            )
         finally:
-            result = replace(result, elapsed_s=time.perf_counter() - began)
-            self._note(call, tool, result)
+            result = replace(result, elapsed_s=time.perf_counter() - started)
+            self._record_result(call, tool, result)
         return result
 
-    def _note(self, call: ToolCall, tool: Tool | None, result: ToolResult) -> None:
-        self.called += 1
+    def _missing_tool_result(self, name: str) -> ToolResult:
+        if not self.late_servers or name in self._tools:
+            return unknown_tool_result(name, self.specs)
+        names = ", ".join(map(repr, self.late_servers))
+        reason = f"this session opened while these servers were still starting: {names}; open a new one for their tools"
+        return ToolResult((Text(f"The tool {name!r} is not available."),), Outcome.UNAVAILABLE, reason=reason)
+
+    def _record_result(self, call: ToolCall, tool: OfferedTool | None, result: ToolResult) -> None:
+        self.finished_calls += 1
         if result.reward is not None:
             kind: Literal["call", "feedback"] = "feedback" if tool and tool.spec.audience == "loop" else "call"
             self.rewards.append(Reward(call.name, result.reward, kind, call.id))
         if self._observers:
-            seen = Observed(self.id, call, tool.spec if tool else None, result)
+            observed = ObservedCall(self.id, call, tool.spec if tool else None, result)
             for observe in self._observers:
-                observe(seen)
+                observe(observed)
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = ALONE) -> list[ToolResult]:
-        """All calls of one message at once; the answers keep the order of the calls."""
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+        """Runs all calls of one message concurrently; the results keep the order of the calls."""
         if len(calls) == 1:
             return [await self.call(calls[0], context)]
         results: list[ToolResult | None] = [None] * len(calls)
 
-        async def one(place: int) -> None:
-            results[place] = await self.call(calls[place], context)
+        async def call_into(index: int) -> None:
+            results[index] = await self.call(calls[index], context)
 
         async with anyio.create_task_group() as tasks:
-            for place in range(len(calls)):
-                tasks.start_soon(one, place)
+            for index in range(len(calls)):
+                tasks.start_soon(call_into, index)
         return [result for result in results if result is not None]
 
-    async def _checked(self, tool: Tool, call: ToolCall, context: Context) -> ToolResult:
-        mistake = tool.checker.mistake(call.arguments)
-        if mistake is not None:
-            return ToolResult((Text(mistake),), Outcome.INVALID, reason="arguments do not fit the schema")
-        inner = self.inner[id(tool.source)]
+    async def _check_and_call(self, tool: OfferedTool, call: ToolCall, context: Context) -> ToolResult:
+        inner = self.source_sessions[id(tool.source)]
         with anyio.CancelScope() as scope:
-            self._scopes[scope] = Running(call.name, time.monotonic())
+            self._scopes[scope] = RunningCall(call.name, time.monotonic())
             try:
-                named = call if tool.inner == call.name else replace(call, name=tool.inner)
-                result = await inner.call(named, context)
+                began_at = time.monotonic()
+                timeout = partial(timeout_of, tool.source.toolset, tool.source_name)
+                problem = await self._checks.explain_error(tool.checker, call.arguments, timeout)
+                if problem is not None:
+                    return ToolResult((Text(problem),), Outcome.INVALID, reason="arguments do not match the schema")
+                context = self._with_interaction(tool, context)
+                result = await self._call_since(began_at, inner, call.renamed(tool.source_name), context)
                 if result.reason == NO_SUCH_TOOL:
                     return WITHDRAWN
                 return result if tool.source.admit is None else await tool.source.admit(result)
-            except Exception as error:  # boundary: a source that raises broke its own promise, not the rollout's
+            except CheckTimeoutError as error:
+                return ToolResult((Text(str(error)),), Outcome.TIMEOUT, reason="the arguments were not checked in time")
+            except (
+                Exception
+            ) as error:  # boundary: a source that raises breaks its contract, but must not end the rollout
                 log.exception("source of %r failed", call.name)
-                text = "The tool failed in an unforeseen way."
+                text = "The tool failed unexpectedly."
                 return ToolResult((Text(text),), Outcome.UNKNOWN, reason=f"{type(error).__name__}: {error}")
             finally:
-                self._leave(scope)
+                self._end_call(scope)
         return CANCELLED
 
+    @staticmethod
+    async def _call_since(began_at: float, inner: Session, call: ToolCall, context: Context) -> ToolResult:
+        token = call_began.set(began_at)
+        try:
+            return await inner.call(call, context)
+        finally:
+            call_began.reset(token)
+
+    def _with_interaction(self, tool: OfferedTool, context: Context) -> Context:
+        """The context with the interaction as the one who answers the tool's questions, where that is configured."""
+        answers = getattr(tool.source.backend, "answers", None)
+        is_free = context.answer_request is None and self.feedback_session is not None
+        if not is_free or not isinstance(answers, ElicitationAnswers):
+            return context
+        return answers.with_interaction(context, self._ask_interaction)
+
+    async def _ask_interaction(self, question: str) -> Feedback:
+        """The interaction's reply to a tool's question. It is no turn of the policy's, so its score does not count."""
+        if self.feedback_session is None:
+            raise SessionError("this session has no interaction")
+        async with self._asking:
+            return await self.feedback_session.feedback([{"role": "assistant", "content": question}])
+
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
-        """One turn of the session's interaction."""
-        self._use()
-        if self.heard is None:
+        """Runs one turn of the session's interaction."""
+        self._touch()
+        if self.feedback_session is None:
             raise SessionError("this gateway has no feedback interaction; add one under `interaction:` in a YAML file")
         with anyio.CancelScope() as scope:
-            self._scopes[scope] = Running(self.heard.name or "feedback", time.monotonic())
+            self._scopes[scope] = RunningCall(self.feedback_session.name or "feedback", time.monotonic())
             try:
-                heard = await self.heard.feedback(messages)
+                feedback = await self.feedback_session.feedback(messages)
             finally:
-                self._leave(scope)
-            if not heard.outcome.infrastructure:
-                self.rewards.append(Reward(self.heard.name or "feedback", heard.score, "feedback"))
-            return heard
+                self._end_call(scope)
+            if not feedback.outcome.is_infrastructure:
+                self.rewards.append(Reward(self.feedback_session.name or "feedback", feedback.score, "feedback"))
+            return feedback
         return Feedback(outcome=Outcome.CANCELLED, reason="session closed")
 
     async def finish(self) -> Mapping[str, float]:
-        """The rewards that tools give at the end; asked once, however often this is called."""
+        """The rewards that tools give at the end of a rollout; collected once, even if called again."""
         if self._finished is None:
             self._finished = {}
             for source in self.sources:
-                names = {tool.inner: name for name, tool in self._tools.items() if tool.source is source}
-                for inner, value in (await self.inner[id(source)].finish()).items():
+                names = {tool.source_name: name for name, tool in self._tools.items() if tool.source is source}
+                for inner, value in (await self.source_sessions[id(source)].finish()).items():
                     name = names.get(inner, inner)
                     self._finished[name] = value
                     self.rewards.append(Reward(name, value, "end"))
         return self._finished
 
     async def close(self) -> None:
-        """Ends what runs, asks for last rewards, gives everything back; safe to call again, and from any task."""
+        """Cancels running calls, collects final rewards, releases everything. Safe to call again, from any task."""
         if self._done_closing is not None:
             await self._done_closing.wait()
             return
@@ -262,45 +314,33 @@ class GatewaySession:
         for scope in list(self._scopes):
             scope.cancel()
         if self._scopes:
-            await self._last("its calls did not end", QUIET_S, self._quiet)
-        await self._last("no last rewards", REWARDS_S, self.finish)
-        await self._last("not everything was given back", RELEASE_S, self.stack.aclose)
+            await self._closing_step("its calls did not end", CANCEL_TIMEOUT_S, self._wait_for_calls)
+        await self._closing_step("no final rewards", REWARDS_TIMEOUT_S, self.finish)
+        await self._closing_step("not everything was released", RELEASE_TIMEOUT_S, self.stack.aclose)
         self._done_closing.set()
 
-    async def _last(self, otherwise: str, within_s: float, act: Callable[[], Awaitable[object]]) -> None:
-        """One step of closing: however it ends, the next one follows."""
+    async def _closing_step(self, failure: str, within_s: float, step: Callable[[], Awaitable[object]]) -> None:
+        """Runs one step of closing; logs a failure or timeout, so that the next step still runs."""
         with anyio.move_on_after(within_s, shield=True) as scope:
             try:
-                await act()
-            except Exception:  # boundary: a reward that cannot be had must not keep anything from its release
-                log.exception("a session of task %r: %s", self.task.id, otherwise)
+                await step()
+            except Exception:  # boundary: a failing reward must not prevent the release
+                log.exception("a session of task %r: %s", self.task.id, failure)
         if scope.cancelled_caught:
-            log.error("a session of task %r: %s within %s s", self.task.id, otherwise, within_s)
+            log.error("a session of task %r: %s within %s s", self.task.id, failure, within_s)
 
-    async def _quiet(self) -> None:
-        """A last reward counts all that was done, so nothing may still be doing it."""
+    async def _wait_for_calls(self) -> None:
+        """Waits until no call runs, because a final reward must see the effects of all calls."""
         while self._scopes:
-            self._left = anyio.Event()
-            await self._left.wait()
+            self._call_ended = anyio.Event()
+            await self._call_ended.wait()
 
-    def _leave(self, scope: anyio.CancelScope) -> None:
+    def _end_call(self, scope: anyio.CancelScope) -> None:
         self._scopes.pop(scope, None)
-        self._used = time.monotonic()
-        self._left.set()
+        self._used_at = time.monotonic()
+        self._call_ended.set()
 
-    def _use(self) -> None:
+    def _touch(self) -> None:
         if self.closed:
             raise SessionError("the session is closed")
-        self._used = time.monotonic()
-
-
-def chosen(task: Task, table: Table) -> Mapping[str, Tool]:
-    """The tools of a session. A name that nobody offers is a mistake in the data, and is not passed over."""
-    unknown = [name for name in (*(task.tools or ()), *task.create) if name not in table.tools]
-    if unknown:
-        offered = ", ".join(sorted(table.tools)) or "none"
-        raise SessionError(f"no tool named {', '.join(map(repr, unknown))}; offered are: {offered}")
-    if task.tools is None:
-        return table.tools
-    wanted = set(task.tools)
-    return {name: tool for name, tool in table.tools.items() if name in wanted or tool.spec.audience == "loop"}
+        self._used_at = time.monotonic()

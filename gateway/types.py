@@ -1,6 +1,6 @@
-"""What crosses the line between a policy and its tools; nothing here knows how a tool is reached.
+"""The types shared by gateway and trainer: tool calls, results, outcomes, media parts, feedback, tasks and contexts.
 
-Standard library only, so that a trainer can speak these types without importing a server.
+Uses only the standard library, so that a trainer can import the types without a server.
 """
 
 from __future__ import annotations
@@ -19,61 +19,69 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Outcome(StrEnum):
-    """How a call ended. Only `error` and `invalid` say something about what the policy did."""
+    """How a call ended. Only `error` and `invalid` can be the policy's fault."""
 
     OK = "ok"
     ERROR = "error"
-    """The tool itself said no."""
+    """The tool reported an error."""
     INVALID = "invalid"
-    """The policy's mistake: an unknown name, or arguments that the schema refuses."""
+    """The policy's error: an unknown tool, or arguments that do not match the schema."""
     TIMEOUT = "timeout"
     """No answer within the deadline."""
     UNAVAILABLE = "unavailable"
-    """Never delivered: server down, queue full, breaker open. Repeating it is safe."""
+    """Never delivered: server down, queue full, circuit breaker open. Repeating it is safe."""
     UNKNOWN = "unknown"
-    """Delivered, never answered. Repeating it is not safe."""
+    """Delivered, but no answer came back. Repeating it may not be safe."""
     CANCELLED = "cancelled"
 
     @property
-    def infrastructure(self) -> bool:
-        """True where the policy is not to blame, so that nothing may be scored as its failure."""
+    def is_infrastructure(self) -> bool:
+        """Whether the infrastructure failed, so that the call must not count as the policy's failure."""
         return self in (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.UNKNOWN, Outcome.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """A text part."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class _Medium:
+class _Media:
     data: bytes = field(repr=False)
     mime: str
 
     @property
     def digest(self) -> str:
-        """The content's address: equal bytes have equal digests, wherever they came from."""
+        """SHA-256 of the content."""
         return sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class Image(_Medium):
+class Image(_Media):
+    """An encoded image."""
+
     mime: str = "image/png"
 
 
 @dataclass(frozen=True, slots=True)
-class Audio(_Medium):
+class Audio(_Media):
+    """Encoded audio."""
+
     mime: str = "audio/wav"
 
 
 @dataclass(frozen=True, slots=True)
-class Video(_Medium):
+class Video(_Media):
+    """An encoded video."""
+
     mime: str = "video/mp4"
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A document that a tool embeds (`text` or `data` set), or one it only points at (neither set)."""
+    """A document that a tool embeds (`text` or `data` is set) or links to (neither is set)."""
 
     uri: str
     mime: str | None = None
@@ -89,7 +97,7 @@ Audience = Literal["policy", "loop"]
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What a tool's owner says of it. A promise, not a proof: it decides only whether a repeat is safe."""
+    """What a tool's owner declares about it; used only to decide whether repeating a call is safe."""
 
     title: str | None = None
     read_only: bool = False
@@ -97,7 +105,7 @@ class Hints:
     destructive: bool | None = None
     open_world: bool | None = None
     pure: bool = False
-    """Declared by the operator: the same arguments give the same answer, and no session is needed."""
+    """Declared by the operator: the same arguments give the same result, and no session is needed."""
 
     @property
     def repeatable(self) -> bool:
@@ -106,7 +114,7 @@ class Hints:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as it is offered. `parameters` is the JSON Schema exactly as its owner wrote it."""
+    """A tool as offered. `parameters` is the JSON Schema exactly as its owner wrote it."""
 
     name: str
     description: str = ""
@@ -115,46 +123,58 @@ class ToolSpec:
     hints: Hints = Hints()
     output: Mapping[str, Any] | None = None
     owner: str = ""
-    """Who brought it (`tool_configs/math.yaml`, `mcp server 'time'`), for messages about collisions."""
+    """Its origin (`tool_configs/math.yaml`, `mcp server 'time'`), for error messages."""
+    mcp: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    """Fields of an MCP server's tool that only MCP clients use, passed on unchanged: `_meta`, `execution`, `icons`."""
+    instructions: str = ""
+    """What its MCP server says about itself, where the policy is to read that (`instructions: system`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the policy wrote it: `arguments` is its text, not our reading of it."""
+    """A call as the policy wrote it; `arguments` is the raw text."""
 
     id: str
     name: str
     arguments: str = "{}"
+    policy_name: str = field(default="", compare=False, repr=False)
+    """The name that the policy wrote, where `name` is the owner's; empty where they are the same."""
+
+    def renamed(self, name: str) -> ToolCall:
+        """The call under its owner's name."""
+        return self if name == self.name else ToolCall(self.id, name, self.arguments, self.policy_name or self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
+    """The result of a call."""
+
     parts: tuple[Part, ...] = ()
     outcome: Outcome = Outcome.OK
     reward: float | None = None
     done: bool = False
-    """The tool says that the rollout is over."""
+    """The tool ends the rollout."""
     structured: Json = None
     metrics: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    """What the tool reports about itself."""
+    """Metrics that the tool reports."""
     reason: str | None = None
-    """For the operator: why an outcome is not `ok`. The policy reads `parts` instead."""
+    """Why the outcome is not `ok`, for the operator; the policy reads `parts`."""
     attempts: int = 1
     elapsed_s: float = 0.0
     timing: Mapping[str, float] = field(default_factory=lambda: EMPTY)
     """Seconds by phase: `queue`, `connect`, `upstream`, `parse`."""
     meta: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    """The upstream's own `_meta`, passed through untouched."""
+    """The MCP server's own `_meta`, passed on unchanged."""
 
     @property
     def text(self) -> str:
-        """The text parts in order, as a policy without eyes reads them."""
+        """The text parts, joined by newlines."""
         return "\n".join(part.text for part in self.parts if isinstance(part, Text))
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """One turn of an interaction; the score belongs to the policy's turn that it answers."""
+    """One turn of an interaction; the score is for the policy's turn that it responds to."""
 
     parts: tuple[Part, ...] = ()
     score: float = 0.0
@@ -170,42 +190,46 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one rollout asks of a gateway."""
+    """What a rollout needs from a gateway when it opens a session."""
 
     id: str = ""
     tools: tuple[str, ...] | None = None
-    """The tools this rollout may use; None means every tool meant for the policy."""
+    """The tools that the policy may use; None means all tools meant for a policy."""
     create: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EMPTY)
-    """Per tool, the keyword arguments of its `create`."""
+    """Keyword arguments of each tool's `create`, by tool."""
     feedback: str | None = None
-    """The interaction by name; None means `gsm8k` where there is one and feedback is asked for."""
+    """Name of the interaction; None means `gsm8k`, if it exists and feedback is requested."""
     feedback_args: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     ttl_s: float | None = None
     rollout: str = ""
-    """Which of the rollouts of one task this is: where it is given, a tape tells them apart by it."""
+    """Which of the task's rollouts this is; a tape uses it to tell them apart."""
 
 
-Progress = Callable[[float, float | None, str | None], Awaitable[None]]
-Ask = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-Inputs = Callable[[Mapping[str, Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]
-Notice = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+ProgressHandler = Callable[[float, float | None, str | None], Awaitable[None]]
+RequestHandler = Callable[[str, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+RequestsHandler = Callable[[Mapping[str, Mapping[str, Any]]], Awaitable[Mapping[str, Any]]]
+LogHandler = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Who is behind a call: where its progress goes, and who can answer when a tool asks back."""
+    """The caller of a tool, with callbacks for progress, logs and requests from the tool's server."""
 
     audience: Audience = "policy"
-    """A policy that names a tool meant for the loop is told that there is none."""
-    progress: Progress | None = None
-    ask: Ask | None = None
-    """Answers `sampling/createMessage`, `elicitation/create`, `roots/list`; raises `Refused` where it can't."""
+    """Tools for the training loop do not exist for a policy."""
+    on_progress: ProgressHandler | None = None
+    answer_request: RequestHandler | None = None
+    """Answers `sampling/createMessage`, `elicitation/create`, `roots/list`; raises `RequestDeclined` if it cannot."""
     meta: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
-    notice: Notice | None = None
-    """Hears the log messages (`notifications/message`) that a tool sends while it runs."""
-    inputs: Inputs | None = None
-    """Answers several questions together, by their keys; where it is None, they are asked one by one."""
+    on_log: LogHandler | None = None
+    """Receives the log messages (`notifications/message`) that a tool sends while it runs."""
+    answer_requests: RequestsHandler | None = None
+    """Answers several requests together, by key; if None, they are passed to `answer_request` one by one."""
+    is_only_client: bool = False
+    """Whether no other client uses this gateway, so that what a shared server learns of this one is told to nobody."""
+    on_task: Callable[[], None] | None = None
+    """Told that the tool's server has made a task of the call: it takes long."""
 
 
-ALONE = Context()
-"""The context of a call that nobody watches: most rollouts."""
+DEFAULT_CONTEXT = Context()
+"""A context without callbacks, as most rollouts use it."""

@@ -1,20 +1,24 @@
-"""Everything that crosses a process border has one JSON form, which loses nothing and is read back as it was.
+"""JSON encoding of parts, results, feedback, specs and tasks, for HTTP and tapes; lossless in both directions.
 
-What a chat model reads is another matter: see `content.py`.
+`to_plain` converts any value that a tool returns to JSON types. For what a chat model reads, see `chat_messages.py`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
-from gateway.plain import plain
-from gateway.strict import strict as strictly
+from pydantic import BaseModel
+
+from gateway.large_json import TEXT_STYLE, JsonStyle, collect_pieces, is_large
+from gateway.policy_text import repeatable
+from gateway.schema import strict_schema
 from gateway.types import (
     Audio,
     Feedback,
@@ -32,57 +36,126 @@ from gateway.types import (
     Video,
 )
 
+SCALARS = (str, int, float, bool, type(None))
+"""The most common types, checked first."""
+
+
+def to_plain(value: Any) -> Any:
+    """The value in JSON types; objects without a JSON equivalent become text."""
+    if type(value) in SCALARS:
+        return value
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [to_plain(item) for item in sorted_set(value)]
+    if hasattr(value, "tolist") and is_array(value):
+        return to_plain(value.tolist())
+    if isinstance(value, str | int | float):
+        return value
+    data = raw_bytes(value)
+    return repeatable(str(value)) if data is None else str(data)
+
+
+def sorted_set(values: Iterable[Any]) -> list[Any]:
+    """The items of a set in an order that is the same in every process."""
+    return sorted(values, key=lambda value: json.dumps(to_plain(value), sort_keys=True))
+
+
+def to_json(value: Any) -> str:
+    """JSON text for a policy, without escapes for printable characters."""
+    return "".join(TEXT_STYLE.pieces(to_plain(value)))
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a numpy array or scalar, or a tensor, without importing their libraries."""
+    return hasattr(value, "__array_interface__") or (hasattr(value, "detach") and hasattr(value, "numpy"))
+
+
+def raw_bytes(value: Any) -> bytes | None:
+    """The bytes of a bytes-like object; None for other values."""
+    if isinstance(value, io.BytesIO):
+        return value.getvalue()
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else None
+
+
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 _MEDIA: Mapping[str, type[Image | Audio | Video]] = {"image": Image, "audio": Audio, "video": Video}
-_KINDS = {kind: name for name, kind in _MEDIA.items()}
+_MEDIA_NAMES = {kind: name for name, kind in _MEDIA.items()}
 
 
 class WireError(ValueError):
-    """The other side wrote something that is not of this form."""
+    """Received JSON that does not have the expected form."""
 
 
 def dumps(value: Json) -> bytes:
-    """JSON for the wire. A tool's own numbers and objects may have no JSON; they become null and text."""
+    """Encodes JSON. Values of tools that JSON lacks become null (non-finite numbers) or text (objects)."""
+    return _encode_any(value).encode()
+
+
+def dump_pieces(value: Json) -> list[bytes]:
+    """The same for a value of any size, in a thread: holds the interpreter for no long time."""
+    return collect_pieces(_STYLE.pieces(value))
+
+
+def _encode_any(value: Json) -> str:
     try:
-        return _encode(value).encode()
+        return _encode(value)
     except (TypeError, ValueError):
-        return _encode(_finite(plain(value))).encode()
+        return _encode(_nonfinite_to_null(to_plain(value)))
 
 
-def _finite(value: Json) -> Json:
+def _nonfinite_to_null(value: Json) -> Json:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _nonfinite_to_null(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_nonfinite_to_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def part_json(part: Part) -> dict[str, Any]:
+_STYLE = JsonStyle(_encode_any)
+
+
+def is_large_answer(answer: ToolResult | Feedback) -> bool:
+    """Whether encoding a result or a feedback takes long."""
+    return is_large([getattr(answer, field.name) for field in fields(answer) if field.name != "parts"]) or is_large(
+        [(getattr(part, "text", None), getattr(part, "data", None)) for part in answer.parts]
+    )
+
+
+def part_to_json(part: Part) -> dict[str, Any]:
+    """Encodes a part; media as base64."""
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     if isinstance(part, Resource):
-        given = {field.name: getattr(part, field.name) for field in fields(part)}
+        values = {field.name: getattr(part, field.name) for field in fields(part)}
         if part.data is not None:
-            given["data"] = _base64(part.data)
-        return {"type": "resource"} | {name: value for name, value in given.items() if value is not None}
-    return {"type": _KINDS[type(part)], "data": _base64(part.data), "mime": part.mime}
+            values["data"] = _to_base64(part.data)
+        return {"type": "resource"} | {name: value for name, value in values.items() if value is not None}
+    return {"type": _MEDIA_NAMES[type(part)], "data": _to_base64(part.data), "mime": part.mime}
 
 
-def part_of(value: Mapping[str, Any]) -> Part:
+def part_from_json(value: Mapping[str, Any]) -> Part:
+    """Decodes a part; raises `WireError` if it is invalid."""
     match value:
         case {"type": "text", "text": str(text)}:
             return Text(text)
         case {"type": "image" | "audio" | "video" as kind, "data": str(data), "mime": str(mime)}:
-            return _MEDIA[kind](_bytes(data), mime)
+            return _MEDIA[kind](_from_base64(data), mime)
         case {"type": "resource", "uri": str(), **rest}:
             data = rest.pop("data", None)
-            return Resource(value["uri"], **rest, data=None if data is None else _bytes(data))
-    raise WireError(f"no part has the form {str(value)[:80]!r}")
+            return Resource(value["uri"], **rest, data=None if data is None else _from_base64(data))
+    raise WireError(f"not a valid part: {str(value)[:80]!r}")
 
 
-def result_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:
-    """What a machine wants to know of a result; its parts are added where they are asked for."""
+def result_to_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:
+    """The fields of a result without its parts, which are added where they are needed."""
     return {
         "tool_call_id": call.id,
         "name": call.name,
@@ -99,52 +172,61 @@ def result_json(call: ToolCall, result: ToolResult) -> dict[str, Any]:
     }
 
 
-def result_of(value: Mapping[str, Any]) -> ToolResult:
-    given = {name: item for name, item in value.items() if name not in ("tool_call_id", "name")}
-    given["parts"] = tuple(part_of(part) for part in value.get("parts", ()))
-    given["outcome"] = Outcome(value["outcome"])
-    return ToolResult(**given)
+def result_from_json(value: Mapping[str, Any]) -> ToolResult:
+    """Decodes a result."""
+    kwargs = {name: item for name, item in value.items() if name not in ("tool_call_id", "name")}
+    kwargs["parts"] = tuple(part_from_json(part) for part in value.get("parts", ()))
+    kwargs["outcome"] = Outcome(value["outcome"])
+    return ToolResult(**kwargs)
 
 
-def feedback_json(heard: Feedback) -> dict[str, Any]:
+def feedback_to_json(feedback: Feedback) -> dict[str, Any]:
+    """Encodes feedback without its parts."""
     return {
-        "done": heard.done,
-        "message": heard.message,
-        "score": heard.score,
-        "metadata": dict(heard.metadata),
-        "outcome": heard.outcome.value,
-        "reason": heard.reason,
+        "done": feedback.done,
+        "message": feedback.message,
+        "score": feedback.score,
+        "metadata": dict(feedback.metadata),
+        "outcome": feedback.outcome.value,
+        "reason": feedback.reason,
     }
 
 
-def feedback_of(value: Mapping[str, Any]) -> Feedback:
-    given = {name: item for name, item in value.items() if name != "message"}
-    given["parts"] = tuple(part_of(part) for part in value.get("parts", ()))
-    given["outcome"] = Outcome(value["outcome"])
-    return Feedback(**given)
+def feedback_from_json(value: Mapping[str, Any]) -> Feedback:
+    """Decodes feedback."""
+    kwargs = {name: item for name, item in value.items() if name != "message"}
+    kwargs["parts"] = tuple(part_from_json(part) for part in value.get("parts", ()))
+    kwargs["outcome"] = Outcome(value["outcome"])
+    return Feedback(**kwargs)
 
 
-def spec_json(spec: ToolSpec) -> dict[str, Any]:
-    given = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    return given | {"hints": {field.name: getattr(spec.hints, field.name) for field in fields(Hints)}}
+def spec_to_json(spec: ToolSpec) -> dict[str, Any]:
+    """Encodes a spec with all its fields."""
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    values["mcp"] = dict(spec.mcp)
+    for name in ("mcp", "instructions"):
+        if not values[name]:
+            del values[name]
+    return values | {"hints": {field.name: getattr(spec.hints, field.name) for field in fields(Hints)}}
 
 
-def spec_of(value: Mapping[str, Any]) -> ToolSpec:
+def spec_from_json(value: Mapping[str, Any]) -> ToolSpec:
+    """Decodes a spec."""
     return ToolSpec(**{**value, "hints": Hints(**value["hints"])})
 
 
-def tool_json(spec: ToolSpec, *, strict: bool = False) -> dict[str, Any]:
-    """The spec as a chat API takes it; where strict rules cannot say the same, the schema stays and says so."""
+def tool_to_openai(spec: ToolSpec, *, strict: bool = False) -> dict[str, Any]:
+    """An OpenAI function schema; with `strict`, in strict mode if that can express it, else marked `strict: false`."""
     function: dict[str, Any] = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
     if strict:
-        closed = strictly(spec.parameters)
-        function |= {"strict": False} if closed is None else {"strict": True, "parameters": closed}
+        parameters = strict_schema(spec.parameters)
+        function |= {"strict": False} if parameters is None else {"strict": True, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
-def task_json(task: Task) -> dict[str, Any]:
-    """A task without what it leaves to the other side."""
-    given = {
+def task_to_json(task: Task) -> dict[str, Any]:
+    """The fields of a task that differ from the defaults."""
+    values = {
         "id": task.id or None,
         "tools": None if task.tools is None else list(task.tools),
         "create": {name: dict(kwargs) for name, kwargs in task.create.items()} or None,
@@ -152,15 +234,15 @@ def task_json(task: Task) -> dict[str, Any]:
         "feedback_args": dict(task.feedback_args) or None,
         "ttl_s": task.ttl_s,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _base64(data: bytes) -> str:
+def _to_base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _bytes(text: str) -> bytes:
+def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise WireError(f"not base64: {error}") from error
+        raise WireError(f"not valid base64: {error}") from error

@@ -1,6 +1,6 @@
-"""Every async test of the gateway runs on asyncio and on trio; a test that needs files works in a folder of its own.
+"""Fixtures for all tests: async tests run on asyncio and trio, files are written to a temporary folder.
 
-No test hands anything on: whatever was tested before it, in whichever order, it finds and draws the same.
+Tests are independent of their order: imported modules are forgotten, and random generators seeded.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-# Tiny products are many times slower when threads share them; whoever tests threads sets their number.
+# Tiny matrix products are many times slower with several threads; tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Whoever runs tests in the background leaves Ctrl-C ignored, and every program that they start would inherit that.
+# Tests run in the background ignore SIGINT, which every child process would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# How long an example takes says something of the machine, and nothing of the law. What fails once fails in every run;
-# `pytest --hypothesis-profile wide` draws other examples each time.
+# Examples have no deadline and are the same in every run; `pytest --hypothesis-profile wide` draws new ones each time.
 settings.register_profile("wide", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile("same")
@@ -30,20 +29,40 @@ settings.load_profile("same")
 Write = Callable[[str, str], Path]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Names a failed test when it fails, not only at the end of half an hour."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:  # The processes that run the tests for another one have none.
+        config.pluginmanager.register(FailureNames(reporter))
+
+
+class FailureNames:
+    """Prints the name of each test that fails, among the dots."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.write_line(f"\nFAILED now: {report.nodeid} ({report.when})")
+
+
 @pytest.fixture(autouse=True)
 def forgotten(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test wrote and imported is not the next one's, whose file may have the same name."""
+    """Forgets modules imported from temporary folders, because the next test's file may have the same name."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = {*sys.modules}
     yield
     for name in {*sys.modules} - before:
-        if _lies_in(tmp_path_factory.getbasetemp(), sys.modules[name]):
+        if _is_inside(tmp_path_factory.getbasetemp(), sys.modules[name]):
             del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
 def drawn() -> None:
-    """The same in every run. Nobody loads torch for this, which would have begun with its own seed."""
+    """Seeds the random generators; torch only if it is already imported."""
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
@@ -56,7 +75,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes a file below the working folder, which is empty at first; its text may be indented."""
+    """Writes a file below the working folder, an empty temporary one; the text may be indented."""
     monkeypatch.chdir(tmp_path)
 
     def write(name: str, text: str) -> Path:
@@ -68,7 +87,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return write
 
 
-def _lies_in(folder: Path, module: ModuleType) -> bool:
+def _is_inside(folder: Path, module: ModuleType) -> bool:
     spec = getattr(module, "__spec__", None)
     places = [getattr(spec, "origin", None), *(getattr(spec, "submodule_search_locations", None) or ())]
     return any(str(place).startswith(str(folder)) for place in places)

@@ -1,4 +1,4 @@
-"""Files become tools that answer: verl's files as they are, and our own keys beside them."""
+"""Tests of building a gateway from configuration files, both verl's and our own format."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.build import plan
+from gateway.build import build_plan
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Outcome, Task, ToolCall
-from tests.servers.start import stdio_command
+from tests.servers.start_server import stdio_command
 
 Write = Callable[..., Path]
 
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Writes files by name into a folder of configuration, whose modules can be imported."""
+    """Writes files into a configuration folder whose modules can be imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
@@ -36,15 +36,15 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def load(folder: Path, servers: Path | None = None) -> Gateway:
-    made = plan(folder, servers)
-    return Gateway(made.sources, services=made.services)
+    plan = build_plan(folder, servers)
+    return Gateway(plan.sources, services=plan.services)
 
 
 def call(name: str, **arguments: Any) -> ToolCall:
     return ToolCall("1", name, json.dumps(arguments))
 
 
-VERL_TOOL = """
+VERL_TOOL_FILE = """
 tools:
   - class_name: verl.tools.gsm8k_tool.Gsm8kTool
     config:
@@ -69,8 +69,8 @@ interaction:
 """
 
 
-async def test_files_written_for_verl_load_and_work_as_they_are(write: Write) -> None:
-    folder = write(tool_yaml=VERL_TOOL, interaction_yaml=VERL_INTERACTION)
+async def test_verl_files_load_unchanged(write: Write) -> None:
+    folder = write(tool_yaml=VERL_TOOL_FILE, interaction_yaml=VERL_INTERACTION)
     task = Task(create={"calc_gsm8k_reward": {"ground_truth": "72"}}, feedback_args={"ground_truth": "72"})
     async with load(folder) as gateway, gateway.open(task) as session:
         (spec,) = session.specs
@@ -105,14 +105,14 @@ class Loud(MCPBaseTool):
 """
 
 
-async def test_a_hook_reads_the_results_of_selected_tools_of_an_mcp_server(write: Write) -> None:
+async def test_parse_hook_reads_results_of_selected_mcp_tools(write: Write) -> None:
     command, args = stdio_command()
     servers = {"mcpServers": {"odd": {"command": command, "args": list(args)}}}
     folder = write(
         mcp_server_json=json.dumps(servers),
         tools_yaml=VERL_MCP,
         hooks_mod_py=HOOK,
-        verl_like_py="from gateway.upstream.hook import MCPBaseTool",
+        verl_like_py="from gateway.mcp_client.parse_hook import MCPBaseTool",
     )
     with anyio.fail_after(30):
         async with load(folder) as gateway, gateway.open() as session:
@@ -123,7 +123,7 @@ async def test_a_hook_reads_the_results_of_selected_tools_of_an_mcp_server(write
             assert "Image" in [type(part).__name__ for part in picture.parts]
 
 
-OURS = """
+OWN_TOOL_FILE = """
 tools:
   - server: odd
     allow: [echo]
@@ -136,10 +136,10 @@ tools:
 """
 
 
-async def test_each_entry_governs_its_own_tools_over_one_connection(write: Write) -> None:
+async def test_entries_of_one_server_apply_to_their_own_tools(write: Write) -> None:
     command, args = stdio_command()
     folder = write(
-        tools_yaml=OURS,
+        tools_yaml=OWN_TOOL_FILE,
         servers_json=json.dumps({"mcpServers": {"odd": {"command": command, "args": list(args)}}}),
     )
     with anyio.fail_after(30):
@@ -162,7 +162,7 @@ tools:
 """
 
 
-async def test_a_function_can_be_offered_twice_under_different_words(write: Write) -> None:
+async def test_function_can_be_offered_twice_under_two_names(write: Write) -> None:
     folder = write(tools_yaml=FUNCTIONS, tools_mod_py='def one(x: int = 1) -> int:\n    """One."""\n    return x\n')
     async with load(folder) as gateway:
         specs = {spec.name: spec for spec in gateway.specs}
@@ -171,26 +171,24 @@ async def test_a_function_can_be_offered_twice_under_different_words(write: Writ
         assert specs["b_one"].parameters == {"type": "object", "properties": {"x": {"const": 1}}}
 
 
-def test_every_mistake_in_the_code_behind_the_files_is_told_at_once(write: Write) -> None:
+def test_errors_in_user_classes_are_reported_together(write: Write) -> None:
     folder = write(
         tools_yaml="tools:\n  - function: wrong_mod:star\n  - function: wrong_mod:nowhere\n  - function: no_mod:x\n",
         wrong_mod_py="def star(*args: int) -> None: ...\n",
     )
     with pytest.raises(ConfigError) as raised:
-        plan(folder, None)
+        build_plan(folder, None)
     text = str(raised.value)
-    assert "tools[0]" in text and "no name that a caller could use" in text
+    assert "tools[0]" in text and "cannot be passed by name" in text
     assert "has no 'nowhere'" in text and "no_mod" in text
 
 
-def test_equal_configuration_has_equal_keys_and_a_changed_secret_has_not(
-    write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_keys_differ_only_if_configuration_differs(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = {"mcpServers": {"far": {"url": "http://127.0.0.1:9/mcp", "auth_token": "${FAR_TOKEN}"}}}
-    folder = write(tools_yaml=VERL_TOOL, servers_json=json.dumps(servers))
+    folder = write(tools_yaml=VERL_TOOL_FILE, servers_json=json.dumps(servers))
 
     def keys() -> list[str]:
-        return [source.key for source in plan(folder, folder / "servers.json").sources]
+        return [source.key for source in build_plan(folder, folder / "servers.json").sources]
 
     monkeypatch.setenv("FAR_TOKEN", "one")
     before = keys()
@@ -203,14 +201,17 @@ def test_equal_configuration_has_equal_keys_and_a_changed_secret_has_not(
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        ("{}", r"tools\[0\].result_limit: a limit is in `chars` or in `tokens`"),
-        ("{chars: 5, tokens: 5, tokenizer: t}", r"tools\[0\].result_limit: a limit is in `chars` or in `tokens`"),
+        ("{}", r"tools\[0\].result_limit: a limit is either in `chars` or in `tokens`"),
+        (
+            "{chars: 5, tokens: 5, tokenizer: t}",
+            r"tools\[0\].result_limit: a limit is either in `chars` or in `tokens`",
+        ),
         ("{tokens: 5}", r"tools\[0\].result_limit: a limit in `tokens` and a `tokenizer` go together"),
-        ("{tokens: 5, tokenizer: nowhere}", r"tools\[0\].result_limit: there is no tokenizer at nowhere"),
-        ("{tokens: 5, tokenizer: tool.yaml}", r"tools\[0\].result_limit: tool.yaml is no tokenizer"),
+        ("{tokens: 5, tokenizer: nowhere}", r"tools\[0\].result_limit: nowhere has no tokenizer"),
+        ("{tokens: 5, tokenizer: tool.yaml}", r"tools\[0\].result_limit: tool.yaml cannot be loaded as a tokenizer"),
     ],
 )
-def test_a_limit_that_cannot_cut_is_found_before_anything_starts(write: Write, limit: str, words: str) -> None:
+def test_invalid_result_limit_is_reported_at_load_time(write: Write, limit: str, words: str) -> None:
     folder = write(tool_yaml=f"tools: [{{function: 'shutil:which', result_limit: {limit}}}]")
     with pytest.raises(ConfigError, match=rf"tool.yaml:1: {words}[\s\S]*remedy: "):
-        plan(folder, None)
+        build_plan(folder, None)

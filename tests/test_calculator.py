@@ -1,4 +1,4 @@
-"""The shipped calculator writes numbers as people do, and refuses whatever is no arithmetic."""
+"""Tests of the calculator MCP server in tool_configs/servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.gateway import Gateway
 from gateway.types import Outcome, ToolCall, ToolResult
 
 ROOT = Path(__file__).parent.parent
-ANSWERS = {
+RESULTS = {
     "4981 + 34": "5015",
     "87 - 91": "-4",
     "2 * (3 + 4)": "14",
@@ -42,25 +42,28 @@ REFUSED = {
 }
 
 
-async def answered(folder: Path, expressions: list[str]) -> dict[str, ToolResult]:
-    """By the server as it is shipped, over its pipe."""
+async def calculate(folder: Path, expressions: list[str]) -> dict[str, ToolResult]:
+    """Calls the shipped server over stdio."""
     servers = json.loads((ROOT / "mcp_servers.json").read_text())["mcpServers"]
     here = folder / "mcp_servers.json"
     here.write_text(json.dumps({"mcpServers": {"calculator": servers["calculator"] | {"cwd": str(ROOT)}}}))
-    calls = [ToolCall(str(at), "calculate", json.dumps({"expression": one})) for at, one in enumerate(expressions)]
+    calls = [
+        ToolCall(str(index), "calculate", json.dumps({"expression": expression}))
+        for index, expression in enumerate(expressions)
+    ]
     with anyio.fail_after(30):
         async with Gateway.load(None, here) as gateway, gateway.open() as session:
             return dict(zip(expressions, await session.calls(calls), strict=True))
 
 
-async def test_numbers_are_written_as_people_do(tmp_path: Path) -> None:
-    found = await answered(tmp_path, list(ANSWERS))
-    assert {expression: answer.text for expression, answer in found.items()} == ANSWERS
-    assert all(answer.outcome is Outcome.OK for answer in found.values())
+async def test_results_are_formatted_without_rounding_noise(tmp_path: Path) -> None:
+    results = await calculate(tmp_path, list(RESULTS))
+    assert {expression: answer.text for expression, answer in results.items()} == RESULTS
+    assert all(answer.outcome is Outcome.OK for answer in results.values())
 
 
-async def test_whatever_is_no_arithmetic_is_refused_with_the_reason_and_never_run(tmp_path: Path) -> None:
-    found = await answered(tmp_path, list(REFUSED))
+async def test_non_arithmetic_is_refused_and_never_executed(tmp_path: Path) -> None:
+    results = await calculate(tmp_path, list(REFUSED))
     for expression, reason in REFUSED.items():
-        assert found[expression].outcome is Outcome.ERROR, expression
-        assert reason in found[expression].text
+        assert results[expression].outcome is Outcome.ERROR, expression
+        assert reason in results[expression].text

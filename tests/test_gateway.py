@@ -1,4 +1,4 @@
-"""The gateway over native tools: the shortest way through every layer."""
+"""End-to-end tests of a gateway with native tools."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from gateway.config.models import Limits
 from gateway.errors import ConfigError, SessionError
 from gateway.gateway import Gateway
-from gateway.limit import Limited
+from gateway.limits import LimitedToolset
 from gateway.native.function import FunctionTool, SessionContext
-from gateway.native.toolset import NativeToolset
-from gateway.table import Source
+from gateway.native.native_toolset import NativeToolset
+from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
 
 
@@ -28,7 +28,7 @@ async def add(a: int, b: int = 0) -> int:
 
 
 def remember(word: str, session: SessionContext) -> list[str]:
-    """Keeps a word for the length of the rollout."""
+    """Remembers a word during the rollout."""
     session.state.setdefault("words", []).append(word)
     return list(session.state["words"])
 
@@ -40,28 +40,28 @@ async def hang() -> None:
 
 def source(*functions: object, key: str = "native", **limits: float) -> Source:
     toolset = NativeToolset([FunctionTool(function, owner=key) for function in functions])  # type: ignore[arg-type]
-    return Source(key, Limited(toolset, Limits(**limits)))  # type: ignore[arg-type]
+    return Source(key, LimitedToolset(toolset, Limits(**limits)))  # type: ignore[arg-type]
 
 
 def call(name: str, **arguments: object) -> ToolCall:
     return ToolCall("c1", name, json.dumps(arguments))
 
 
-async def test_a_function_is_called_with_what_its_hints_promise() -> None:
+async def test_function_receives_arguments_of_its_annotated_types() -> None:
     async with Gateway([source(add, remember)]) as gateway, gateway.open() as session:
         result = await session.call(call("add", a=1, b=2))
         assert (result.text, result.outcome) == ("3", Outcome.OK)
         assert [spec.name for spec in session.specs] == ["add", "remember"]
 
 
-async def test_state_lasts_for_one_rollout_and_is_seen_by_no_other() -> None:
-    async with Gateway([source(remember)]) as gateway, gateway.open() as one, gateway.open() as other:
-        await one.call(call("remember", word="a"))
-        assert (await one.call(call("remember", word="b"))).text == '["a", "b"]'
-        assert (await other.call(call("remember", word="c"))).text == '["c"]'
+async def test_session_state_belongs_to_one_rollout() -> None:
+    async with Gateway([source(remember)]) as gateway, gateway.open() as first, gateway.open() as second:
+        await first.call(call("remember", word="a"))
+        assert (await first.call(call("remember", word="b"))).text == '["a", "b"]'
+        assert (await second.call(call("remember", word="c"))).text == '["c"]'
 
 
-async def test_the_policy_reads_how_to_mend_its_mistake() -> None:
+async def test_invalid_arguments_are_explained_to_the_policy() -> None:
     async with Gateway([source(add)]) as gateway, gateway.open() as session:
         wrong = await session.call(call("add", a="one"))
         assert wrong.outcome is Outcome.INVALID
@@ -70,14 +70,14 @@ async def test_the_policy_reads_how_to_mend_its_mistake() -> None:
         assert unknown.outcome is Outcome.INVALID and "Available tools: add" in unknown.text
 
 
-async def test_several_calls_run_at_once_and_answers_keep_their_order() -> None:
+async def test_concurrent_calls_keep_their_order() -> None:
     met = anyio.Event()
-    seen: list[int] = []
+    started: list[int] = []
 
     async def meet(place: int) -> int:
         """Answers once all three are here."""
-        seen.append(place)
-        if len(seen) == 3:
+        started.append(place)
+        if len(started) == 3:
             met.set()
         await met.wait()
         return place
@@ -88,24 +88,24 @@ async def test_several_calls_run_at_once_and_answers_keep_their_order() -> None:
     assert [result.text for result in results] == ["2", "0", "1"]
 
 
-async def test_a_deadline_ends_a_call_that_never_answers() -> None:
+async def test_call_without_answer_times_out() -> None:
     async with Gateway([source(hang, timeout_s=0.05)]) as gateway, gateway.open() as session:
         with anyio.fail_after(5):
             result = await session.call(call("hang"))
     assert result.outcome is Outcome.TIMEOUT and "0.05" in result.text
 
 
-async def test_closing_a_session_ends_what_runs_in_it() -> None:
+async def test_closing_a_session_cancels_running_calls() -> None:
     async with Gateway([source(hang)]) as gateway:
         session = await gateway.begin(Task())
         results = []
 
-        async def one() -> None:
+        async def first() -> None:
             results.append(await session.call(call("hang")))
 
         with anyio.fail_after(5):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(one)
+                tasks.start_soon(first)
                 await anyio.wait_all_tasks_blocked()
                 await session.close()
         assert [result.outcome for result in results] == [Outcome.CANCELLED]
@@ -113,27 +113,27 @@ async def test_closing_a_session_ends_what_runs_in_it() -> None:
             await session.call(call("hang"))
 
 
-async def test_two_owners_of_one_name_are_both_named() -> None:
+async def test_name_collision_names_both_owners() -> None:
     with pytest.raises(ConfigError, match=r"named 'add': one of here, one of there[\s\S]*prefix"):
         async with Gateway([source(add, key="here"), source(add, key="there")]):
             pass
 
 
-async def test_a_session_that_asks_for_a_tool_nobody_offers_is_refused() -> None:
+async def test_session_with_an_unknown_tool_is_refused() -> None:
     async with Gateway([source(add)]) as gateway:
         with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
             async with gateway.open(Task(tools=("sub",))):
                 pass
 
 
-async def test_arguments_for_a_tool_that_nobody_offers_are_refused_too() -> None:
+async def test_create_arguments_for_an_unknown_tool_are_refused() -> None:
     async with Gateway([source(add)]) as gateway:
         with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
             async with gateway.open(Task(create={"sub": {"start": 1}})):
                 pass
 
 
-async def test_a_session_expires_when_nobody_uses_it() -> None:
+async def test_unused_session_expires() -> None:
     async with Gateway([source(add)]) as gateway:
         session = await gateway.begin(Task(ttl_s=0.01))
         gone = anyio.Event()

@@ -1,4 +1,4 @@
-"""Schemas and arguments come from strangers: both are checked, bounded, and answered in words."""
+"""Tests of argument validation, safe names and strict schemas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.schema import Checker, SchemaError, safe_name
-from gateway.strict import drop_nulls, strict
+from gateway.schema import ArgumentChecker, SchemaError, drop_nulls, safe_name, strict_schema
 
 POINT = {
     "type": "object",
@@ -44,25 +43,25 @@ def nested(depth: int) -> dict[str, object]:
         ("[" * 100_000, "not valid JSON"),
     ],
 )
-def test_a_mistake_is_named_in_words_that_tell_how_to_mend_it(arguments: str, words: str) -> None:
-    mistake = Checker(POINT).mistake(arguments)
+def test_invalid_arguments_are_explained_with_a_fix(arguments: str, words: str) -> None:
+    mistake = ArgumentChecker(POINT).explain_error(arguments)
     assert mistake is not None and words in mistake
     assert len(mistake) < 1500
 
 
-def test_the_message_outlines_what_was_expected() -> None:
-    mistake = Checker(POINT).mistake("{}")
+def test_error_message_summarizes_the_parameters() -> None:
+    mistake = ArgumentChecker(POINT).explain_error("{}")
     assert mistake is not None and 'Expected: {x: integer, unit: "m" | "km" (optional)}' in mistake
 
 
-def test_no_arguments_at_all_are_an_empty_object() -> None:
-    assert Checker({"type": "object"}).mistake("") is None
+def test_empty_arguments_are_an_empty_object() -> None:
+    assert ArgumentChecker({"type": "object"}).explain_error("") is None
 
 
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"$ref": "http://127.0.0.1:9/schema.json"}, "nothing is fetched"),
+        ({"$ref": "http://127.0.0.1:9/schema.json"}, "remote references are not fetched"),
         ({"$ref": "file:///etc/passwd"}, "not a usable JSON Schema"),
         ({"$ref": "#/$defs/nowhere"}, "not a usable JSON Schema"),
         ({"type": 3}, "not a usable JSON Schema"),
@@ -71,50 +70,50 @@ def test_no_arguments_at_all_are_an_empty_object() -> None:
         (nested(100_000), "nested deeper than"),
     ],
 )
-def test_a_schema_that_cannot_be_used_is_refused_with_its_reason(schema: dict[str, object], words: str) -> None:
+def test_unusable_schema_is_refused_with_the_reason(schema: dict[str, object], words: str) -> None:
     with pytest.raises(SchemaError, match=words.replace("$", r"\$")):
-        Checker(schema)
+        ArgumentChecker(schema)
 
 
-def test_a_schema_that_only_points_at_itself_ends() -> None:
-    assert Checker({"$ref": "#"}).mistake('{"a": 1}') is None
+def test_self_referencing_schema_terminates() -> None:
+    assert ArgumentChecker({"$ref": "#"}).explain_error('{"a": 1}') is None
     loop = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-    assert Checker(loop).mistake('{"a": 1}') is None
+    assert ArgumentChecker(loop).explain_error('{"a": 1}') is None
 
 
-def test_a_recursive_schema_is_followed() -> None:
+def test_recursive_schema_is_validated() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "n": {"type": "integer"}}}
-    checker = Checker({"$defs": {"node": node}, "$ref": "#/$defs/node"})
-    assert checker.mistake('{"next": {"next": {"n": 1}}}') is None
-    assert "next.next.n" in str(checker.mistake('{"next": {"next": {"n": "1"}}}'))
+    checker = ArgumentChecker({"$defs": {"node": node}, "$ref": "#/$defs/node"})
+    assert checker.explain_error('{"next": {"next": {"n": 1}}}') is None
+    assert "next.next.n" in str(checker.explain_error('{"next": {"next": {"n": "1"}}}'))
 
 
-def test_a_pattern_made_to_search_for_ever_is_bounded() -> None:
-    checker = Checker({"properties": {"a": {"pattern": "^(a|a)*$"}}})
-    assert checker.mistake(json.dumps({"a": "a" * 5000 + "!"})) is not None
+def test_pattern_backtracking_is_bounded() -> None:
+    checker = ArgumentChecker({"properties": {"a": {"pattern": "^(a|a)*$"}}})
+    assert checker.explain_error(json.dumps({"a": "a" * 5000 + "!"})) is not None
 
 
-def test_patterns_that_look_ahead_still_work() -> None:
-    checker = Checker({"properties": {"a": {"pattern": r"^(?!x)\w+$"}}})
-    assert checker.mistake('{"a": "y"}') is None and checker.mistake('{"a": "x"}') is not None
+def test_lookahead_patterns_work() -> None:
+    checker = ArgumentChecker({"properties": {"a": {"pattern": r"^(?!x)\w+$"}}})
+    assert checker.explain_error('{"a": "y"}') is None and checker.explain_error('{"a": "x"}') is not None
 
 
 SAFE = set(string.ascii_letters + string.digits + "_-")
 
 
 @given(st.text(max_size=100))
-def test_a_safe_name_is_one_that_any_openai_client_accepts(name: str) -> None:
+def test_safe_name_is_accepted_by_openai_clients(name: str) -> None:
     safe = safe_name(name)
     assert 0 < len(safe) <= 64 and set(safe) <= SAFE
     assert safe_name(safe) == safe
 
 
 @given(st.sets(st.text(max_size=80), min_size=2, max_size=30))
-def test_different_names_stay_different(names: set[str]) -> None:
+def test_safe_names_of_different_names_differ(names: set[str]) -> None:
     assert len({safe_name(name) for name in names}) == len(names)
 
 
-def test_a_name_that_is_safe_already_stays_as_it_is() -> None:
+def test_safe_name_keeps_a_valid_name() -> None:
     assert safe_name("get-weather_2") == "get-weather_2"
     assert safe_name("search.web").startswith("search_web_")
 
@@ -139,8 +138,8 @@ SCHEMAS = st.recursive(
 
 
 @given(SCHEMAS)
-def test_a_strict_schema_closes_every_object_and_requires_every_property(schema: dict[str, object]) -> None:
-    closed = strict({"type": "object", "properties": {"root": schema}})
+def test_strict_schema_closes_objects_and_requires_properties(schema: dict[str, object]) -> None:
+    closed = strict_schema({"type": "object", "properties": {"root": schema}})
     assert closed is not None
     nodes: list[object] = [closed]
     while nodes:
@@ -155,13 +154,13 @@ def test_a_strict_schema_closes_every_object_and_requires_every_property(schema:
     assert jsonschema_rs.meta.is_valid(closed)
 
 
-def test_what_strict_mode_has_no_words_for_is_left_alone() -> None:
-    assert strict({"type": "object", "additionalProperties": {"type": "string"}}) is None
-    assert strict({"type": "object", "properties": {"a": {"oneOf": [{}, {}]}}}) is None
-    assert strict({"anyOf": [{"type": "object"}]}) is None
+def test_strict_schema_is_none_if_not_expressible() -> None:
+    assert strict_schema({"type": "object", "additionalProperties": {"type": "string"}}) is None
+    assert strict_schema({"type": "object", "properties": {"a": {"oneOf": [{}, {}]}}}) is None
+    assert strict_schema({"anyOf": [{"type": "object"}]}) is None
 
 
-def test_the_nulls_that_strict_mode_asked_for_are_taken_back() -> None:
+def test_drop_nulls_reverts_the_nulls_of_strict_mode() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -172,7 +171,7 @@ def test_the_nulls_that_strict_mode_asked_for_are_taken_back() -> None:
         },
         "required": ["a"],
     }
-    closed = strict(schema)
+    closed = strict_schema(schema)
     written = {"a": 1, "b": None, "c": {"d": None}, "e": None}
     assert closed is not None and jsonschema_rs.is_valid(closed, written)
     assert drop_nulls(written, schema) == {"a": 1, "b": None, "c": {}, "e": None}

@@ -1,4 +1,4 @@
-"""Toolsets combined, renamed and filtered are toolsets: each wrapper keeps what it does not change."""
+"""Tests of renaming, filtering and combining toolsets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gateway.errors import ConfigError
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.function import FunctionTool
-from gateway.native.toolset import ClassTool, NativeToolset
-from gateway.toolset import Combined, Toolset, allow, prefix
+from gateway.native.native_toolset import ClassTool, NativeToolset
+from gateway.toolset import CombinedToolset, Toolset, add_prefix, allow_only
 from gateway.types import Outcome, Task, ToolCall
 
 
@@ -27,7 +27,7 @@ def native(*names: str) -> Toolset:
     return NativeToolset([saying(name) for name in names])
 
 
-async def say(toolset: Toolset, name: str) -> tuple[str, Outcome]:
+async def call_text(toolset: Toolset, name: str) -> tuple[str, Outcome]:
     async with toolset, toolset.open(Task()) as session:
         result = await session.call(ToolCall("1", name, json.dumps({"text": "!"})))
     return result.text, result.outcome
@@ -37,48 +37,50 @@ def names(toolset: Toolset) -> list[str]:
     return [spec.name for spec in toolset.specs]
 
 
-async def test_a_prefix_changes_the_name_and_nothing_else() -> None:
-    toolset = prefix(native("a", "b"), "x_")
+async def test_prefix_changes_only_the_name() -> None:
+    toolset = add_prefix(native("a", "b"), "x_")
     assert names(toolset) == ["x_a", "x_b"]
-    assert await say(toolset, "x_a") == ("a!", Outcome.OK)
-    text, outcome = await say(toolset, "a")
+    assert await call_text(toolset, "x_a") == ("a!", Outcome.OK)
+    text, outcome = await call_text(toolset, "a")
     assert outcome is Outcome.INVALID and "x_a, x_b" in text
 
 
-async def test_only_what_is_allowed_is_offered_and_answered() -> None:
-    toolset = allow(native("a", "b"), ["b"])
+async def test_allow_only_filters_specs_and_calls() -> None:
+    toolset = allow_only(native("a", "b"), ["b"])
     assert names(toolset) == ["b"]
-    assert (await say(toolset, "a"))[1] is Outcome.INVALID
-    assert await say(toolset, "b") == ("b!", Outcome.OK)
+    assert (await call_text(toolset, "a"))[1] is Outcome.INVALID
+    assert await call_text(toolset, "b") == ("b!", Outcome.OK)
 
 
-async def test_combined_toolsets_answer_each_for_its_own() -> None:
-    toolset = Combined([native("a"), prefix(native("a"), "other_")])
+async def test_combined_toolset_routes_calls_to_their_toolsets() -> None:
+    toolset = CombinedToolset([native("a"), add_prefix(native("a"), "other_")])
     assert names(toolset) == ["a", "other_a"]
-    assert await say(toolset, "other_a") == ("a!", Outcome.OK)
-    assert (await say(toolset, "b"))[1] is Outcome.INVALID
+    assert await call_text(toolset, "other_a") == ("a!", Outcome.OK)
+    assert (await call_text(toolset, "b"))[1] is Outcome.INVALID
 
 
-async def test_two_owners_of_a_name_cannot_be_combined() -> None:
+async def test_combining_equal_names_raises() -> None:
     with pytest.raises(ConfigError, match="two tools are named 'a'"):
-        async with Combined([native("a"), native("a")]):
+        async with CombinedToolset([native("a"), native("a")]):
             pass
 
 
 @given(st.lists(st.text("xyz_", min_size=1, max_size=3), max_size=4))
-def test_prefixes_of_prefixes_are_one_prefix(prefixes: list[str]) -> None:
+def test_nested_prefixes_concatenate(prefixes: list[str]) -> None:
     toolset = native("a", "b")
     for text in reversed(prefixes):
-        toolset = prefix(toolset, text)
-    assert names(toolset) == names(prefix(native("a", "b"), "".join(prefixes)))
+        toolset = add_prefix(toolset, text)
+    assert names(toolset) == names(add_prefix(native("a", "b"), "".join(prefixes)))
 
 
 @given(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from("abcd")))
-def test_allowing_twice_allows_what_both_allow(one: set[str], other: set[str]) -> None:
-    assert names(allow(allow(native(*"abcd"), one), other)) == names(allow(native(*"abcd"), one & other))
+def test_nested_allow_only_intersects(first: set[str], second: set[str]) -> None:
+    assert names(allow_only(allow_only(native(*"abcd"), first), second)) == names(
+        allow_only(native(*"abcd"), first & second)
+    )
 
 
-async def test_a_renamed_class_tool_is_created_and_rewarded_under_its_new_name() -> None:
+async def test_renamed_class_tool_is_created_and_rewarded_by_its_new_name() -> None:
     class Tool(BaseTool):
         async def create(self, instance_id: str | None = None, start: float = 0, **kwargs: object) -> str:  # type: ignore[override]
             self.start = start
@@ -88,11 +90,11 @@ async def test_a_renamed_class_tool_is_created_and_rewarded_under_its_new_name()
             return self.start
 
     schema = OpenAIFunctionToolSchema.model_validate({"function": {"name": "tool"}})
-    toolset = Combined([prefix(NativeToolset([ClassTool(Tool({}, schema))]), "my_")])
+    toolset = CombinedToolset([add_prefix(NativeToolset([ClassTool(Tool({}, schema))]), "my_")])
     async with toolset, toolset.open(Task(create={"my_tool": {"start": 3}})) as session:
         assert await session.finish() == {"my_tool": 3.0}
 
 
-def test_an_unchanged_listing_is_the_same_object() -> None:
-    toolset = prefix(allow(native("a", "b"), ["a"]), "x_")
+def test_unchanged_specs_are_the_same_object() -> None:
+    toolset = add_prefix(allow_only(native("a", "b"), ["a"]), "x_")
     assert toolset.specs is toolset.specs

@@ -1,4 +1,4 @@
-"""The wire's form: whatever is written is read back as it was."""
+"""Property tests of the JSON encoding: decoding restores the value."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.content import content, strict_messages
+from gateway.chat_messages import chat_content, strict_tool_messages
 from gateway.types import Audio, Feedback, Image, Outcome, Part, Resource, Text, ToolCall, ToolResult, ToolSpec, Video
 from gateway.wire import (
     WireError,
     dumps,
-    feedback_json,
-    feedback_of,
-    part_json,
-    part_of,
-    result_json,
-    result_of,
-    spec_json,
-    spec_of,
+    feedback_from_json,
+    feedback_to_json,
+    part_from_json,
+    part_to_json,
+    result_from_json,
+    result_to_json,
+    spec_from_json,
+    spec_to_json,
 )
 
 words = st.text(max_size=20)
@@ -37,8 +37,8 @@ outcomes = st.sampled_from(Outcome)
 
 
 @given(parts)
-def test_a_part_survives_the_wire(part: Part) -> None:
-    assert part_of(json.loads(dumps(part_json(part)))) == part
+def test_part_round_trips_through_json(part: Part) -> None:
+    assert part_from_json(json.loads(dumps(part_to_json(part)))) == part
 
 
 @given(
@@ -55,32 +55,32 @@ def test_a_part_survives_the_wire(part: Part) -> None:
         meta=values,
     )
 )
-def test_a_result_survives_the_wire(result: ToolResult) -> None:
-    written = result_json(ToolCall("c", "tool"), result) | {"parts": [part_json(part) for part in result.parts]}
-    assert result_of(json.loads(dumps(written))) == result
+def test_result_round_trips_through_json(result: ToolResult) -> None:
+    written = result_to_json(ToolCall("c", "tool"), result) | {"parts": [part_to_json(part) for part in result.parts]}
+    assert result_from_json(json.loads(dumps(written))) == result
 
 
 @given(st.builds(Feedback, st.lists(parts).map(tuple), st.floats(0, 1), st.booleans(), values, outcomes, maybe))
-def test_feedback_survives_the_wire(heard: Feedback) -> None:
-    written = feedback_json(heard) | {"parts": [part_json(part) for part in heard.parts]}
-    assert feedback_of(json.loads(dumps(written))) == heard
+def test_feedback_round_trips_through_json(heard: Feedback) -> None:
+    written = feedback_to_json(heard) | {"parts": [part_to_json(part) for part in heard.parts]}
+    assert feedback_from_json(json.loads(dumps(written))) == heard
 
 
 @given(st.builds(ToolSpec, words, words, values, st.sampled_from(["policy", "loop"])))
-def test_a_spec_survives_the_wire(spec: ToolSpec) -> None:
-    assert spec_of(json.loads(dumps(spec_json(spec)))) == spec
+def test_spec_round_trips_through_json(spec: ToolSpec) -> None:
+    assert spec_from_json(json.loads(dumps(spec_to_json(spec)))) == spec
 
 
 @pytest.mark.parametrize(
     "value", [{}, {"type": "smell"}, {"type": "image", "data": "???", "mime": "image/png"}, {"type": "text", "text": 1}]
 )
-def test_what_is_no_part_is_refused(value: dict[str, object]) -> None:
+def test_invalid_part_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(WireError):
-        part_of(value)
+        part_from_json(value)
 
 
-def test_films_and_pictured_documents_are_shown_where_they_can_be() -> None:
-    shown = content([Video(b"film"), Resource("file:///a.png", "image/png", data=b"picture")])
+def test_videos_and_image_resources_in_chat_layouts() -> None:
+    shown = chat_content([Video(b"film"), Resource("file:///a.png", "image/png", data=b"picture")])
     assert [part["type"] for part in shown if isinstance(part, dict)] == ["video_url", "image_url"]
-    (said,) = strict_messages([ToolCall("c", "tool")], [ToolResult((Video(b"film"),))])
-    assert said["content"].startswith("[video: left out")
+    (messages,) = strict_tool_messages([ToolCall("c", "tool")], [ToolResult((Video(b"film"),))])
+    assert messages["content"].startswith("[video: omitted")

@@ -1,4 +1,4 @@
-"""Functions are tools as they stand."""
+"""A Python function as a tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures for a policy with eyes: a chart drawn from its numbers."""
+"""A tool that returns an image: a bar chart."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def draw_bars(
     """
     if min(values) < 0:
         raise ValueError("a bar cannot be lower than zero")
-    picture = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    pen = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    pen = ImageDraw.Draw(image)
     step = (WIDTH - 2 * MARGIN) / len(values)
     unit = (HEIGHT - 2 * MARGIN) / (max(values) or 1)
-    for place, value in enumerate(values):
-        left = MARGIN + place * step
+    for index, value in enumerate(values):
+        left = MARGIN + index * step
         top = HEIGHT - MARGIN - value * unit
-        pen.rectangle((left, top, left + step * 0.8, HEIGHT - MARGIN), fill=COLOURS[place % len(COLOURS)])
-        if labels and place < len(labels):
-            pen.text((left, HEIGHT - MARGIN + 4), labels[place][:8], fill="black")
+        pen.rectangle((left, top, left + step * 0.8, HEIGHT - MARGIN), fill=COLOURS[index % len(COLOURS)])
+        if labels and index < len(labels):
+            pen.text((left, HEIGHT - MARGIN + 4), labels[index][:8], fill="black")
     pen.line((MARGIN, HEIGHT - MARGIN, WIDTH - MARGIN, HEIGHT - MARGIN), fill="black")
-    return [f"A chart of {len(values)} bars, the highest {max(values):g}.", picture]
+    return [f"A chart of {len(values)} bars, the highest {max(values):g}.", image]

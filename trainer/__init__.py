@@ -1,1 +1,3 @@
-"""Multi-turn rollouts against a gateway, kept as ledgers of who wrote which token."""
+"""RL training on multi-turn rollouts against a gateway, recorded as ledgers of who wrote which token."""
+
+from gateway import old_names as old_names

@@ -1,4 +1,4 @@
-"""Which engine writes is chosen once, before anything is written, and told: nothing takes another's place later."""
+"""Chooses and makes the engine: embedded torch, or SGLang servers. The choice is made once, before rollouts begin."""
 
 from __future__ import annotations
 
@@ -11,161 +11,173 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from gateway.types import Image
-from trainer.config import PlaySettings, ServingSettings
 from trainer.engine.base import Capabilities, Engine, EngineError
+from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 from trainer.template import Template
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.engine.sglang.own import Own
-    from trainer.engine.sglang.publish.way import Way
+    from trainer.engine.sglang.weight_sync.base import WeightSync
+    from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
-Told = Callable[[str], None]
-
-
-class Publisher(Protocol):
-    """The policy that servers are given."""
-
-    def finds(self, ids: Sequence[int], images: Sequence[Image] = ()) -> Sequence[float]: ...
-
-    def filed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
+Log = Callable[[str], None]
 
 
-FIRST_GPU = "--base-gpu-id"
-TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
-PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
-HERE = ("localhost", "127.0.0.1", "::1")
+class WeightSource(Protocol):
+    """The policy whose weights are published to servers: its logprobs, and its weights under their checkpoint names."""
+
+    def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> Sequence[float]: ...
+
+    def checkpoint_tensors(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]: ...
 
 
-def engine_of(
-    settings: PlaySettings,
+FIRST_GPU_FLAG = "--base-gpu-id"
+TENSOR_PARALLEL_FLAGS = ("--tp", "--tp-size", "--tensor-parallel-size")
+PIPELINE_PARALLEL_FLAGS = ("--pp", "--pp-size", "--pipeline-parallel-size")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+def make_engine(
+    settings: BaseRolloutSettings,
     model: Path,
     template: Template,
     folder: Path,
     *,
-    policy: Publisher | None = None,
-    told: Told = lambda _: None,
+    policy: WeightSource | None = None,
+    log: Log = lambda _: None,
 ) -> Engine:
-    """On the weights in the model's folder. Servers that are started leave their logs in `folder`; `policy` is what
-    publishes to them, and they are held against; `told` hears how they start."""
+    """Makes the engine for the model's folder. Servers that it starts log to `folder`; `policy` publishes weights to
+    them and verifies them; `log` gets progress messages."""
     chosen = settings.engine
     if chosen == "auto":
-        chosen = "sglang" if for_sglang() else "torch"
+        chosen = "sglang" if can_use_sglang() else "torch"
     if chosen == "torch":
-        return _torch(settings, model, template)
-    from trainer.engine.sglang.own import Own
+        return _make_torch_engine(settings, model, template)
+    from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
-    own = Own(policy.finds, policy.filed, template.eyes) if policy else Own(eyes=template.eyes)
-    return _sglang(chosen, settings, model, folder, own, told)
+    processor = template.image_processor
+    reference = TrainerReference(image_processor=processor)
+    if policy:
+        reference = TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, processor)
+    return _make_sglang_engine(chosen, settings, model, folder, reference, log)
 
 
-def notes(capabilities: Capabilities) -> Iterator[str]:
-    """What an operator should know of the engine."""
+def engine_notes(capabilities: Capabilities) -> Iterator[str]:
+    """What an operator should know about the engine."""
     for note in capabilities.notes:
         yield f"note: the {capabilities.name} engine {note}"
 
 
-def for_sglang() -> bool:
-    """Whether CUDA and SGLang are there."""
+def can_use_sglang() -> bool:
+    """Whether CUDA and SGLang are available."""
     import torch
 
     if not torch.cuda.is_available():
         return False
-    from trainer.engine.sglang.environment import python
+    from trainer.engine.sglang.server_process import find_python
 
     try:
-        python()
+        find_python()
     except EngineError:
         return False
     return True
 
 
-def _torch(settings: PlaySettings, model: Path, template: Template) -> Engine:
+def _make_torch_engine(settings: BaseRolloutSettings, model: Path, template: Template) -> Engine:
     import torch
 
     from trainer.engine.torch import TorchEngine
-    from trainer.model import load_model, settle
+    from trainer.model import configure_torch, load_model
 
-    settle()
+    configure_torch()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = load_model(model, device=device)
-    decode, eyes = template.tokens.decode, template.eyes
-    return TorchEngine(loaded, decode=decode, eyes=eyes, rows=settings.admission.writing)
+    decode, processor = template.tokenizer.decode, template.image_processor
+    return TorchEngine(loaded, decode=decode, image_processor=processor, max_sequences=settings.admission.writing)
 
 
-def _sglang(chosen: str, settings: PlaySettings, model: Path, folder: Path, own: Own, told: Told) -> Engine:
-    from trainer.engine.sglang.engine import SGLangEngine
-    from trainer.engine.sglang.server import Options, Server
+def _make_sglang_engine(
+    chosen: str, settings: BaseRolloutSettings, model: Path, folder: Path, reference: TrainerReference, log: Log
+) -> Engine:
+    from trainer.engine.sglang.server_process import ServerOptions, ServerProcess
+    from trainer.engine.sglang.sglang_engine import SGLangEngine
 
-    serving, flows = settings.serving, getattr(settings, "mode", "") == "asynchronous"
-    engine = partial(SGLangEngine, own=own, in_place=serving.in_place, flows=flows)
+    serving, is_async = settings.serving, getattr(settings, "mode", "") == "asynchronous"
+    engine = partial(SGLangEngine, reference=reference, in_place=serving.in_place, publishes_mid_turn=is_async)
     if serving.deterministic:
-        _may_be_deterministic(chosen)
+        _check_deterministic(chosen)
     if chosen != "sglang":
         urls = tuple(chosen.split(","))
-        near = all(urlsplit(url).hostname in HERE for url in urls)
-        way = _way(serving, model, near)
-        return engine(urls, way)
+        is_local = all(urlsplit(url).hostname in LOCAL_HOSTS for url in urls)
+        return engine(urls, _make_weight_sync(serving, model, is_local))
     servers = []
-    for place, gpu in enumerate(_gpus(serving)):
-        words = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()), *gpu)
-        options = Options(more=words, tokenizer=_sees(model))
-        servers.append(Server(model, options, log=folder / f"sglang-{place}.log", told=told))
-    lends, way = serving.placement == "together", _way(serving, model, True)
-    return engine(servers, way, lends=lends)
+    for index, gpu in enumerate(_gpu_flags(serving)):
+        extra = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()), *gpu)
+        options = ServerOptions(extra=extra, tokenizer=has_vision(model))
+        servers.append(ServerProcess(model, options, log=folder / f"sglang-{index}.log", notify=log))
+    weight_sync = _make_weight_sync(serving, model, True)
+    return engine(servers, weight_sync, releases_memory=serving.placement == "together")
 
 
-def _gpus(serving: ServingSettings) -> list[tuple[str, ...]]:
-    """By server, the options that say where it is: SGLang puts each on the first GPU otherwise."""
+def _gpu_flags(serving: ServingSettings) -> list[tuple[str, ...]]:
+    """The GPU flags of each server, as SGLang would place every server on the first GPU."""
     import torch
 
     from trainer.engine.sglang.launch import on_cpu
 
     if serving.replicas == 1 or not torch.cuda.is_available() or on_cpu(serving.options):
         return [()] * serving.replicas
-    each = _number(serving.options, 1, *TENSOR_PARALLEL) * _number(serving.options, 1, *PIPELINE_PARALLEL)
-    base, there = _number(serving.options, 0, FIRST_GPU), torch.cuda.device_count()
-    if base + each * serving.replicas > there:
-        told = f"{serving.replicas} servers with {each} GPU{'s'[: each > 1]} each, where there are {there - base}"
-        raise EngineError(f"`serving.replicas` asks for {told}: ask for fewer, or name servers on other machines")
-    return [(FIRST_GPU, str(base + place * each)) for place in range(serving.replicas)]
+    gpus_each = read_flag(serving.options, 1, *TENSOR_PARALLEL_FLAGS) * read_flag(
+        serving.options, 1, *PIPELINE_PARALLEL_FLAGS
+    )
+    base, count = read_flag(serving.options, 0, FIRST_GPU_FLAG), torch.cuda.device_count()
+    if base + gpus_each * serving.replicas > count:
+        gpus = f"{gpus_each} GPU{'s'[: gpus_each > 1]} each, but {count - base} are available"
+        remedy = "ask for fewer, or name servers on other machines"
+        raise EngineError(f"`serving.replicas` asks for {serving.replicas} servers with {gpus}: {remedy}")
+    return [(FIRST_GPU_FLAG, str(base + index * gpus_each)) for index in range(serving.replicas)]
 
 
-def _number(options: Sequence[str], default: int, *names: str) -> int:
-    """As argparse takes it: the last one counts, whether its value follows or is part of the word."""
-    words = [part for word in options for part in word.split("=", 1)]
-    values = [value for name, value in pairwise(words) if name in names and value.isdecimal()]
+def read_flag(options: Sequence[str], default: int, *names: str) -> int:
+    """The value of a flag as argparse reads it: the last one counts, as `--flag value` or `--flag=value`."""
+    parts = [part for word in options for part in word.split("=", 1)]
+    values = [value for name, value in pairwise(parts) if name in names and value.isdecimal()]
     return int(values[-1]) if values else default
 
 
-def _may_be_deterministic(chosen: str) -> None:
+def _check_deterministic(chosen: str) -> None:
+    """Raises where deterministic inference cannot be had."""
     import torch
 
     if chosen != "sglang":
-        told = f"cannot be asked of {chosen}, which runs: start it with --enable-deterministic-inference instead"
-        raise EngineError(f"`serving.deterministic` {told}")
+        problem = (
+            f"cannot be set for {chosen}, which already runs: start it with --enable-deterministic-inference instead"
+        )
+        raise EngineError(f"`serving.deterministic` {problem}")
     if not torch.cuda.is_available():
-        raise EngineError("`serving.deterministic` needs a GPU: SGLang has no such attention for CPUs; leave it out")
+        raise EngineError(
+            "`serving.deterministic` needs a GPU: SGLang has no deterministic attention for CPUs; remove it"
+        )
 
 
-def _way(serving: ServingSettings, model: Path, near: bool) -> Way:
-    """By tensors on one machine, and from one without a GPU; between machines by the network of the GPUs."""
+def _make_weight_sync(serving: ServingSettings, model: Path, is_local: bool) -> WeightSync:
+    """Weight sync by tensors on one machine or without a GPU; by process group between machines."""
     import torch
 
-    from trainer.engine.sglang.publish.disk import ByDisk
-    from trainer.engine.sglang.publish.group import ByGroup
-    from trainer.engine.sglang.publish.tensors import ByTensors
+    from trainer.engine.sglang.weight_sync.disk import DiskSync
+    from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
+    from trainer.engine.sglang.weight_sync.tensors import TensorSync
 
     chosen = serving.publish
     if chosen == "auto":
-        chosen = "tensors" if near or not torch.cuda.is_available() else "group"
+        chosen = "tensors" if is_local or not torch.cuda.is_available() else "group"
     if chosen == "disk":
-        return ByDisk(model, serving.folder)
-    return ByGroup() if chosen == "group" else ByTensors()
+        return DiskSync(model, serving.folder)
+    return ProcessGroupSync() if chosen == "group" else TensorSync()
 
 
-def _sees(model: Path) -> bool:
+def has_vision(model: Path) -> bool:
     """Whether the model takes images."""
     try:
         return "vision_config" in json.loads((model / "config.json").read_text(encoding="utf-8"))

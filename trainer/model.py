@@ -1,4 +1,4 @@
-"""A model is loaded in one place, from a folder, and never from a network."""
+"""Loads a model from a local folder; never from a network, and never with code from the folder."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import logging
 
 
-def settle() -> None:
-    """Of this process: loading shows no bars of its own, and products are made by one thread."""
+def configure_torch() -> None:
+    """Turns off transformers' progress bars and limits torch to one thread in this process."""
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # More are slower for models that fit a machine without a GPU.
 
 
 class ModelError(Exception):
-    """The folder holds no model that can be loaded; the message says what to do."""
+    """The folder holds no model that can be loaded; the message has the remedy."""
 
 
 def load_model(
     path: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """The language model in a folder, for evaluation, with its eyes if it has any. Code that comes with it is never
-    run."""
+    """The language model in a folder, in evaluation mode, with its vision encoder if it has one."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
     if isinstance(dtype, str):
         dtype = _dtype(dtype)
     try:
-        model = kind_of(folder).from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except Exception as error:  # boundary: files of weights are read by several libraries, each with errors of its own
-        raise ModelError(f"{folder}: cannot be loaded as a causal language model: {error}; copy it anew") from error
+        model = auto_class(folder).from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except Exception as error:  # Several libraries read weights, each with its own errors.
+        raise ModelError(
+            f"{folder}: cannot be loaded as a causal language model: {error}; copy the folder again"
+        ) from error
     return cast(PreTrainedModel, torch.nn.Module.to(model, device).train(False))
 
 
-def kind_of(folder: Path) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
-    """Who loads the model in a folder."""
+def auto_class(folder: Path) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+    """The transformers class that loads the model in a folder."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ModelError(f"dtype {name!r} is none of torch's; use float32, bfloat16 or float16")
-    return found
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ModelError(f"dtype {name!r} is no torch dtype; use float32, bfloat16 or float16")
+    return dtype

@@ -1,4 +1,4 @@
-"""An entry of a file says which tools there are and how patient to be with them; four forms, one set of limits."""
+"""Models of the entries in tool_configs/*.yaml: classes, functions, tools of MCP servers, and interactions."""
 
 from __future__ import annotations
 
@@ -10,242 +10,254 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, PrivateAttr, model_validator
 
-from gateway.config.models import Frozen, Isolation, Limits, MediaLimits, mistake
+from gateway.config.base import FrozenModel, rule_error
+from gateway.config.models import Isolation, Limits, MediaLimits, OnClash
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an entry stands. It does not change what the entry means, so that all places are equal."""
+class Location:
+    """File and field of an entry. All locations are equal, so that they don't affect the comparison of entries."""
 
     file: Path = dataclasses.field(default=Path(), compare=False)
     field: str = dataclasses.field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{shown(self.file)} {self.field}".strip()
+        return f"{display_path(self.file)} {self.field}".strip()
 
 
-def shown(file: Path) -> Path:
-    """A file as its owner would type it."""
-    here = Path.cwd()
-    return file.relative_to(here) if file.is_relative_to(here) else file
+def display_path(file: Path) -> Path:
+    """The path relative to the working folder, if it is inside."""
+    working_folder = Path.cwd()
+    return file.relative_to(working_folder) if file.is_relative_to(working_folder) else file
 
 
-class Entry(Frozen):
-    """Something that a file declares, and that remembers where."""
+class Entry(FrozenModel):
+    """Base of everything that a file declares; knows its location."""
 
-    _place: Place = PrivateAttr(default=Place())
+    _location: Location = PrivateAttr(default=Location())
 
     @property
     def file(self) -> Path:
-        return self._place.file
+        return self._location.file
 
     @property
     def field(self) -> str:
-        return self._place.field
+        return self._location.field
 
     @property
     def owner(self) -> str:
-        """`tool_configs/maths.yaml tools[0]`, for messages."""
-        return str(self._place)
+        """`tool_configs/maths.yaml tools[0]`, for error messages."""
+        return str(self._location)
 
-    def placed(self, place: Place) -> Self:
-        self._place = place
+    def with_location(self, place: Location) -> Self:
+        self._location = place
         return self
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [("owner", self.owner), *super().__repr_args__()]
 
 
-class FunctionSchema(Frozen):
+class FunctionSchema(FrozenModel):
+    """The `function` of an OpenAI tool schema."""
+
     name: str = Field(min_length=1)
-    """The name that the policy writes."""
+    """Name that the policy uses."""
     description: str = ""
-    """What the policy reads about it."""
+    """Description for the policy."""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
-    """The arguments: anything that JSON Schema allows, passed on as it stands."""
+    """JSON Schema of the arguments, passed on unchanged."""
     strict: bool = False
-    """Asks an OpenAI-like API to hold the policy to the schema."""
+    """Asks an OpenAI-like API to enforce the schema."""
 
 
-class ToolSchema(Frozen):
+class ToolSchema(FrozenModel):
+    """An OpenAI tool schema."""
+
     type: Literal["function"] = "function"
     """Always `function`."""
     function: FunctionSchema
     """The OpenAI function schema."""
 
 
-Importable = Annotated[str, Field(min_length=1, pattern=r"^[\w.]+(:[\w.]+|\.\w+)$")]
+ImportPath = Annotated[str, Field(min_length=1, pattern=r"^[\w.]+(:[\w.]+|\.\w+)$")]
 """`package.module:name` or `package.module.name`; the folder of the file is importable."""
 
 
 class ClassEntry(Entry, Limits):
-    """A Python class as a tool, in verl's words: one instance for each rollout."""
+    """A Python class as a tool, in verl's format."""
 
-    class_name: Importable
+    class_name: ImportPath
     """The class, `package.module.Class`."""
     config: dict[str, Any] = {}
-    """What the class is built with; `type: native` is verl's word for this form."""
+    """Passed to the class's constructor; verl's files mark this form with `type: native`."""
     tool_schema: ToolSchema | None = None
-    """The tool's schema; a class may bring its own instead."""
+    """The tool's schema; a class may define its own instead."""
     description: str | None = None
     """Replaces the description of the schema."""
     prefix: str = ""
     """Goes before the tool's name."""
 
     @property
-    def known_name(self) -> str | None:
+    def declared_name(self) -> str | None:
         return self.prefix + self.tool_schema.function.name if self.tool_schema else None
 
 
 class FunctionEntry(Entry, Limits):
-    """A Python function as a tool: type hints and docstring make the schema."""
+    """A Python function as a tool; its schema is made from type hints and docstring."""
 
-    function: Importable
+    function: ImportPath
     """The function, `package.module:name`."""
     name: str | None = Field(default=None, min_length=1)
-    """Its name for the policy, where it is not the function's own."""
+    """The tool's name, if it differs from the function's."""
     description: str | None = None
     """Replaces the docstring."""
     parameters: dict[str, Any] | None = None
-    """Replaces the schema made from the type hints: anything that JSON Schema allows."""
+    """Replaces the JSON Schema made from the type hints."""
     prefix: str = ""
     """Goes before the tool's name."""
+    run_in: Literal["thread", "process"] = "thread"
+    """Where the function runs. `process`: in the main thread of a child process, as `signal.alarm` needs; it is killed,
+    with all processes that it started, when the deadline passes."""
 
     @property
-    def known_name(self) -> str | None:
+    def declared_name(self) -> str | None:
         return self.prefix + self.name if self.name else None
 
 
-class Offer(Entry, Limits):
-    """Which tools of a server are offered, and how; by itself, all of them with the defaults."""
+class OfferEntry(Entry, Limits):
+    """Which tools of an MCP server are offered, and with which limits; by default all, with the default limits."""
 
     allow: tuple[str, ...] | None = None
-    """The tools that are offered; all of them where it is left out."""
+    """The tools to offer; all if left out."""
     prefix: str = ""
-    """Goes before each tool's name; `{server}` in it stands for the server's name."""
-    parse: Importable | None = None
-    """The class that reads results, derived from `gateway.upstream.hook.MCPBaseTool`."""
-    parse_tools: dict[str, Importable] = {}
-    """The same for single tools."""
+    """Prefix of each tool's name; `{server}` is replaced by the server's name."""
+    parse: ImportPath | None = None
+    """Class that parses results, derived from `gateway.mcp_client.parse_hook.MCPBaseTool`."""
+    parse_tools: dict[str, ImportPath] = {}
+    """Classes that parse results of single tools, by tool."""
     isolation: Isolation | None = None
-    """Replaces what the servers file says."""
+    """Overrides the value in the servers file."""
     warm: Annotated[int, Field(ge=0)] | None = None
-    """Replaces what the servers file says."""
+    """Overrides the value in the servers file."""
     most: PositiveInt | None = None
-    """Replaces what the servers file says."""
+    """Overrides the value in the servers file."""
     idle_s: PositiveFloat | None = None
-    """Replaces what the servers file says."""
+    """Overrides the value in the servers file."""
     connect_timeout_s: PositiveFloat | None = None
-    """Replaces what the servers file says."""
+    """Overrides the value in the servers file."""
     result_bytes: PositiveInt | None = None
-    """Replaces what the servers file says."""
+    """Overrides the value in the servers file."""
+    on_clash: OnClash | None = None
+    """Overrides the value in the servers file."""
 
     @property
     def selected(self) -> tuple[str, ...] | None:
-        """The tools asked for by name; None is all."""
+        """The tools selected by name; None for all."""
         return self.allow
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """What the hook class is built with."""
+    def hook_config(self) -> Mapping[str, Any]:
+        """Passed to the constructor of the parse hook."""
         return {}
 
-    def names(self, server: str, tool: str) -> bool:
-        """Whether this entry asks for the tool by name, bare or as `server_tool`."""
+    def selects(self, server: str, tool: str) -> bool:
+        """Whether this entry selects the tool by name, as `tool` or `server_tool`."""
         return self.selected is not None and (tool in self.selected or f"{server}_{tool}" in self.selected)
 
-    def hook(self, tool: str) -> str | None:
-        """The class that reads this tool's results; None is the ordinary one."""
+    def hook_for(self, tool: str) -> str | None:
+        """The class that parses the tool's results; None for the default."""
         return self.parse_tools.get(tool, self.parse)
 
     def prefix_for(self, server: str) -> str:
         return self.prefix.replace("{server}", server)
 
 
-class McpConfig(Frozen):
-    """verl's settings of an MCP tool; the hook class may have more of its own."""
+class McpConfig(FrozenModel):
+    """verl's settings of an MCP tool; further keys are for the parse hook."""
 
     model_config = ConfigDict(extra="allow")
 
     type: Literal["mcp"] = "mcp"
-    """verl's word for this form."""
+    """Marks this form in verl's files."""
     rate_limit: PositiveFloat | None = None
-    """verl's word for `rate_per_s`, which goes first."""
+    """verl's name for `rate_per_s`, which takes precedence."""
     timeout: PositiveFloat | None = None
-    """verl's word for `timeout_s`, which goes first."""
+    """verl's name for `timeout_s`, which takes precedence."""
 
 
-def _selected(value: Any) -> Any:
-    """verl's page writes `{}` for all."""
+def _empty_to_none(value: Any) -> Any:
+    """verl's documentation uses `{}` for all tools."""
     return value or None
 
 
-class Mcp(Frozen):
+class Mcp(FrozenModel):
+    """The `mcp` section of an entry in verl's format."""
+
     mcp_servers_config_path: str = Field(min_length=1)
-    """A servers file, seen from this file's folder, or from the working folder where it is not there."""
+    """Path of a servers file, relative to this file's folder or, if it isn't there, to the working folder."""
     tool_selected_list: Annotated[
         tuple[str, ...] | None,
-        BeforeValidator(_selected, json_schema_input_type=tuple[str, ...] | dict[str, Any] | None),
+        BeforeValidator(_empty_to_none, json_schema_input_type=tuple[str, ...] | dict[str, Any] | None),
     ] = None
-    """The tools that are offered, bare or as `server_tool`; all where it is left out or empty."""
+    """The tools to offer, as `tool` or `server_tool`; all if left out or empty."""
 
 
-class McpEntry(Offer):
-    """All servers of a servers file, in verl's words."""
+class McpEntry(OfferEntry):
+    """All servers of a servers file, in verl's format."""
 
     mcp: Mcp
-    """The servers, and which of their tools."""
-    class_name: Importable | Literal[""] = ""
-    """The class that reads results, derived from `MCPBaseTool`; empty for the ordinary one."""
+    """The servers file and the tools to offer."""
+    class_name: ImportPath | Literal[""] = ""
+    """Class that parses results, derived from `MCPBaseTool`; empty for the default."""
     config: McpConfig = McpConfig()
-    """verl's settings."""
+    """verl's settings of an MCP tool."""
 
     @property
     def selected(self) -> tuple[str, ...] | None:
         return self.mcp.tool_selected_list if self.allow is None else self.allow
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def hook_config(self) -> Mapping[str, Any]:
         return self.config.model_dump(exclude_none=True)
 
-    def hook(self, tool: str) -> str | None:
-        return super().hook(tool) or self.class_name or None
+    def hook_for(self, tool: str) -> str | None:
+        return super().hook_for(tool) or self.class_name or None
 
-    def in_our_words(self) -> Self:
-        """verl's deadline and rate, where ours are not given."""
+    def with_verl_limits(self) -> Self:
+        """The entry with verl's timeout and rate limit, unless `timeout_s` or `rate_per_s` is given."""
         theirs = {"timeout_s": self.config.timeout, "rate_per_s": self.config.rate_limit}
         update = {name: value for name, value in theirs.items() if value and name not in self.model_fields_set}
         return self.model_copy(update=update)
 
     @model_validator(mode="after")
-    def _once(self) -> Self:
+    def _check_duplicates(self) -> Self:
         if self.allow is not None and self.mcp.tool_selected_list is not None:
-            raise mistake("`allow` and `tool_selected_list` say the same thing twice", "remove one of them")
+            raise rule_error("`allow` and `tool_selected_list` both select tools", "remove one of them")
         if self.parse is not None and self.class_name:
-            raise mistake("`parse` and `class_name` name two hooks", "remove one of them")
+            raise rule_error("`parse` and `class_name` both name a parse hook", "remove one of them")
         return self
 
 
-class ServerTools(Offer):
-    """One server of the servers file."""
+class ServerToolsEntry(OfferEntry):
+    """The tools of one server in the servers file."""
 
     server: str = Field(min_length=1)
-    """Its name there."""
+    """Name of the server in the servers file."""
 
 
 class InteractionEntry(Entry):
-    """A feedback interaction, in verl's words."""
+    """A feedback interaction, in verl's format."""
 
     name: str = ""
-    """What a session asks for; made from the class where it is left out (`Gsm8kInteraction` is `gsm8k`)."""
-    class_name: Importable
+    """Name by which a session selects it; by default made from the class (`Gsm8kInteraction` becomes `gsm8k`)."""
+    class_name: ImportPath
     """The class, `package.module.Class`."""
     config: dict[str, Any] = {}
-    """What the class is built with, the name beside it."""
+    """Passed to the class's constructor, with `name` added."""
     timeout_s: PositiveFloat = 60.0
-    """Deadline of one of its turns."""
+    """Deadline of one turn."""
     media: MediaLimits = MediaLimits()
-    """What the policy is shown of an answer's pictures, sounds and films."""
+    """Limits on images, audio and video in its feedback."""
 
     @property
     def offered_name(self) -> str:
@@ -253,6 +265,6 @@ class InteractionEntry(Entry):
 
 
 def interaction_name(class_name: str) -> str:
-    """`Gsm8kInteraction`, or its whole path, is `gsm8k`."""
+    """The default name of an interaction: `gsm8k` for `Gsm8kInteraction` or its full path."""
     last = class_name.replace(":", ".").rpartition(".")[2]
     return (last.removesuffix("Interaction") or last).lower()

@@ -1,4 +1,4 @@
-"""All files are read before anything starts, and all their mistakes are told at once."""
+"""Loads all configuration files into a `Config`, and reports all their errors at once."""
 
 from __future__ import annotations
 
@@ -9,110 +9,131 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from gateway.config.base import FrozenModel
+from gateway.config.client_files import translate_file
+from gateway.config.configured_server import ConfiguredServer, apply_offers
+from gateway.config.diagnostics import closest_match, explain_validation_error
 from gateway.config.entries import (
     ClassEntry,
     Entry,
     FunctionEntry,
     InteractionEntry,
+    Location,
     McpEntry,
-    Offer,
-    Place,
-    ServerTools,
-    shown,
+    OfferEntry,
+    ServerToolsEntry,
+    display_path,
 )
-from gateway.config.env import Expansion, path
-from gateway.config.files import ServersFile, ToolsFile, WrittenServer
-from gateway.config.mistakes import mistakes, nearest
-from gateway.config.models import Frozen, Limits, ResultLimit, Server
-from gateway.config.read import read
-from gateway.config.servers import ServerEntry, governed
+from gateway.config.environment import Expansion, format_loc
+from gateway.config.file_forms import ServerSection, ServersFile, ToolsFile
+from gateway.config.models import Instructions, Limits, ResultLimit, Server
+from gateway.config.reader import read_file
+from gateway.config.rollout_variables import find_rollout_problem
+from gateway.config.server_paths import resolve_server
 from gateway.errors import ConfigError, ConfigErrors
 
-File = TypeVar("File", bound=Frozen)
+File = TypeVar("File", bound=FrozenModel)
 E = TypeVar("E", bound=Entry)
 L = TypeVar("L", bound=Limits)
 
 
-class Config(Frozen):
-    """Everything that the files say, each entry with its place."""
+class Config(FrozenModel):
+    """The configuration from all files."""
 
     tools: tuple[ClassEntry | FunctionEntry, ...] = ()
     """The native tools."""
     interactions: tuple[InteractionEntry, ...] = ()
-    """The feedback interactions; their names differ."""
-    servers: dict[str, ServerEntry] = {}
-    """The MCP servers by name, each with the entries that govern it."""
+    """The feedback interactions, with unique names."""
+    servers: dict[str, ConfiguredServer] = {}
+    """The MCP servers by name, each with the entries that offer its tools."""
     files: tuple[Path, ...] = ()
     """Every file that was read."""
+    notes: tuple[str, ...] = ()
+    """Keys of other clients that were ignored or interpreted, with file and line."""
 
 
-def load(
+def load_config(
     tools: Path | Sequence[Path] | None,
     servers: Path | None,
     env: Mapping[str, str] = os.environ,
     result_limit: ResultLimit | None = None,
+    instructions: Instructions | None = None,
 ) -> Config:
-    """What folders of YAML, or files, and a servers file say; raises `ConfigErrors` with every mistake.
+    """Loads folders of YAML files (or single files) and a servers file; raises `ConfigErrors` with all errors.
 
-    `result_limit` holds for each entry that has none of its own.
+    `result_limit` and `instructions` apply to each entry and server without its own.
     """
-    reading = _Reading(env)
-    places = [tools] if isinstance(tools, Path) else tools or ()
-    files = dict.fromkeys(file for place in places for file in reading.tool_files(place))
-    written = [(file, found) for file in files if (found := reading.file(file, ToolsFile))]
+    loader = _ConfigLoader(env)
+    paths = [tools] if isinstance(tools, Path) else tools or ()
+    files = dict.fromkeys(file for place in paths for file in loader.tool_files(place))
+    tools_files = [(file, model) for file in files if (model := loader.read_model(file, ToolsFile))]
     natives: list[ClassEntry | FunctionEntry] = []
-    offers: list[McpEntry | ServerTools] = []
+    offers: list[McpEntry | ServerToolsEntry] = []
     interactions: list[InteractionEntry] = []
-    for file, found in written:
-        for entry in _placed(found.tools, shown(file), "tools"):
-            if isinstance(entry, McpEntry | ServerTools):
+    for file, model in tools_files:
+        for entry in _with_locations(model.tools, display_path(file), "tools"):
+            if isinstance(entry, McpEntry | ServerToolsEntry):
                 offers.append(entry)
             else:
                 natives.append(entry)
-        interactions += _placed(found.interaction, shown(file), "interaction")
-    reading.distinct(natives, lambda entry: entry.known_name, "tools", "give one of them another name or a `prefix`")
-    reading.distinct(interactions, lambda entry: entry.offered_name, "interactions", "give one of them another `name`")
-    found_servers = reading.servers(servers, offers)
-    if reading.mistakes:
-        raise ConfigErrors(reading.mistakes)
+        interactions += _with_locations(model.interaction, display_path(file), "interaction")
+    loader.check_unique(
+        natives, lambda entry: entry.declared_name, "tools", "give one of them another name or a `prefix`"
+    )
+    loader.check_unique(
+        interactions, lambda entry: entry.offered_name, "interactions", "give one of them another `name`"
+    )
+    found_servers = loader.resolve_servers(servers, offers)
+    if instructions is not None:
+        found_servers = {name: _with_instructions(entry, instructions) for name, entry in found_servers.items()}
+    if loader.errors:
+        raise ConfigErrors(loader.errors)
     return Config(
-        tools=tuple(_within(entry, result_limit) for entry in natives),
-        interactions=tuple(_named(entry) for entry in interactions),
-        servers={name: _offering(entry, result_limit) for name, entry in found_servers.items()},
-        files=tuple(reading.files),
+        tools=tuple(_with_default_limit(entry, result_limit) for entry in natives),
+        interactions=tuple(_with_name(entry) for entry in interactions),
+        servers={name: _with_default_limits(entry, result_limit) for name, entry in found_servers.items()},
+        files=tuple(loader.files),
+        notes=tuple(dict.fromkeys(loader.notes)),
     )
 
 
-def _placed(entries: Iterable[E], file: Path, field: str) -> Iterator[E]:
-    for place, entry in enumerate(entries):
-        yield entry.placed(Place(file, f"{field}[{place}]"))
+def _with_locations(entries: Iterable[E], file: Path, field: str) -> Iterator[E]:
+    for index, entry in enumerate(entries):
+        yield entry.with_location(Location(file, f"{field}[{index}]"))
 
 
-def _within(entry: L, limit: ResultLimit | None) -> L:
+def _with_default_limit(entry: L, limit: ResultLimit | None) -> L:
     return entry if limit is None or entry.result_limit else entry.model_copy(update={"result_limit": limit})
 
 
-def _offering(entry: ServerEntry, limit: ResultLimit | None) -> ServerEntry:
-    return entry.model_copy(update={"offers": tuple(_within(offer, limit) for offer in entry.offers)})
+def _with_default_limits(entry: ConfiguredServer, limit: ResultLimit | None) -> ConfiguredServer:
+    return entry.model_copy(update={"offers": tuple(_with_default_limit(offer, limit) for offer in entry.offers)})
 
 
-def _named(entry: InteractionEntry) -> InteractionEntry:
+def _with_instructions(entry: ConfiguredServer, instructions: Instructions) -> ConfiguredServer:
+    if "instructions" in entry.server.model_fields_set:
+        return entry
+    return entry.model_copy(update={"server": entry.server.model_copy(update={"instructions": instructions})})
+
+
+def _with_name(entry: InteractionEntry) -> InteractionEntry:
     name = entry.offered_name
     return entry.model_copy(update={"name": name, "config": {**entry.config, "name": name}})
 
 
-class _Reading:
-    """One reading of all files, and what went wrong in it."""
+class _ConfigLoader:
+    """Reads all files and collects their errors."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
-        self.mistakes: list[ConfigError] = []
+        self.errors: list[ConfigError] = []
         self.files: list[Path] = []
-        self.known: dict[str, ServerEntry] = {}
+        self.notes: list[str] = []
+        self.known: dict[str, ConfiguredServer] = {}
         self.disabled: set[str] = set()
         self.by_file: dict[Path, list[str]] = {}
-        self.complete = True
-        """Every servers file could be read, so that a server that is not known does not exist."""
+        self.is_complete = True
+        """Whether every servers file could be read, so that an unknown server is an error."""
 
     def tool_files(self, tools: Path) -> list[Path]:
         if tools.is_file():
@@ -120,105 +141,124 @@ class _Reading:
         if not tools.is_dir():
             kind = "file" if tools.suffix in (".yaml", ".yml") else "folder"
             remedy = f"create the {kind}, or name another with --tools"
-            self.mistakes.append(ConfigError(f"there is no such {kind}", file=shown(tools), remedy=remedy))
+            self.errors.append(ConfigError(f"there is no such {kind}", file=display_path(tools), remedy=remedy))
             return []
         files = (file for file in tools.resolve().iterdir() if file.suffix in (".yaml", ".yml"))
         return sorted(file for file in files if not file.name.startswith("."))
 
-    def file(self, file: Path, model: type[File]) -> File | None:
+    def read_model(self, file: Path, model: type[File]) -> File | None:
         self.files.append(file)
-        expansion = Expansion(self.env, shown(file))
+        expansion = Expansion(self.env, display_path(file))
         try:
-            raw = read(file)
-            tree = expansion.tree({} if raw is None else raw)
-            self.mistakes += expansion.mistakes.values()
+            raw = {} if (read := read_file(file)) is None else read
+            if model is ServersFile:
+                translated = translate_file(raw, file)
+                self.notes += [" ".join(str(note).split()) for note in translated.notes]
+                raw, expansion.questions = translated.tree, translated.inputs
+                expansion.location_in_file = translated.location_in_file
+            tree = expansion.expand_tree(raw)
+            self.errors += expansion.errors.values()
             return model.model_validate(tree)
         except ConfigError as error:
-            self.mistakes.append(error)
+            self.errors.append(error)
         except ValidationError as error:
-            self.mistakes += mistakes(error, tree, file, expansion)
+            self.errors += explain_validation_error(error, tree, file, expansion)
         return None
 
-    def distinct(self, entries: Iterable[E], name: Callable[[E], str | None], kind: str, remedy: str) -> None:
+    def check_unique(self, entries: Iterable[E], name: Callable[[E], str | None], kind: str, remedy: str) -> None:
         owners: dict[str, str] = {}
         for entry in entries:
             if (key := name(entry)) is None:
                 continue
             if key in owners:
                 problem = f"two {kind} are named {key!r}: one of {owners[key]}, one of {entry.owner}"
-                self.mistakes.append(ConfigError(problem, file=entry.file, field=entry.field, remedy=remedy))
+                self.errors.append(ConfigError(problem, file=entry.file, field=entry.field, remedy=remedy))
             owners.setdefault(key, entry.owner)
 
-    def servers(self, main: Path | None, offers: Iterable[McpEntry | ServerTools]) -> dict[str, ServerEntry]:
+    def resolve_servers(
+        self, main: Path | None, offers: Iterable[McpEntry | ServerToolsEntry]
+    ) -> dict[str, ConfiguredServer]:
         if main is not None:
-            self._server_file(main.resolve())
-        offered: dict[str, list[Offer]] = {}
+            self._read_servers_file(main.resolve())
+        offered: dict[str, list[OfferEntry]] = {}
         offers = tuple(offers)
-        for whole in (entry for entry in offers if isinstance(entry, McpEntry)):
-            for name in self._named_file(whole):
-                offered.setdefault(name, []).append(whole.in_our_words())
+        for mcp_entry in (entry for entry in offers if isinstance(entry, McpEntry)):
+            for name in self._servers_of_entry(mcp_entry):
+                offered.setdefault(name, []).append(mcp_entry.with_verl_limits())
         for entry in offers:
-            if isinstance(entry, ServerTools) and self._is_known(entry):
+            if isinstance(entry, ServerToolsEntry) and self._check_known(entry):
                 offered.setdefault(entry.server, []).append(entry)
-        found = {}
+        resolved = {}
         for name, server in self.known.items():
-            found[name], at_odds = governed(server, tuple(offered.get(name, ())))
-            self.mistakes += at_odds
-        return found
+            resolved[name], errors = apply_offers(server, tuple(offered.get(name, ())))
+            self.errors += errors
+            if (found := find_rollout_problem(resolved[name].server)) is not None:
+                field = f"{server.field}.{found.field}"
+                self.errors.append(ConfigError(found.problem, file=server.file, field=field, remedy=found.remedy))
+        return resolved
 
-    def _named_file(self, entry: McpEntry) -> list[str]:
-        """Servers of the file that an entry names: beside the entry's own, or, as in verl, in the working folder."""
-        written = Path(entry.mcp.mcp_servers_config_path).expanduser()
-        places = [(folder / written).resolve() for folder in (entry.file.resolve().parent, Path.cwd())]
-        file = next((place for place in places if place.is_file()), None)
+    def _servers_of_entry(self, entry: McpEntry) -> list[str]:
+        """Servers in the file that an entry names, relative to the entry's file or, as in verl, the working folder."""
+        path = Path(entry.mcp.mcp_servers_config_path).expanduser()
+        candidates = [(folder / path).resolve() for folder in (entry.file.resolve().parent, Path.cwd())]
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
         if file is None:
-            problem = f"there is no servers file {' nor '.join(str(shown(place)) for place in dict.fromkeys(places))}"
+            searched = " nor ".join(str(display_path(candidate)) for candidate in dict.fromkeys(candidates))
+            problem = f"there is no servers file {searched}"
             field = f"{entry.field}.mcp.mcp_servers_config_path"
-            self.mistakes.append(
+            self.errors.append(
                 ConfigError(problem, file=entry.file, field=field, remedy="create it, or correct the path")
             )
             return []
-        self._server_file(file)
+        self._read_servers_file(file)
         return self.by_file[file]
 
-    def _server_file(self, file: Path) -> None:
+    def _read_servers_file(self, file: Path) -> None:
         if file in self.by_file:
             return
         self.by_file[file] = []
-        written = self.file(file, ServersFile)
-        self.complete = self.complete and written is not None
-        for name, server in written.mcp_servers.items() if written else ():
+        servers_file = self.read_model(file, ServersFile)
+        self.is_complete = self.is_complete and servers_file is not None
+        for name, server in servers_file.mcp_servers.items() if servers_file else ():
             if server.disabled:
                 self.disabled.add(name)
                 continue
-            entry = _server(name, server, file)
+            try:
+                resolved, files = resolve_server(server, file)
+            except ConfigError as error:
+                self.errors.append(error)
+                continue
+            entry = _make_server(name, server, resolved, file)
+            self.files += files
             if name in self.known:
                 problem = f"two servers are named {name!r}: one of {self.known[name].owner}, one of {entry.owner}"
-                self.mistakes.append(
+                self.errors.append(
                     ConfigError(problem, file=entry.file, field=entry.field, remedy="give one of them another name")
                 )
                 continue
             self.known[name] = entry
             self.by_file[file].append(name)
 
-    def _is_known(self, entry: ServerTools) -> bool:
-        if entry.server in self.known or entry.server in self.disabled or not self.complete:
+    def _check_known(self, entry: ServerToolsEntry) -> bool:
+        if entry.server in self.known or entry.server in self.disabled or not self.is_complete:
             return entry.server in self.known
-        near = nearest(entry.server, self.known)
+        suggestion = closest_match(entry.server, self.known)
         known = ", ".join(self.known) or "none; give a servers file with --mcp"
-        remedy = f"did you mean {near!r}?" if near else f"known servers: {known}"
+        remedy = f"did you mean {suggestion!r}?" if suggestion else f"known servers: {known}"
         problem = f"there is no server {entry.server!r}"
-        self.mistakes.append(ConfigError(problem, file=entry.file, field=f"{entry.field}.server", remedy=remedy))
+        self.errors.append(ConfigError(problem, file=entry.file, field=f"{entry.field}.server", remedy=remedy))
         return False
 
 
-def _server(name: str, written: WrittenServer, file: Path) -> ServerEntry:
-    """A server with its relative paths seen from the file."""
-    given = written.meant()
-    if written.cwd is not None:
-        given["cwd"] = file.parent / written.cwd.expanduser()
-    if written.command is not None and written.command.startswith(("./", "../", "~/")):
-        given["command"] = str((file.parent / Path(written.command).expanduser()).resolve())
-    place = Place(shown(file), path(("mcpServers", name)))
-    entry = ServerEntry(name=name, server=Server(**given), offers=(Offer().placed(place),))
-    return entry.placed(place)
+def _make_server(name: str, section: ServerSection, server: Server, file: Path) -> ConfiguredServer:
+    """A server of a file, offered with the defaults."""
+    entry = ConfiguredServer(
+        name=name,
+        server=server,
+        offers=(),
+        included=section.include_tools,
+        excluded=section.exclude_tools,
+        timeout_s=section.timeout_s,
+    )
+    location = Location(display_path(file), format_loc(("mcpServers", name)))
+    return entry.with_offers((OfferEntry().with_location(location),)).with_location(location)

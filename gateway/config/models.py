@@ -1,19 +1,14 @@
-"""The configuration as it is meant: frozen, complete, nothing unknown let through.
-
-Field descriptions are the documentation: the JSON Schema that editors read is made from them.
-"""
+"""Models of servers and limits. Field descriptions appear in the JSON Schemas that editors use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
@@ -21,212 +16,247 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+
+from gateway.config.base import FrozenModel, rule_error
+from gateway.config.server_auth import Answers, OAuth
 
 Isolation = Literal["shared", "session", "process"]
+OnClash = Literal["prefix", "refuse", "first"]
+ProtocolChoice = Literal["auto", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
+Instructions = Literal["system", "none"]
 Side = Literal["left", "middle", "right"]
-SHOWN = (bool, int, float, BaseModel, type(None))
 
 
-class Frozen(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        # Every wait has a deadline, and infinity is none.
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _absent(cls, data: Any) -> Any:
-        """A known key with nothing behind it (`tool_schema:`) is a key left out."""
-        if not isinstance(data, dict):
-            return data
-        known = keys(cls)
-        return {key: value for key, value in data.items() if value is not None or key not in known}
-
-    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        # Any text may have come from the environment, so that none of it is shown.
-        given = ((name, getattr(self, name)) for name in type(self).model_fields if name in self.model_fields_set)
-        return [(name, value) for name, value in given if isinstance(value, SHOWN)]
-
-
-def keys(model: type[BaseModel]) -> dict[str, str]:
-    """What a file may write -> the field that it sets."""
-    return {field.alias or name: name for name, field in model.model_fields.items()}
-
-
-def mistake(problem: str, remedy: str) -> PydanticCustomError:
-    """A rule is broken; the text quotes nothing that a file holds."""
-    return PydanticCustomError("rule", "{problem}", {"problem": problem, "remedy": remedy})
-
-
-class ResultLimit(Frozen):
-    """How much of a result the policy reads. What is cut is marked in the text and counted."""
+class ResultLimit(FrozenModel):
+    """Maximum length of a result. Removed text is replaced by a marker and counted in the metrics."""
 
     chars: PositiveInt | None = None
     """At most this many characters of text."""
     tokens: PositiveInt | None = None
     """At most this many tokens of `tokenizer`."""
     tokenizer: str | None = None
-    """A tokenizer's folder or file, as `tokenizers.Tokenizer.from_file` or a model folder gives it."""
+    """Path of a `tokenizer.json`, or of a model folder with one."""
     side: Side = "middle"
-    """The side that is cut away."""
+    """The side that is removed."""
 
     @model_validator(mode="after")
     def _one_measure(self) -> ResultLimit:
         if (self.chars is None) == (self.tokens is None):
-            raise mistake("a limit is in `chars` or in `tokens`", "give exactly one of the two")
+            raise rule_error("a limit is either in `chars` or in `tokens`", "give exactly one of the two")
         if (self.tokens is None) != (self.tokenizer is None):
-            raise mistake("a limit in `tokens` and a `tokenizer` go together", "give both, or limit by `chars`")
+            raise rule_error("a limit in `tokens` and a `tokenizer` go together", "give both, or limit by `chars`")
         return self
 
 
-class MediaLimits(Frozen):
-    """What the policy is shown of pictures, sounds and films; of what it is not shown, the text tells."""
+class MediaLimits(FrozenModel):
+    """Limits on images, audio and video for the policy; a note in the text replaces what is left out."""
 
     most_images: NonNegativeInt = 16
-    """Pictures of one result, those after them are left out; and of one film, evenly spread."""
+    """Maximum number of images in one result; further ones are left out."""
     most_bytes: PositiveInt = 32 * 1024 * 1024
-    """A larger picture, sound, film or document is left out."""
+    """Maximum size; a larger image, audio, video or document is left out."""
     most_pixels: Annotated[int, Field(gt=0, le=89_478_485)] = 64_000_000
-    """A larger picture is left out, before it is decoded; a film too, whose frames have more pixels together."""
+    """A larger image is left out before it is decoded, and so is a video whose frames together have more pixels."""
     min_pixels: PositiveInt | None = None
-    """A smaller picture, or frame of a film, is enlarged to as many pixels."""
+    """A smaller image or video frame is enlarged to this number of pixels."""
     max_pixels: PositiveInt | None = None
-    """A larger picture, or frame of a film, is shrunk to as many pixels."""
+    """A larger image or video frame is reduced to this number of pixels."""
     factor: PositiveInt = 28
-    """Sides of a picture that is resized become multiples of this: 28 for Qwen2-VL and 2.5-VL, 32 for Qwen3-VL."""
-    animated: Literal["first", "frames", "film"] = "first"
-    """What an animated GIF, WebP or PNG becomes: the picture that it begins with, several pictures, or a film."""
-    films: Literal["film", "frames"] = "film"
-    """What a film becomes: it stays one, or several pictures are shown of it."""
+    """Sides of resized images become multiples of this: 28 for Qwen2-VL and Qwen2.5-VL, 32 for Qwen3-VL."""
+    animated: Literal["first", "frames", "video"] = "first"
+    """How to show an animated GIF, WebP or PNG: its first frame, several frames, or as a video."""
+    videos: Literal["video", "frames"] = "video"
+    """How to show a video: as a video, or as several frames."""
     fps: PositiveFloat = 2.0
-    """Of each second of a film that is looked at, so many pictures, and at least one."""
+    """Frames sampled per second of a video; at least one frame in all."""
     max_frames: PositiveInt = 16
-    """Pictures of one film, at the most."""
+    """Maximum number of frames of one video."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_old_names(cls, data: Any) -> Any:
+        """Accepts the old names `films` and `film`, with a warning."""
+        if not isinstance(data, dict):
+            return data
+        renamed = {"videos" if key == "films" else key: value for key, value in data.items()}
+        for key in ("animated", "videos"):
+            if renamed.get(key) == "film":
+                renamed[key] = "video"
+        if renamed != data:
+            warnings.warn("`films` and `film` were renamed: write `videos` and `video`", FutureWarning, stacklevel=2)
+        return renamed
 
     @model_validator(mode="after")
-    def _in_order(self) -> MediaLimits:
+    def _check_pixel_limits(self) -> MediaLimits:
         if self.min_pixels is not None and self.min_pixels > (self.max_pixels or self.min_pixels):
-            raise mistake("`min_pixels` is more than `max_pixels`", "make it the smaller of the two")
+            raise rule_error("`min_pixels` is more than `max_pixels`", "make it the smaller of the two")
         if self.max_pixels is not None and self.max_pixels < self.factor**2:
-            raise mistake("`max_pixels` is less than a square of `factor`", "give more pixels, or a smaller factor")
+            raise rule_error(
+                "`max_pixels` is less than the square of `factor`", "give more pixels, or a smaller factor"
+            )
         return self
 
 
-def _chars(value: Any) -> Any:
-    """A bare number is characters."""
-    counts = isinstance(value, int | str) and not isinstance(value, bool)
-    return {"chars": value} if counts else value
+def _number_to_chars(value: Any) -> Any:
+    """Interprets a bare number as characters."""
+    is_number = isinstance(value, int | str) and not isinstance(value, bool)
+    return {"chars": value} if is_number else value
 
 
-class Limits(Frozen):
-    """Patience and its ends, for every tool of one entry."""
+class Limits(FrozenModel):
+    """Limits for each tool of one entry."""
 
     timeout_s: PositiveFloat = 60.0
-    """Deadline of one call, all attempts and the wait for a place included."""
+    """Deadline of one call, including retries and the time in the queue."""
     at_once: PositiveInt = 64
-    """Calls of one tool that may run at the same time."""
+    """Maximum number of concurrent calls of one tool."""
     queue_limit: Annotated[int, Field(ge=0)] = 4096
-    """Calls of one tool that may wait for a place; one more is refused at once."""
+    """Maximum number of waiting calls of one tool; further ones are refused at once."""
     rate_per_s: PositiveFloat | None = None
-    """Calls of one tool that may start per second."""
+    """Maximum number of calls of one tool that start per second."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Further attempts at a call which was never delivered, or which is declared safe to repeat."""
+    """Retries of a call that was never delivered, or that is declared safe to repeat."""
     result_limit: Annotated[
-        ResultLimit | None, BeforeValidator(_chars, json_schema_input_type=ResultLimit | PositiveInt | None)
+        ResultLimit | None, BeforeValidator(_number_to_chars, json_schema_input_type=ResultLimit | PositiveInt | None)
     ] = None
-    """How much of a result the policy reads; a number is characters."""
+    """Maximum length of a result; a number means characters."""
     media: MediaLimits = MediaLimits()
-    """What the policy is shown of a result's pictures, sounds and films."""
+    """Limits on images, audio and video in results."""
     pure: bool = False
-    """The same arguments always give the same answer, and no session is needed."""
+    """The same arguments always give the same result, and no session is needed."""
 
 
-def _transport(value: Any) -> Any:
-    """Other clients write these; they mean the same."""
+def _normalize_transport(value: Any) -> Any:
+    """Accepts other clients' names for streamable HTTP."""
     return "streamable-http" if value in ("http", "streamableHttp", "streamable_http") else value
 
 
 Transport = Annotated[
     Literal["stdio", "sse", "streamable-http"],
     BeforeValidator(
-        _transport,
+        _normalize_transport,
         json_schema_input_type=Literal["stdio", "sse", "streamable-http", "http", "streamableHttp", "streamable_http"],
     ),
 ]
 
 
-def _sendable(value: SecretStr) -> SecretStr:
-    """What a header cannot carry is found here, since the refusal of an HTTP library quotes it."""
+def _check_header_value(value: SecretStr) -> SecretStr:
+    """Checks header values here, because an HTTP library's error message would quote the secret."""
     text = value.get_secret_value()
     if not text.isascii() or not text.isprintable() or text != text.strip():
-        problem = "holds what no HTTP header can carry"
-        raise mistake(problem, "remove line ends, spaces around it, and all that is not ASCII")
+        problem = "contains characters that an HTTP header cannot have"
+        raise rule_error(problem, "remove line breaks, surrounding spaces and non-ASCII characters")
     return value
 
 
-HeaderSecret = Annotated[SecretStr, AfterValidator(_sendable)]
+HeaderSecret = Annotated[SecretStr, AfterValidator(_check_header_value)]
 
 
-class Server(Frozen):
-    """One MCP server of `mcp_servers.json`: started here (`command`), or reached (`url`)."""
+_COMMAND_FIELDS = ("args", "env", "cwd", "state", "keep_state")
+_FIELDS_OF_URLS = ("headers", "auth_token", "auth_command", "auth_refresh_s", "oauth", "start")
+
+
+class Server(FrozenModel):
+    """An MCP server: started as a child process (`command`) or reached over HTTP (`url`)."""
 
     command: str | None = None
-    """The program to start; it speaks MCP over its standard input and output."""
+    """Program to start; it speaks MCP on its standard input and output."""
     args: tuple[str, ...] = ()
-    """Its arguments."""
+    """Arguments of the program. With `isolation: process`, here and in `command`, `env` and `cwd`,
+    `${MTRL_ROLLOUT_DIR}` is a folder of the rollout, `${MTRL_ROLLOUT_ID}` its name and `${MTRL_SEED}` its task's."""
     env: dict[str, str] = {}
-    """Environment variables beside the safe ones every child gets (PATH, HOME, ...)."""
+    """Environment variables, in addition to the safe ones that every child gets (PATH, HOME, ...)."""
     cwd: Path | None = None
-    """Its working folder; a relative one is seen from the file."""
+    """Working folder of the program, relative to the file."""
+    state: Path | None = None
+    """Folder that is copied into each rollout's `${MTRL_ROLLOUT_DIR}` before its process starts."""
+    keep_state: Path | None = None
+    """Folder in which the folders of rollouts are kept under the rollouts' names; by default they are removed."""
     url: str | None = None
-    """Where a running server listens."""
+    """Address of a running server."""
     transport: Transport | None = None
-    """How to speak; a bare `url` is tried as streamable HTTP first, then as SSE."""
+    """Transport; by default, a `url` is tried as streamable HTTP first, then as SSE."""
     headers: dict[str, HeaderSecret] = {}
-    """HTTP headers for every request."""
+    """HTTP headers of every request."""
     auth_token: HeaderSecret | None = None
     """Sent as `Authorization: Bearer ...`."""
+    protocol: ProtocolChoice = "auto"
+    """MCP version to speak. `auto`: 2026-07-28 if the server supports it, else its latest. A version before 2026 is for
+    servers that ask for input (elicitation) or announce changes of their tools only there."""
+    instructions: Instructions = "none"
+    """`system`: what the server says about itself goes before the policy's first message, as a system prompt."""
+    auth_command: tuple[str, ...] = ()
+    """Program and arguments that print the token, or a JSON object of headers; run again when the server rejects it."""
+    auth_refresh_s: PositiveFloat | None = None
+    """Time after which `auth_command` runs again; by default, only when the server rejects what it printed."""
+    oauth: OAuth | None = None
+    """How to get OAuth tokens; without it, a server that asks for a login gets one by `mtrl-gateway login`."""
+    answers: Answers | None = None
+    """Answers to the server's questions when the caller cannot answer; by default, such calls end as an error."""
     isolation: Isolation = "shared"
     """`shared`: one connection for all; `session`: an MCP session per rollout; `process`: a child per rollout."""
     warm: Annotated[int, Field(ge=0)] = 0
-    """Connections kept ready beyond those in use (`session`, `process`)."""
+    """Idle connections kept ready, in addition to those in use (`session`, `process`)."""
     most: PositiveInt = 16
-    """Connections (children, for `process`) at the most; further rollouts wait."""
+    """Maximum number of connections (child processes with `process`); further rollouts wait."""
     idle_s: PositiveFloat = 300.0
-    """A ready connection unused for this long is closed."""
+    """Time after which an idle connection is closed."""
     connect_timeout_s: PositiveFloat = 30.0
-    """Starting, shaking hands and listing the tools must be done by then."""
+    """Deadline for starting, the handshake and listing the tools."""
+    ping_s: PositiveFloat = 30.0
+    """An idle server is pinged after this much silence."""
+    ping_timeout_s: PositiveFloat = 5.0
+    """Deadline of a ping, which is also sent when a call times out. A server that does not answer, and has no call
+    under way that still has time, is restarted (`command`) or connected to again (`url`)."""
+    timeouts_in_a_row: PositiveInt = 5
+    """After this many calls in a row that time out, the same happens to a server that still answers pings."""
     result_bytes: PositiveInt = 16 * 1024 * 1024
-    """A larger answer of this server is refused."""
+    """Maximum size of one response of the server."""
+    on_clash: OnClash = "prefix"
+    """What happens to a tool of this server whose name a native tool or a server further up in the file has: `prefix`
+    offers it as `server_tool`, `refuse` is an error at the start, `first` leaves it out."""
+    resources: Literal["none", "tools"] = "none"
+    """`tools`: the policy can list and read the server's resources, with tools named after the server."""
+    prompts: Literal["none", "tools"] = "none"
+    """`tools`: the policy can list and get the server's prompts."""
     optional: bool = False
-    """Others go on without it: that it is down is worth a note, and no mistake."""
+    """The gateway works without it: if it is down, `mtrl-gateway check` prints a note instead of an error."""
     start: str | None = None
-    """How a person starts a server that is reached; told where it does not answer."""
+    """Command to start a server with `url`, shown to the operator if the server does not answer."""
 
     @property
-    def way(self) -> str | None:
-        """The transport that the file asks for, in whatever words."""
+    def requested_transport(self) -> str | None:
+        """The transport that the file requests."""
         return self.transport
 
     @model_validator(mode="after")
-    def _one_way(self) -> Server:
+    def _check_transport(self) -> Server:
         if (self.command is None) == (self.url is None):
-            raise mistake("a server is started with `command` or reached at a `url`", "give exactly one of the two")
+            raise rule_error("a server needs either `command` or `url`", "give exactly one of the two")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise mistake("`url` is no HTTP address", "begin it with http:// or https://")
-        ours = ("args", "env", "cwd") if self.command is None else ("headers", "auth_token", "start")
-        if odd := [name for name in ours if getattr(self, name)]:
+            raise rule_error("`url` is not an HTTP address", "begin it with http:// or https://")
+        misplaced_fields = _COMMAND_FIELDS if self.command is None else _FIELDS_OF_URLS
+        if misplaced := [name for name in misplaced_fields if getattr(self, name)]:
             owner = "command" if self.command is None else "url"
-            raise mistake(f"`{odd[0]}` belongs to a server with `{owner}`", f"remove `{odd[0]}`, or give `{owner}`")
-        if self.way is not None and (self.way == "stdio") == (self.command is None):
-            raise mistake(f"`{self.way}` cannot reach this server", "stdio goes with `command`, the others with `url`")
+            raise rule_error(
+                f"`{misplaced[0]}` belongs to a server with `{owner}`", f"remove `{misplaced[0]}`, or give `{owner}`"
+            )
+        if self.requested_transport is not None and (self.requested_transport == "stdio") == (self.command is None):
+            raise rule_error(
+                f"`{self.requested_transport}` cannot reach this server",
+                "stdio goes with `command`, the others with `url`",
+            )
         if self.isolation == "process" and self.command is None:
-            raise mistake("`isolation: process` starts children, and this server is reached", "use `session`")
+            raise rule_error("`isolation: process` needs a server with `command`", "use `session`")
+        return self
+
+    @model_validator(mode="after")
+    def _check_credentials(self) -> Server:
+        ways = [name for name in ("auth_token", "auth_command", "oauth") if getattr(self, name)]
+        if len(ways) > 1:
+            raise rule_error(f"`{ways[0]}` and `{ways[1]}` exclude each other", "keep one of them")
+        if ways and any(name.lower() == "authorization" for name in self.headers):
+            raise rule_error(f"the `Authorization` header and `{ways[0]}` exclude each other", "keep one of them")
+        if self.auth_refresh_s is not None and not self.auth_command:
+            raise rule_error("`auth_refresh_s` belongs to `auth_command`", "remove it, or give `auth_command`")
         return self

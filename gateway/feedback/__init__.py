@@ -1,1 +1,1 @@
-"""Whoever answers the policy between its turns is an interaction: started, asked, and always finalized."""
+"""Interactions, or feedback: simulated users and judges that reply between the policy's turns and score them."""

@@ -1,4 +1,4 @@
-"""The interface that every interaction keeps; the documented signatures, and nothing that is slow to import."""
+"""`BaseInteraction`, the interface of interactions, and helpers to read chat messages. Quick to import."""
 
 from __future__ import annotations
 
@@ -9,49 +9,52 @@ from uuid import uuid4
 Message = dict[str, Any]
 """A chat message: `role`, and `content` that is text or a list of content parts.
 
-Where the policy was shown a picture, `{"type": "image"}` stands, without its bytes: what judges by those has them from
-its row.
+Images that the policy was shown appear as `{"type": "image"}`, without their bytes.
 """
 Turn = tuple[bool, Any, float | None, dict[str, Any]]
-"""Should the rollout end, what is said (text, content parts, a `ToolResponse`), the score, the metadata."""
+"""Whether the rollout ends, the reply (text, content parts or a `ToolResponse`), the score, the metadata."""
 
 
 class BaseInteraction:
-    """One object answers for many rollouts at once; what belongs to one rollout is kept under its `instance_id`."""
+    """Replies to the policy. One object serves all rollouts; the state of each is kept under its `instance_id`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.name: str = config.get("name", "interaction_agent")
 
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
-        """Begins one rollout's interaction. The keyword arguments are the dataset row's."""
-        return instance_id or str(uuid4())
+        """Starts a rollout's interaction and returns its id. The keyword arguments are the dataset row's."""
+        return str(uuid4()) if instance_id is None else instance_id
 
     async def generate_response(self, instance_id: str, messages: list[Message], **kwargs: Any) -> Turn:
-        """Answers the policy's last turn."""
+        """Replies to the policy's last turn."""
         raise NotImplementedError(f"{type(self).__name__} does not define generate_response")
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
-        """The score of the last turn, asked for where `generate_response` gives None for it."""
+        """The score of the last turn, called if `generate_response` returns None for it."""
         return 0.0
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Forgets the rollout. It comes even where `start_interaction` failed half-way."""
+        """Drops the state of a rollout. Called even if `start_interaction` failed half-way."""
 
     async def aclose(self) -> None:
-        """Releases what all rollouts shared; called once, when the gateway stops."""
+        """Releases what the rollouts shared. Called once, when the gateway stops."""
 
 
-def said(messages: Sequence[Message], role: str = "assistant") -> str | None:
-    """The text of the last message of a role; None where that role has not spoken."""
+def last_message_text(messages: Sequence[Message], role: str = "assistant") -> str | None:
+    """The text of the last message of a role; None if there is none."""
     for message in reversed(messages):
         if message.get("role") == role:
             return plain_text(message.get("content"))
     return None
 
 
+said = last_message_text
+"""The earlier name, for users' files."""
+
+
 def plain_text(content: Any) -> str:
-    """A message's content as one text; pictures in it have none."""
+    """The text of a message's content, without its images."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):

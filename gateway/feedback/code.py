@@ -1,13 +1,12 @@
-"""A program is right when its tests pass; the tests run in a child with limits, never here.
+"""`CodeInteraction`: runs the policy's Python code and scores it by tests.
 
-Cases of standard input and output are judged from outside the program. Assertions run in the program's own process,
-where a program written to deceive them could: prefer cases. `program.py` says what the limits cover.
+Programs run confined and limited (`program_runner.py`). Where there is no way to confine them, the interaction refuses
+to be built, unless its configuration has `unsafe: true`. What a test expects is in no process that the program is in.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
@@ -15,167 +14,195 @@ from uuid import uuid4
 import anyio
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
-from gateway.config.models import Frozen
-from gateway.feedback.base import BaseInteraction, Message, Turn, said
-from gateway.feedback.program import Bounds, Ran, run_python
+from gateway.config.base import FrozenModel
+from gateway.feedback.base import BaseInteraction, Message, Turn, last_message_text
+from gateway.feedback.program_runner import (
+    TOO_LONG,
+    ProgramLimits,
+    ProgramResult,
+    choose_confinement,
+    run_assertion,
+    run_python,
+)
+from gateway.policy_text import repeatable
 
-SHOWN_CHARS = 400
-"""More of an input or output than this is not repeated to the policy."""
+EXCERPT_CHARS = 400
+"""Longer inputs and outputs are shortened for the policy."""
 
 
-class Case(Frozen):
-    """One test: an assertion, or an input and what must be printed for it."""
+class CodeTest(FrozenModel):
+    """One test: an assertion, or an input and its expected output."""
 
     stdin: str = ""
-    """Given to the program."""
+    """The program's input."""
     stdout: str | None = None
-    """What it must print; white space at the ends of lines and of the text aside."""
+    """The expected output; white space at the ends of lines and of the text is ignored."""
     assertion: str | None = None
-    """Python statements run after the program's own, which must not raise."""
+    """Python statements about the program's names, which must not raise. They run in a process of their own."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _check_kind(self) -> Self:
         if (self.stdout is None) == (self.assertion is None):
             raise ValueError("a test has either `stdout` or `assertion`")
         return self
 
 
-class Checker(Frozen):
+class CodeSettings(FrozenModel):
+    """The configuration of `CodeInteraction`."""
+
     name: str = "code"
-    tests: tuple[Case | str, ...] = ()
-    """Used where a dataset row brings none; a text is an assertion."""
+    tests: tuple[CodeTest | str, ...] = ()
+    """The tests of dataset rows that have none; a text is an assertion."""
     score: Literal["fraction", "all"] = "fraction"
     """`fraction`: the part of the tests that passed; `all`: 1 or 0."""
     wall_s: PositiveFloat = 5.0
-    """Of one test."""
+    """Deadline of one test."""
     total_s: PositiveFloat = 30.0
-    """Of all tests of one turn, the wait for a place aside; those left by then have failed."""
+    """Deadline of all tests of one turn, without the wait for a free slot; tests not run by then have failed."""
     cpu_s: PositiveInt = 5
     """CPU time of one test."""
     memory_mb: Annotated[int, Field(ge=64)] = 512
     """Memory of one test."""
     output_bytes: PositiveInt = 64 * 1024
-    """What one test may print."""
+    """Limit on the output of one test."""
     at_once: PositiveInt = os.cpu_count() or 1
-    """Programs that may run at the same time, of all rollouts."""
+    """Programs that run at the same time, over all rollouts."""
+    unsafe: bool = False
+    """Runs programs where they cannot be confined, too: they may read secrets and end the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    place: int
-    text: str
+class FailedTest:
+    """The first test that failed: its number, counted from 1, and the problem."""
+
+    number: int
+    problem: str
 
 
-_TESTS = TypeAdapter(tuple[Case | str, ...])
+_TESTS = TypeAdapter(tuple[CodeTest | str, ...])
 
 
 class CodeInteraction(BaseInteraction):
-    """Takes the last code block of the policy's last turn; the dataset row's `tests` are what it must pass."""
+    """Runs the last code block of the policy's last turn against the dataset row's `tests`."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
-        self.rules = Checker.model_validate(config)
-        self._tests: dict[str, tuple[Case, ...]] = {}
-        self._places = anyio.CapacityLimiter(self.rules.at_once)
+        self.settings = CodeSettings.model_validate(config)
+        self._tests: dict[str, tuple[CodeTest, ...]] = {}
+        self._slots = anyio.CapacityLimiter(self.settings.at_once)
+        self.confinement = choose_confinement(self.settings.unsafe)
 
     async def start_interaction(self, instance_id: str | None = None, tests: Any = None, **kwargs: Any) -> str:
-        given = self.rules.tests if tests is None else _TESTS.validate_python(tests)
-        if not given:
+        tests = self.settings.tests if tests is None else _TESTS.validate_python(tests)
+        if not tests:
             raise ValueError("the code checker needs `tests`, in its config or in the session's feedback arguments")
         instance_id = instance_id or str(uuid4())
-        self._tests[instance_id] = tuple(Case(assertion=one) if isinstance(one, str) else one for one in given)
+        self._tests[instance_id] = tuple(CodeTest(assertion=test) if isinstance(test, str) else test for test in tests)
         return instance_id
 
     async def generate_response(self, instance_id: str, messages: list[Message], **kwargs: Any) -> Turn:
         tests = self._tests[instance_id]
-        source = last_block(said(messages) or "")
+        source = last_code_block(last_message_text(messages) or "")
         if source is None:
             return False, "Your response has no code block. Write the program between ``` lines.", 0.0, {"passed": 0}
-        async with self._places:
-            passed, failure = await self._check(source, tests)
-        report = {"passed": passed, "tests": len(tests)}
-        if failure is None:
-            return True, f"All {len(tests)} tests passed.", 1.0, report
-        score = passed / len(tests) if self.rules.score == "fraction" else 0.0
-        text = f"{passed} of {len(tests)} tests passed. Test {failure.place} failed: {failure.text}"
-        return False, text, score, report | {"first_failure": failure.place}
+        async with self._slots:
+            passed, failed = await self._run_tests(source, tests)
+        metadata = {"passed": passed, "tests": len(tests)}
+        if failed is None:
+            return True, f"All {len(tests)} tests passed.", 1.0, metadata
+        score = passed / len(tests) if self.settings.score == "fraction" else 0.0
+        text = f"{passed} of {len(tests)} tests passed. Test {failed.number} failed: {failed.problem}"
+        return False, text, score, metadata | {"first_failure": failed.number}
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self._tests.pop(instance_id, None)
 
-    async def _check(self, source: str, tests: tuple[Case, ...]) -> tuple[int, Failure | None]:
-        """How many tests passed, and the first that did not."""
-        passed, first = 0, None
-        end = anyio.current_time() + self.rules.total_s
-        for place, case in enumerate(tests, start=1):
-            left = end - anyio.current_time()
-            problem = await self._problem(source, case, left) if left > 0 else "the time for all tests was used up"
+    async def _run_tests(self, source: str, tests: tuple[CodeTest, ...]) -> tuple[int, FailedTest | None]:
+        """How many tests passed, and the first that failed."""
+        passed, first_failed = 0, None
+        deadline = anyio.current_time() + self.settings.total_s
+        for number, test in enumerate(tests, start=1):
+            left_s = deadline - anyio.current_time()
+            problem = await self._run_test(source, test, left_s) if left_s > 0 else _TIME_USED_UP
             passed += problem is None
             if problem is not None:
-                first = first or Failure(place, problem)
-                if left <= 0 or self.rules.score == "all":
+                first_failed = first_failed or FailedTest(number, problem)
+                if left_s <= 0 or self.settings.score == "all":
                     break
-        return passed, first
+        return passed, first_failed
 
-    async def _problem(self, source: str, case: Case, left_s: float) -> str | None:
-        """Why the program fails a case, in words for the policy."""
-        rules = self.rules
-        bounds = Bounds(
-            min(rules.wall_s, left_s), rules.cpu_s, rules.memory_mb * 2**20, output_bytes=rules.output_bytes
+    async def _run_test(self, source: str, test: CodeTest, left_s: float) -> str | None:
+        """Why the program fails a test, as text for the policy; None if it passes."""
+        settings = self.settings
+        limits = ProgramLimits(
+            min(settings.wall_s, left_s),
+            settings.cpu_s,
+            settings.memory_mb * 2**20,
+            output_bytes=settings.output_bytes,
         )
-        if case.assertion is None:
-            return _of_output(case, await run_python(source, case.stdin, bounds))
-        # Only a program that came to the end of the assertion prints this.
-        token = secrets.token_hex(16)
-        tested = f"{source}\n\n{case.assertion}\nprint({token!r})\n"
-        return _of_assertion(case.assertion, token, await run_python(tested, case.stdin, bounds))
+        if test.assertion is None:
+            ended = await run_python(source, test.stdin, limits, self.confinement)
+            return _TIME_USED_UP if _is_out_of_time(ended, limits, settings) else _output_problem(test, ended)
+        result = await run_assertion(source, test.assertion, test.stdin, limits, self.confinement)
+        if result is None:
+            return None
+        if not isinstance(result, str) and _is_out_of_time(result, limits, settings):
+            return _TIME_USED_UP
+        problem = f"{_excerpt(result)}." if isinstance(result, str) else _describe_end(result)
+        return f"{_quote(test.assertion)}: {problem}"
 
 
-def last_block(text: str) -> str | None:
-    """The last closed code block of a text. Read line by line: a pattern would be slow on text made to be so."""
+_TIME_USED_UP = "the time for all tests was used up"
+
+
+def _is_out_of_time(result: ProgramResult, limits: ProgramLimits, settings: CodeSettings) -> bool:
+    """Whether the deadline of all tests stopped it: how much of that was left differs from run to run."""
+    return limits.wall_s < settings.wall_s and result.stop_reason.startswith(TOO_LONG)
+
+
+def last_code_block(text: str) -> str | None:
+    """The last closed code block of a text. Read line by line: hostile text could make a regex slow."""
     last: str | None = None
-    inside: list[str] | None = None
+    block: list[str] | None = None
     for line in text.splitlines():
-        fence = line.strip().startswith("```")
-        if inside is None:
-            inside = [] if fence else None
+        is_fence = line.strip().startswith("```")
+        if block is None:
+            block = [] if is_fence else None
         elif line.strip() == "```":
-            last, inside = "\n".join(inside), None
+            last, block = "\n".join(block), None
         else:
-            inside.append(line)
+            block.append(line)
     return last
 
 
-def _of_output(case: Case, ran: Ran) -> str | None:
-    given = f"for the input {_shown(case.stdin)} " if case.stdin else ""
-    if ran.ended or ran.status:
-        return f"{given}{_crash(ran)}"
-    expected = case.stdout or ""
-    if _lines(ran.stdout) == _lines(expected):
+def _output_problem(test: CodeTest, result: ProgramResult) -> str | None:
+    prefix = f"for the input {_quote(test.stdin)} " if test.stdin else ""
+    if result.stop_reason or result.exit_status:
+        return f"{prefix}{_describe_end(result)}"
+    expected = test.stdout or ""
+    if _stripped_lines(result.stdout) == _stripped_lines(expected):
         return None
-    return f"{given}expected {_shown(expected)}, got {_shown(ran.stdout)}."
+    return f"{prefix}expected {_quote(expected)}, got {_quote(result.stdout)}."
 
 
-def _of_assertion(assertion: str, token: str, ran: Ran) -> str | None:
-    if not ran.ended and ran.status == 0 and ran.stdout.endswith(f"{token}\n"):
-        return None
-    return f"{_shown(assertion)}: {_crash(ran)}"
+def _describe_end(result: ProgramResult) -> str:
+    if result.stop_reason:
+        return f"the program was stopped: {result.stop_reason}."
+    last_line = next((line for line in reversed(result.stderr.splitlines()) if line.strip()), "")
+    return f"the program ended with status {result.exit_status}" + (
+        f": {_excerpt(repeatable(last_line))}" if last_line else "."
+    )
 
 
-def _crash(ran: Ran) -> str:
-    if ran.ended:
-        return f"the program was stopped: {ran.ended}."
-    last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), "")
-    return f"the program ended with status {ran.status}" + (f": {_cut(last)}" if last else ".")
-
-
-def _lines(text: str) -> list[str]:
+def _stripped_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _shown(text: str) -> str:
-    return repr(_cut(text.rstrip()))
+def _quote(text: str) -> str:
+    return repr(_excerpt(text.rstrip()))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]} [{len(text) - SHOWN_CHARS} more characters]"
+def _excerpt(text: str) -> str:
+    if len(text) <= EXCERPT_CHARS:
+        return text
+    return f"{text[:EXCERPT_CHARS]} [{len(text) - EXCERPT_CHARS} more characters]"

@@ -1,1 +1,1 @@
-"""The gateway over HTTP: OpenAI function schemas in, `role: tool` messages out."""
+"""The gateway's HTTP server: OpenAI function schemas and `role: tool` messages over JSON."""

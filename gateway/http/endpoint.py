@@ -1,58 +1,124 @@
-"""One boundary around every route: refusals become replies, and what nobody foresaw becomes a 500 without details."""
+"""The endpoint of one path: dispatches by method, turns exceptions into error responses, cancels work on disconnect."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
+import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ReplayError, SessionError, TooManySessions, Unavailable
-from gateway.http.asked import Asked, Gone
-from gateway.http.reply import Problem, not_found
+from gateway.http.exchange import ClientDisconnected, Problem, Request, not_found
 
 log = logging.getLogger(__name__)
 
-Act = Callable[[Asked], Awaitable[ASGIApp]]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Endpoint:
-    """An act for each method of one path."""
+    """The ASGI application of one path, with a handler for each method."""
 
-    def __init__(self, acts: Mapping[str, Act]) -> None:
-        self.acts = acts
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self.handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        act = self.acts.get(method)
+        handler = self.handlers.get(method)
         try:
-            reply = await (_no_method(self.acts) if act is None else act(Asked(scope, receive)))
-        except Gone:
+            response = await (_refuse_method(self.handlers) if handler is None else handler(Request(scope, receive)))
+        except ClientDisconnected:
             return
         except Problem as problem:
-            reply = problem.reply
+            response = problem.response
         except TooManySessions as error:
             headers = ((b"retry-after", b"1"),)
-            reply = Problem(503, "too_many_sessions", str(error), headers=headers).reply
+            response = Problem(503, "too_many_sessions", str(error), headers=headers).response
         except SessionError as error:
-            reply = Problem(409, "conflict", str(error)).reply
+            response = Problem(409, "conflict", str(error)).response
         except ReplayError as error:
-            reply = Problem(409, "not_recorded", str(error)).reply
+            response = Problem(409, "not_recorded", str(error)).response
         except Unavailable as error:
-            reply = Problem(503, "unavailable", str(error)).reply
-        except Exception:  # boundary: one request's misfortune is not the server's
+            response = Problem(503, "unavailable", str(error)).response
+        except Exception:  # boundary: an error in one request must not stop the server
             log.exception("%s failed", scope.get("path"))
-            reply = Problem(500, "internal", "The gateway failed; its log says why.").reply
-        await reply(scope, receive, send)
+            response = Problem(500, "internal", "The gateway failed; its log says why.").response
+        await response(scope, receive, send)
 
 
-async def _no_method(acts: Mapping[str, Act]) -> ASGIApp:
-    allowed = ", ".join(acts)
+async def _refuse_method(handlers: Mapping[str, Handler]) -> ASGIApp:
+    allowed = ", ".join(handlers)
     headers = ((b"allow", allowed.encode()),)
     raise Problem(405, "method_not_allowed", "This path has no such method.", remedy=f"Use {allowed}.", headers=headers)
 
 
-async def nowhere(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands where no route does."""
+async def not_found_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers 404 for paths without a route."""
     if scope["type"] == "http":
-        await not_found(scope["path"]).reply(scope, receive, send)
+        await not_found(scope["path"]).response(scope, receive, send)
+
+
+T = TypeVar("T")
+
+GRACE_S = 0.05
+"""Work that ends within this time is not watched for a disconnect: the extra task costs more than most calls."""
+
+
+class DisconnectWatcher:
+    """Cancels long-running work when its client disconnects; `run` must be running as a task."""
+
+    def __init__(self) -> None:
+        self._new: set[_WatchedRequest] = set()
+        self._waiting: set[_WatchedRequest] = set()
+        self._has_new = anyio.Event()
+        self.stopping = anyio.Event()
+        """Set when the server stops; endless responses then end."""
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await self._has_new.wait()
+                await anyio.sleep(GRACE_S)
+                for request in self._waiting:
+                    tasks.start_soon(request.watch, request.make_watch_scope())
+                self._waiting, self._new = self._new, set()
+                if not self._waiting:
+                    self._has_new = anyio.Event()
+
+    async def run_until_disconnect(self, receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+        """Awaits `work`; raises `ClientDisconnected` after cancelling it if the client disconnects first."""
+        with anyio.CancelScope() as scope:
+            request = _WatchedRequest(receive, scope)
+            self._new.add(request)
+            self._has_new.set()
+            try:
+                return await work()
+            finally:
+                self._new.discard(request)
+                self._waiting.discard(request)
+                request.stop_watching()
+        raise ClientDisconnected
+
+
+class _WatchedRequest:
+    __slots__ = ("_receive", "_watch_scope", "_work")
+
+    def __init__(self, receive: Receive, work: anyio.CancelScope) -> None:
+        self._receive, self._work = receive, work
+        self._watch_scope: anyio.CancelScope | None = None
+
+    def make_watch_scope(self) -> anyio.CancelScope:
+        """The scope of `watch`, made before that task starts, so that the work may end in between."""
+        self._watch_scope = anyio.CancelScope()
+        return self._watch_scope
+
+    async def watch(self, scope: anyio.CancelScope) -> None:
+        with scope:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self._work.cancel()
+
+    def stop_watching(self) -> None:
+        if self._watch_scope is not None:
+            self._watch_scope.cancel()

@@ -1,4 +1,4 @@
-"""Numbers for Prometheus, in a registry of their own; a label never takes a value that a policy made up."""
+"""Prometheus metrics of the gateway. Labels never contain names that a policy made up."""
 
 from __future__ import annotations
 
@@ -6,62 +6,65 @@ from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.http.hosted import Hosted
-from gateway.http.servers import states
-from gateway.session import Observed
+from gateway.http.served_gateway import ServedGateway, server_statuses
+from gateway.session import ObservedCall
 from gateway.types import Part, Resource, Text, ToolResult
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BYTES = tuple(float(4**power) for power in range(3, 13))
 PHASES = ("queue", "connect", "upstream", "parse")
 UNKNOWN, OTHER = "(unknown)", "(other)"
-MOST_TOOLS = 1000
-"""A server that renames its tools without end must not fill the memory with series."""
+MAX_TOOLS = 1000
+"""Tools with series of their own; further ones share `(other)`, in case a server keeps renaming its tools."""
 
 
 class Metrics:
-    """Hears of every call; `text` is what a scrape gets."""
+    """An observer of the gateway that counts calls; `text` is the scrape response."""
 
-    def __init__(self, gateway: Hosted) -> None:
+    def __init__(self, gateway: ServedGateway) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        made: dict[str, Any] = {"registry": self.registry}
-        self._calls = Counter("mtrl_calls", "Calls by their outcome", ["tool", "outcome"], **made)
+        common: dict[str, Any] = {"registry": self.registry}
+        self._calls = Counter("mtrl_calls", "Tool calls by outcome", ["tool", "outcome"], **common)
         self._phase = Histogram(
-            "mtrl_call_phase_seconds", "Time of a call by phase", ["tool", "phase"], buckets=SECONDS, **made
+            "mtrl_call_phase_seconds", "Time of a tool call by phase", ["tool", "phase"], buckets=SECONDS, **common
         )
-        self._seconds = Histogram("mtrl_call_seconds", "Time of a whole call", ["tool"], buckets=SECONDS, **made)
-        self._bytes = Histogram("mtrl_result_bytes", "Size of a result", ["tool"], buckets=BYTES, **made)
-        self._retries = Counter("mtrl_call_retries", "Further attempts at calls", ["tool"], **made)
-        self._cuts = Counter("mtrl_results_cut", "Results cut to their limit", ["tool"], **made)
-        self._turns = Counter("mtrl_feedback_turns", "Turns of interactions", ["outcome"], **made)
-        sessions = Gauge("mtrl_sessions_open", "Open sessions", **made)
+        self._seconds = Histogram("mtrl_call_seconds", "Total time of a tool call", ["tool"], buckets=SECONDS, **common)
+        self._bytes = Histogram("mtrl_result_bytes", "Size of a result", ["tool"], buckets=BYTES, **common)
+        self._retries = Counter("mtrl_call_retries", "Retries of tool calls", ["tool"], **common)
+        self._cuts = Counter("mtrl_results_cut", "Results truncated to their limit", ["tool"], **common)
+        self._turns = Counter("mtrl_feedback_turns", "Feedback turns by outcome", ["outcome"], **common)
+        blocked = Histogram(
+            "mtrl_loop_blocked_seconds", "Times in which the event loop was held", buckets=SECONDS, **common
+        )
+        gateway.loop_watchdog.listeners.append(blocked.observe)
+        sessions = Gauge("mtrl_sessions_open", "Open sessions", **common)
         sessions.set_function(lambda: len(gateway.sessions))
-        self.registry.register(_Servers(gateway))
-        self._tools: dict[str, _OfTool] = {}
+        self.registry.register(_ServerCollector(gateway))
+        self._tools: dict[str, _ToolSeries] = {}
 
-    def observe(self, seen: Observed) -> None:
-        self._of(UNKNOWN if seen.spec is None else seen.spec.name).count(seen.result)
+    def observe(self, observed: ObservedCall) -> None:
+        self._series_of(UNKNOWN if observed.spec is None else observed.spec.name).count(observed.result)
 
-    def turn(self, outcome: str) -> None:
+    def count_feedback_turn(self, outcome: str) -> None:
         self._turns.labels(outcome).inc()
 
     @property
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _of(self, tool: str) -> _OfTool:
-        found = self._tools.get(tool)
-        if found is None:
-            tool = tool if len(self._tools) < MOST_TOOLS else OTHER
-            found = self._tools.setdefault(tool, _OfTool(self, tool))
-        return found
+    def _series_of(self, tool: str) -> _ToolSeries:
+        series = self._tools.get(tool)
+        if series is None:
+            tool = tool if len(self._tools) < MAX_TOOLS else OTHER
+            series = self._tools.setdefault(tool, _ToolSeries(self, tool))
+        return series
 
 
-class _OfTool:
-    """The series of one tool, found once: looking labels up costs more than counting."""
+class _ToolSeries:
+    """The series of one tool, looked up once, because looking up labels costs more than counting."""
 
     def __init__(self, metrics: Metrics, tool: str) -> None:
         self._metrics, self._tool = metrics, tool
@@ -76,7 +79,7 @@ class _OfTool:
             self._outcomes[outcome] = self._metrics._calls.labels(self._tool, outcome.value)
         self._outcomes[outcome].inc()
         self._seconds.observe(result.elapsed_s)
-        self._bytes.observe(sum(map(weight, result.parts)))
+        self._bytes.observe(sum(map(part_size, result.parts)))
         for phase, seconds in result.timing.items():
             if phase in self._phases:
                 self._phases[phase].observe(seconds)
@@ -86,24 +89,34 @@ class _OfTool:
             self._cuts.inc()
 
 
-class _Servers(Collector):
-    """Asked at each scrape, since servers come and go with the configuration."""
+class _ServerCollector(Collector):
+    """Collects the metrics of servers at each scrape, since servers come and go with the configuration."""
 
-    def __init__(self, gateway: Hosted) -> None:
+    def __init__(self, gateway: ServedGateway) -> None:
         self._gateway = gateway
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
-        return [GaugeMetricFamily("mtrl_server_up", "Whether a server answers", labels=["server"])]
+    def describe(self) -> Iterable[Metric]:
+        return _server_families()
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        family = GaugeMetricFamily("mtrl_server_up", "Whether a server answers", labels=["server"])
-        for state in states(self._gateway):
-            family.add_metric([state.name], float(state.state == "up"))
-        return [family]
+    def collect(self) -> Iterable[Metric]:
+        up, cut = families = _server_families()
+        for status in server_statuses(self._gateway):
+            up.add_metric([status.name], float(status.state == "up"))
+            for reason, count in getattr(status, "cuts", {}).items():
+                cut.add_metric([status.name, reason], count)
+        return families
 
 
-def weight(part: Part) -> int:
-    """Bytes of a part; for text its characters, since counting encoded bytes would cost a copy."""
+def _server_families() -> tuple[GaugeMetricFamily, CounterMetricFamily]:
+    cut_text = "Connections to a server that were cut because it sent without end, by reason"
+    return (
+        GaugeMetricFamily("mtrl_server_up", "Whether a server answers", labels=["server"]),
+        CounterMetricFamily("mtrl_mcp_connections_cut", cut_text, labels=["server", "reason"]),
+    )
+
+
+def part_size(part: Part) -> int:
+    """Size of a part in bytes; for text in characters, because encoding it would cost a copy."""
     if isinstance(part, Text):
         return len(part.text)
     if isinstance(part, Resource):

@@ -1,4 +1,4 @@
-"""/openapi.json: the paths as they are served, with the very models that check the requests."""
+"""Builds the OpenAPI document of the HTTP API from the models that validate its requests."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.http import shapes
+from gateway.http import api_models, server_models
+from gateway.http.exchange import MAX_QUERY_NUMBER
 
 Schema = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
+    """One method of one path."""
+
     method: str
     path: str
     summary: str
-    reply: type[BaseModel] | str
-    """A model, or the media types of an answer that is not JSON."""
+    response: type[BaseModel] | str
+    """A model, or the media types of a response that is not JSON."""
     request: type[BaseModel] | None = None
     status: int = 200
-    refusals: tuple[int, ...] = ()
+    errors: tuple[int, ...] = ()
     query: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By name, the words it takes; the first is the default. `0` alone stands for any number from 0 on."""
+    """Allowed values by parameter, the default first; `("0",)` means any number from 0 on."""
 
 
-_BODY = (400, 413, 422)
-_HELD = "application/x-ndjson"
+_BODY_ERRORS = (413, 415, 422)
+_STREAM = "application/x-ndjson"
 _FILES = "text/javascript, text/css, text/html, image/svg+xml"
 
 OPERATIONS = (
@@ -38,90 +41,116 @@ OPERATIONS = (
         "get",
         "/v1/tools",
         "List the tools as function schemas",
-        shapes.Tools,
-        refusals=(422,),
+        api_models.Tools,
+        errors=(422,),
         query={"strict": ("false", "true"), "audience": ("policy", "loop", "all"), "form": ("openai", "spec")},
     ),
     Operation(
         "post",
         "/v1/sessions",
         "Open a session for one rollout",
-        shapes.Begun,
-        shapes.BeginRequest,
+        api_models.SessionResponse,
+        api_models.SessionRequest,
         status=201,
-        refusals=(*_BODY, 409, 503),
+        errors=(*_BODY_ERRORS, 409, 503),
         query={"hold": ("false", "true")},
     ),
-    Operation("get", "/v1/sessions/{id}", "Look at a session", shapes.State, refusals=(404,)),
+    Operation("get", "/v1/sessions/{id}", "Get the state of a session", api_models.SessionState, errors=(404,)),
     Operation(
-        "delete", "/v1/sessions/{id}", "Close a session and give back what it held", shapes.Closed, refusals=(404,)
+        "delete",
+        "/v1/sessions/{id}",
+        "Close a session and release its resources",
+        api_models.ClosedSession,
+        errors=(404,),
     ),
     Operation(
         "post",
         "/v1/sessions/{id}/calls",
         "Run the tool calls of an assistant message",
-        shapes.Called,
-        shapes.CallsRequest,
-        refusals=(*_BODY, 404, 409),
+        api_models.CallsResponse,
+        api_models.CallsRequest,
+        errors=(*_BODY_ERRORS, 404, 409),
     ),
     Operation(
         "post",
         "/v1/sessions/{id}/feedback",
-        "Ask the session's interaction for its next turn",
-        shapes.Heard,
-        shapes.FeedbackRequest,
-        refusals=(*_BODY, 404, 409),
+        "Get the next turn of the session's interaction",
+        api_models.FeedbackResponse,
+        api_models.FeedbackRequest,
+        errors=(*_BODY_ERRORS, 404, 409),
     ),
     Operation(
         "post",
         "/v1/calls",
         "Run calls of pure tools without a session",
-        shapes.Called,
-        shapes.CallsRequest,
-        refusals=(*_BODY, 409, 503),
+        api_models.CallsResponse,
+        api_models.CallsRequest,
+        errors=(*_BODY_ERRORS, 409, 503),
     ),
-    Operation("get", "/v1/live/calls", "Watch calls as they run and end, after the last ones", _HELD),
-    Operation("get", "/v1/live/sessions", "List the sessions that are open, by whichever door", shapes.LiveSessions),
-    Operation("delete", "/v1/live/sessions/{id}", "Close any session, by its digest", shapes.Closed, refusals=(404,)),
-    Operation("get", "/v1/tapes", "List the tapes within reach", shapes.Tapes),
+    Operation("get", "/v1/live/calls", "Stream recent, running and finished calls", _STREAM),
+    Operation("get", "/v1/live/sessions", "List all open sessions", api_models.LiveSessions),
+    Operation(
+        "delete", "/v1/live/sessions/{id}", "Close any session, by its digest", api_models.ClosedSession, errors=(404,)
+    ),
+    Operation(
+        "get", "/v1/servers/{id}", "Get the state and the log of a server", server_models.ServerDetails, errors=(404,)
+    ),
+    Operation(
+        "post",
+        "/v1/servers/{id}/restart",
+        "Restart a server, or connect to it again",
+        server_models.ServerDetails,
+        status=202,
+        errors=(404,),
+    ),
+    Operation("get", "/v1/tapes", "List the tapes", api_models.Tapes),
     Operation(
         "get",
         "/v1/tapes/{id}",
-        "Look at what is on a tape, session by session",
-        shapes.TapeRead,
-        refusals=(404, 409, 422),
+        "Read the sessions on a tape",
+        api_models.TapeContents,
+        errors=(404, 409, 422),
         query={"from": ("0",)},
     ),
-    Operation("get", "/healthz", "How the gateway and its servers are", shapes.Health),
-    Operation("get", "/metrics", "Numbers for Prometheus", "text/plain"),
+    Operation("get", "/healthz", "Health of the gateway and its servers", server_models.Health),
+    Operation("get", "/metrics", "Prometheus metrics", "text/plain"),
     Operation("get", "/openapi.json", "This document", "application/json"),
-    Operation("get", "/docs", "This document for people", "text/html"),
-    Operation("get", "/ui", "The page that shows all of this", "text/html"),
-    Operation("get", "/ui/{id}", "A file of that page", _FILES, refusals=(404,)),
+    Operation("get", "/docs", "This document as a web page", "text/html"),
+    Operation("get", "/ui", "The web UI", "text/html"),
+    Operation("get", "/ui/{id}", "A file of the web UI", _FILES, errors=(404,)),
 )
 
-_REFUSALS = {
-    400: "The body is not JSON.",
+_ERROR_TEXTS = {
+    400: "The body is not JSON, or a header that must be single occurs twice.",
     401: "The token is missing or wrong.",
     403: "The Host or the Origin is not allowed.",
-    404: "There is no such session.",
+    404: "There is no such session, server, tape or file.",
     405: "The path has no such method.",
-    409: "Well formed, but the gateway or the session offers no such thing, or its tape does not hold it.",
+    409: "The request is well formed, but the gateway or session does not offer this, or the tape has no such entry.",
     413: "The body is too large.",
-    422: "A field is wrong.",
+    415: "The body is not declared as JSON.",
+    422: "A field is invalid.",
     500: "The gateway failed.",
-    503: "There is no room, or something that is needed is down.",
+    503: "Too many sessions are open, or something that is needed is down.",
 }
-_ALWAYS = (401, 403, 500)
+_COMMON_ERRORS = (400, 401, 403, 500)
 
 
-def document() -> Schema:
-    models = {model for one in OPERATIONS for model in (one.request, one.reply) if isinstance(model, type)}
-    wanted = [(model, "validation") for model in sorted(models | {shapes.Refused}, key=lambda model: model.__name__)]
-    _, schemas = models_json_schema(wanted, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+def openapi_document() -> Schema:
+    """The document that GET /openapi.json returns."""
+    models = {
+        model
+        for operation in OPERATIONS
+        for model in (operation.request, operation.response)
+        if isinstance(model, type)
+    }
+    modes = [
+        (model, "validation") for model in sorted(models | {api_models.ErrorResponse}, key=lambda model: model.__name__)
+    ]
+    _, schemas = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     paths: dict[str, Schema] = {}
-    for one in OPERATIONS:
-        paths.setdefault(one.path, {})[one.method] = _operation(one)
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation_schema(operation)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -138,51 +167,55 @@ def document() -> Schema:
     }
 
 
-def _operation(one: Operation) -> Schema:
-    made: Schema = {"summary": one.summary, "operationId": _id(one), "parameters": _parameters(one)}
-    if one.request is not None:
-        made["requestBody"] = {"required": True, "content": _json(_request(one.request))}
-    made["responses"] = {str(one.status): {"description": "Done.", "content": _content(one)}}
-    for status in sorted({*one.refusals, *_ALWAYS}):
-        content = _json(_ref(shapes.Refused))
-        made["responses"][str(status)] = {"description": _REFUSALS[status], "content": content}
-    return made
+def _operation_schema(operation: Operation) -> Schema:
+    schema: Schema = {
+        "summary": operation.summary,
+        "operationId": _operation_id(operation),
+        "parameters": _parameters(operation),
+    }
+    if operation.request is not None:
+        schema["requestBody"] = {"required": True, "content": _json_content(_request_schema(operation.request))}
+    schema["responses"] = {str(operation.status): {"description": "Done.", "content": _response_content(operation)}}
+    for status in sorted({*operation.errors, *_COMMON_ERRORS}):
+        content = _json_content(_ref(api_models.ErrorResponse))
+        schema["responses"][str(status)] = {"description": _ERROR_TEXTS[status], "content": content}
+    return schema
 
 
-def _id(one: Operation) -> str:
-    words = [word.strip("{}").removesuffix(".json") for word in one.path.split("/") if word and word != "v1"]
-    return "_".join([one.method, *words])
+def _operation_id(operation: Operation) -> str:
+    words = [word.strip("{}").removesuffix(".json") for word in operation.path.split("/") if word and word != "v1"]
+    return "_".join([operation.method, *words])
 
 
-def _parameters(one: Operation) -> list[Schema]:
-    query = [{"name": name, "in": "query", "schema": _words(words)} for name, words in one.query.items()]
+def _parameters(operation: Operation) -> list[Schema]:
+    query = [{"name": name, "in": "query", "schema": _query_schema(words)} for name, words in operation.query.items()]
     id_schema = {"type": "string", "minLength": 1}
-    path = [{"name": "id", "in": "path", "required": True, "schema": id_schema}] if "{id}" in one.path else []
+    path = [{"name": "id", "in": "path", "required": True, "schema": id_schema}] if "{id}" in operation.path else []
     return [*path, *query]
 
 
-def _words(words: tuple[str, ...]) -> Schema:
+def _query_schema(words: tuple[str, ...]) -> Schema:
     if words == ("0",):
-        return {"type": "integer", "minimum": 0, "default": 0}
+        return {"type": "integer", "minimum": 0, "maximum": MAX_QUERY_NUMBER, "default": 0}
     return {"type": "string", "enum": list(words), "default": words[0]}
 
 
-def _request(model: type[BaseModel]) -> Schema:
-    """Calls may also come as the bare list."""
-    if model is not shapes.CallsRequest:
+def _request_schema(model: type[BaseModel]) -> Schema:
+    """The body's schema; calls may also be sent as a bare list."""
+    if model is not api_models.CallsRequest:
         return _ref(model)
-    return {"anyOf": [_ref(model), {"type": "array", "items": _ref(shapes.Call)}]}
+    return {"anyOf": [_ref(model), {"type": "array", "items": _ref(api_models.Call)}]}
 
 
-def _content(one: Operation) -> Schema:
-    if isinstance(one.reply, str):
-        schema = {"type": "object"} if one.reply == "application/json" else {"type": "string"}
-        return {kind: {"schema": schema} for kind in one.reply.split(", ")}
-    content = _json(_ref(one.reply))
-    return content | {_HELD: {"schema": {"type": "string"}}} if "hold" in one.query else content
+def _response_content(operation: Operation) -> Schema:
+    if isinstance(operation.response, str):
+        schema = {"type": "object"} if operation.response == "application/json" else {"type": "string"}
+        return {kind: {"schema": schema} for kind in operation.response.split(", ")}
+    content = _json_content(_ref(operation.response))
+    return content | {_STREAM: {"schema": {"type": "string"}}} if "hold" in operation.query else content
 
 
-def _json(schema: Schema) -> Schema:
+def _json_content(schema: Schema) -> Schema:
     return {"application/json": {"schema": schema}}
 
 

@@ -1,39 +1,63 @@
-"""Who may come in, and how much they may bring; alone on the loopback is the default, everything else is asked for."""
+"""Settings of the HTTP server: address, token, allowed hosts and limits."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr
 
-from gateway.config.models import Frozen
+from gateway.config.base import FrozenModel
 from gateway.errors import ConfigError
 
+ORIGIN = r"^https?://[^/?#@\s]+$"
 
-class Settings(Frozen):
+
+class Settings(FrozenModel):
+    """Settings of the HTTP server; the default listens on the loopback address only, without a token."""
+
     host: str = "127.0.0.1"
-    """The address to listen on; any but a loopback address needs a token."""
+    """The address to listen on; an address other than loopback needs a token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
-    """0 takes a free one."""
+    """The port to listen on; 0 takes a free one."""
     token: SecretStr | None = None
-    """What callers must send as `Authorization: Bearer ...`."""
+    """Token that clients must send as `Authorization: Bearer ...`."""
     allow_hosts: tuple[str, ...] = ()
-    """Further names, without port, under which callers may know us; browsers may come from pages of these too."""
+    """Further host names of this server, without port, such as a proxy's; web pages of these hosts may call it."""
+    allow_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
+    """Origins of other servers, such as `http://localhost:3000`, whose web pages may call this one."""
     body_bytes: PositiveInt = 8 * 1024 * 1024
-    """A longer request is refused while it is read."""
+    """Maximum size of a request body."""
+    head_bytes: PositiveInt = 32 * 1024
+    """Maximum size of a request's headers and path together."""
+    head_fields: PositiveInt = 100
+    """Maximum number of a request's headers."""
+    head_s: PositiveFloat = 10.0
+    """Time within which a connection must send the headers of a request."""
+    body_s: PositiveFloat = 30.0
+    """Time within which a body must arrive, and a second more for every 64 KiB of it that did."""
     tapes: Path | None = None
-    """A folder whose tapes may be listed and looked at."""
+    """Folder whose tapes can be listed and read."""
     tape: Path | None = None
-    """The tape that is recorded or played now, which may be looked at too."""
+    """The tape being recorded or replayed, which can be read too."""
     ttl_s: PositiveFloat = 3600.0
-    """A session that is not used for this long is closed, where it does not say otherwise itself."""
+    """Idle time after which a session is closed, unless it sets its own."""
+
+
+def check_origins(origins: Iterable[str]) -> None:
+    """Raises if one is no origin as browsers send it: scheme, host and port."""
+    for origin in origins:
+        if re.match(ORIGIN, origin) is None:
+            remedy = "write scheme, host and port only, such as http://localhost:3000"
+            raise ConfigError(f"{origin!r} is no origin", field="allow-origin", remedy=remedy)
 
 
 def read_token(file: Path) -> SecretStr:
-    """The token in a file, which no command line and no process list shows."""
+    """Reads the token from a file, so that it appears on no command line and in no process list."""
     try:
         token = file.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -41,24 +65,26 @@ def read_token(file: Path) -> SecretStr:
             f"cannot be read: {error.strerror}", file=file, remedy="name a file with one token"
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError("holds more than ASCII", file=file, remedy="write a token of letters and digits") from error
-    if not token or any(sign.isspace() for sign in token):
-        raise ConfigError("is not one token", file=file, remedy="write one line without spaces, 32 signs or more")
+        raise ConfigError("is not ASCII text", file=file, remedy="write a token of letters and digits") from error
+    if not token or any(char.isspace() for char in token):
+        remedy = "write one line without spaces, 32 characters or more"
+        raise ConfigError("does not contain one token", file=file, remedy=remedy)
     return SecretStr(token)
 
 
-def refuse_open_door(settings: Settings) -> None:
-    """Whoever can reach the port can run the tools, so an address that others reach needs a token."""
+def check_token_required(settings: Settings) -> None:
+    """Raises if other machines can reach the address and there is no token: anybody could run the tools."""
     if settings.token is None and not is_loopback(settings.host):
         raise ConfigError(
-            f"{settings.host} can be reached from other machines, and there is no token",
+            f"{settings.host} can be reached from other machines, but there is no token",
             field="host",
-            remedy="name a file with a token (`--token-file`), or listen on 127.0.0.1",
+            remedy="give a file with a token (`--token-file`), or listen on 127.0.0.1",
         )
 
 
 @lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's loopback."""
     if host == "localhost":
         return True
     try:

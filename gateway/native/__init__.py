@@ -1,0 +1,1 @@
+"""Tools written in Python: functions and `BaseTool` classes, run in the gateway's process."""

@@ -1,4 +1,7 @@
-"""A class is a tool: one object for the whole gateway, one instance of it for each rollout."""
+"""`BaseTool`, its schema and its response: the interface of tools that are classes.
+
+One object serves the whole gateway; each rollout has an instance of it, known by `instance_id`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from uuid import uuid4
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
-class Fields(dict[str, Any]):
-    """A mapping whose keys are attributes as well, as those of a model are."""
+class AttributeDict(dict[str, Any]):
+    """A dict whose keys can be read as attributes too, like the fields of a model."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -18,36 +21,38 @@ class Fields(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-def _fields(value: Any) -> Any:
+def _to_attribute_dict(value: Any) -> Any:
     if isinstance(value, dict):
-        return Fields({key: _fields(item) for key, item in value.items()})
-    return [_fields(item) for item in value] if isinstance(value, list) else value
+        return AttributeDict({key: _to_attribute_dict(item) for key, item in value.items()})
+    return [_to_attribute_dict(item) for item in value] if isinstance(value, list) else value
 
 
-def _written_out(value: Any) -> Any:
+def _dump_model(value: Any) -> Any:
     return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
 
 
 class OpenAIFunctionSchema(BaseModel):
-    """`parameters` may be anything that JSON Schema allows, written out or as a model."""
+    """A function in OpenAI's format. `parameters` is any JSON Schema, as a dict or a model."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
     description: str = ""
-    parameters: Annotated[dict[str, Any], BeforeValidator(_written_out), AfterValidator(_fields)] = Fields(
-        type="object", properties={}
+    parameters: Annotated[dict[str, Any], BeforeValidator(_dump_model), AfterValidator(_to_attribute_dict)] = (
+        AttributeDict(type="object", properties={})
     )
     strict: bool = False
 
 
 class OpenAIFunctionToolSchema(BaseModel):
+    """A tool in OpenAI's format."""
+
     type: Literal["function"] = "function"
     function: OpenAIFunctionSchema
 
 
 class ToolResponse(BaseModel):
-    """What a tool answers: text, and pictures or films as paths, bytes, data URIs, arrays or PIL pictures."""
+    """A tool's answer: text, and images or videos as paths, bytes, data URIs, arrays or PIL images."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -63,7 +68,7 @@ class ToolResponse(BaseModel):
 
 
 class BaseTool:
-    """`create` once and `release` always, with every `execute` of the rollout in between."""
+    """A tool class: `create` is called once per rollout, then any number of `execute`, then always `release`."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         self.config = config
@@ -71,22 +76,25 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """The schema, for a class that brings its own; otherwise the configuration gives it."""
+        """The schema of a class that defines its own; used if the configuration has none."""
         schema: OpenAIFunctionToolSchema | None = getattr(self, "tool_schema", None)
         if schema is None:
             raise TypeError(f"{type(self).__name__} has no tool_schema, and its configuration gives none")
         return schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        return instance_id or str(uuid4()), ToolResponse()
+        """Starts a rollout's instance; returns its id and text or media that precede the first result."""
+        return str(uuid4()) if instance_id is None else instance_id, ToolResponse()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        raise NotImplementedError(f"{type(self).__name__} does not say what it does: define `execute`")
+        """Runs one call; returns the response, the reward of this call, and metrics."""
+        raise NotImplementedError(f"{type(self).__name__} does not define `execute`")
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """The reward of the whole rollout, called at its end."""
         return 0.0
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Gives back what `create` took."""
+        """Frees what `create` acquired."""

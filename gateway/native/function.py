@@ -1,35 +1,46 @@
-"""A Python function is a tool: its hints are the schema, its docstring the description."""
+"""Tools that are Python functions: the type hints become the JSON Schema, the docstring the description."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from gateway.types import ALONE, Context, Hints, ToolSpec
+from gateway.types import DEFAULT_CONTEXT, Context, Hints, ToolSpec
 
 
 @dataclass(slots=True)
 class SessionContext:
-    """What a function learns of the rollout that calls it, when one of its parameters has this type."""
+    """The calling rollout, for functions that have a parameter of this type."""
 
     session_id: str = ""
     task_id: str = ""
     state: dict[str, Any] = field(default_factory=dict)
-    """Kept from call to call of one rollout, and thrown away with it."""
-    call: Context = ALONE
+    """Shared by all calls of one rollout, and dropped at its end."""
+    call: Context = DEFAULT_CONTEXT
 
     async def progress(self, done: float, total: float | None = None, message: str | None = None) -> None:
-        if self.call.progress is not None:
-            await self.call.progress(done, total, message)
+        """Reports progress to the caller, if it listens."""
+        if self.call.on_progress is not None:
+            await self.call.on_progress(done, total, message)
+
+
+class FunctionPath(NamedTuple):
+    """Where a function is, so that another process can import it."""
+
+    name: str
+    """`package.module:name`."""
+    file: Path | None = None
+    """The file that names it, whose folder is importable."""
 
 
 class FunctionTool:
-    """A function with its spec; `bind` turns JSON arguments into what the function's hints promise it."""
+    """A function with its spec; `bind` validates JSON arguments and converts them to the hinted types."""
 
     def __init__(
         self,
@@ -42,79 +53,86 @@ class FunctionTool:
         hints: Hints | None = None,
     ) -> None:
         self.function = function
+        self.process: FunctionPath | None = None
+        """Where a child process finds the function, if it is to run in one rather than in a thread."""
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         doc = docstring_parser.parse(inspect.getdoc(function) or "")
-        self.context_name, self._model = _model(function, {p.arg_name: p.description or "" for p in doc.params})
+        descriptions = {param.arg_name: param.description or "" for param in doc.params}
+        self.context_parameter, self._model = _build_arguments_model(function, descriptions)
         self.spec = ToolSpec(
             name=name or str(getattr(function, "__name__", type(function).__name__)),
-            description=description if description is not None else _description(doc),
-            parameters=parameters if parameters is not None else _schema(self._model),
+            description=description if description is not None else _format_description(doc),
+            parameters=parameters if parameters is not None else _json_schema(self._model),
             hints=hints or Hints(),
             owner=owner,
         )
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments in Python's own kinds; raises ValueError with what the policy got wrong."""
+        """Keyword arguments for the function; raises ValueError with a text for the policy."""
         try:
             bound = self._model.model_validate(arguments)
         except ValidationError as error:
-            raise ValueError(_mend(error)) from error
+            raise ValueError(_format_validation_error(error)) from error
         extra = bound.model_extra or {}
         return {name: getattr(bound, name) for name in bound.model_fields_set if name not in extra} | extra
 
 
-def _model(function: Callable[..., Any], described: Mapping[str, str]) -> tuple[str | None, type[BaseModel]]:
-    """The parameters as a pydantic model, and the name of the one that takes the context."""
+def _build_arguments_model(
+    function: Callable[..., Any], descriptions: Mapping[str, str]
+) -> tuple[str | None, type[BaseModel]]:
+    """The name of the parameter of type SessionContext, and the other parameters as a pydantic model."""
     hints = get_type_hints(function, include_extras=True)
-    context_name = None
+    context_parameter = None
     fields: dict[str, Any] = {}
     extra = "forbid"
     for parameter in inspect.signature(function).parameters.values():
         if hints.get(parameter.name) is SessionContext:
-            context_name = parameter.name
+            context_parameter = parameter.name
         elif parameter.kind is parameter.VAR_KEYWORD:
             extra = "allow"
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            raise TypeError(f"{parameter} has no name that a caller could use; give it one, or remove it")
+            raise TypeError(f"parameter `{parameter}` of a tool cannot be passed by name: give it a name, or remove it")
         else:
-            fields[parameter.name] = _field(parameter, hints, described)
+            fields[parameter.name] = _make_field(parameter, hints, descriptions)
     config = ConfigDict(extra=extra, arbitrary_types_allowed=False, protected_namespaces=())  # type: ignore[typeddict-item]
-    return context_name, create_model("Arguments", __config__=config, **fields)
+    return context_parameter, create_model("Arguments", __config__=config, **fields)
 
 
-def _field(parameter: inspect.Parameter, hints: Mapping[str, Any], described: Mapping[str, str]) -> tuple[Any, Any]:
+def _make_field(
+    parameter: inspect.Parameter, hints: Mapping[str, Any], descriptions: Mapping[str, str]
+) -> tuple[Any, Any]:
     default = ... if parameter.default is parameter.empty else parameter.default
-    description = described.get(parameter.name) or None
+    description = descriptions.get(parameter.name) or None
     return hints.get(parameter.name, Any), Field(default, description=description)
 
 
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    """pydantic's schema without the titles it makes up, which cost tokens and say nothing."""
+def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """pydantic's schema without its generated titles, which cost tokens and carry no information."""
     schema: dict[str, Any] = _without_titles(model.model_json_schema())
     schema.setdefault("properties", {})
     return schema
 
 
-def _without_titles(node: Any, *, names: bool = False) -> Any:
-    """`names` is true where the keys are a user's own words, so that a field called `title` survives."""
+def _without_titles(node: Any, *, keys_are_names: bool = False) -> Any:
+    """`keys_are_names`: the keys are names of fields, so that a field called `title` stays."""
     if isinstance(node, list):
         return [_without_titles(item) for item in node]
     if not isinstance(node, dict):
         return node
     return {
-        key: _without_titles(value, names=key in ("properties", "$defs") and not names)
+        key: _without_titles(value, keys_are_names=key in ("properties", "$defs") and not keys_are_names)
         for key, value in node.items()
-        if names or key != "title"
+        if keys_are_names or key != "title"
     }
 
 
-def _description(doc: docstring_parser.Docstring) -> str:
+def _format_description(doc: docstring_parser.Docstring) -> str:
     parts = [doc.short_description, doc.long_description]
     text = "\n\n".join(part for part in parts if part)
     returns = doc.returns.description if doc.returns else None
     return f"{text}\n\nReturns: {returns}" if text and returns else text
 
 
-def _mend(error: ValidationError) -> str:
-    lines = [f"- {'.'.join(str(step) for step in one['loc'])}: {one['msg']}" for one in error.errors()[:5]]
+def _format_validation_error(error: ValidationError) -> str:
+    lines = [f"- {'.'.join(str(step) for step in detail['loc'])}: {detail['msg']}" for detail in error.errors()[:5]]
     return "The arguments do not fit the tool:\n" + "\n".join(lines)

@@ -1,16 +1,19 @@
-"""A replayed gateway answers only what it was asked before, in the same words; it refuses rather than invents.
+"""Replays a tape as a gateway: answers recorded requests with the same content, and raises an error for all others.
 
-Sessions of one task are told apart by what they do. Each begins as the recorded session that was replayed least, takes
-answers of that one where it has some, and otherwise those of another session that was asked the same up to here. While
-a session is open, nobody else gets an answer that it took: more siblings at once than were recorded are refused, except
-by tools declared `pure`. Closing gives everything back, so a tape can be replayed any number of times.
-Of the calls of one message the order of the answers does not matter; calls made one by one are in the order made.
+Sessions of one task are distinguished by their requests. Each starts as the recorded session that was replayed least,
+takes that session's answers where there are any, else those of another session with the same requests so far. While a
+session is open, no other session gets an answer that it took: more siblings at once than were recorded get an error,
+except for tools declared `pure`. Closing releases the answers, so a tape can be replayed any number of times.
+The order of calls within one message does not matter; the order of messages does.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,35 +23,112 @@ from anyio import to_thread
 from gateway.errors import GatewayError, ReplayError, SessionError
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
-from gateway.table import Source
-from gateway.tape.asked import FINISH, History, Key, called, told
-from gateway.tape.lines import Line, feedback_of, result_of
-from gateway.tape.read import Entry, Held, Opening, Tape, load
-from gateway.tape.refuse import no_answer, no_session
-from gateway.types import ALONE, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec
+from gateway.tape.line_format import (
+    FINISH_DIGEST,
+    RequestHistory,
+    RequestKey,
+    TapeLine,
+    canonical_json,
+    decode_feedback,
+    decode_result,
+    digest_call,
+    digest_feedback,
+    encode_task,
+)
+from gateway.tape.tape_file import AnswerEntry, SessionRecord, Tape, TapeItem, load_tape
+from gateway.tool_table import Source
+from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec
+
+MAX_COMPARED = 200
+"""How many recorded requests are compared with the missing one."""
+MAX_EXCERPT = 200
+"""Characters of a request in a message."""
+
+
+def no_session_error(tape: Tape, task: Task) -> ReplayError:
+    """The error for a task that was not recorded: names similar ids, or the fields that differ."""
+    recorded = [sessions[0].task for sessions in islice(tape.sessions_by_task.values(), MAX_COMPARED)]
+    ids = _closest(repr(task.id), (repr(recorded_task["id"]) for recorded_task in recorded))
+    problem = f"{tape.path}: no session was recorded for exactly this task {task.id!r}; recorded tasks: {ids}"
+    same_id = next((recorded_task for recorded_task in recorded if recorded_task["id"] == task.id), None)
+    if same_id is None:
+        return ReplayError(problem)
+    fields = encode_task(task)
+    names = dict.fromkeys((*fields, *same_id))
+    others = [
+        name
+        for name in names
+        if name != "ttl_s" and canonical_json(fields.get(name)) != canonical_json(same_id.get(name))
+    ]
+    return ReplayError(f"{problem}. The recorded task with this id differs in: {', '.join(others)}")
+
+
+def no_answer_error(tape: Tape, key: RequestKey, request: TapeLine, position: str) -> ReplayError:
+    """The error for a request without a free answer: names what was recorded at this position instead."""
+    problem = f"{tape.path}: {position}: {format_request(request)}"
+    count = len(tape.entries(key))
+    if count:
+        return ReplayError(
+            f"{problem} was recorded {count} times, and open sessions of this task hold every answer; "
+            "close one, record more of them, or declare the tool `pure`"
+        )
+    answers = tape.answers.get(key.after, {})
+    candidates = [entry for (request, _), entries in answers.items() if request != FINISH_DIGEST for entry in entries]
+    if candidates:
+        instead = f"At this point the tape has: {_similar_requests(tape, candidates, request)}"
+    elif answers:
+        instead = "At this point the recorded sessions end"
+    else:
+        entries = (entry for session in tape.sessions.values() for entry in session.entries)
+        instead = (
+            f"The earlier requests are not on it in this order; it has: {_similar_requests(tape, entries, request)}"
+        )
+    return ReplayError(f"{problem} is not on the tape. {instead}")
+
+
+def format_request(line: TapeLine) -> str:
+    """A request as text for messages."""
+    if line["kind"] == "call":
+        text = f"{line['name']}({line['arguments']})"
+    elif line["kind"] == "feedback":
+        text = f"feedback on {json.dumps(line['messages'][-1:], ensure_ascii=False, default=str)}"
+    else:
+        text = "the final rewards"
+    return text if len(text) <= MAX_EXCERPT else text[: MAX_EXCERPT - 3] + "..."
+
+
+def _similar_requests(tape: Tape, entries: Iterable[AnswerEntry], request: TapeLine) -> str:
+    return _closest(
+        format_request(request), (format_request(tape.read_line(entry)) for entry in islice(entries, MAX_COMPARED))
+    )
+
+
+def _closest(request: str, recorded: Iterable[str]) -> str:
+    return ", ".join(get_close_matches(request, dict.fromkeys(recorded), n=3, cutoff=0.0)) or "nothing"
+
 
 AnswerT = TypeVar("AnswerT", ToolResult, Feedback)
 Blobs = Callable[[str], bytes]
 
 
-class Replay(Gateway):
-    """A gateway whose one source is a tape: no server, no network, no key."""
+class ReplayGateway(Gateway):
+    """A gateway whose only source is a tape; it needs no servers, network or keys."""
 
     def __init__(self, path: str | Path) -> None:
-        self._reel = Reel(Path(path))
-        self._source = Source(f"tape {path}", self._reel, leaf=self._reel, ours=False, admit=None)
+        self._toolset = TapeToolset(Path(path))
+        self._source = Source(f"tape {path}", self._toolset, backend=self._toolset, trusted=False, admit=None)
         super().__init__([self._source])
 
-    def _session(self, id: str, task: Task) -> GatewaySession:
-        self._reel.openings(task)  # so that a task which was not recorded is refused as such, whatever it asks for
-        return ReplaySession(id, task, self.table, self.observers, source=self._source)
+    def _make_session(self, id: str, task: Task) -> GatewaySession:
+        self._toolset.find_sessions(task)  # first, so that a task that was not recorded gets an error saying so
+        return ReplaySession(id, task, self.table, self.observers, self.argument_checks, source=self._source)
 
 
 class ReplaySession(GatewaySession):
-    """The tape's answers pass as they are: what was checked, measured and cut then is not again."""
+    """A session that returns the tape's answers unchanged; they were checked and truncated when recorded."""
 
-    def __init__(self, *given: Any, source: Source) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any, source: Source) -> None:
+        super().__init__(*args)
         self._source = source
 
     @property
@@ -57,29 +137,29 @@ class ReplaySession(GatewaySession):
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        return self._played.specs
+        return self._tape_session.specs
 
     @property
-    def _played(self) -> Played:
-        played: Any = self.inner[id(self._source)]
-        return played  # type: ignore[no-any-return]
+    def _tape_session(self) -> TapeSession:
+        session: Any = self.source_sessions[id(self._source)]
+        return session  # type: ignore[no-any-return]
 
-    def asks_of(self, source: Source) -> Task:
+    def task_for(self, source: Source) -> Task:
         return self.task
 
-    async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         return (await self.calls((call,), context))[0]
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = ALONE) -> list[ToolResult]:
-        self._use()
-        results = await self._played.calls(calls, context)
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+        self._touch()
+        results = await self._tape_session.calls(calls, context)
         for call, result in zip(calls, results, strict=True):
-            self._note(call, self._tools.get(call.name), result)
+            self._record_result(call, self._tools.get(call.name), result)
         return results
 
 
-class Reel:
-    """The tape as a toolset."""
+class TapeToolset:
+    """A tape as a toolset."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +167,7 @@ class Reel:
         self._tape: Tape | None = None
 
     async def __aenter__(self) -> Self:
-        self._tape = await to_thread.run_sync(load, self.path)
+        self._tape = await to_thread.run_sync(load_tape, self.path)
         self.specs = self._tape.specs
         return self
 
@@ -99,103 +179,103 @@ class Reel:
     @property
     def tape(self) -> Tape:
         if self._tape is None:
-            raise GatewayError("the tape is not read yet: enter it first, `async with Replay(path) as gateway`")
+            raise GatewayError("the tape is not loaded: enter it first, `async with ReplayGateway(path) as gateway`")
         return self._tape
 
-    def openings(self, task: Task) -> list[Opening]:
-        found = self.tape.opened(task)
-        if not found:
-            raise no_session(self.tape, task)
-        return found
+    def find_sessions(self, task: Task) -> list[SessionRecord]:
+        sessions = self.tape.find_sessions(task)
+        if not sessions:
+            raise no_session_error(self.tape, task)
+        return sessions
 
     @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Played]:
-        played = Played(self.tape, task, self.openings(task))
+    async def open(self, task: Task) -> AsyncIterator[TapeSession]:
+        session = TapeSession(self.tape, task, self.find_sessions(task))
         try:
-            yield played
+            yield session
         finally:
-            played.release()
+            session.release()
 
 
-class Played:
-    """A session on a tape. What it takes is its own until it is released."""
+class TapeSession:
+    """A session on a tape. It holds the answers it took until it is released."""
 
-    def __init__(self, tape: Tape, task: Task, openings: Sequence[Opening]) -> None:
-        opening = min(openings, key=rarity)
-        self.specs: Sequence[ToolSpec] = tape.listings[opening.listing]
-        self.name = opening.interaction
+    def __init__(self, tape: Tape, task: Task, sessions: Sequence[SessionRecord]) -> None:
+        record = min(sessions, key=usage)
+        self.specs: Sequence[ToolSpec] = tape.listings[record.listing]
+        self.name = record.interaction
         self._tape, self._task = tape, task
-        self._history = History(task)
-        self._voice = 0
+        self._history = RequestHistory(task)
+        self._followed_session = 0
         """The recorded session that gave the last answer."""
-        self._taken: list[Held] = []
-        self._take(opening)
+        self._held: list[TapeItem] = []
+        self._hold(record)
 
-    async def call(self, call: ToolCall, context: Context = ALONE) -> ToolResult:
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         return (await self.calls((call,), context))[0]
 
-    async def calls(self, calls: Sequence[ToolCall], context: Context = ALONE) -> list[ToolResult]:
-        asked: list[Line] = [{"kind": "call", "name": call.name, "arguments": call.arguments} for call in calls]
-        return await self._answered([called(call, context.audience) for call in calls], asked, result_of)
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+        lines: list[TapeLine] = [{"kind": "call", "name": call.name, "arguments": call.arguments} for call in calls]
+        return await self._replay([digest_call(call, context.audience) for call in calls], lines, decode_result)
 
     async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback:
-        asked: Line = {"kind": "feedback", "messages": messages}
-        return (await self._answered([told(messages)], [asked], feedback_of))[0]
+        line: TapeLine = {"kind": "feedback", "messages": messages}
+        return (await self._replay([digest_feedback(messages)], [line], decode_feedback))[0]
 
     async def finish(self) -> Mapping[str, float]:
-        """Not a question of the policy's, so it adds nothing to what was asked."""
-        key = Key(self._history.digest, FINISH, 0)
-        entry = self._entry(key, again=True)
+        """The recorded final rewards; this is not a request of the policy, so the history stays as it is."""
+        key = RequestKey(self._history.digest, FINISH_DIGEST, 0)
+        entry = self._choose_entry(key, is_reusable=True)
         if entry is None:
-            raise await self._refusal(key, {"kind": "finish"})
-        rewards: dict[str, float] = (await to_thread.run_sync(self._tape.line, entry))["rewards"]
+            raise await self._refusal_error(key, {"kind": "finish"})
+        rewards: dict[str, float] = (await to_thread.run_sync(self._tape.read_line, entry))["rewards"]
         return rewards
 
     def release(self) -> None:
-        for held in self._taken:
-            held.holders -= 1
-        self._taken = []
+        for item in self._held:
+            item.holders -= 1
+        self._held = []
 
-    async def _answered(
-        self, questions: Sequence[str], asked: Sequence[Line], read: Callable[[Line, Blobs], AnswerT]
+    async def _replay(
+        self, requests: Sequence[str], lines: Sequence[TapeLine], decode: Callable[[TapeLine, Blobs], AnswerT]
     ) -> list[AnswerT]:
-        """All or none: a message that is refused in part may be asked again in other words."""
+        """The answers to all requests of a message, or an error that takes none, so the caller may try another."""
         entries = []
-        for key, line in zip(self._history.keys(questions), asked, strict=True):
-            entry = self._entry(key, again=line.get("name") in self._tape.pure)
+        for key, line in zip(self._history.keys(requests), lines, strict=True):
+            entry = self._choose_entry(key, is_reusable=line.get("name") in self._tape.pure)
             if entry is None:
-                raise await self._refusal(key, line)
+                raise await self._refusal_error(key, line)
             entries.append(entry)
         for entry in entries:
-            self._take(entry)
-        self._history.add(questions)
-        return await to_thread.run_sync(self._read, entries, read)
+            self._hold(entry)
+        self._history.add(requests)
+        return await to_thread.run_sync(self._read, entries, decode)
 
-    def _read(self, entries: Sequence[Entry], read: Callable[[Line, Blobs], AnswerT]) -> list[AnswerT]:
-        lines = [self._tape.line(entry) for entry in entries]
+    def _read(self, entries: Sequence[AnswerEntry], decode: Callable[[TapeLine, Blobs], AnswerT]) -> list[AnswerT]:
+        lines = [self._tape.read_line(entry) for entry in entries]
         for line in lines:
             if "refused" in line:
                 raise SessionError(line["refused"])
-        return [read(line["answer"], self._tape.blob) for line in lines]
+        return [decode(line["answer"], self._tape.read_blob) for line in lines]
 
-    def _entry(self, key: Key, *, again: bool) -> Entry | None:
-        """Of the answers to one question: that of the recorded session we follow, or the one replayed least."""
+    def _choose_entry(self, key: RequestKey, *, is_reusable: bool) -> AnswerEntry | None:
+        """The answer of the recorded session that this one follows, else the one replayed least."""
         entries = self._tape.entries(key)
         free = [entry for entry in entries if not entry.holders]
-        own = next((entry for entry in free if entry.session == self._voice), None)
-        return own or min(free or (entries if again else ()), key=rarity, default=None)
+        followed = next((entry for entry in free if entry.session == self._followed_session), None)
+        return followed or min(free or (entries if is_reusable else ()), key=usage, default=None)
 
-    def _take(self, held: Held) -> None:
-        held.uses += 1
-        held.holders += 1
-        self._taken.append(held)
-        self._voice = held.session
+    def _hold(self, item: TapeItem) -> None:
+        item.uses += 1
+        item.holders += 1
+        self._held.append(item)
+        self._followed_session = item.session
 
-    async def _refusal(self, key: Key, asked: Line) -> ReplayError:
-        place = f"a session of task {self._task.id!r} after {self._history.count} questions"
-        return await to_thread.run_sync(no_answer, self._tape, key, asked, place)
+    async def _refusal_error(self, key: RequestKey, line: TapeLine) -> ReplayError:
+        position = f"a session of task {self._task.id!r} after {self._history.count} requests"
+        return await to_thread.run_sync(no_answer_error, self._tape, key, line, position)
 
 
-def rarity(held: Held) -> tuple[int, int]:
-    """Less is had by fewer now, then by fewer before; of equals the first recorded is the first replayed."""
-    return held.holders, held.uses
+def usage(item: TapeItem) -> tuple[int, int]:
+    """Sort key for choosing the item with the fewest users now, then the fewest so far."""
+    return item.holders, item.uses

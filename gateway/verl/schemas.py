@@ -1,4 +1,4 @@
-"""Tool schemas and calls as models with fields, for code that builds or reads them; what JSON Schema adds is kept."""
+"""verl's pydantic models of tool schemas and calls. Other keys of JSON Schema are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class OpenAIFunctionPropertySchema(BaseModel):
-    """One parameter."""
+    """One parameter of a function."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -29,14 +29,14 @@ class OpenAIFunctionParametersSchema(BaseModel):
 
 
 class OpenAIFunctionParsedSchema(BaseModel):
-    """A call whose arguments are JSON that nobody has read."""
+    """A call with arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class OpenAIFunctionCallSchema(BaseModel):
-    """A call whose arguments were read."""
+    """A call with parsed arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -45,17 +45,17 @@ class OpenAIFunctionCallSchema(BaseModel):
     def from_openai_function_parsed_schema(
         parsed_schema: OpenAIFunctionParsedSchema,
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """The call, and whether its arguments could not be read as an object, in whose place stands an empty one."""
+        """The call, and whether its arguments are invalid: not a JSON object, and replaced by an empty one."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except ValueError:
             arguments = None
-        wrong = not isinstance(arguments, dict)
-        return OpenAIFunctionCallSchema(name=parsed_schema.name, arguments={} if wrong else arguments), wrong
+        is_invalid = not isinstance(arguments, dict)
+        return OpenAIFunctionCallSchema(name=parsed_schema.name, arguments={} if is_invalid else arguments), is_invalid
 
 
 class OpenAIFunctionToolCall(BaseModel):
-    """A call with its id."""
+    """A call with an id."""
 
     id: str
     type: Literal["function"] = "function"

@@ -1,6 +1,6 @@
-"""A headless Chromium on a pipe of its own: no port, no driver, and it ends when whoever started it does.
+"""A headless Chromium controlled over a pipe with the DevTools protocol, without a port or driver.
 
-The wire is the browser's DevTools protocol: JSON messages, each ended by a zero byte, over the descriptors 3 and 4.
+Messages are JSON, each ended by a zero byte, on the file descriptors 3 and 4. The browser ends with its parent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-REMEDY = "no Chromium: run `make browser`, or name one in MTRL_CHROMIUM"
+REMEDY = "no Chromium: run `make packages`, or name one in MTRL_CHROMIUM"
 FLAGS = (
     "--headless",
     "--remote-debugging-pipe",
-    "--no-sandbox",  # it is run as root in containers, and opens our own pages alone
+    "--no-sandbox",  # runs as root in containers, and opens only our own pages
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-quic",
@@ -37,37 +37,39 @@ FLAGS = (
     "--disable-extensions",
     "--disable-sync",
     "--force-color-profile=srgb",
-    # Whatever else it might want of the world is not there.
+    # Block all other hosts.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
-ANSWER_S = 30.0
+RESPONSE_TIMEOUT_S = 30.0
 _START = "import fcntl,os,sys; r,w=(fcntl.fcntl(int(fd),fcntl.F_DUPFD,10) for fd in sys.argv[1:3]); \
 os.dup2(r,3); os.dup2(w,4); os.execv(sys.argv[3],sys.argv[3:])"
-"""Chromium wants its pipe at these two numbers."""
+"""Starts Chromium with its pipe on the descriptors 3 and 4."""
 
-Heard = Callable[[str, dict[str, Any]], None]
-
-
-class Failed(AssertionError):
-    """The browser said no, or nothing in time."""
+EventHandler = Callable[[str, dict[str, Any]], None]
 
 
-def executable() -> str | None:
-    return os.environ.get("MTRL_CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
+class BrowserError(AssertionError):
+    """The browser reported an error or did not respond in time."""
+
+
+def find_executable() -> str | None:
+    return os.environ.get("MTRL_CHROMIUM") or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Chromium:
-    """`ask` sends one command and waits for its answer; what else is heard goes to the page that it is about."""
+    """A browser; `ask` sends a command and waits for its response, events go to the handlers of their page."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
         self._rest = b""
         self._last = 0
         self._answers: dict[int, dict[str, Any]] = {}
-        self.hears: dict[str, list[Heard]] = defaultdict(list)
-        """By the session of a page."""
+        self.hears: dict[str, list[EventHandler]] = defaultdict(list)
+        """Event handlers by page session."""
 
-    def ask(self, method: str, session: str | None = None, within_s: float = ANSWER_S, /, **params: Any) -> Any:
+    def ask(
+        self, method: str, session: str | None = None, within_s: float = RESPONSE_TIMEOUT_S, /, **params: Any
+    ) -> Any:
         self._last += 1
         id = self._last
         message = {"id": id, "method": method, "params": params} | ({"sessionId": session} if session else {})
@@ -79,17 +81,17 @@ class Chromium:
             self.listen(deadline, f"no answer to {method}")
         answer = self._answers.pop(id)
         if "error" in answer:
-            raise Failed(f"{method}: {answer['error']['message']}")
+            raise BrowserError(f"{method}: {answer['error']['message']}")
         return answer["result"]
 
     def listen(self, deadline: float, otherwise: str) -> None:
-        """Takes what has come, or the next that comes."""
+        """Reads the messages that have arrived, or waits for the next."""
         ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise Failed(f"{otherwise} in time")
+            raise BrowserError(f"{otherwise} in time")
         chunk = os.read(self._read, 1 << 20)
         if not chunk:
-            raise Failed("the browser has ended")
+            raise BrowserError("the browser has ended")
         *messages, self._rest = (self._rest + chunk).split(b"\0")
         for raw in messages:
             message = json.loads(raw)
@@ -100,11 +102,11 @@ class Chromium:
 
 
 @contextmanager
-def chromium() -> Iterator[Chromium]:
-    """A browser that knows nothing yet, for the length of a block."""
-    path = executable()
+def start_chromium() -> Iterator[Chromium]:
+    """A browser with an empty profile, for a `with` block."""
+    path = find_executable()
     if path is None:
-        raise Failed(REMEDY)
+        raise BrowserError(REMEDY)
     with tempfile.TemporaryDirectory(prefix="mtrl-chromium-", ignore_cleanup_errors=True) as home:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
@@ -124,11 +126,11 @@ def chromium() -> Iterator[Chromium]:
         finally:
             for fd in (ours_in, ours_out):
                 os.close(fd)
-            _end(child)
+            _terminate(child)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """It ends by itself once its pipe is closed; its helpers, and one that hangs, are ended with its group."""
+def _terminate(child: subprocess.Popen[bytes]) -> None:
+    """The browser exits when its pipe is closed; its process group is killed in case it hangs or leaves helpers."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(5)
     with suppress(ProcessLookupError):

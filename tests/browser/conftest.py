@@ -1,4 +1,4 @@
-"""One browser for all; a page of its own for each test, of which nothing may have gone wrong."""
+"""Fixtures: one browser for all tests, and a new page for each, on which no error may occur."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.chromium import Chromium, chromium
+from tests.browser.chromium import Chromium, start_chromium
 from tests.browser.page import Page
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Chromium]:
-    """Missing, it fails the tests: a page that nobody opened is not known to work."""
-    with chromium() as started:
+    """Fails the tests if there is no browser, rather than skipping them."""
+    with start_chromium() as started:
         yield started
 
 

@@ -1,4 +1,4 @@
-"""The gateway's page over this repository's own tools, after a few calls of every kind."""
+"""The gateway's web UI with this repository's own tools after some calls, for screenshots."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from gateway.tape import recorded
+from gateway.tape import record_gateway
 from tests.browser.page import NARROW, Page
 from tests.browser.views import Stage, View
-from tests.served import serving
+from tests.live_server import live_server
 
 ROOT = Path(__file__).parents[2]
 START_S = 60
@@ -24,20 +24,20 @@ START_S = 60
 
 @contextmanager
 def _serve() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder, _at_home():
+    with tempfile.TemporaryDirectory() as folder, _in_repository_root():
         tape = Path(folder) / "gsm8k-monday"
 
         def make() -> Gateway:
-            return recorded(Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json"), tape)
+            return record_gateway(Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json"), tape)
 
-        with serving(make, Settings(port=0, tapes=Path(folder))) as at:
-            _use(at.url)
+        with live_server(make, Settings(port=0, tapes=Path(folder))) as at:
+            _make_sample_calls(at.url)
             yield at.url
 
 
 @contextmanager
-def _at_home() -> Iterator[None]:
-    """The servers of the file are named from the root of the repository."""
+def _in_repository_root() -> Iterator[None]:
+    """Changes to the repository's root, to which the paths in the servers file are relative."""
     before = Path.cwd()
     os.chdir(ROOT)
     try:
@@ -46,10 +46,14 @@ def _at_home() -> Iterator[None]:
         os.chdir(before)
 
 
-def _use(url: str) -> None:
-    """What a rollout would do, its mistakes included."""
-    asked = {"task_id": "train-812", "tools": ["add", "calculate", "write_note", "read_notes"], "feedback": "gsm8k"}
-    id = _post(f"{url}/v1/sessions", asked | {"feedback_args": {"ground_truth": "7"}})["id"]
+def _make_sample_calls(url: str) -> None:
+    """Makes calls like a rollout, including invalid ones."""
+    session_request = {
+        "task_id": "train-812",
+        "tools": ["add", "calculate", "write_note", "read_notes"],
+        "feedback": "gsm8k",
+    }
+    id = _post(f"{url}/v1/sessions", session_request | {"feedback_args": {"ground_truth": "7"}})["id"]
     for round in range(6):
         _call(url, id, "calculate", {"expression": f"{round} * 17 + 4"})
         _call(url, id, "add", {"a": round, "b": 2})
@@ -58,8 +62,8 @@ def _use(url: str) -> None:
     _call(url, id, "calculate", "{'expression': '3 + 4'}")
     _call(url, id, "write_note", {"text": "Leo lives in Oslo."})
     _call(url, id, "multiply", {"a": 3, "b": 4})
-    said = {"messages": [{"role": "assistant", "content": "It is #### 7"}]}
-    _post(f"{url}/v1/sessions/{id}/feedback", said)
+    feedback_request = {"messages": [{"role": "assistant", "content": "It is #### 7"}]}
+    _post(f"{url}/v1/sessions/{id}/feedback", feedback_request)
     other = _post(f"{url}/v1/sessions", {"task_id": "train-813", "tools": ["draw_bars", "calculate"]})["id"]
     _call(url, other, "draw_bars", {"values": [3, 1, 2], "labels": ["a", "b", "c"]})
     _call(url, other, "draw_bars", {"values": []})
@@ -73,17 +77,18 @@ def _call(url: str, id: str, name: str, arguments: Any) -> None:
 
 
 def _post(url: str, body: Any) -> Any:
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=START_S) as answer:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=START_S) as answer:
         return json.load(answer)
 
 
-def _overview(page: Page, url: str) -> None:
+def _show_overview(page: Page, url: str) -> None:
     page.open(f"{url}/ui")
     page.sees("start it: python tool_configs/servers/atlas.py")
     page.until("document.querySelector('.bins')")
 
 
-def _tried(page: Page, url: str) -> None:
+def _show_tool_result(page: Page, url: str) -> None:
     page.open(f"{url}/ui#/tools/draw_bars")
     for place, value in enumerate(("3", "1", "4")):
         if place:
@@ -93,19 +98,38 @@ def _tried(page: Page, url: str) -> None:
     page.until("document.querySelector('.result img')?.complete")
 
 
-def _calls(page: Page, url: str) -> None:
+def _show_tools(page: Page, url: str) -> None:
+    page.open(f"{url}/ui#/tools")
+    page.until("document.querySelectorAll('.group').length > 3")
+    page.type("#search", "note")
+
+
+def _show_server(page: Page, url: str) -> None:
+    page.open(f"{url}/ui#/servers/notebook")
+    page.sees("Standard error")
+    page.click("button", "Restart")
+    page.click("button", "Really restart")
+    page.sees("It is up again.")
+
+
+def _show_down_server(page: Page, url: str) -> None:
+    page.open(f"{url}/ui#/servers/atlas")
+    page.sees("start it: python tool_configs/servers/atlas.py")
+
+
+def _show_calls(page: Page, url: str) -> None:
     page.open(f"{url}/ui#/calls")
     page.sees("draw_bars")
     page.click("tr[tabindex]", "7 / 0")
     page.sees("For the operator")
 
 
-def _sessions(page: Page, url: str) -> None:
+def _show_sessions(page: Page, url: str) -> None:
     page.open(f"{url}/ui#/sessions")
     page.sees("train-812")
 
 
-def _tape(page: Page, url: str) -> None:
+def _show_tape(page: Page, url: str) -> None:
     page.open(f"{url}/ui#/tapes/gsm8k-monday")
     page.click("summary", "train-812")
     page.sees("Leo lives in Oslo.")
@@ -114,11 +138,16 @@ def _tape(page: Page, url: str) -> None:
 GATEWAY = Stage(
     _serve,
     (
-        View("gateway", _overview, kept=True),
-        View("gateway-tool", _tried, size=(1280, 1010), kept=True),
-        View("gateway-calls", _calls),
-        View("gateway-sessions", _sessions),
-        View("gateway-tape", _tape),
-        View("gateway-narrow", _tried, size=NARROW),
+        View("gateway", _show_overview, in_docs=True),
+        View("gateway-tool", _show_tool_result, size=(1280, 1010), in_docs=True),
+        View("gateway-tools", _show_tools),
+        View("gateway-server", _show_server, in_docs=True),
+        View("gateway-server-down", _show_down_server),
+        View("gateway-calls", _show_calls),
+        View("gateway-sessions", _show_sessions),
+        View("gateway-tape", _show_tape),
+        View("gateway-narrow", _show_tool_result, size=NARROW),
+        View("gateway-server-narrow", _show_server, size=NARROW),
+        View("gateway-tools-narrow", _show_tools, size=NARROW),
     ),
 )

@@ -1,4 +1,4 @@
-"""One page as a person has it: it is clicked, typed into and looked at; and whatever goes wrong on it is kept."""
+"""`Page`: clicks, types and reads in a browser page as a user does, and records errors on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.browser.chromium import Chromium, Failed
+from tests.browser.chromium import RESPONSE_TIMEOUT_S, BrowserError, Chromium
 
 WAIT_S = 30.0
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowUp": 38, "ArrowDown": 40, "ArrowLeft": 37, "ArrowRight": 39}
@@ -18,11 +18,14 @@ WIDE, NARROW = (1280, 860), (400, 800)
 
 _FIND = """(selector, text) => [...document.querySelectorAll(selector)].find(node =>
   node.checkVisibility({visibilityProperty: true}) && node.textContent.includes(text))"""
-_PLACE = """(() => { const node = (%s)(%s, %s); if (!node) return null;
+_CENTRE = """(() => { const node = (%s)(%s, %s); if (!node) return null;
   node.scrollIntoView({block: "center", inline: "center", behavior: "instant"});
   const box = node.getClientRects()[0], x = box.x + box.width / 2, y = box.y + box.height / 2;
   const top = document.elementFromPoint(x, y);
   return top && (node.contains(top) || top.contains(node)) ? [x, y] : null; })()"""
+_AIM = """(() => { const node = (%s)(%s, %s), aim = document.elementFromPoint(%f, %f); window.clickArrived = false;
+  document.addEventListener("click", event => {
+    window.clickArrived ||= event.target === aim || Boolean(node?.contains(event.target)); }, {capture: true}); })()"""
 _UNTIL = """new Promise(resolve => { const end = performance.now() + %d; (function look() {
   let value; try { value = (%s); } catch {}
   if (!value && performance.now() < end) setTimeout(look, 15);
@@ -30,13 +33,13 @@ _UNTIL = """new Promise(resolve => { const end = performance.now() + %d; (functi
 
 
 class Page:
-    """Made by the fixture `page`, which asserts at the end that nothing went `wrong`."""
+    """A browser page; the fixture `page` creates it and asserts at the end that there were no errors."""
 
     def __init__(self, browser: Chromium) -> None:
         self._browser = browser
         self._context = browser.ask("Target.createBrowserContext")["browserContextId"]
-        made = browser.ask("Target.createTarget", url="about:blank", browserContextId=self._context)
-        attached = browser.ask("Target.attachToTarget", targetId=made["targetId"], flatten=True)
+        target = browser.ask("Target.createTarget", url="about:blank", browserContextId=self._context)
+        attached = browser.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session: str = attached["sessionId"]
         self.requests: list[str] = []
         self._wrong: list[str] = []
@@ -46,8 +49,8 @@ class Page:
             self._ask(f"{domain}.enable")
         self.look()
 
-    def _ask(self, method: str, **params: Any) -> Any:
-        return self._browser.ask(method, self._session, **params)
+    def _ask(self, method: str, within_s: float = RESPONSE_TIMEOUT_S, /, **params: Any) -> Any:
+        return self._browser.ask(method, self._session, within_s, **params)
 
     def _hear(self, method: str, params: dict[str, Any]) -> None:
         match method:
@@ -66,52 +69,55 @@ class Page:
 
     @property
     def wrong(self) -> list[str]:
-        """What the console said and what failed, but for what the test has allowed."""
-        self.js("0")  # whatever happened before this has been heard once it is answered
-        return [one for one in self._wrong if not any(re.search(pattern, one) for pattern in self._allowed)]
+        """Console errors and failed requests, except those that the test allows."""
+        self.js("0")  # once this is answered, all earlier events have arrived
+        return [message for message in self._wrong if not any(re.search(pattern, message) for pattern in self._allowed)]
 
     @property
     def hosts(self) -> set[str]:
-        """Who was asked for anything."""
+        """The hosts of all requests."""
         split = (urlsplit(url) for url in self.requests)
         return {url.netloc for url in split if url.scheme not in ("data", "blob", "about")}
 
     def allow(self, pattern: str) -> None:
-        """A refusal that is part of the test: browsers write every one of them to the console."""
+        """Allows errors that match; for expected error responses, which browsers log to the console."""
         self._allowed.append(pattern)
 
     def open(self, url: str) -> None:
         loaded = self._ask("Page.navigate", url=url)
         if "errorText" in loaded:
-            raise Failed(f"{url}: {loaded['errorText']}")
+            raise BrowserError(f"{url}: {loaded['errorText']}")
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
-    def js(self, expression: str) -> Any:
-        """The value of an expression; a promise is waited for."""
-        asked = {"expression": expression, "awaitPromise": True, "returnByValue": True, "userGesture": True}
-        answer = self._ask("Runtime.evaluate", **asked)
+    def js(self, expression: str, within_s: float = RESPONSE_TIMEOUT_S) -> Any:
+        """Evaluates a JavaScript expression, awaiting a promise."""
+        request = {"expression": expression, "awaitPromise": True, "returnByValue": True, "userGesture": True}
+        answer = self._ask("Runtime.evaluate", within_s, **request)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
-            raise Failed(details.get("exception", {}).get("description") or details["text"])
+            raise BrowserError(details.get("exception", {}).get("description") or details["text"])
         return answer["result"].get("value")
 
     def until(self, expression: str, within_s: float = WAIT_S) -> Any:
-        """Waits until an expression is true, and gives its value."""
+        """Waits until an expression is true, and returns its value."""
         deadline = time.monotonic() + within_s
         value = None
         while not value:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise Failed(f"never true: {expression}\nthe page says:\n{self.text('body')[:3000]}\n{self._wrong}")
+                raise BrowserError(
+                    f"never true: {expression}\nthe page says:\n{self.text('body')[:3000]}\n{self._wrong}"
+                )
             try:
-                value = self.js(_UNTIL % (left_s * 1000, expression))
-            except Failed as failed:
+                # The page gives up first, so that what it shows then can still be read.
+                value = self.js(_UNTIL % (left_s * 1000, expression), left_s + RESPONSE_TIMEOUT_S)
+            except BrowserError as failed:
                 if "navigat" not in str(failed) and "context" not in str(failed):
                     raise
         return value
 
     def sees(self, text: str, within: str = "body") -> None:
-        """Waits until a text can be read."""
+        """Waits until a text is visible."""
         self.until(f"document.querySelector({json.dumps(within)})?.innerText.includes({json.dumps(text)})")
 
     def text(self, selector: str = "body") -> str:
@@ -121,25 +127,34 @@ class Page:
         return int(self.js(f"document.querySelectorAll({json.dumps(selector)}).length"))
 
     def hover(self, selector: str, text: str = "") -> tuple[float, float]:
-        """The pointer goes over the first such element that can be seen and holds the text."""
-        place = _PLACE % (_FIND, json.dumps(selector), json.dumps(text))
+        """Moves the pointer over the first visible element that matches and contains the text."""
+        place = _CENTRE % (_FIND, json.dumps(selector), json.dumps(text))
         x, y = self.until(place)
         self._ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         return x, y
 
     def click(self, selector: str, text: str = "") -> None:
+        """Clicks an element, again if the page moved or replaced it in the meantime."""
+        deadline = time.monotonic() + WAIT_S
+        while not self._click_once(selector, text):
+            if time.monotonic() > deadline:
+                raise BrowserError(f"no click arrived at {selector} {text}\n{self._wrong}")
+
+    def _click_once(self, selector: str, text: str) -> bool:
         x, y = self.hover(selector, text)
+        self.js(_AIM % (_FIND, json.dumps(selector), json.dumps(text), x, y))
         for kind in ("mousePressed", "mouseReleased"):
             self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        return bool(self.js("window.clickArrived !== false"))  # undefined where the click opened another document
 
     def type(self, selector: str, text: str) -> None:
-        """Into a field, in place of what stands there."""
+        """Replaces the text of a field."""
         self.until(f"document.querySelector({json.dumps(selector)})?.checkVisibility()")
         self.js(f"(node => {{ node.focus(); node.select?.(); }})(document.querySelector({json.dumps(selector)}))")
         self._ask("Input.insertText", text=text)
 
     def choose(self, selector: str, value: str) -> None:
-        """One of a list; what a native list opens is not part of the page, so its change is told as browsers do."""
+        """Selects an option; dispatches the change event itself, because a native list is not part of the page."""
         self.until(f"document.querySelector({json.dumps(selector)})?.checkVisibility()")
         self.js(
             f"(node => {{ node.value = {json.dumps(value)}; node.dispatchEvent(new Event('input', {{bubbles: true}}));"
@@ -155,7 +170,7 @@ class Page:
         self._ask("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def look(self, scheme: str = "light", size: tuple[int, int] = WIDE, scale: float = 1) -> None:
-        """The reader's choice of light or dark, and their window."""
+        """Sets the colour scheme and window size."""
         features = [
             {"name": "prefers-color-scheme", "value": scheme},
             {"name": "prefers-reduced-motion", "value": "reduce"},
@@ -165,19 +180,21 @@ class Page:
         self._ask("Emulation.setDeviceMetricsOverride", **metrics)
 
     def spent_s(self) -> float:
-        """What the page's main thread has worked so far; counted from the first time that it is asked."""
+        """Time that the page's main thread has worked since the first call of this."""
         self._ask("Performance.enable", timeDomain="threadTicks")
-        told = self._ask("Performance.getMetrics")["metrics"]
-        return float(next(one["value"] for one in told if one["name"] == "TaskDuration"))
+        metrics = self._ask("Performance.getMetrics")["metrics"]
+        return float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))
 
-    def shot(self, file: Path, *, whole: bool = False) -> None:
-        """What is seen now, or the page in its whole length, as a PNG."""
+    def shot(self, file: Path, *, full_page: bool = False) -> None:
+        """A PNG of the visible part, or of the entire page."""
         self.js("document.fonts.ready.then(() => new Promise(requestAnimationFrame))")
-        shot = self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
+        shot = self._ask(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=full_page, **self._clip(full_page)
+        )
         file.write_bytes(base64.b64decode(shot["data"]))
 
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
+    def _clip(self, full_page: bool) -> dict[str, Any]:
+        if not full_page:
             return {}
         size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}

@@ -1,4 +1,4 @@
-"""The page of runs over two that were made up: one that is over, and one that still goes on."""
+"""Views of the web UI of runs for screenshots, with a finished and a running sample run."""
 
 from __future__ import annotations
 
@@ -8,39 +8,40 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.http.settings import Settings
-from tests.browser.made_run import made
 from tests.browser.page import NARROW, Page
+from tests.browser.sample_run import write_sample_run
 from tests.browser.views import Stage, View
-from trainer.page.runs import named
-from trainer.page.serve import beside
+from trainer.web.app import serve_in_thread
+from trainer.web.runs import name_runs
 
-GONE = "ERR_CONNECTION_REFUSED"
-"""A page that is still open asks a server that has ended."""
+CONNECTION_REFUSED = "ERR_CONNECTION_REFUSED"
+"""The error of a page whose server has stopped."""
 
 
 @contextmanager
-def shown(*folders: Path) -> Iterator[str]:
-    """Gives the address, and waits until every rollout is listed."""
-    runs = named(folders)
+def serve_runs(*folders: Path) -> Iterator[str]:
+    """Serves the runs after all rollouts are indexed; yields the URL."""
+    runs = name_runs(folders)
     for run in runs:
-        while run.grow():
+        while run.update_index():
             pass
-    with beside(runs, Settings(port=0)) as url:
+    with serve_in_thread(runs, Settings(port=0)) as url:
         yield url
 
 
 @contextmanager
 def _serve() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
-        first = made(Path(folder) / "cities")
-        second = made(Path(folder) / "cities-lr-3e-6", seed=1, steps=14, over=False)
-        with shown(first, second) as url:
+        first = write_sample_run(Path(folder) / "cities")
+        second = write_sample_run(Path(folder) / "cities-lr-3e-6", seed=1, steps=14, finished=False)
+        with serve_runs(first, second) as url:
             yield url
 
 
 def _run(page: Page, url: str) -> None:
     page.open(url)
     page.until("document.querySelectorAll('.chart path').length > 12")
+    page.sees("no group has a learning signal", ".alarm")  # It moves the charts.
     page.hover(".plot")
 
 
@@ -57,10 +58,10 @@ def _rollout(page: Page, url: str) -> None:
     page.js("scrollTo(0, 0)")
 
 
-def _picture(page: Page, url: str) -> None:
+def _image(page: Page, url: str) -> None:
     page.open(f"{url}#/cities/rollouts/171")
-    page.until("document.querySelector('.medium img')?.complete")
-    page.js("document.querySelector('.medium').scrollIntoView({block: 'center'})")
+    page.until("document.querySelector('.media img')?.complete")
+    page.js("document.querySelector('.media').scrollIntoView({block: 'center'})")
 
 
 def _siblings(page: Page, url: str) -> None:
@@ -71,10 +72,10 @@ def _siblings(page: Page, url: str) -> None:
 RUNS = Stage(
     _serve,
     (
-        View("run", _run, kept=True),
-        View("rollouts", _table, kept=True),
-        View("rollout", _rollout, size=(1280, 1000), kept=True),
-        View("rollout-picture", _picture),
+        View("run", _run, in_docs=True),
+        View("rollouts", _table, in_docs=True),
+        View("rollout", _rollout, size=(1280, 1000), in_docs=True),
+        View("rollout-image", _image),
         View("siblings", _siblings),
         View("rollout-narrow", _rollout, size=NARROW),
         View("run-narrow", _run, size=NARROW),

@@ -1,4 +1,4 @@
-"""The gateway's page in a real browser: what is wrong is said, tools can be tried, and nothing that is shown is run."""
+"""Tests of the gateway's web UI in a real browser."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
-from gateway.tape import recorded
+from gateway.tape import record_gateway
 from tests.browser.page import NARROW, Page
-from tests.browser.reads import faint, nameless, wider
-from tests.browser.workshop import HOSTILE, REMEDY, Slow, workshop
-from tests.served import Served, serving
+from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
+from tests.browser.sample_gateway import HOSTILE, REMEDY, BlockingTool, sample_gateway
+from tests.live_server import LiveServer, live_server
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
-def slow() -> Slow:
-    return Slow()
+def slow() -> BlockingTool:
+    return BlockingTool()
 
 
 @pytest.fixture(scope="module")
@@ -31,43 +32,44 @@ def tapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def at(slow: Slow, tapes: Path) -> Iterator[Served]:
+def server(slow: BlockingTool, tapes: Path) -> Iterator[LiveServer]:
     settings = Settings(port=0, tapes=tapes)
-    with serving(lambda: recorded(workshop(slow), tapes / "first"), settings) as served:
+    with live_server(lambda: record_gateway(sample_gateway(slow), tapes / "first"), settings) as served:
         yield served
 
 
-def post(url: str, body: Any) -> Any:
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=20) as answer:
+def post_json(url: str, body: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return json.load(answer)
 
 
-def rollout(at: Served, *calls: tuple[str, Any], task: str = "task-7") -> str:
-    """A session that another client has opened, and what it has called."""
-    id = str(post(f"{at.url}/v1/sessions", {"task_id": task})["id"])
+def make_calls(server: LiveServer, *calls: tuple[str, Any], task: str = "task-7") -> str:
+    """Opens a session as another client and makes calls in it."""
+    id = str(post_json(f"{server.url}/v1/sessions", {"task_id": task})["id"])
     for name, arguments in calls:
         function = {"name": name, "arguments": json.dumps(arguments)}
-        post(f"{at.url}/v1/sessions/{id}/calls", {"tool_calls": [{"id": "1", "function": function}]})
+        post_json(f"{server.url}/v1/sessions/{id}/calls", {"tool_calls": [{"id": "1", "function": function}]})
     return id
 
 
-def test_a_server_that_is_down_shows_its_reason_and_its_remedy(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui")
+def test_overview_shows_reason_and_remedy_of_a_server_that_is_down(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
     page.sees("cannot connect", ".server[data-state=down]")
     page.sees(f"start it: {REMEDY}", ".server[data-state=down]")
     page.sees("1 server down", "#health")
 
 
-def test_what_tools_have_done_is_told_by_tool(page: Page, at: Served) -> None:
-    rollout(at, ("add", {"a": 1}), ("add", {"a": "x"}))
-    page.open(f"{at.url}/ui")
+def test_overview_shows_statistics_by_tool(page: Page, server: LiveServer) -> None:
+    make_calls(server, ("add", {"a": 1}), ("add", {"a": "x"}))
+    page.open(f"{server.url}/ui")
     page.until("document.querySelector('.shares[aria-label*=invalid]')")
     assert "ok" in page.js("document.querySelector('.shares[aria-label*=invalid]').ariaLabel")
     assert page.count("svg.bins rect") >= 1
 
 
-def test_a_tool_is_found_read_and_tried_through_its_form(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui#/tools")
+def test_tool_can_be_found_and_called_through_its_form(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools")
     page.type("#search", "two numbers pure")
     page.until("document.querySelectorAll('.item').length === 1")
     page.click(".item", "pure_add")
@@ -79,9 +81,9 @@ def test_a_tool_is_found_read_and_tried_through_its_form(page: Page, at: Served)
     assert page.text(".result .chip") == "ok"
 
 
-def test_a_form_says_what_its_schema_says(page: Page, at: Served) -> None:
-    """Strings, numbers, booleans, lists, objects, references, choices: and what nobody filled in is left out."""
-    page.open(f"{at.url}/ui#/tools/plan")
+def test_form_covers_all_schema_types(page: Page, server: LiveServer) -> None:
+    """Strings, numbers, booleans, lists, objects, references, unions; empty optional fields are left out."""
+    page.open(f"{server.url}/ui#/tools/plan")
     page.type("[data-field=title] textarea", "Trip")
     page.type("[data-field=rounds] input", "5")
     page.choose("[data-field=loud] select", "0")
@@ -109,8 +111,8 @@ def test_a_form_says_what_its_schema_says(page: Page, at: Served) -> None:
     }
 
 
-def test_arguments_can_be_written_as_json_and_go_back_into_the_form(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui#/tools/add")
+def test_arguments_can_be_switched_between_form_and_json(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools/add")
     page.type("[data-field=a] input", "1")
     page.click("label", "JSON")
     assert json.loads(page.js("document.querySelector('.raw').value")) == {"a": 1}
@@ -123,16 +125,16 @@ def test_arguments_can_be_written_as_json_and_go_back_into_the_form(page: Page, 
     page.sees("invalid", ".result .chip")  # malformed, as a policy might write it, and judged as a policy's
 
 
-def test_a_number_that_is_none_is_said_at_its_field(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui#/tools/add")
+def test_invalid_number_is_reported_at_its_field(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools/add")
     page.type("[data-field=a] input", "one")
     page.click("button", "Call")
     page.sees("a is not a number.", "[role=alert]")
     assert page.js("document.activeElement.ariaInvalid") == "true"
 
 
-def test_all_parts_of_a_result_are_shown(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui#/tools/several")
+def test_result_view_shows_all_parts(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools/several")
     page.click("button", "Call")
     page.until("document.querySelector('.result img')?.naturalWidth > 0")
     shown = page.text(".result")
@@ -140,26 +142,26 @@ def test_all_parts_of_a_result_are_shown(page: Page, at: Served) -> None:
     assert "audio/wav" in shown and "a note" in shown and "https://example.org/far" in shown
 
 
-def test_an_error_says_what_it_means_and_why(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui#/tools/fails")
+def test_error_result_shows_meaning_and_reason(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools/fails")
     page.click("button", "Call")
-    page.sees("The tool itself said no.", ".result")
+    page.sees("The tool reported an error.", ".result")
     assert "no such luck" in page.text(".result")
 
 
-def test_the_equivalent_curl_is_shown_and_names_no_token(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui#/tools/add")
+def test_equivalent_curl_command_contains_no_token(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools/add")
     page.type("[data-field=a] input", "1")
     page.click("summary", "curl")
     page.sees("/v1/sessions/$id/calls", "form pre")
     assert '\\"a\\":1' in page.text("form pre")
 
 
-def test_calls_appear_as_they_run_and_end(page: Page, at: Served, slow: Slow) -> None:
-    page.open(f"{at.url}/ui#/calls")
+def test_calls_view_shows_running_and_finished_calls(page: Page, server: LiveServer, slow: BlockingTool) -> None:
+    page.open(f"{server.url}/ui#/calls")
     page.sees("live", "[role=status]:not(#health)")
     slow.go.clear()
-    caller = threading.Thread(target=rollout, args=(at, ("wait", {})))
+    caller = threading.Thread(target=make_calls, args=(server, ("wait", {})))
     caller.start()
     page.until("document.querySelector('.running')?.innerText.includes('wait')")
     slow.go.set()
@@ -170,9 +172,9 @@ def test_calls_appear_as_they_run_and_end(page: Page, at: Served, slow: Slow) ->
     caller.join(20)
 
 
-def test_calls_are_filtered_and_opened_by_keyboard(page: Page, at: Served) -> None:
-    rollout(at, ("add", {"a": 3141}), ("fails", {}))
-    page.open(f"{at.url}/ui#/calls")
+def test_calls_can_be_filtered_and_opened_by_keyboard(page: Page, server: LiveServer) -> None:
+    make_calls(server, ("add", {"a": 3141}), ("fails", {}))
+    page.open(f"{server.url}/ui#/calls")
     page.sees('"a": 3141')
     page.press("/")
     page.type("#search", "add 3141")
@@ -183,9 +185,9 @@ def test_calls_are_filtered_and_opened_by_keyboard(page: Page, at: Served) -> No
     page.sees("3141", ".calls .more pre")
 
 
-def test_a_session_is_seen_and_closed_by_whoever_runs_the_gateway(page: Page, at: Served) -> None:
-    id = rollout(at, ("add", {"a": 1}), task="stuck-1")
-    page.open(f"{at.url}/ui#/sessions")
+def test_operator_can_close_a_session(page: Page, server: LiveServer) -> None:
+    id = make_calls(server, ("add", {"a": 1}), task="stuck-1")
+    page.open(f"{server.url}/ui#/sessions")
     page.sees("stuck-1")
     assert id not in page.js("document.documentElement.outerHTML")  # it would open the session
     row = "[...document.querySelectorAll('tbody tr')].find(row => row.innerText.includes('stuck-1'))"
@@ -194,21 +196,21 @@ def test_a_session_is_seen_and_closed_by_whoever_runs_the_gateway(page: Page, at
     page.sees("Really close", "#shut")
     page.click("#shut")
     page.until(f"!{row}")
-    assert id not in at.gateway.sessions
+    assert id not in server.gateway.sessions
 
 
-def test_a_tape_shows_what_is_on_it(page: Page, at: Served) -> None:
-    rollout(at, ("facts", {}), task="taped")
-    page.open(f"{at.url}/ui#/tapes")
+def test_tapes_view_shows_the_contents_of_a_tape(page: Page, server: LiveServer) -> None:
+    make_calls(server, ("facts", {}), task="taped")
+    page.open(f"{server.url}/ui#/tapes")
     page.click(".item", "first")
     page.click("summary", "taped")
     page.sees("facts", "details[open] .turn")
 
 
 @pytest.mark.parametrize("view", ["#/", "#/tools/hostile", "#/calls", "#/sessions", "#/tapes/first"])
-def test_hostile_text_is_shown_and_never_run(page: Page, at: Served, view: str) -> None:
-    rollout(at, ("hostile", {"text": HOSTILE}), (HOSTILE, {}), task=HOSTILE)
-    page.open(f"{at.url}/ui{view}")
+def test_hostile_text_is_shown_but_never_executed(page: Page, server: LiveServer, view: str) -> None:
+    make_calls(server, ("hostile", {"text": HOSTILE}), (HOSTILE, {}), task=HOSTILE)
+    page.open(f"{server.url}/ui{view}")
     page.until("document.querySelector('main').innerText.length > 40")
     if view == "#/tools/hostile":
         page.type("[data-field=text] textarea", HOSTILE)
@@ -221,9 +223,9 @@ def test_hostile_text_is_shown_and_never_run(page: Page, at: Served, view: str) 
     assert page.count("main script, main img[src=x], [onerror]") == 0
 
 
-def test_a_page_that_makes_markup_of_text_is_stopped_by_its_policy(page: Page, at: Served) -> None:
+def test_content_security_policy_blocks_markup_from_text(page: Page, server: LiveServer) -> None:
     page.allow("TrustedHTML|Content Security Policy|trusted type")
-    page.open(f"{at.url}/ui")
+    page.open(f"{server.url}/ui")
     page.js(
         "(() => { try { document.querySelector('main').innerHTML = '<b>x</b>' } catch { window.stopped = true } })()"
     )
@@ -231,37 +233,37 @@ def test_a_page_that_makes_markup_of_text_is_stopped_by_its_policy(page: Page, a
 
 
 @pytest.mark.parametrize("view", ["#/", "#/tools/plan", "#/calls", "#/sessions", "#/tapes/first"])
-def test_a_view_is_readable_in_light_and_dark_and_at_400_pixels(page: Page, at: Served, view: str) -> None:
-    rollout(at, ("add", {"a": 1}), ("fails", {}), ("add", {"a": "x" * 200}))
+def test_views_are_readable_in_light_dark_and_at_400_pixels(page: Page, server: LiveServer, view: str) -> None:
+    make_calls(server, ("add", {"a": 1}), ("fails", {}), ("add", {"a": "x" * 200}))
     page.look("light", NARROW)
-    page.open(f"{at.url}/ui{view}")
+    page.open(f"{server.url}/ui{view}")
     page.until("document.querySelector('main').innerText.length > 40")
-    assert wider(page) == []
-    assert nameless(page) == []
-    assert faint(page) == []
+    assert overflowing_elements(page) == []
+    assert unnamed_controls(page) == []
+    assert low_contrast_texts(page) == []
     page.look("dark", NARROW)
-    assert faint(page) == []
+    assert low_contrast_texts(page) == []
 
 
-def test_the_number_keys_change_the_view_but_not_while_something_is_written(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui")
-    page.press("2")
+def test_number_keys_switch_views_except_while_typing(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
+    page.press("3")
     page.until("document.querySelector('#search')")
     page.press("/")
-    page.press("3")
-    assert page.js("document.querySelector('#search').value") == "3"
-    page.press("Escape")
     page.press("4")
+    assert page.js("document.querySelector('#search').value") == "4"
+    page.press("Escape")
+    page.press("5")
     page.sees("Open sessions")
 
 
-def test_a_token_is_asked_for_once_and_kept_for_the_tab(page: Page) -> None:
+def test_token_is_prompted_once_and_stored_for_the_tab(page: Page) -> None:
     page.allow("401")
-    with serving(lambda: workshop(Slow()), Settings(port=0, token=SecretStr("let-me-in"))) as locked:
+    with live_server(lambda: sample_gateway(BlockingTool()), Settings(port=0, token=SecretStr("let-me-in"))) as locked:
         page.open(f"{locked.url}/ui")
         page.type("#token", "wrong")
         page.press("Enter")
-        page.sees("not the right one", "dialog")
+        page.sees("That token is wrong", "dialog")
         assert "far" not in page.text("main")
         page.type("#token", "let-me-in")
         page.press("Enter")
@@ -272,9 +274,9 @@ def test_a_token_is_asked_for_once_and_kept_for_the_tab(page: Page) -> None:
         assert page.js("localStorage.length") == 0 and page.count("dialog") == 0
 
 
-def test_a_gateway_that_has_ended_is_said_so(page: Page) -> None:
+def test_stopped_gateway_is_reported(page: Page) -> None:
     page.allow("ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_EMPTY_RESPONSE|ERR_CONNECTION_RESET")
-    with serving(lambda: workshop(Slow())) as ended:
+    with live_server(lambda: sample_gateway(BlockingTool())) as ended:
         page.open(f"{ended.url}/ui#/calls")
         page.sees("live", "main")
     page.sees("does not answer", "#health")

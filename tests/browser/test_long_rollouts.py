@@ -1,4 +1,4 @@
-"""A rollout as long as they get: it opens, and an address leads to its turn and its token, wherever these are."""
+"""Tests long rollouts in the web UI: permalinks to turns and tokens, keys, ledgers and lazy drawing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,34 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser.long_run import ANEW, LEFT_OUT_OF, MANY_TOKENS, MANY_TURNS, TOKENS, TURNS, long_run
+from tests.browser.long_run import (
+    BRANCHES,
+    EXCLUDED_TOKENS,
+    MANY_TOKENS,
+    MANY_TURNS,
+    TOKENS,
+    TURNS,
+    TWO_LEDGERS,
+    write_long_run,
+)
 from tests.browser.page import NARROW, WIDE, Page
-from tests.browser.runs_stage import shown
+from tests.browser.runs_stage import serve_runs
 
 AT_TOP = "Math.abs(at.getBoundingClientRect().top - parseFloat(getComputedStyle(at).scrollMarginTop)) < 3"
 STAYS = """new Promise(done => { let left = 20; const look = () => { const at = document.querySelector(%r);
   (left -= 1) ? requestAnimationFrame(look) : done(Boolean(at && %s)); }; look(); })"""
-"""Whether it is there some frames later as well."""
+"""True if the element is still in place some frames later."""
 IN_SIGHT = "at.getBoundingClientRect().top > 0 && at.getBoundingClientRect().bottom < innerHeight"
 
 
 @pytest.fixture(scope="module")
-def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with shown(long_run(tmp_path_factory.mktemp("runs") / "long")) as url:
+def run_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve_runs(write_long_run(tmp_path_factory.mktemp("runs") / "long")) as url:
         yield f"{url}#/long"
 
 
-def opened(page: Page, url: str) -> None:
-    """From its address, as somebody has it who was sent it."""
+def open_fresh(page: Page, url: str) -> None:
+    """Opens an address in a fresh page, as from a link."""
     page.open("about:blank#")
     page.open(url)
     page.until("!!document.querySelector('.view .entry')")
@@ -32,20 +41,18 @@ def opened(page: Page, url: str) -> None:
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("turn", [1, 40, 51])
-def test_a_permalink_leads_to_its_turn_however_much_stands_above_it(
-    page: Page, at: str, turn: int, size: tuple[int, int]
-) -> None:
+def test_permalink_scrolls_to_its_turn(page: Page, run_url: str, turn: int, size: tuple[int, int]) -> None:
     page.look(size=size)
-    opened(page, f"{at}/rollouts/{MANY_TURNS}?turn={turn}")
-    found = f".entry[data-turn='{turn}']"
-    page.until(f"(at => at && {AT_TOP})(document.querySelector({found!r}))")
-    page.until(STAYS % (found, AT_TOP))
+    open_fresh(page, f"{run_url}/rollouts/{MANY_TURNS}?turn={turn}")
+    selector = f".entry[data-turn='{turn}']"
+    page.until(f"(at => at && {AT_TOP})(document.querySelector({selector!r}))")
+    page.until(STAYS % (selector, AT_TOP))
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
-def test_the_keys_walk_from_turn_to_turn_and_stop_at_nothing_else(page: Page, at: str, size: tuple[int, int]) -> None:
+def test_keys_move_from_turn_to_turn(page: Page, run_url: str, size: tuple[int, int]) -> None:
     page.look(size=size)
-    opened(page, f"{at}/rollouts/{MANY_TURNS}")
+    open_fresh(page, f"{run_url}/rollouts/{MANY_TURNS}")
     assert page.count(".entry[data-turn]") == TURNS
     for key, turn in [("n", 0), ("n", 1), ("n", 2), ("p", 1)]:
         page.press(key)
@@ -53,62 +60,69 @@ def test_the_keys_walk_from_turn_to_turn_and_stop_at_nothing_else(page: Page, at
         page.until(f"(at => {AT_TOP})(document.querySelector('.entry[data-turn=\"{turn}\"]'))")
 
 
-def test_a_ledger_that_the_policy_left_is_in_the_address_of_its_tokens(page: Page, at: str) -> None:
-    opened(page, f"{at}/rollouts/{ANEW}")
+def test_address_of_a_token_has_its_ledger(page: Page, run_url: str) -> None:
+    open_fresh(page, f"{run_url}/rollouts/{TWO_LEDGERS}")
     page.until("document.querySelector('.mode[aria-pressed=true]')?.innerText === '2'")
     page.click(".mode[aria-pressed]", "1")
     page.press("ArrowRight")
     page.until("/token=0/.test(location.hash) && /ledger=1/.test(location.hash)")
     page.open("about:blank#")
-    page.open(f"{at}/rollouts/{ANEW}?token=3&ledger=1")
+    page.open(f"{run_url}/rollouts/{TWO_LEDGERS}?token=3&ledger=1")
     page.until("!!document.querySelector('#t3.on')")
     assert page.text(".mode[aria-pressed=true]") == "1"
 
 
+def test_branches_of_an_agents_rollout_have_names(page: Page, run_url: str) -> None:
+    open_fresh(page, f"{run_url}/rollouts/{BRANCHES}")
+    page.until("document.querySelector('.mode[aria-pressed=true]')?.innerText === 'main line'")
+    page.click(".mode[aria-pressed]", "fork of turn 0")
+    page.sees("changed by the agent: arguments", ".entry[data-turn='0']")
+
+
 @pytest.mark.parametrize(("turn", "ledger"), [(0, "1"), (1, "1"), (2, "2")])
-def test_a_turn_is_found_in_the_ledger_that_holds_it(page: Page, at: str, turn: int, ledger: str) -> None:
-    opened(page, f"{at}/rollouts/{ANEW}?turn={turn}")
+def test_turn_is_shown_in_its_ledger(page: Page, run_url: str, turn: int, ledger: str) -> None:
+    open_fresh(page, f"{run_url}/rollouts/{TWO_LEDGERS}?turn={turn}")
     page.until(f"document.querySelector('.entry[data-turn=\"{turn}\"]')")
     assert page.text(".mode[aria-pressed=true]") == ledger
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("params", "expected"),
     [("turn=9", "no turn 9: it has 4 turns"), ("ledger=3", "no ledger 3: it has 2"), ("token=9999", "no token 9999")],
 )
-def test_what_an_address_names_and_the_rollout_has_not_is_said(page: Page, at: str, asked: str, said: str) -> None:
-    opened(page, f"{at}/rollouts/{ANEW}?{asked}")
-    page.sees(said, "[role=alert]")
+def test_missing_turn_ledger_or_token_is_reported(page: Page, run_url: str, params: str, expected: str) -> None:
+    open_fresh(page, f"{run_url}/rollouts/{TWO_LEDGERS}?{params}")
+    page.sees(expected, "[role=alert]")
 
 
-def test_a_token_of_no_weight_says_why_it_is_not_trained(page: Page, at: str) -> None:
+def test_zero_weight_token_shows_why_it_is_not_trained(page: Page, run_url: str) -> None:
     start = "Number(document.querySelector('.entry[data-turn=\"2\"] .t').dataset.at)"
-    opened(page, f"{at}/rollouts/{ANEW}")
+    open_fresh(page, f"{run_url}/rollouts/{TWO_LEDGERS}")
     page.until("!!document.querySelector('.entry[data-turn=\"2\"] .t')")
     first = page.js(start)
-    for token, said in (
-        (first, "Not trained: the policy wrote it, but a plug-in left it out"),
-        (first + LEFT_OUT_OF, "Trained: "),
+    for token, expected in (
+        (first, "Not trained: the policy wrote it, but a plug-in excluded it from training"),
+        (first + EXCLUDED_TOKENS, "Trained: "),
     ):
-        opened(page, f"{at}/rollouts/{ANEW}?token={token}")
-        page.sees(said, ".inspector")
+        open_fresh(page, f"{run_url}/rollouts/{TWO_LEDGERS}?token={token}")
+        page.sees(expected, ".inspector")
     assert "plug-in" not in page.text(".inspector .because")
 
 
-def test_a_rollout_of_very_many_tokens_is_drawn_where_it_is_seen(page: Page, at: str) -> None:
-    opened(page, f"{at}/rollouts/{MANY_TOKENS}")
+def test_long_rollout_is_drawn_only_where_visible(page: Page, run_url: str) -> None:
+    open_fresh(page, f"{run_url}/rollouts/{MANY_TOKENS}")
     page.until("document.querySelectorAll('.t').length > 100")
     page.press("4")
     page.until("document.querySelector('.mode[data-mode=surprise]').ariaChecked === 'true'")
-    opened(page, f"{at}/rollouts/{MANY_TOKENS}?token={TOKENS - 900}")
+    open_fresh(page, f"{run_url}/rollouts/{MANY_TOKENS}?token={TOKENS - 900}")
     page.sees(f"token {TOKENS - 900}", ".inspector")
     page.until(STAYS % (f"#t{TOKENS - 900}.on", IN_SIGHT))
     assert page.count(".t") < 12_000, "the rest is text"
     assert page.js("document.querySelector('.entries').textContent.length") > TOKENS
 
 
-def test_siblings_of_very_many_tokens_stand_side_by_side(page: Page, at: str) -> None:
-    page.open(f"{at}/group/1-0-2")
-    page.sees("Reward", ".apart")
-    page.until("document.querySelectorAll('.parted .t.pale').length > 99")
+def test_long_siblings_are_shown_side_by_side(page: Page, run_url: str) -> None:
+    page.open(f"{run_url}/group/1-0-2")
+    page.sees("Reward", ".differences")
+    page.until("document.querySelectorAll('.diverged .t.pale').length > 99")
     assert page.count(".t") < 12_000

@@ -1,4 +1,4 @@
-"""The page of runs in a real browser: curves, a table as long as the run, a rollout by its tokens, and an export."""
+"""Tests the web UI of runs in a browser: charts, the table, rollouts token by token, and the export."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
-from tests.browser.made_run import HOSTILE, PAD, STEPS, made
 from tests.browser.page import NARROW, Page
-from tests.browser.reads import faint, nameless, wider
-from tests.browser.runs_stage import GONE, shown
-from trainer.page.export import export
-from trainer.page.runs import named
-from trainer.page.serve import beside
+from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
+from tests.browser.runs_stage import CONNECTION_REFUSED, serve_runs
+from tests.browser.sample_run import HOSTILE, PAD, STEPS, write_sample_run
+from trainer.web.app import serve_in_thread
+from trainer.web.export import export_runs
+from trainer.web.runs import name_runs
 
 HOSTILE_AT = 20
-"""The rollout of step 2, group 1 that says what means harm."""
+"""The rollout with hostile text, of step 2, group 1."""
 FAILED_AT = 19
 VIEWS = ("#/", "#/over/rollouts", "#/over/rollouts/171?by=advantage&token=66", "#/over/group/11-0-2")
 
 
 @pytest.fixture(scope="module")
-def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("runs") / "over")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample_run(tmp_path_factory.mktemp("runs") / "over")
 
 
 @pytest.fixture(scope="module")
-def at(over: Path) -> Iterator[str]:
-    with shown(over) as url:
+def url(finished_run: Path) -> Iterator[str]:
+    with serve_runs(finished_run) as url:
         yield url
 
 
-def drawn(page: Page) -> None:
+def wait_for_view(page: Page) -> None:
     page.until("!!document.querySelector('.view')")
 
 
-def test_a_finished_run_shows_its_curves_and_what_was_alarming(page: Page, at: str) -> None:
-    page.open(at)
+def test_finished_run_shows_charts_and_alarms(page: Page, url: str) -> None:
+    page.open(url)
     page.sees(f"{STEPS} of {STEPS}", ".facts")
     page.sees("finished", ".facts")
     titles = page.js("[...document.querySelectorAll('.chart h3')].map(node => node.firstChild.textContent)")
     for title in ("Reward", "Success", "Success by kind, sampled", "Entropy", "Staleness", "Speed", "Time"):
         assert title in titles
-    page.sees("no group teaches", ".alarm")
-    page.sees("end here, or give harder tasks", ".alarm")
+    page.sees("no group has a learning signal", ".alarm")
+    page.sees("stop here, or add harder tasks", ".alarm")
 
 
-def test_a_crosshair_is_shared_and_a_zoom_is_reset(page: Page, at: str) -> None:
-    page.open(at)
+def test_charts_share_crosshair_and_zoom(page: Page, url: str) -> None:
+    page.open(url)
     page.until("document.querySelectorAll('.chart path').length > 12")
-    page.sees("no group teaches", ".alarm")  # What comes above moves the charts from under the pointer.
+    page.sees("no group has a learning signal", ".alarm")  # What comes above moves the charts from under the pointer.
     page.hover(".plot")
     page.until("document.querySelector('.when').textContent.startsWith('step ')")
     assert page.js("new Set([...document.querySelectorAll('.when')].map(node => node.textContent)).size") == 1
@@ -65,8 +65,8 @@ def test_a_crosshair_is_shared_and_a_zoom_is_reset(page: Page, at: str) -> None:
     page.until("document.querySelector('.toolbar button').hidden")
 
 
-def test_a_chart_is_zoomed_with_the_keys_alone(page: Page, at: str) -> None:
-    page.open(at)
+def test_chart_is_zoomed_by_keys(page: Page, url: str) -> None:
+    page.open(url)
     page.until("document.querySelectorAll('.chart path').length > 12")
     page.js("document.querySelector('.plot').focus()")
     for _ in range(3):
@@ -85,29 +85,31 @@ def test_a_chart_is_zoomed_with_the_keys_alone(page: Page, at: str) -> None:
     page.press("Escape")
     page.until("document.querySelector('.toolbar button').hidden")
     page.press("?")
-    page.sees("mark steps in a chart, and zoom in on them", "dialog")
+    page.sees("select steps in a chart, and zoom in", "dialog")
 
 
-def test_curves_of_one_hue_have_different_dashes(page: Page, at: str) -> None:
-    page.open(at)
-    looks = 'import("/ui/chart.js").then(chart => [...Array(36).keys()].map(at => chart.hue(at) + chart.dash(at)))'
+def test_curves_of_equal_colour_have_different_dashes(page: Page, url: str) -> None:
+    page.open(url)
+    looks = (
+        'import("/ui/chart.js").then(chart => [...Array(36).keys()].map(at => chart.colourOf(at) + chart.dashOf(at)))'
+    )
     assert len(set(page.js(looks))) == 36
 
 
-def test_a_run_that_nobody_opened_is_not_taken_for_another(page: Page, at: str) -> None:
+def test_unknown_run_is_reported(page: Page, url: str) -> None:
     for view in ("rollouts/17", "rollouts", ""):
         page.open("about:blank#")
-        page.open(f"{at}#/elsewhere/{view}")
+        page.open(f"{url}#/elsewhere/{view}")
         page.sees("There is no run elsewhere here.", "[role=alert]")
         page.sees("opened with over", "[role=alert]")
     page.press("t")
     page.sees("384 rollouts")
 
 
-def test_runs_are_laid_over_each_other_and_told_apart_by_their_settings(page: Page, over: Path, tmp_path: Path) -> None:
-    page.allow(GONE)
-    other = made(tmp_path / "other", steps=5, seed=3)
-    with shown(over, other) as url:
+def test_several_runs_share_charts_and_show_different_settings(page: Page, finished_run: Path, tmp_path: Path) -> None:
+    page.allow(CONNECTION_REFUSED)
+    other = write_sample_run(tmp_path / "other", steps=5, seed=3)
+    with serve_runs(finished_run, other) as url:
         page.open(url)
         page.sees("over reward", ".legend")
         page.sees("other reward", ".legend")
@@ -117,8 +119,8 @@ def test_runs_are_laid_over_each_other_and_told_apart_by_their_settings(page: Pa
         page.until("!document.querySelector('.legend').innerText.includes('over reward')")
 
 
-def test_rollouts_are_filtered_searched_and_sorted(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts")
+def test_rollouts_are_filtered_searched_and_sorted(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts")
     page.sees("384 rollouts", ".summary")
     page.choose("select[name=stop]", "tool_failed")
     page.sees("1 rollout", ".summary")
@@ -141,9 +143,9 @@ def test_rollouts_are_filtered_searched_and_sorted(page: Page, at: str) -> None:
     page.until("Number(document.querySelector('.rows a.line .reward').innerText) > 1")
 
 
-def test_one_search_is_under_way_at_a_time(page: Page, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.page.runs.SEARCH_S", 1e-6)  # A rollout at each look.
-    page.open(f"{at}#/over/rollouts")
+def test_searches_run_one_at_a_time(page: Page, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.web.runs.SEARCH_TIME_S", 1e-6)  # A rollout at each look.
+    page.open(f"{url}#/over/rollouts")
     page.sees("384 rollouts", ".summary")
     page.js(
         "(ask => { window.now = window.most = window.asked = 0;"
@@ -152,13 +154,13 @@ def test_one_search_is_under_way_at_a_time(page: Page, at: str, monkeypatch: pyt
         " return ask(...what).then(late).finally(() => { now -= 1; }); }; })(window.fetch)"
     )
     page.type("input[type=search]", "never guess")
-    page.until("/looked into \\d\\d of/.test(document.querySelector('.summary').innerText)")
+    page.until("/searched \\d\\d of/.test(document.querySelector('.summary').innerText)")
     assert page.js("asked") > 9
     assert page.js("most") == 1
 
 
-def test_a_table_that_is_scrolled_keeps_the_rows_that_stay_in_sight(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts")
+def test_scrolling_keeps_visible_rows(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts")
     page.sees("384 rollouts", ".summary")
     page.until("document.querySelectorAll('.rows a.line').length > 20")
     page.js(
@@ -175,10 +177,10 @@ def test_a_table_that_is_scrolled_keeps_the_rows_that_stay_in_sight(page: Page, 
     assert order == sorted(order), "read aloud in the order in which they stand"
 
 
-def test_a_table_is_walked_with_the_keys_and_so_are_its_rollouts(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts?stop=tool_failed")
+def test_keys_move_through_table_and_rollouts(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts?stop=tool_failed")
     page.sees("1 rollout", ".summary")
-    page.open(f"{at}#/over/rollouts?step=7")
+    page.open(f"{url}#/over/rollouts?step=7")
     page.sees("16 rollouts", ".summary")
     page.press("j")
     page.press("j")
@@ -193,8 +195,8 @@ def test_a_table_is_walked_with_the_keys_and_so_are_its_rollouts(page: Page, at:
     page.sees("siblings side by side", "dialog")
 
 
-def test_a_permalink_leads_to_its_token_and_the_token_says_why(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts/171?token=66")
+def test_permalink_shows_its_token_and_why_it_is_trained(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts/171?token=66")
     page.until("!!document.querySelector('#t66.on')")
     page.sees("token 66", ".inspector")
     page.sees("Trained: the policy wrote it", ".inspector")
@@ -203,11 +205,11 @@ def test_a_permalink_leads_to_its_token_and_the_token_says_why(page: Page, at: s
     page.until("location.hash.includes('token=67')")
     page.press("Escape")
     page.hover(".t[data-author=task]")
-    page.sees("Not trained: the task", ".inspector")
+    page.sees("Not trained: it is from the task", ".inspector")
 
 
-def test_a_rollout_that_was_left_before_it_came_leaves_the_address_alone(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/group/11-0-2")
+def test_rollout_that_loads_too_late_does_not_change_the_address(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/group/11-0-2")
     page.sees("What differs")
     page.js(
         "addEventListener('hashchange', () => { location.hash = '#/over/rollouts'; }, {once: true});"
@@ -222,8 +224,8 @@ def test_a_rollout_that_was_left_before_it_came_leaves_the_address_alone(page: P
 
 
 @pytest.mark.parametrize("mode", ["author", "trained", "logprob", "surprise", "advantage", "version"])
-def test_tokens_are_coloured_by_what_is_asked(page: Page, at: str, mode: str) -> None:
-    page.open(f"{at}#/over/rollouts/171")
+def test_tokens_are_coloured_by_mode(page: Page, url: str, mode: str) -> None:
+    page.open(f"{url}#/over/rollouts/171")
     page.until("document.querySelector('.t[data-author=policy]') && document.querySelector('.t[data-author=tool]')")
     page.click(f".mode[data-mode={mode}]")
     page.until(f"document.querySelector('.mode[data-mode={mode}]').ariaChecked === 'true'")
@@ -234,75 +236,80 @@ def test_tokens_are_coloured_by_what_is_asked(page: Page, at: str, mode: str) ->
     assert ("tool" in coloured) == (mode == "author")
 
 
-def test_a_conversation_is_read_as_it_was_held(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts/171")
+def test_conversation_shows_reasoning_calls_and_images(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts/171")
     page.sees("Reasoning, 22 words", ".entry[data-author=policy]")
     page.until("document.body.innerText.includes('draw_bars')")
-    page.until("document.querySelector('.medium img')?.naturalWidth === 320")
+    page.until("document.querySelector('.media img')?.naturalWidth === 320")
     page.sees("score", ".entry[data-author=feedback]")
-    assert page.count(".strip .span[data-phase=calling] .inner") == 2
+    assert page.count(".timeline .span[data-phase=calling] .inner") == 2
     page.press("r")
     page.until("document.querySelector('details.reasoning').open")
 
 
-def test_a_turn_is_found_from_the_time_that_it_took(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts/171")
-    drawn(page)
-    page.js("[...document.querySelectorAll('.strip .span[data-phase=generating]')][1].click()")
+def test_timeline_leads_to_its_turn(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts/171")
+    wait_for_view(page)
+    page.js("[...document.querySelectorAll('.timeline .span[data-phase=generating]')][1].click()")
     page.until("location.hash.includes('turn=1')")
 
 
-def test_what_is_not_scored_says_who_failed(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts/{FAILED_AT}")
+def test_unscored_rollout_shows_what_failed(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts/{FAILED_AT}")
     page.sees("server 'atlas' is down: connection refused")
     page.sees("not scored", ".top")
 
 
-def test_model_text_is_shown_and_never_run(page: Page, at: str) -> None:
-    for place in ("rollouts", f"rollouts/{HOSTILE_AT}", "group/2-0-1"):
-        page.open(f"{at}#/over/{place}")
-        drawn(page)
+def test_model_text_is_never_run(page: Page, url: str) -> None:
+    for view in ("rollouts", f"rollouts/{HOSTILE_AT}", "group/2-0-1"):
+        page.open(f"{url}#/over/{view}")
+        wait_for_view(page)
         assert page.js("document.title") != "run"
-    page.open(f"{at}#/over/rollouts/{HOSTILE_AT}")
-    page.sees(HOSTILE.split(">")[0], ".speech")
+    page.open(f"{url}#/over/rollouts/{HOSTILE_AT}")
+    page.sees(HOSTILE.split(">")[0], ".message")
     assert page.count("main script, main img[onerror]") == 0
 
 
-def test_a_picture_stands_in_the_conversation_and_where_its_tokens_are(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/rollouts/171")
-    page.until("document.querySelector('.speech .medium img')?.naturalWidth === 320")
-    page.until("document.querySelector('.ids .stands img')?.naturalWidth === 320")
-    assert page.js("[...document.querySelectorAll('.t:has(.stands)')].map(one => one.textContent)") == [PAD]
+def test_image_is_shown_in_conversation_and_at_its_tokens(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts/171")
+    page.until("document.querySelector('.message .media img')?.naturalWidth === 320")
+    page.until("document.querySelector('.ids .thumbnail img')?.naturalWidth === 320")
+    assert page.js("[...document.querySelectorAll('.t:has(.thumbnail)')].map(one => one.textContent)") == [PAD]
     page.hover(".t", PAD)
     page.sees("stands for", ".inspector")
-    page.sees("seen as 12 tokens", ".inspector")
-    assert "[image]" not in page.text(".speech")
+    page.sees("expanded to 12 tokens", ".inspector")
+    assert "[image]" not in page.text(".message")
 
 
-def test_siblings_stand_side_by_side_from_where_they_part(page: Page, at: str) -> None:
-    page.open(f"{at}#/over/group/11-0-2")
+def test_siblings_are_shown_from_where_they_diverge(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/group/11-0-2")
     page.until("document.querySelectorAll('.attempt').length > 1")
     page.sees("What differs")
-    page.sees("Answer", ".apart")
-    page.until("!!document.querySelector('.attempt .parted .t.pale')")
+    page.sees("Answer", ".differences")
+    page.until("!!document.querySelector('.attempt .diverged .t.pale')")
     assert "System message" not in page.text(".siblings-all")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 860), NARROW])
-def test_every_view_is_read_by_everyone(page: Page, at: str, scheme: str, size: tuple[int, int]) -> None:
+def test_views_are_readable(page: Page, url: str, scheme: str, size: tuple[int, int]) -> None:
     page.look(scheme, size)
     for view in VIEWS:
-        page.open(at + view)
-        drawn(page)
+        page.open(url + view)
+        wait_for_view(page)
         page.until("document.querySelector('.view').innerText.length > 200")
-        assert (view, faint(page), wider(page), nameless(page)) == (view, [], [], [])
+        assert (view, low_contrast_texts(page), overflowing_elements(page), unnamed_controls(page)) == (
+            view,
+            [],
+            [],
+            [],
+        )
 
 
-def test_an_export_is_one_file_that_asks_nobody(page: Page, over: Path, tmp_path: Path) -> None:
+def test_export_works_without_network(page: Page, finished_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "sent.html"
-    said = export(named([over]), file)
-    assert "384 of 384 rollouts are listed" in said
+    summary = export_runs(name_runs([finished_run]), file)
+    assert "384 of 384 rollouts are listed" in summary
     page.open(file.as_uri())
     page.sees(f"{STEPS} of {STEPS}", ".facts")
     page.open(f"{file.as_uri()}#/over/rollouts?stop=tool_failed")
@@ -310,23 +317,23 @@ def test_an_export_is_one_file_that_asks_nobody(page: Page, over: Path, tmp_path
     page.open(f"{file.as_uri()}#/over/rollouts?q=That+is+right")
     page.until("/^[1-9]\\d* rollouts/.test(document.querySelector('.summary').innerText)")
     page.open(f"{file.as_uri()}#/over/rollouts?q=assistant")
-    page.sees("No rollout is like that.")
+    page.sees("No rollout matches.")
     page.open(f"{file.as_uri()}#/over/rollouts/{HOSTILE_AT}?token=66")
     page.sees("token 66", ".inspector")
     page.open(f"{file.as_uri()}#/over/rollouts/171")
-    page.until("document.querySelector('.medium img')?.naturalWidth === 320")
+    page.until("document.querySelector('.media img')?.naturalWidth === 320")
     page.open(f"{file.as_uri()}#/over/group/11-0-2")
     page.sees("What differs")
     assert page.js("document.title") != "run"
     assert {url.split(":")[0] for url in page.requests} <= {"file", "data", "about"}
 
 
-def test_a_token_is_asked_for_where_one_is_needed(page: Page, over: Path) -> None:
-    with beside(named([over]), Settings(port=0, token=SecretStr("open-sesame"))) as url:
-        page.allow(f"401|{GONE}")
+def test_page_asks_for_token_if_needed(page: Page, finished_run: Path) -> None:
+    with serve_in_thread(name_runs([finished_run]), Settings(port=0, token=SecretStr("open-sesame"))) as url:
+        page.allow(f"401|{CONNECTION_REFUSED}")
         page.open(url)
         page.type("#token", "open-sesame")
-        page.click("dialog button", "Go on")
+        page.click("dialog button", "Continue")
         page.sees(f"{STEPS} of {STEPS}", ".facts")
         page.open(f"{url}#token=open-sesame")
         page.until("!location.hash.includes('sesame')")

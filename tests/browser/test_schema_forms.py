@@ -1,4 +1,4 @@
-"""A form is made of whatever schema a third party wrote: what it cannot draw it takes as JSON, and it never breaks."""
+"""Tests of the forms made from JSON Schemas: any schema yields a form."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from gateway.gateway import Gateway
 from tests.browser.page import Page
-from tests.http.rooms import rooms
-from tests.served import Served, serving
+from tests.http.api_client import http_sources
+from tests.live_server import LiveServer, live_server
 
 DEEP: Any = {"type": "string"}
 for _ in range(40):
     DEEP = {"type": "object", "properties": {"in": DEEP}, "required": ["in"]}
 
-ODD: dict[str, Any] = {
+UNUSUAL_SCHEMAS: dict[str, Any] = {
     "nothing": {},
     "a list of anything": {"type": "object", "properties": {"x": {"type": "array"}}},
     "items that are true": {"type": "object", "properties": {"x": {"type": "array", "items": True, "minItems": 2}}},
@@ -52,27 +52,27 @@ ODD: dict[str, Any] = {
     "very deep": DEEP,
     "no object at all": {"type": "string"},
 }
-_MADE = """Promise.all([import("/ui/form.js"), import("/ui/schema.js")]).then(([form, schema]) => {
-  const made = form.control(%s), text = schema.readable(%s, %s), value = made.read();
+_READ_FORM = """Promise.all([import("/ui/schema_form.js"), import("/ui/schema.js")]).then(([form, schema]) => {
+  const made = form.control(%s), text = schema.schemaView(%s, %s), value = made.read();
   document.querySelector("main").replaceChildren(made.node, text ?? "");
   return JSON.stringify(value === form.ABSENT ? null : value); })"""
 
 
 @pytest.fixture(scope="module")
-def at() -> Iterator[Served]:
-    with serving(lambda: Gateway(rooms())) as served:
+def server() -> Iterator[LiveServer]:
+    with live_server(lambda: Gateway(http_sources())) as served:
         yield served
 
 
-def test_no_schema_breaks_the_form(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui")
-    values = {name: page.js(_MADE % ((json.dumps(schema),) * 3)) for name, schema in ODD.items()}
+def test_no_schema_breaks_the_form(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
+    values = {name: page.js(_READ_FORM % ((json.dumps(schema),) * 3)) for name, schema in UNUSUAL_SCHEMAS.items()}
     assert json.loads(values["names that mean something elsewhere"]) == {"constructor": ""}
     assert json.loads(values["items that are true"]) == {"x": [None, None]}
     assert json.loads(values["allOf"]) == {"x": ""}
 
 
-TOLD_APART: Any = {
+DISTINCT_UNION: Any = {
     "oneOf": [
         {"properties": {"k": {"const": "a"}, "x": {"type": "string"}}, "required": ["k", "x"], "type": "object"},
         {"properties": {"k": {"const": "b"}, "y": {"type": "integer"}}, "required": ["k", "y"], "type": "object"},
@@ -101,9 +101,9 @@ VALUES: list[tuple[Any, Any]] = [
         {"x": [], "y": "", "z": {}},
     ),
     ({"properties": {"x": {"const": 4}, "y": {"anyOf": [{"const": 1}, {"const": 2}]}}}, {}),
-    (TOLD_APART, {"k": "b", "y": 3}),
-    (TOLD_APART, {"k": "c", "x": "", "z": True}),
-    ({"properties": {"x": {"anyOf": [TOLD_APART, {"type": "string"}]}}}, {"x": {"k": "b", "y": 3}}),
+    (DISTINCT_UNION, {"k": "b", "y": 3}),
+    (DISTINCT_UNION, {"k": "c", "x": "", "z": True}),
+    ({"properties": {"x": {"anyOf": [DISTINCT_UNION, {"type": "string"}]}}}, {"x": {"k": "b", "y": 3}}),
     ({"properties": {"x": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"}}}, {"x": {"b": 1}}),
     (
         {"properties": {"x": {"prefixItems": [{"type": "string"}, {"type": "number"}], "type": "array"}}},
@@ -112,56 +112,56 @@ VALUES: list[tuple[Any, Any]] = [
 ]
 
 
-def test_what_a_form_is_filled_with_is_what_it_gives(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui")
-    filled = 'import("/ui/form.js").then(form => form.control(%s, {start: %s}).read())'
+def test_form_returns_its_initial_value(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
+    filled = 'import("/ui/schema_form.js").then(form => form.control(%s, {start: %s}).read())'
     for schema, value in VALUES:
         assert page.js(filled % (json.dumps(schema), json.dumps(value))) == value, schema
 
 
-def test_what_a_form_cannot_take_as_it_was_written_is_refused_with_words(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui")
+def test_form_refuses_input_that_it_would_change(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
     read = (
-        'import("/ui/form.js").then(form => { const made = form.control(%s);'
+        'import("/ui/schema_form.js").then(form => { const made = form.control(%s);'
         " made.node.querySelectorAll('button').forEach(one => one.click());"
         " made.node.querySelectorAll('input, textarea').forEach(one => { one.value = %s; });"
         " return made.read(); }).then(JSON.stringify, error => error.message)"
     )
-    whole = {"properties": {"x": {"type": "integer"}}, "additionalProperties": False}
+    closed = {"properties": {"x": {"type": "integer"}}, "additionalProperties": False}
     free = {"type": "object"}
-    for schema, written, said in (
-        (whole, "12345678901234567890", "would change 12345678901234567890"),
+    for schema, written, expected in (
+        (closed, "12345678901234567890", "would change 12345678901234567890"),
         (free, '{"a": [-12345678901234567890]}', "would change -12345678901234567890"),
-        (whole, "1e400", "would change 1e400"),
+        (closed, "1e400", "would change 1e400"),
         (free, '{"a": "12345678901234567890"}', '{"a":"12345678901234567890"}'),
         (free, "[1]", "Further properties are not a JSON object"),
         ({"properties": {"x": {}}}, '{"x": 1}', "x has a field of its own"),
     ):
-        assert said in page.js(read % (json.dumps(schema), json.dumps(written))), written
+        assert expected in page.js(read % (json.dumps(schema), json.dumps(written))), written
 
 
 @pytest.mark.parametrize(
-    ("schema", "said", "fields"),
+    ("schema", "expected", "fields"),
     [
-        ({"type": "object"}, "It names no arguments, and takes any.", 1),
-        ({"type": "object", "additionalProperties": False}, "It takes no arguments.", 0),
+        ({"type": "object"}, "Takes any arguments; the schema names none.", 1),
+        ({"type": "object", "additionalProperties": False}, "Takes no arguments.", 0),
     ],
 )
-def test_what_takes_anything_is_not_said_to_take_nothing(
-    page: Page, at: Served, schema: Any, said: str, fields: int
+def test_open_and_closed_objects_are_described(
+    page: Page, server: LiveServer, schema: Any, expected: str, fields: int
 ) -> None:
-    page.open(f"{at.url}/ui")
-    text = 'import("/ui/schema.js").then(schema => schema.readable(%s, {}).textContent)'
-    assert page.js(text % json.dumps(schema)) == said
-    form = 'import("/ui/form.js").then(form => form.control(%s).node.querySelectorAll("textarea").length)'
+    page.open(f"{server.url}/ui")
+    text = 'import("/ui/schema.js").then(schema => schema.schemaView(%s, {}).textContent)'
+    assert page.js(text % json.dumps(schema)) == expected
+    form = 'import("/ui/schema_form.js").then(form => form.control(%s).node.querySelectorAll("textarea").length)'
     assert page.js(form % json.dumps(schema)) == fields
 
 
-def test_what_would_run_is_refused_where_nodes_are_made(page: Page, at: Served) -> None:
-    page.open(f"{at.url}/ui")
+def test_el_refuses_attributes_that_could_run_code(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
     made = 'import("/ui/dom.js").then(dom => dom.el("a", %s)).then(() => "made", () => "refused")'
-    for given in ({"onclick": "x()"}, {"href": "javascript:x()"}, {"src": " javascript:x()"}, {"srcdoc": "<p>"}):
-        assert page.js(made % json.dumps(given)) == "refused", given
+    for attributes in ({"onclick": "x()"}, {"href": "javascript:x()"}, {"src": " javascript:x()"}, {"srcdoc": "<p>"}):
+        assert page.js(made % json.dumps(attributes)) == "refused", attributes
     assert page.js(made % json.dumps({"href": "#/tools"})) == "made"
     text = page.js('import("/ui/dom.js").then(dom => dom.el("p", {}, "<b>x</b>").innerHTML)')
     assert text == "&lt;b&gt;x&lt;/b&gt;"

@@ -1,4 +1,4 @@
-"""A view is a place on a page, and how a person gets there; `make screenshots` has a picture made of each."""
+"""`View` and `Stage`: the views of a web UI of which `make screenshots` takes screenshots."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.browser.page import WIDE, Page
 @dataclass(frozen=True)
 class View:
     name: str
-    """Of its picture."""
+    """Name of its screenshot."""
     show: Callable[[Page, str], None]
-    """Brings an empty page there, given the address of what is served, and waits until all is drawn."""
+    """Opens the view in an empty page, given the server's URL, and waits until it is drawn."""
     size: tuple[int, int] = WIDE
-    kept: bool = False
-    """Its picture is shown in the README."""
+    in_docs: bool = False
+    """Whether the documentation shows its screenshot."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What is served while pictures are made of its views."""
+    """A server and its views."""
 
     serve: Callable[[], AbstractContextManager[str]]
-    """Gives the address."""
+    """Starts the server and yields its URL."""
     views: Sequence[View]

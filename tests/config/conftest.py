@@ -1,4 +1,4 @@
-"""A folder to configure a gateway in."""
+"""Fixtures that load configuration files from the working folder."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.load import Config, load
+from gateway.config.load import Config, load_config
 from gateway.errors import ConfigErrors
 from tests.conftest import Write
 
-Loaded = Callable[..., Config]
-Refused = Callable[..., tuple[str, ...]]
+LoadConfig = Callable[..., Config]
+LoadErrors = Callable[..., tuple[str, ...]]
 
 
 @pytest.fixture
-def loaded(write: Write, tmp_path: Path) -> Loaded:
-    """Loads `tool_configs/` and, where there is one, `mcp_servers.json`."""
+def load_files(write: Write, tmp_path: Path) -> LoadConfig:
+    """Loads `tool_configs/` and, if it exists, `mcp_servers.json`."""
 
-    def _loaded(env: Mapping[str, str] | None = None) -> Config:
+    def _load_files(env: Mapping[str, str] | None = None) -> Config:
         folder, servers = tmp_path / "tool_configs", tmp_path / "mcp_servers.json"
-        return load(folder if folder.exists() else None, servers if servers.exists() else None, env or {})
+        return load_config(folder if folder.exists() else None, servers if servers.exists() else None, env or {})
 
-    return _loaded
+    return _load_files
 
 
 @pytest.fixture
-def refused(loaded: Loaded) -> Refused:
-    """The mistakes that loading ends in, each as an operator reads it."""
+def load_errors(load_files: LoadConfig) -> LoadErrors:
+    """The error messages of a failed load."""
 
-    def _refused(env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    def _load_errors(env: Mapping[str, str] | None = None) -> tuple[str, ...]:
         with pytest.raises(ConfigErrors) as caught:
-            loaded(env)
+            load_files(env)
         assert caught.value.__cause__ is None
         return tuple(str(error) for error in caught.value.errors)
 
-    return _refused
+    return _load_errors

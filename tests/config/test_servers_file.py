@@ -1,4 +1,4 @@
-"""The servers file in the form that MCP clients share."""
+"""Tests of mcp_servers.json."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from gateway.config.models import Server
-from tests.config.conftest import Loaded, Refused
+from tests.config.conftest import LoadConfig, LoadErrors
 from tests.conftest import Write
 
 
-def _one(server: dict[str, Any]) -> str:
+def _load_server(server: dict[str, Any]) -> str:
     return json.dumps({"mcpServers": {"s": server}})
 
 
-def test_other_clients_keys_are_understood(write: Write, loaded: Loaded) -> None:
+def test_keys_of_other_clients_are_accepted(write: Write, load_files: LoadConfig) -> None:
     write(
         "mcp_servers.json",
         json.dumps(
@@ -38,7 +38,7 @@ def test_other_clients_keys_are_understood(write: Write, loaded: Loaded) -> None
             }
         ),
     )
-    servers = loaded().servers
+    servers = load_files().servers
     assert {name: entry.server.transport for name, entry in servers.items()} == {
         "a": "stdio",
         "b": "streamable-http",
@@ -48,60 +48,94 @@ def test_other_clients_keys_are_understood(write: Write, loaded: Loaded) -> None
     assert type(servers["a"].server) is Server
 
 
-def test_a_disabled_server_takes_the_entries_that_name_it_along(write: Write, loaded: Loaded) -> None:
-    write("mcp_servers.json", _one({"command": "a", "disabled": True}))
+def test_disabled_server_disables_its_entries(write: Write, load_files: LoadConfig) -> None:
+    write("mcp_servers.json", _load_server({"command": "a", "disabled": True}))
     write("tool_configs/s.yaml", "tools: [{server: s}]")
-    assert loaded().servers == {}
+    assert load_files().servers == {}
 
 
-def test_relative_paths_are_seen_from_the_file(write: Write, loaded: Loaded, tmp_path: Path) -> None:
-    write("deep/servers.json", _one({"command": "./run.sh", "args": ["./left/alone"], "cwd": "work"}))
+def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: LoadConfig, tmp_path: Path) -> None:
+    write("deep/servers.json", _load_server({"command": "./run.sh", "args": ["./left/alone"], "cwd": "work"}))
     write("tool_configs/s.yaml", "tools: [{mcp: {mcp_servers_config_path: ../deep/servers.json}}]")
-    server = loaded().servers["s"].server
+    server = load_files().servers["s"].server
     assert server.command == str(tmp_path / "deep/run.sh")
     assert server.cwd == tmp_path / "deep/work"
     assert server.args == ("./left/alone",)
 
 
 @pytest.mark.parametrize(
-    ("server", "told"),
+    ("server", "expected"),
     [
-        ({}, "s: a server is started with `command` or reached at a `url`"),
-        ({"command": "a", "url": "http://a"}, "s: a server is started with `command` or reached at a `url`"),
-        ({"url": "your_server_url"}, "s: `url` is no HTTP address"),
+        ({}, "s: a server needs either `command` or `url`"),
+        ({"command": "a", "url": "http://a"}, "s: a server needs either `command` or `url`"),
+        ({"url": "your_server_url"}, "s: `url` is not an HTTP address"),
         ({"url": "http://a", "args": ["b"]}, "s: `args` belongs to a server with `command`"),
         ({"command": "a", "auth_token": "t"}, "s: `auth_token` belongs to a server with `url`"),
         ({"command": "a", "type": "sse"}, "s: `sse` cannot reach this server"),
         ({"url": "http://a", "transport": "stdio"}, "s: `stdio` cannot reach this server"),
-        ({"url": "http://a", "isolation": "process"}, "s: `isolation: process` starts children"),
+        ({"url": "http://a", "isolation": "process"}, "s: `isolation: process` needs a server with `command`"),
         ({"command": "a", "transport": "websocket"}, "s.transport: expected 'stdio', 'sse'"),
         ({"command": "a", "args": "b"}, "s.args: expected a valid tuple, found a text"),
         ({"url": "http://a", "authToken": "t"}, "s.authToken: unknown key\n  remedy: did you mean `auth_token`?"),
         ({"url": "http://a", "auto-approve": []}, "s.auto-approve: unknown key\n  remedy: did you mean `autoApprove`?"),
-        ({"url": "http://a", "auth_token": "t\n"}, "s.auth_token: holds what no HTTP header can carry"),
-        ({"url": "http://a", "headers": {"X-Key": "ü"}}, "s.headers.X-Key: holds what no HTTP header can carry"),
+        ({"url": "http://a", "auth_token": "t\n"}, "s.auth_token: contains characters that an HTTP header cannot have"),
+        (
+            {"url": "http://a", "headers": {"X-Key": "ü"}},
+            "s.headers.X-Key: contains characters that an HTTP header cannot have",
+        ),
         ("npx", "s: expected a mapping, found 'npx'"),
+        ({"command": "a", "oauth": {}}, "s: `oauth` belongs to a server with `url`"),
+        ({"command": "a", "auth_command": ["b"]}, "s: `auth_command` belongs to a server with `url`"),
+        ({"url": "http://a", "auth_token": "t", "oauth": {}}, "s: `auth_token` and `oauth` exclude each other"),
+        (
+            {"url": "http://a", "auth_command": ["b"], "headers": {"authorization": "t"}},
+            "s: the `Authorization` header and `auth_command` exclude each other",
+        ),
+        ({"url": "http://a", "auth_refresh_s": 5}, "s: `auth_refresh_s` belongs to `auth_command`"),
+        ({"url": "http://a", "oauth": {"client_secret": "t"}}, "s.oauth: a secret or key without the client"),
+        (
+            {"url": "http://a", "oauth": {"grant": "client_credentials", "client_id": "a"}},
+            "s.oauth: `grant: client_credentials` needs a client's own credentials",
+        ),
+        (
+            {"url": "http://a", "oauth": {"client_id": "a", "client_secret": "b", "private_key_file": "c"}},
+            "s.oauth: a client has either a secret or a private key",
+        ),
+        (
+            {"url": "http://a", "oauth": {"client_id": "a", "private_key_file": "c"}},
+            "s.oauth: a private key is for jobs without a person",
+        ),
+        (
+            {"url": "http://a", "oauth": {"redirect_uri": "https://elsewhere.example/back"}},
+            "s.oauth.redirect_uri: a redirect URI is an address of this machine with a port",
+        ),
+        (
+            {"url": "http://a", "oauth": {"client_metadata_url": "http://a/b"}},
+            "s.oauth.client_metadata_url: a client metadata document has an https address",
+        ),
+        ({"url": "http://a", "oauth": {"issuer": "login"}}, "s.oauth.issuer: this is not an HTTP address"),
+        ({"url": "http://a", "oauth": {"clientid": "x"}}, "s.oauth.clientid: unknown key\n  remedy: did you mean"),
     ],
 )
-def test_a_server_that_cannot_work_is_refused(server: Any, told: str, write: Write, refused: Refused) -> None:
-    write("mcp_servers.json", _one(server))
-    (message,) = refused()
-    assert message.startswith(f"mcp_servers.json:1: mcpServers.{told}")
+def test_contradictory_server_is_refused(server: Any, expected: str, write: Write, load_errors: LoadErrors) -> None:
+    write("mcp_servers.json", _load_server(server))
+    (message,) = load_errors()
+    assert message.startswith(f"mcp_servers.json:1: mcpServers.{expected}")
     assert "remedy: " in message
 
 
-def test_a_file_of_another_form_is_pointed_to_ours(write: Write, refused: Refused) -> None:
-    write("mcp_servers.json", '{"servers": {}}')
-    missing, unknown = refused()
+def test_file_without_servers_gets_a_remedy(write: Write, load_errors: LoadErrors) -> None:
+    write("mcp_servers.json", '{"mcp_server": {}}')
+    missing, unknown = load_errors()
     assert missing == "mcp_servers.json: mcpServers: is missing\n  remedy: add `mcpServers`"
-    assert unknown == "mcp_servers.json:1: servers: unknown key\n  remedy: did you mean `mcpServers`?"
+    assert unknown == "mcp_servers.json:1: mcp_server: unknown key\n  remedy: did you mean `mcpServers`?"
 
 
-def test_two_files_with_one_server_name_are_both_named(write: Write, refused: Refused) -> None:
-    write("mcp_servers.json", _one({"command": "a"}))
-    write("other.json", _one({"command": "b"}))
+def test_duplicate_server_name_names_both_files(write: Write, load_errors: LoadErrors) -> None:
+    write("mcp_servers.json", _load_server({"command": "a"}))
+    write("other.json", _load_server({"command": "b"}))
     write("tool_configs/m.yaml", "tools: [{mcp: {mcp_servers_config_path: ../other.json}}]")
-    (message,) = refused()
+    (message,) = load_errors()
     assert "two servers are named 's': one of mcp_servers.json mcpServers.s, one of other.json mcpServers.s" in message
 
 
@@ -115,14 +149,16 @@ def test_two_files_with_one_server_name_are_both_named(write: Write, refused: Re
         {"url": "hunter2"},
         {"url": "http://a", "auth_token": "hunter2\n", "headers": {"A": " hunter2", "B": "hunter2 ü"}},
         {"url": "http://a", "autToken": "hunter2"},
+        {"url": "http://a", "oauth": {"client_secret": ["hunter2"], "issuer": "hunter2", "redirect_uri": "hunter2"}},
+        {"url": "http://a", "oauth": "hunter2", "auth_command": "hunter2", "answers": "hunter2"},
     ],
 )
-def test_no_mistake_quotes_a_secret(server: dict[str, Any], write: Write, refused: Refused) -> None:
-    write("mcp_servers.json", _one(server))
-    assert "hunter2" not in "".join(refused())
+def test_errors_never_contain_secrets(server: dict[str, Any], write: Write, load_errors: LoadErrors) -> None:
+    write("mcp_servers.json", _load_server(server))
+    assert "hunter2" not in "".join(load_errors())
 
 
-def test_nothing_loaded_shows_a_secret(write: Write, loaded: Loaded) -> None:
+def test_repr_of_config_never_contains_secrets(write: Write, load_files: LoadConfig) -> None:
     write(
         "mcp_servers.json",
         json.dumps(
@@ -130,6 +166,12 @@ def test_nothing_loaded_shows_a_secret(write: Write, loaded: Loaded) -> None:
                 "mcpServers": {
                     "a": {"command": "hunter2", "args": ["hunter2"], "env": {"K": "hunter2"}, "cwd": "/hunter2"},
                     "b": {"url": "https://hunter2", "headers": {"A": "hunter2"}, "auth_token": "hunter2"},
+                    "c": {
+                        "url": "https://hunter2",
+                        "oauth": {"client_id": "hunter2", "client_secret": "hunter2", "scopes": ["hunter2"]},
+                        "answers": {"pin": "hunter2"},
+                    },
+                    "d": {"url": "https://hunter2", "auth_command": ["hunter2"]},
                 }
             }
         ),
@@ -143,6 +185,6 @@ def test_nothing_loaded_shows_a_secret(write: Write, loaded: Loaded) -> None:
         interaction: {class_name: a.B, config: {key: "${KEY}"}}
         """,
     )
-    config = loaded({"KEY": "hunter2"})
-    told = f"{config} {config!r} {config.tools} {config.interactions} {config.servers}"
-    assert "hunter2" not in told
+    config = load_files({"KEY": "hunter2"})
+    expected = f"{config} {config!r} {config.tools} {config.interactions} {config.servers}"
+    assert "hunter2" not in expected

@@ -1,4 +1,4 @@
-"""The schemas that editors read are those of the models."""
+"""Tests of the shipped JSON Schemas."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from gateway.config import schema
+from gateway.config import editor_schema
 
 ROOT = Path(__file__).parents[2]
-TOOLS, SERVERS = (jsonschema_rs.validator_for(json.loads(text)) for text in schema.texts().values())
+TOOLS, SERVERS = (jsonschema_rs.validator_for(json.loads(text)) for text in editor_schema.schema_texts().values())
 
 
-def test_the_shipped_schemas_are_those_of_the_models() -> None:
-    for file, text in schema.texts().items():
-        assert file.read_text() == text, "run `python -m gateway.config.schema --write`"
+def test_shipped_schemas_match_the_models() -> None:
+    for file, text in editor_schema.schema_texts().items():
+        assert file.read_text() == text, "run `python -m gateway.config.editor_schema --write`"
 
 
-def test_every_field_is_described() -> None:
-    for text in schema.texts().values():
+def test_every_field_has_a_description() -> None:
+    for text in editor_schema.schema_texts().values():
         for name, model in {**json.loads(text)["$defs"], "file": json.loads(text)}.items():
             for field, about in model.get("properties", {}).items():
                 assert about.get("description"), f"{name}.{field}"
 
 
-def test_the_command_prints_what_it_would_write(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_schemas(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["schema"])
-        schema.main()
-    assert capsys.readouterr().out == "".join(schema.texts().values())
+        editor_schema.main()
+    assert capsys.readouterr().out == "".join(editor_schema.schema_texts().values())
 
 
-def test_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (shipped,) = [parts for file, parts in schema.SHIPPED.items() if file.name == "tools.schema.json"]
-    monkeypatch.setattr(schema, "SHIPPED", {tmp_path / "x.json": shipped})
+def test_command_writes_the_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shipped,) = [parts for file, parts in editor_schema.SCHEMA_FILES.items() if file.name == "tools.schema.json"]
+    monkeypatch.setattr(editor_schema, "SCHEMA_FILES", {tmp_path / "x.json": shipped})
     monkeypatch.setattr(sys, "argv", ["schema", "--write"])
-    schema.main()
+    editor_schema.main()
     assert json.loads((tmp_path / "x.json").read_text())["title"] == "mtrl tool_configs/*.yaml"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "tool_configs").glob("*.yaml")), ids=lambda file: file.name)
-def test_the_shipped_yaml_is_valid(file: Path) -> None:
+def test_shipped_yaml_matches_the_schema(file: Path) -> None:
     assert TOOLS.is_valid(yaml.safe_load(file.read_text()))
 
 
-def test_the_shipped_servers_file_is_valid() -> None:
+def test_shipped_servers_file_matches_the_schema() -> None:
     assert SERVERS.is_valid(json.loads((ROOT / "mcp_servers.json").read_text()))
 
 
@@ -83,20 +83,20 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("entry", FORMS.values(), ids=FORMS)
-def test_every_form_is_valid_and_an_unknown_key_in_it_is_not(entry: dict[str, Any]) -> None:
+def test_schema_accepts_every_form_but_no_unknown_key(entry: dict[str, Any]) -> None:
     assert TOOLS.is_valid({"tools": [entry]})
     assert not TOOLS.is_valid({"tools": [{**entry, "timeout": 1}]})
     assert not TOOLS.is_valid({"tools": [entry], "tool": []})
 
 
-def test_interactions_are_valid_alone_and_in_a_list() -> None:
+def test_schema_accepts_one_interaction_or_a_list() -> None:
     entry = {"class_name": "verl.interactions.gsm8k_interaction.Gsm8kInteraction", "config": {}}
     assert TOOLS.is_valid({"interaction": entry})
     assert TOOLS.is_valid({"interaction": [{**entry, "name": "gsm8k"}]})
     assert not TOOLS.is_valid({"interaction": [{**entry, "nmae": "gsm8k"}]})
 
 
-def test_a_servers_file_of_another_client_is_valid_and_an_unknown_key_is_not() -> None:
+def test_schema_accepts_keys_of_other_clients_only() -> None:
     server = {"type": "streamableHttp", "url": "https://a", "disabled": False, "alwaysAllow": [], "autoApprove": []}
     assert SERVERS.is_valid({"mcpServers": {"a": server}})
     assert not SERVERS.is_valid({"mcpServers": {"a": {**server, "uri": "x"}}})

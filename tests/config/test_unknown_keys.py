@@ -1,4 +1,4 @@
-"""A key that nobody knows is reported with its place, wherever it stands."""
+"""Tests that an unknown key anywhere in a file is reported with its location."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.load import load
-from gateway.config.read import MOST_BYTES
+from gateway.config.load import load_config
+from gateway.config.reader import MAX_BYTES
 from gateway.errors import ConfigErrors
 
-WHOLE: dict[str, Any] = {
+COMPLETE_FILE: dict[str, Any] = {
     "tools": [
         {
             "class_name": "a.B",
@@ -29,46 +29,46 @@ WHOLE: dict[str, Any] = {
     ],
     "interaction": [{"class_name": "a.BInteraction", "config": {"own": 1}}],
 }
-FREE = ("config", "parameters", "parse_tools")
+OPEN_FIELDS = ("config", "parameters", "parse_tools")
 
 
-def _closed(value: Any, place: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Every mapping that has keys of ours only: how a message names it, and the way to it."""
+def _closed_mappings(value: Any, location: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Every mapping that allows only known keys: its name in messages and the path to it."""
     if isinstance(value, dict):
-        yield place, []
+        yield location, []
     steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, inner in steps:
-        if step in FREE:
+        if step in OPEN_FIELDS:
             continue
-        name = f"{place}[{step}]" if isinstance(step, int) else f"{place}.{step}".removeprefix(".")
-        for found, way in _closed(inner, name):
-            yield found, [step, *way]
+        name = f"{location}[{step}]" if isinstance(step, int) else f"{location}.{step}".removeprefix(".")
+        for label, path in _closed_mappings(inner, name):
+            yield label, [step, *path]
 
 
-PLACES = list(_closed(WHOLE))
+LOCATIONS = list(_closed_mappings(COMPLETE_FILE))
 
 
-@given(st.sampled_from(PLACES), st.from_regex(r"zz[a-z_]{1,12}", fullmatch=True))
-def test_an_unknown_key_anywhere_is_reported_with_its_path(
-    tmp_path_factory: Any, place: tuple[str, list[Any]], key: str
+@given(st.sampled_from(LOCATIONS), st.from_regex(r"zz[a-z_]{1,12}", fullmatch=True))
+def test_unknown_key_is_reported_with_its_path(
+    tmp_path_factory: Any, location: tuple[str, list[Any]], key: str
 ) -> None:
-    named, way = place
-    whole = copy.deepcopy(WHOLE)
-    target = whole
-    for step in way:
+    label, path = location
+    content = copy.deepcopy(COMPLETE_FILE)
+    target = content
+    for step in path:
         target = target[step]
     target[key] = 1
     file = Path(tmp_path_factory.mktemp("unknown")) / "a.yaml"
-    file.write_text(yaml.safe_dump(whole))
+    file.write_text(yaml.safe_dump(content))
     try:
-        load(file, None, {})
+        load_config(file, None, {})
     except ConfigErrors as errors:
-        found = {(error.field, error.problem) for error in errors.errors}
-    assert (f"{named}.{key}".removeprefix("."), "unknown key") in found
+        problems = {(error.field, error.problem) for error in errors.errors}
+    assert (f"{label}.{key}".removeprefix("."), "unknown key") in problems
 
 
-def test_every_closed_mapping_is_among_the_places_tried() -> None:
-    assert {place for place, _ in PLACES} >= {
+def test_locations_cover_every_closed_mapping() -> None:
+    assert {location for location, _ in LOCATIONS} >= {
         "",
         "tools[0]",
         "tools[0].tool_schema.function",
@@ -76,4 +76,4 @@ def test_every_closed_mapping_is_among_the_places_tried() -> None:
         "tools[3].mcp",
         "interaction[0]",
     }
-    assert len(yaml.safe_dump(WHOLE)) < MOST_BYTES
+    assert len(yaml.safe_dump(COMPLETE_FILE)) < MAX_BYTES

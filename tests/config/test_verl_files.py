@@ -1,11 +1,11 @@
-"""Files in the shape that verl 0.7 documents load as they are."""
+"""Tests of configuration files in verl 0.7's format."""
 
 from __future__ import annotations
 
 import pytest
 
 from gateway.config.entries import ClassEntry, McpEntry
-from tests.config.conftest import Loaded, Refused
+from tests.config.conftest import LoadConfig, LoadErrors
 from tests.conftest import Write
 
 SERVERS = """
@@ -20,7 +20,7 @@ SERVERS = """
 """
 
 
-def test_a_native_class_keeps_its_config_and_every_word_of_its_schema(write: Write, loaded: Loaded) -> None:
+def test_native_class_keeps_its_config_and_schema(write: Write, load_files: LoadConfig) -> None:
     write(
         "tool_configs/search.yaml",
         """
@@ -52,7 +52,7 @@ def test_a_native_class_keeps_its_config_and_every_word_of_its_schema(write: Wri
                   $defs: {node: {type: object}}
         """,
     )
-    (entry,) = loaded().tools
+    (entry,) = load_files().tools
     assert isinstance(entry, ClassEntry)
     assert entry.config == {
         "retrieval_service_url": "http://127.0.0.1:8000/retrieve",
@@ -71,7 +71,7 @@ def test_a_native_class_keeps_its_config_and_every_word_of_its_schema(write: Wri
     assert parameters["$defs"] == {"node": {"type": "object"}}
 
 
-def test_a_native_class_may_bring_its_own_schema(write: Write, loaded: Loaded) -> None:
+def test_native_class_may_define_its_own_schema(write: Write, load_files: LoadConfig) -> None:
     write(
         "tool_configs/own.yaml",
         """
@@ -82,13 +82,13 @@ def test_a_native_class_may_bring_its_own_schema(write: Write, loaded: Loaded) -
             tool_schema:
         """,
     )
-    (entry,) = loaded().tools
+    (entry,) = load_files().tools
     assert isinstance(entry, ClassEntry)
     assert entry.tool_schema is None
     assert entry.owner == "tool_configs/own.yaml tools[0]"
 
 
-def test_a_tool_without_parameters_takes_none(write: Write, loaded: Loaded) -> None:
+def test_tool_without_parameters_takes_none(write: Write, load_files: LoadConfig) -> None:
     write(
         "tool_configs/now.yaml",
         """
@@ -98,13 +98,13 @@ def test_a_tool_without_parameters_takes_none(write: Write, loaded: Loaded) -> N
             tool_schema: {type: function, function: {name: now, description: null}}
         """,
     )
-    (entry,) = loaded().tools
+    (entry,) = load_files().tools
     assert isinstance(entry, ClassEntry)
     assert entry.tool_schema is not None
     assert entry.tool_schema.function.parameters == {"type": "object", "properties": {}}
 
 
-def test_an_mcp_entry_governs_every_server_of_its_file(write: Write, loaded: Loaded) -> None:
+def test_mcp_entry_applies_to_every_server_of_its_file(write: Write, load_files: LoadConfig) -> None:
     write("tool_configs/mcp_server.json", SERVERS)
     write(
         "tool_configs/mcp_tool_config.yaml",
@@ -124,7 +124,7 @@ def test_an_mcp_entry_governs_every_server_of_its_file(write: Write, loaded: Loa
                 - STDIO Server_read
         """,
     )
-    servers = loaded().servers
+    servers = load_files().servers
     assert [*servers] == ["SSE Server", "STDIO Server"]
     remote, local = servers.values()
     assert remote.server.auth_token is not None
@@ -134,15 +134,15 @@ def test_an_mcp_entry_governs_every_server_of_its_file(write: Write, loaded: Loa
     offer = remote.offer("tavily_search_tool")
     assert isinstance(offer, McpEntry)
     assert (offer.timeout_s, offer.rate_per_s) == (90.0, 120.0)
-    assert offer.hook("tavily_search_tool") == "verl.tools.mcp_search_tool.MCPSearchTool"
-    assert offer.settings == {"rate_limit": 120.0, "timeout": 90.0, "type": "mcp", "extra_of_the_hook": 7}
+    assert offer.hook_for("tavily_search_tool") == "verl.tools.mcp_search_tool.MCPSearchTool"
+    assert offer.hook_config == {"rate_limit": 120.0, "timeout": 90.0, "type": "mcp", "extra_of_the_hook": 7}
     assert local.offer("read") == offer, "with several servers, fastmcp calls it `STDIO Server_read`"
     assert remote.offer("read") is None
     assert local.offer("write") is None
 
 
 @pytest.mark.parametrize("selected", ["tool_selected_list: {}", "tool_selected_list: []", "tool_selected_list:", ""])
-def test_an_empty_selection_is_all_tools(selected: str, write: Write, loaded: Loaded) -> None:
+def test_empty_selection_means_all_tools(selected: str, write: Write, load_files: LoadConfig) -> None:
     write("mcp_server.json", SERVERS)
     write(
         "tool_configs/mcp.yaml",
@@ -156,14 +156,14 @@ def test_an_empty_selection_is_all_tools(selected: str, write: Write, loaded: Lo
                 {selected}
         """,
     )
-    entry = loaded().servers["STDIO Server"]
+    entry = load_files().servers["STDIO Server"]
     offer = entry.offer("whatever")
     assert offer is not None
-    assert offer.hook("whatever") is None
+    assert offer.hook_for("whatever") is None
     assert offer.owner == "tool_configs/mcp.yaml tools[0]"
 
 
-def test_our_limits_go_before_verls(write: Write, loaded: Loaded) -> None:
+def test_own_limits_take_precedence_over_verls(write: Write, load_files: LoadConfig) -> None:
     write("mcp_server.json", SERVERS)
     write(
         "tool_configs/mcp.yaml",
@@ -176,12 +176,12 @@ def test_our_limits_go_before_verls(write: Write, loaded: Loaded) -> None:
             prefix: "{server}_"
         """,
     )
-    offer = loaded().servers["SSE Server"].offers[0]
+    offer = load_files().servers["SSE Server"].offers[0]
     assert (offer.timeout_s, offer.rate_per_s, offer.at_once) == (3.0, 5.0, 2)
     assert offer.prefix_for("SSE Server") == "SSE Server_"
 
 
-def test_the_same_servers_file_named_twice_is_read_once(write: Write, loaded: Loaded) -> None:
+def test_servers_file_named_twice_is_read_once(write: Write, load_files: LoadConfig) -> None:
     write("mcp_servers.json", SERVERS)
     write(
         "tool_configs/mcp.yaml",
@@ -193,18 +193,18 @@ def test_the_same_servers_file_named_twice_is_read_once(write: Write, loaded: Lo
             timeout_s: 5
         """,
     )
-    config = loaded()
+    config = load_files()
     entry = config.servers["SSE Server"]
     first, second = entry.offer("a"), entry.offer("b")
     assert first is not None
     assert second is not None
-    assert (first.hook("a"), second.hook("b"), second.timeout_s) == ("custom.hooks.A", None, 5.0)
+    assert (first.hook_for("a"), second.hook_for("b"), second.timeout_s) == ("custom.hooks.A", None, 5.0)
     assert [file.name for file in config.files] == ["mcp.yaml", "mcp_servers.json"]
 
 
-def test_a_servers_file_that_is_nowhere_is_named_with_the_places_looked_at(write: Write, refused: Refused) -> None:
+def test_missing_servers_file_is_reported_with_the_searched_paths(write: Write, load_errors: LoadErrors) -> None:
     write("tool_configs/mcp.yaml", "tools: [{config: {type: mcp}, mcp: {mcp_servers_config_path: ./mcp_server.json}}]")
-    (message,) = refused()
+    (message,) = load_errors()
     assert message == (
         "tool_configs/mcp.yaml:1: tools[0].mcp.mcp_servers_config_path: "
         "there is no servers file tool_configs/mcp_server.json nor mcp_server.json\n"
@@ -212,7 +212,7 @@ def test_a_servers_file_that_is_nowhere_is_named_with_the_places_looked_at(write
     )
 
 
-def test_interactions_are_named_by_their_file_or_by_their_class(write: Write, loaded: Loaded) -> None:
+def test_interaction_name_comes_from_the_file_or_class(write: Write, load_files: LoadConfig) -> None:
     write(
         "tool_configs/interaction.yaml",
         """
@@ -231,21 +231,21 @@ def test_interactions_are_named_by_their_file_or_by_their_class(write: Write, lo
           - class_name: custom.users.Patient
         """,
     )
-    found = loaded().interactions
-    assert [entry.name for entry in found] == ["gsm8k", "custom_solver", "code_verifier", "patient"]
-    assert found[1].config == {"solver_type": "advanced", "timeout": 30, "name": "custom_solver"}
+    interactions = load_files().interactions
+    assert [entry.name for entry in interactions] == ["gsm8k", "custom_solver", "code_verifier", "patient"]
+    assert interactions[1].config == {"solver_type": "advanced", "timeout": 30, "name": "custom_solver"}
 
 
-def test_the_older_single_form_needs_no_list(write: Write, loaded: Loaded) -> None:
+def test_single_interaction_needs_no_list(write: Write, load_files: LoadConfig) -> None:
     write("tool_configs/one.yaml", "interaction: {class_name: my.own.GuessInteraction, config: {}}")
-    (entry,) = loaded().interactions
+    (entry,) = load_files().interactions
     assert (entry.name, entry.owner) == ("guess", "tool_configs/one.yaml interaction[0]")
 
 
-def test_two_interactions_of_one_name_are_refused_with_both_owners(write: Write, refused: Refused) -> None:
+def test_duplicate_interaction_name_names_both_owners(write: Write, load_errors: LoadErrors) -> None:
     write("tool_configs/a.yaml", "interaction: [{class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction}]")
     write("tool_configs/b.yaml", "interaction: [{class_name: my.Other}, {class_name: my.Checker, name: gsm8k}]")
-    (message,) = refused()
+    (message,) = load_errors()
     assert message == (
         "tool_configs/b.yaml:1: interaction[1]: two interactions are named 'gsm8k': "
         "one of tool_configs/a.yaml interaction[0], one of tool_configs/b.yaml interaction[1]\n"
@@ -253,9 +253,9 @@ def test_two_interactions_of_one_name_are_refused_with_both_owners(write: Write,
     )
 
 
-def test_the_template_of_verls_page_says_what_to_fill_in(write: Write, refused: Refused) -> None:
+def test_verls_template_file_reports_what_to_fill_in(write: Write, load_errors: LoadErrors) -> None:
     write("tool_configs/native.yaml", 'tools: [{class_name: "", config: {type: native}, tool_schema: }]')
     write("tool_configs/user.yaml", 'interaction: [{class_name: "", config: {}}]')
-    native, user = refused()
+    native, user = load_errors()
     assert native.startswith("tool_configs/native.yaml:1: tools[0].class_name: expected a name, found ''")
     assert "write `package.module:name`" in user

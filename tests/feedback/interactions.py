@@ -1,4 +1,4 @@
-"""Interactions as their users write them, for the tests."""
+"""Interactions of users, for tests."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from uuid import uuid4
 import anyio
 
 from gateway.feedback.base import BaseInteraction
-from gateway.feedback.score import compute_score
+from gateway.feedback.gsm8k import compute_score
 from gateway.types import ToolCall
 
 
 class Recorder(BaseInteraction):
-    """Writes down what happens to it; each method does what its configuration says."""
+    """Records its calls; the configuration makes a method raise or hang."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         self.log: list[tuple[str, str]] = []
-        self.seen: list[dict[str, Any]] = []
+        self.received_kwargs: list[dict[str, Any]] = []
         self.entered = anyio.Event()
         self.closed = 0
 
-    async def _do(self, method: str) -> None:
-        doing = self.config.get(method)
-        if isinstance(doing, Exception):
-            raise doing
-        if doing == "hang":
+    async def _behave(self, method: str) -> None:
+        behaviour = self.config.get(method)
+        if isinstance(behaviour, Exception):
+            raise behaviour
+        if behaviour == "hang":
             self.entered.set()
             await anyio.sleep_forever()
 
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
         self.log.append(("start", str(instance_id)))
-        self.seen.append(kwargs)
-        await self._do("start")
+        self.received_kwargs.append(kwargs)
+        await self._behave("start")
         return self.config.get("id") or str(instance_id)
 
     async def generate_response(self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any) -> Any:
         self.log.append(("turn", instance_id))
-        self.seen.append(kwargs)
-        await self._do("turn")
+        self.received_kwargs.append(kwargs)
+        await self._behave("turn")
         return self.config.get("returns", (False, "Go on.", 0.5, {"turns": len(self.log)}))
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
@@ -50,18 +50,18 @@ class Recorder(BaseInteraction):
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self.log.append(("finalize", instance_id))
-        await self._do("finalize")
+        await self._behave("finalize")
 
     async def aclose(self) -> None:
         self.closed += 1
-        await self._do("aclose")
+        await self._behave("aclose")
 
-    def count(self, what: str) -> int:
-        return sum(1 for did, _ in self.log if did == what)
+    def count(self, method: str) -> int:
+        return sum(name == method for name, _ in self.log)
 
 
 class OlderInteraction(BaseInteraction):
-    """As the older page of verl's documentation shows one: the policy is the last *user*, and its class has no name."""
+    """The example of verl's older documentation: it reads the last *user* message, and takes no name."""
 
     def __init__(self, config: dict) -> None:  # type: ignore[type-arg]
         super().__init__(config)
@@ -75,22 +75,24 @@ class OlderInteraction(BaseInteraction):
 
     async def generate_response(self, instance_id, messages, **kwargs):  # type: ignore[no-untyped-def]
         content = next((item.get("content", "") for item in reversed(messages) if item.get("role") == "user"), "")
-        marked = content if content.startswith("#### ") else "#### " + content
-        self._instance_dict[instance_id]["response"] = marked
+        answer = content if content.startswith("#### ") else "#### " + content
+        self._instance_dict[instance_id]["response"] = answer
         if await self.calculate_score(instance_id) == 1.0:
             return True, "Your response is correct!", 1.0, {}
         return False, "Your response is incorrect! You need to reflect on your answer and try again.", 0.0, {}
 
     async def calculate_score(self, instance_id, **kwargs):  # type: ignore[no-untyped-def]
-        kept = self._instance_dict[instance_id]
-        return compute_score(kept["response"], kept["ground_truth"], method="flexible", format_score=0.0, score=1.0)
+        instance = self._instance_dict[instance_id]
+        return compute_score(
+            instance["response"], instance["ground_truth"], method="flexible", format_score=0.0, score=1.0
+        )
 
     async def finalize_interaction(self, instance_id, **kwargs):  # type: ignore[no-untyped-def]
         del self._instance_dict[instance_id]
 
 
 class PlainInteraction(BaseInteraction):
-    """None of its methods is async."""
+    """An interaction without async methods."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
@@ -108,11 +110,12 @@ class PlainInteraction(BaseInteraction):
         self.threads.add(threading.get_ident())
 
 
-def answers(*texts: str) -> list[dict[str, Any]]:
-    """A chat in which the policy said these, one after another."""
+def make_chat(*texts: str) -> list[dict[str, Any]]:
+    """A chat with a question and these answers of the policy."""
     question = {"role": "user", "content": "What is 40 + 2?"}
     return [question, *({"role": "assistant", "content": text} for text in texts)]
 
 
-def asking(name: str, messages: Sequence[dict[str, Any]]) -> ToolCall:
+def feedback_call(name: str, messages: Sequence[dict[str, Any]]) -> ToolCall:
+    """A call of an interaction's tool."""
     return ToolCall("c1", f"feedback_{name}", json.dumps({"messages": messages}))

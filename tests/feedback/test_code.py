@@ -1,9 +1,8 @@
-"""Programs are judged by their tests, run as children with limits, and leave nothing behind."""
+"""Tests of the code interaction: scores, limits of the child process, and cleanup."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -14,59 +13,58 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from gateway.errors import SessionError
-from gateway.feedback.code import CodeInteraction, last_block
-from gateway.feedback.program import Bounds, run_python
-from gateway.feedback.toolset import FeedbackToolset
+from gateway.feedback.code import CodeInteraction, ProgramLimits, last_code_block, run_python
+from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.types import Feedback, Task
-from tests.feedback.interactions import answers
+from tests.feedback.interactions import make_chat
+from tests.waiting import wait_until
 
 DOUBLE = "print(2 * int(input()))"
 CASES = [{"stdin": "2", "stdout": "4"}, {"stdin": "0", "stdout": "0\n"}, {"stdin": "5", "stdout": "10"}]
 
 
-def block(source: str) -> str:
+def code_block(source: str) -> str:
     return f"Here it is:\n```python\n{source}\n```\nThat is all."
 
 
-async def judged(source: str, tests: list[Any], **config: Any) -> Feedback:
+async def judge(source: str, tests: list[Any], **config: Any) -> Feedback:
     with anyio.fail_after(50):
         async with (
             FeedbackToolset({"code": CodeInteraction(config)}) as toolset,
             toolset.open(Task(feedback="code", feedback_args={"tests": tests})) as session,
         ):
-            return await session.feedback(answers(block(source)))
+            return await session.feedback(make_chat(code_block(source)))
 
 
 async def test_a_right_program_ends_the_rollout() -> None:
-    heard = await judged(DOUBLE, CASES)
-    assert (heard.score, heard.done, dict(heard.metadata)) == (1.0, True, {"passed": 3, "tests": 3})
+    feedback = await judge(DOUBLE, CASES)
+    assert (feedback.score, feedback.done, dict(feedback.metadata)) == (1.0, True, {"passed": 3, "tests": 3})
 
 
-async def test_a_wrong_program_earns_the_fraction_and_is_told_the_first_failing_case() -> None:
-    heard = await judged("print(int(input()) ** 2)", CASES)
-    assert heard.score == pytest.approx(2 / 3)
-    assert heard.message == "2 of 3 tests passed. Test 3 failed: for the input '5' expected '10', got '25'."
-    assert not heard.done
+async def test_a_wrong_program_scores_the_fraction_and_the_reply_has_the_first_failure() -> None:
+    feedback = await judge("print(int(input()) ** 2)", CASES)
+    assert feedback.score == pytest.approx(2 / 3)
+    assert feedback.message == "2 of 3 tests passed. Test 3 failed: for the input '5' expected '10', got '25'."
+    assert not feedback.done
 
 
-async def test_all_or_nothing_gives_nothing_for_a_part() -> None:
-    assert (await judged("print(int(input()) ** 2)", CASES, score="all")).score == 0.0
-    assert (await judged(DOUBLE, CASES, score="all")).score == 1.0
+async def test_score_all_gives_nothing_for_a_part() -> None:
+    assert (await judge("print(int(input()) ** 2)", CASES, score="all")).score == 0.0
+    assert (await judge(DOUBLE, CASES, score="all")).score == 1.0
 
 
 async def test_assertions_run_after_the_program() -> None:
     source = "def double(x):\n    return x * 2 if x else 1"
-    heard = await judged(source, ["assert double(2) == 4", "assert double(0) == 0, 'zero'"])
-    assert heard.score == 0.5
-    assert "Test 2 failed: \"assert double(0) == 0, 'zero'\": the program ended with status 1" in heard.message
-    assert "AssertionError: zero" in heard.message
+    feedback = await judge(source, ["assert double(2) == 4", "assert double(0) == 0, 'zero'"])
+    assert feedback.score == 0.5
+    assert "Test 2 failed: \"assert double(0) == 0, 'zero'\": AssertionError: zero." in feedback.message
 
 
 @pytest.mark.parametrize(
     "source", ["import sys; sys.exit(0)", "import os; os._exit(0)", "'''", "if False:\n  pass\n\\"]
 )
-async def test_a_program_that_never_reaches_the_assertion_fails_it(source: str) -> None:
-    assert (await judged(source, ["assert False"])).score == 0.0
+async def test_a_program_that_ends_before_the_assertion_fails_it(source: str) -> None:
+    assert (await judge(source, ["assert False"])).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -83,95 +81,91 @@ async def test_a_program_that_never_reaches_the_assertion_fails_it(source: str) 
         ("import numpy", 20.0, "ModuleNotFoundError"),
     ],
 )
-async def test_a_program_beyond_its_limits_fails_with_the_reason(source: str, wall_s: float, reason: str) -> None:
-    heard = await judged(source, CASES[:1], wall_s=wall_s)
-    assert heard.score == 0.0
-    assert reason in heard.message
-    assert len(heard.message) < 2000
+async def test_a_program_beyond_a_limit_fails_with_the_reason(source: str, wall_s: float, reason: str) -> None:
+    feedback = await judge(source, CASES[:1], wall_s=wall_s)
+    assert feedback.score == 0.0
+    assert reason in feedback.message
+    assert len(feedback.message) < 2000
 
 
 async def test_cpu_time_is_limited_before_the_wall_clock() -> None:
-    ran = await run_python("while True: pass", bounds=Bounds(wall_s=20.0, cpu_s=1))
-    assert ran.status is None
-    assert "1 s of CPU time" in ran.ended
+    result = await run_python("while True: pass", limits=ProgramLimits(wall_s=20.0, cpu_s=1))
+    assert result.exit_status is None
+    assert "1 s of CPU time" in result.stop_reason
 
 
-async def test_the_time_of_all_tests_is_limited() -> None:
-    heard = await judged("import time; time.sleep(60)", CASES, wall_s=10.0, total_s=0.4)
-    assert heard.score == 0.0
-    assert "ran longer" in heard.message
+async def test_the_total_time_of_all_tests_is_limited() -> None:
+    feedback = await judge("import time; time.sleep(60)", CASES, wall_s=10.0, total_s=0.4)
+    assert feedback.score == 0.0
+    assert "the time for all tests was used up" in feedback.message
 
 
-async def test_a_program_sees_no_environment_and_works_in_a_folder_that_is_removed() -> None:
+async def test_a_program_has_an_empty_environment_and_a_temporary_folder() -> None:
     os.environ["MTRL_TEST_SECRET"] = "hidden"
     try:
-        ran = await run_python("import os, sys; print(os.getcwd()); print('MTRL_TEST_SECRET' in os.environ, sys.flags)")
+        result = await run_python(
+            "import os, sys; print(os.getcwd()); print('MTRL_TEST_SECRET' in os.environ, sys.flags)"
+        )
     finally:
         del os.environ["MTRL_TEST_SECRET"]
-    folder, seen = ran.stdout.splitlines()
-    assert seen.startswith("False") and "isolated=1" in seen and "no_site=1" in seen
+    folder, flags = result.stdout.splitlines()
+    assert flags.startswith("False") and "isolated=1" in flags and "no_site=1" in flags
     assert not await anyio.Path(folder).exists()
 
 
-async def test_what_a_program_leaves_running_is_killed_with_it() -> None:
+async def test_children_of_a_program_are_killed_with_it() -> None:
     source = "import os\nif os.fork() == 0:\n    import time; time.sleep(60)\nprint(os.getpid(), flush=True)"
     with anyio.fail_after(20):
-        ran = await run_python(source, bounds=Bounds(wall_s=2.0))
-    if ran.status != 0 and "BlockingIOError" in ran.stderr:
-        return  # not root: it could not start one at all
-    leader = int(ran.stdout)
-    await eventually(lambda: not _group(leader))
+        result = await run_python(source, limits=ProgramLimits(wall_s=2.0))
+    if result.exit_status != 0 and "BlockingIOError" in result.stderr:
+        return  # not root: it could start no child
+    leader = int(result.stdout)
+    await wait_until(lambda: not group_members(leader))
 
 
-async def test_a_descendant_that_leaves_the_group_cannot_hold_the_check_up() -> None:
+async def test_a_descendant_outside_the_group_does_not_delay_the_result() -> None:
     source = (
         "import os\nif os.fork() == 0:\n    os.setsid()\n    import time; time.sleep(15)\nprint('over', flush=True)"
     )
     with anyio.fail_after(12):
-        ran = await run_python(source, bounds=Bounds(wall_s=2.0))
-    assert ran.stdout == "over\n" or "BlockingIOError" in ran.stderr
+        result = await run_python(source, limits=ProgramLimits(wall_s=2.0))
+    assert result.stdout == "over\n" or "BlockingIOError" in result.stderr
 
 
-async def eventually(true: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
-        while not true():  # noqa: ASYNC110 - other processes set no events
-            await anyio.sleep(0.01)
-
-
-def _children() -> set[int]:
+def child_pids() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def _group(leader: int) -> list[int]:
-    found = []
+def group_members(leader: int) -> list[int]:
+    members = []
     for process in psutil.process_iter():
         try:
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and os.getpgid(process.pid) == leader:
-                found.append(process.pid)
+            is_alive = process.status() != psutil.STATUS_ZOMBIE
+            if is_alive and os.getpgid(process.pid) == leader:
+                members.append(process.pid)
         except (psutil.NoSuchProcess, ProcessLookupError):
             continue
-    return found
+    return members
 
 
-async def test_a_cancelled_check_leaves_no_program_behind() -> None:
-    before = _children()
+async def test_cancelling_kills_the_program() -> None:
+    before = child_pids()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run_python, "import time; time.sleep(60)", "", Bounds(wall_s=60.0))
-        await eventually(lambda: _children() > before)
+        tasks.start_soon(run_python, "import time; time.sleep(60)", "", ProgramLimits(wall_s=60.0))
+        await wait_until(lambda: bool(child_pids() - before))
         tasks.cancel_scope.cancel()
-    await eventually(lambda: _children() <= before)
+    await wait_until(lambda: not child_pids() - before)
 
 
-async def test_input_that_is_not_read_and_output_that_is_no_text_do_no_harm() -> None:
-    ran = await run_python("import sys; sys.stdout.buffer.write(b'\\xff')", stdin="x" * 1_000_000)
-    assert (ran.stdout, ran.status) == ("\ufffd", 0)
+async def test_unread_input_and_binary_output_are_no_errors() -> None:
+    result = await run_python("import sys; sys.stdout.buffer.write(b'\\xff')", stdin="x" * 1_000_000)
+    assert (result.stdout, result.exit_status) == ("\ufffd", 0)
 
 
-async def test_an_answer_without_a_block_is_told_how_to_give_one() -> None:
+async def test_the_reply_to_an_answer_without_code_block_explains_the_format() -> None:
     interaction = CodeInteraction({"tests": ["assert True"]})
     instance_id = await interaction.start_interaction()
-    done, text, score, _ = await interaction.generate_response(instance_id, answers("no code"))
+    done, text, score, _ = await interaction.generate_response(instance_id, make_chat("no code"))
     assert (done, score) == (False, 0.0)
     assert "```" in str(text)
     await interaction.finalize_interaction(instance_id)
@@ -185,13 +179,13 @@ async def test_a_session_without_usable_tests_is_refused(tests: Any) -> None:
                 pytest.fail("it opened")
 
 
-def test_an_unknown_rule_is_refused() -> None:
+def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ValidationError, match="network"):
         CodeInteraction({"network": True})
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "source"),
     [
         ("```\na\n```\nand\n```py\nb\nc\n```", "b\nc"),
         ("```py\r\na\r\n```", "a"),
@@ -201,11 +195,11 @@ def test_an_unknown_rule_is_refused() -> None:
         ("```\n```", ""),
     ],
 )
-def test_the_last_closed_block_is_the_program(text: str, found: str | None) -> None:
-    assert last_block(text) == found
+def test_the_last_closed_block_is_the_program(text: str, source: str | None) -> None:
+    assert last_code_block(text) == source
 
 
 @given(before=st.text(alphabet="ab `\n"), source=st.text(alphabet="xy=1 \n"))
-def test_a_block_after_anything_closed_is_found(before: str, source: str) -> None:
-    text = before if last_block(before + "\n```\nprobe\n```") == "probe" else ""
-    assert last_block(f"{text}\n```python\n{source}\n```") == "\n".join(f"{source}\n".splitlines())
+def test_a_block_is_found_after_any_closed_text(before: str, source: str) -> None:
+    text = before if last_code_block(before + "\n```\nprobe\n```") == "probe" else ""
+    assert last_code_block(f"{text}\n```python\n{source}\n```") == "\n".join(f"{source}\n".splitlines())

@@ -1,4 +1,4 @@
-"""One server for all tests of a file; those that change its settings start their own."""
+"""Fixtures: one server for all tests of a file; tests with other settings start their own."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import pytest
 
 from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
-from tests.http.rooms import Caller, Watched, rooms
-from tests.served import Served, serving
+from tests.http.api_client import ApiClient, HangingTool, http_sources
+from tests.live_server import LiveServer, live_server
 
 
 @pytest.fixture(scope="module")
-def watched() -> Watched:
-    return Watched()
+def hanging() -> HangingTool:
+    return HangingTool()
 
 
 @pytest.fixture(scope="module")
-def at(watched: Watched) -> Iterator[Served]:
-    with serving(lambda: Gateway(rooms(FunctionTool(watched.hang, owner="rooms")))) as served:
+def server(hanging: HangingTool) -> Iterator[LiveServer]:
+    with live_server(lambda: Gateway(http_sources(FunctionTool(hanging.hang, owner="rooms")))) as served:
         yield served
 
 
 @pytest.fixture
-def ask(at: Served, watched: Watched) -> Caller:
-    watched.started.clear()
-    watched.cancelled.clear()
-    return Caller(at.url)
+def client(server: LiveServer, hanging: HangingTool) -> ApiClient:
+    hanging.started.clear()
+    hanging.cancelled.clear()
+    return ApiClient(server.url)

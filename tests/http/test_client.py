@@ -1,4 +1,4 @@
-"""The client's own promises: what a broken line means, what a cancelled call does, and what is shared."""
+"""Tests of `RemoteGateway`: connection failures, cancellation, tokens and concurrency."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from gateway.gateway import Gateway
 from gateway.http.settings import Settings
 from gateway.native.function import FunctionTool
 from gateway.types import Outcome, Task, ToolCall
-from tests.doors.kit import call
-from tests.http.rooms import Watched, rooms
-from tests.served import served, until
+from tests.http.api_client import HangingTool, http_sources
+from tests.live_server import live_server_async
+from tests.toolset_conformance.sample_tools import make_call
+from tests.waiting import PATIENCE_S, wait_until
 
 LISTED = b'{"object":"list","data":[]}'
 BEGUN = b'{"id":"s","tools":[],"feedback":null,"expires_at":null}'
@@ -68,147 +69,152 @@ async def stay_silent(stream: SocketStream) -> None:
     [(hang_up, Outcome.UNKNOWN), (refuse, Outcome.UNKNOWN), (stay_silent, Outcome.TIMEOUT)],
     ids=["hangs up", "fails", "is silent"],
 )
-async def test_a_call_without_an_answer_has_an_outcome(then: Then, outcome: Outcome) -> None:
-    with anyio.fail_after(10):
-        async with line(then) as url, RemoteGateway(url, timeout_s=0.5) as gateway, gateway.open() as session:
-            results = await session.calls([call("add"), call("add")])
-            heard = await session.feedback([])
+async def test_failed_response_becomes_an_outcome(then: Then, outcome: Outcome) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with line(then) as url, RemoteGateway(url) as gateway, gateway.open() as session:
+            if then is stay_silent:
+                gateway.__dict__["_http"].timeout = 0.5  # From now on: opening should simply work.
+            results = await session.calls([make_call("add"), make_call("add")])
+            feedback = await session.feedback([])
     assert [result.outcome for result in results] == [outcome] * 2
-    assert heard.outcome is outcome and heard.reason and heard.score == 0.0
+    assert feedback.outcome is outcome and feedback.reason and feedback.score == 0.0
     assert session.rewards == []
 
 
-async def test_a_call_that_cannot_be_sent_is_unavailable() -> None:
-    async with served(lambda: Gateway(rooms())) as at:
-        gateway = await RemoteGateway(at.url).__aenter__()
+async def test_unsendable_call_is_unavailable() -> None:
+    async with live_server_async(lambda: Gateway(http_sources())) as server:
+        gateway = await RemoteGateway(server.url).__aenter__()
         session = await gateway.begin(Task())
-    with anyio.fail_after(10):
-        result = await session.call(call("add", '{"a": 1}'))
+    with anyio.fail_after(PATIENCE_S):
+        result = await session.call(make_call("add", '{"a": 1}'))
         await session.close()
         await gateway.__aexit__(None, None, None)
     assert result.outcome is Outcome.UNAVAILABLE and "cannot be reached" in (result.reason or "")
 
 
-async def test_a_gateway_that_is_not_there_cannot_be_entered() -> None:
+async def test_entering_an_unreachable_gateway_raises() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with anyio.fail_after(10), pytest.raises(Unavailable, match=f"127.0.0.1:{port} cannot be reached"):
+    with anyio.fail_after(PATIENCE_S), pytest.raises(Unavailable, match=f"127.0.0.1:{port} cannot be reached"):
         async with RemoteGateway(f"http://127.0.0.1:{port}"):
             pass
 
 
-async def test_a_client_must_be_entered() -> None:
+async def test_client_must_be_entered_before_use() -> None:
     with pytest.raises(GatewayError, match="not entered"):
         await RemoteGateway("http://127.0.0.1:1").begin(Task())
 
 
-async def test_cancelling_a_call_cancels_it_on_the_other_side() -> None:
-    watched = Watched()
+async def test_cancelling_a_call_cancels_it_on_the_server() -> None:
+    hanging = HangingTool()
     async with (
-        served(lambda: Gateway(rooms(FunctionTool(watched.hang)))) as at,
-        RemoteGateway(at.url) as gateway,
+        live_server_async(lambda: Gateway(http_sources(FunctionTool(hanging.hang)))) as server,
+        RemoteGateway(server.url) as gateway,
         gateway.open() as session,
     ):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.call, call("hang"))
-            await until(watched.started.is_set)
+            tasks.start_soon(session.call, make_call("hang"))
+            await wait_until(hanging.started.is_set)
             tasks.cancel_scope.cancel()
-        await until(watched.cancelled.is_set)
-        assert (await session.call(call("add", '{"a": 1}'))).text == "1"
+        await wait_until(hanging.cancelled.is_set)
+        assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
 
 
-async def test_a_cancelled_rollout_closes_its_session() -> None:
-    watched = Watched()
-    async with served(lambda: Gateway(rooms(FunctionTool(watched.hang)))) as at, RemoteGateway(at.url) as gateway:
+async def test_cancelled_rollout_closes_its_session() -> None:
+    hanging = HangingTool()
+    async with (
+        live_server_async(lambda: Gateway(http_sources(FunctionTool(hanging.hang)))) as server,
+        RemoteGateway(server.url) as gateway,
+    ):
 
         async def roll() -> None:
             async with gateway.open() as session:
-                await session.call(call("hang"))
+                await session.call(make_call("hang"))
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(roll)
-            await until(watched.started.is_set)
-            assert len(at.gateway.sessions) == 1
+            await wait_until(hanging.started.is_set)
+            assert len(server.gateway.sessions) == 1
             tasks.cancel_scope.cancel()
-        assert not at.gateway.sessions
+        await wait_until(lambda: not server.gateway.sessions)
 
 
-async def test_an_expired_session_says_so() -> None:
+async def test_expired_session_raises_session_error() -> None:
     async with (
-        served(lambda: Gateway(rooms())) as at,
-        RemoteGateway(at.url) as gateway,
+        live_server_async(lambda: Gateway(http_sources())) as server,
+        RemoteGateway(server.url) as gateway,
         gateway.open(Task(ttl_s=0.05)) as session,
     ):
-        await until(lambda: session.id not in at.gateway.sessions)
+        await wait_until(lambda: session.id not in server.gateway.sessions)
         with pytest.raises(SessionError, match="no such session"):
-            await session.call(call("add", '{"a": 1}'))
+            await session.call(make_call("add", '{"a": 1}'))
 
 
-async def test_a_call_too_long_to_send_is_the_policys_mistake() -> None:
+async def test_call_larger_than_the_body_limit_is_invalid() -> None:
     settings = Settings(port=0, body_bytes=1000)
     async with (
-        served(lambda: Gateway(rooms()), settings) as at,
-        RemoteGateway(at.url) as gateway,
+        live_server_async(lambda: Gateway(http_sources()), settings) as server,
+        RemoteGateway(server.url) as gateway,
         gateway.open() as session,
     ):
-        result = await session.call(call("add", "9" * 2000))
+        result = await session.call(make_call("add", "9" * 2000))
         assert result.outcome is Outcome.INVALID and "1000 bytes" in result.text
-        assert (await session.call(call("add", '{"a": 1}'))).text == "1"
+        assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
 
 
-async def test_a_token_is_sent_and_a_missing_one_is_told_of() -> None:
+async def test_token_is_sent_and_a_missing_one_is_reported() -> None:
     settings = Settings(port=0, token=SecretStr("s3cret"))
-    async with served(lambda: Gateway(rooms()), settings) as at:
+    async with live_server_async(lambda: Gateway(http_sources()), settings) as server:
         with pytest.raises(GatewayError, match="token is missing or wrong"):
-            async with RemoteGateway(at.url):
+            async with RemoteGateway(server.url):
                 pass
-        async with RemoteGateway(at.url + "/", token="s3cret") as gateway, gateway.open() as session:
-            assert (await session.call(call("add", '{"a": 1}'))).text == "1"
+        async with RemoteGateway(server.url + "/", token="s3cret") as gateway, gateway.open() as session:
+            assert (await session.call(make_call("add", '{"a": 1}'))).text == "1"
             assert "s3cret" not in repr(gateway.__dict__["_http"])
 
 
-async def test_a_full_gateway_is_told_apart_from_a_broken_one() -> None:
+async def test_too_many_sessions_raises_its_own_error() -> None:
     async with (
-        served(lambda: Gateway(rooms(), most_sessions=1)) as at,
-        RemoteGateway(at.url) as gateway,
+        live_server_async(lambda: Gateway(http_sources(), max_sessions=1)) as server,
+        RemoteGateway(server.url) as gateway,
         gateway.open(),
     ):
         with pytest.raises(TooManySessions, match="1 sessions are open"):
             await gateway.begin(Task())
 
 
-async def test_refreshing_sees_what_was_added() -> None:
-    async with served(lambda: Gateway(rooms())) as at, RemoteGateway(at.url) as gateway:
+async def test_refresh_lists_added_tools() -> None:
+    async with live_server_async(lambda: Gateway(http_sources())) as server, RemoteGateway(server.url) as gateway:
         before = gateway.specs
         await gateway.refresh()
-        assert gateway.specs == before == tuple(at.gateway.specs)
+        assert gateway.specs == before == tuple(server.gateway.specs)
 
 
-async def test_many_calls_in_flight_lose_nothing_and_double_nothing() -> None:
-    async with served(lambda: Gateway(rooms())) as at, RemoteGateway(at.url) as gateway:
-        seen: list[str] = []
+async def test_many_concurrent_calls_are_neither_lost_nor_doubled() -> None:
+    async with live_server_async(lambda: Gateway(http_sources())) as server, RemoteGateway(server.url) as gateway:
+        texts: list[str] = []
 
         async def roll(place: int) -> None:
             async with gateway.open() as session:
                 calls = [ToolCall(f"{place}.{turn}", "add", f'{{"a": {place * 4 + turn}}}') for turn in range(4)]
                 async with anyio.create_task_group() as turns:
-                    for one in calls:
-                        turns.start_soon(answer, session, one)
+                    for call in calls:
+                        turns.start_soon(answer, session, call)
 
-        async def answer(session: object, one: ToolCall) -> None:
-            seen.append((await session.call(one)).text)  # type: ignore[attr-defined]
+        async def answer(session: object, call: ToolCall) -> None:
+            texts.append((await session.call(call)).text)  # type: ignore[attr-defined]
 
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 for place in range(100):
                     tasks.start_soon(roll, place)
-        assert sorted(seen, key=int) == [str(number) for number in range(400)]
-        assert not at.gateway.sessions
+        assert sorted(texts, key=int) == [str(number) for number in range(400)]
+        assert not server.gateway.sessions
 
 
-async def test_a_token_that_cannot_be_sent_is_not_told() -> None:
-    async with served(lambda: Gateway(rooms())) as at:
+async def test_invalid_token_does_not_appear_in_the_error() -> None:
+    async with live_server_async(lambda: Gateway(http_sources())) as server:
         with pytest.raises(Unavailable, match="LocalProtocolError") as refused:
-            async with RemoteGateway(at.url, token="hunter2\n"):
+            async with RemoteGateway(server.url, token="hunter2\n"):
                 pass
     assert "hunter2" not in str(refused.value)

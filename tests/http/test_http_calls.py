@@ -8,31 +8,32 @@ import json
 import anyio
 import pytest
 
-from tests.doors.kit import PNG
-from tests.http.rooms import Caller, Watched, tool_call
-from tests.served import Served, until
+from tests.http.api_client import ApiClient, HangingTool, tool_call
+from tests.live_server import LiveServer
+from tests.toolset_conformance.sample_tools import PNG
+from tests.waiting import wait_until
 
 PICTURE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}}
 
 
-async def test_an_assistant_message_is_answered_in_order_with_its_ids(ask: Caller) -> None:
-    id = await ask.begin()
+async def test_tool_messages_keep_the_order_and_ids_of_the_calls(client: ApiClient) -> None:
+    id = await client.begin()
     message = {
         "role": "assistant",
         "content": None,
         "refusal": None,
         "tool_calls": [tool_call("add", json.dumps({"a": place}), f"call_{place}") for place in range(5)],
     }
-    said = (await ask("POST", f"/v1/sessions/{id}/calls", message)).json()
-    assert said["messages"] == [
+    response = (await client("POST", f"/v1/sessions/{id}/calls", message)).json()
+    assert response["messages"] == [
         {"role": "tool", "tool_call_id": f"call_{place}", "content": str(place)} for place in range(5)
     ]
-    assert [one["tool_call_id"] for one in said["results"]] == [f"call_{place}" for place in range(5)]
+    assert [item["tool_call_id"] for item in response["results"]] == [f"call_{place}" for place in range(5)]
 
 
-async def test_machine_fields_stand_beside_the_messages(ask: Caller) -> None:
-    id = await ask.begin()
-    (result,) = (await ask.call(id, "facts"))["results"]
+async def test_results_contain_the_machine_readable_fields(client: ApiClient) -> None:
+    id = await client.begin()
+    (result,) = (await client.call(id, "facts"))["results"]
     assert result.pop("elapsed_s") > 0
     assert result.pop("timing").keys() <= {"queue"}, "a machine that is busy lets calls wait for a moment"
     assert result == {
@@ -50,21 +51,21 @@ async def test_machine_fields_stand_beside_the_messages(ask: Caller) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda calls: calls, lambda calls: {"messages": [{"tool_calls": calls}, {}]}])
-async def test_calls_may_come_bare_or_in_several_messages(ask: Caller, wrap: object) -> None:
-    id = await ask.begin()
+async def test_calls_are_accepted_as_a_list_or_in_several_messages(client: ApiClient, wrap: object) -> None:
+    id = await client.begin()
     body = wrap([tool_call("add", '{"a": 1}', "x"), tool_call("add", '{"a": 2}', "y")])  # type: ignore[operator]
-    said = (await ask("POST", f"/v1/sessions/{id}/calls", body)).json()
-    assert [one["content"] for one in said["messages"]] == ["1", "2"]
+    response = (await client("POST", f"/v1/sessions/{id}/calls", body)).json()
+    assert [item["content"] for item in response["messages"]] == ["1", "2"]
 
 
-async def test_arguments_may_be_an_object(ask: Caller) -> None:
-    id = await ask.begin()
-    assert (await ask.call(id, "add", {"a": 1, "b": 2}))["messages"][0]["content"] == "3"
+async def test_arguments_are_accepted_as_an_object(client: ApiClient) -> None:
+    id = await client.begin()
+    assert (await client.call(id, "add", {"a": 1, "b": 2}))["messages"][0]["content"] == "3"
 
 
-async def test_media_are_content_parts_in_their_order(ask: Caller) -> None:
-    id = await ask.begin()
-    content = (await ask.call(id, "several"))["messages"][0]["content"]
+async def test_media_become_content_parts_in_order(client: ApiClient) -> None:
+    id = await client.begin()
+    content = (await client.call(id, "several"))["messages"][0]["content"]
     assert [part["type"] for part in content] == [
         *("text", "image_url", "text", "input_audio"),
         *("text", "text", "text", "text"),
@@ -76,83 +77,85 @@ async def test_media_are_content_parts_in_their_order(ask: Caller) -> None:
     assert content[6]["text"] == "[resource https://example.org/far: far, only pointed at]"
 
 
-async def test_the_strict_layout_shows_media_after_all_tool_messages(ask: Caller) -> None:
-    id = await ask.begin()
+async def test_strict_layout_puts_media_in_a_user_message_at_the_end(client: ApiClient) -> None:
+    id = await client.begin()
     body = {"tool_calls": [tool_call("several", id="one"), tool_call("add", '{"a": 1}', "two")], "layout": "strict"}
-    said = (await ask("POST", f"/v1/sessions/{id}/calls", body)).json()["messages"]
-    assert [message["role"] for message in said] == ["tool", "tool", "user"]
-    assert isinstance(said[0]["content"], str) and "[image: see" in said[0]["content"]
-    assert "under tool call one" in said[0]["content"]
-    assert said[1]["content"] == "1"
-    shown = said[2]["content"]
-    assert shown[0] == {"type": "text", "text": "From tool call one:"}
-    assert [part["type"] for part in shown[1:]] == ["image_url", "input_audio"]
+    response = (await client("POST", f"/v1/sessions/{id}/calls", body)).json()["messages"]
+    assert [message["role"] for message in response] == ["tool", "tool", "user"]
+    assert isinstance(response[0]["content"], str) and "[image: see" in response[0]["content"]
+    assert "under tool call one" in response[0]["content"]
+    assert response[1]["content"] == "1"
+    content = response[2]["content"]
+    assert content[0] == {"type": "text", "text": "From tool call one:"}
+    assert [part["type"] for part in content[1:]] == ["image_url", "input_audio"]
 
 
-async def test_the_strict_layout_of_text_alone_is_text_alone(ask: Caller) -> None:
-    id = await ask.begin()
-    said = await ask.call(id, "add", '{"a": 1}', layout="strict")
-    assert said["messages"] == [{"role": "tool", "tool_call_id": "c1", "content": "1"}]
+async def test_strict_layout_of_text_has_no_user_message(client: ApiClient) -> None:
+    id = await client.begin()
+    response = await client.call(id, "add", '{"a": 1}', layout="strict")
+    assert response["messages"] == [{"role": "tool", "tool_call_id": "c1", "content": "1"}]
 
 
-async def test_strict_sessions_take_back_the_nulls_that_strict_rules_force(ask: Caller) -> None:
+async def test_strict_session_removes_nulls_of_optional_arguments(client: ApiClient) -> None:
     arguments = '{"colour": "red", "shade": null, "size": null}'
-    strict, loose = await ask.begin(strict=True), await ask.begin()
-    assert (await ask.call(strict, "pick", arguments))["messages"][0]["content"] == "red None 1"
-    assert (await ask.call(loose, "pick", arguments))["results"][0]["outcome"] == "invalid"
-    broken = await ask.call(strict, "pick", '{"colour": null')
+    strict, loose = await client.begin(strict=True), await client.begin()
+    assert (await client.call(strict, "pick", arguments))["messages"][0]["content"] == "red None 1"
+    assert (await client.call(loose, "pick", arguments))["results"][0]["outcome"] == "invalid"
+    broken = await client.call(strict, "pick", '{"colour": null')
     assert broken["results"][0]["outcome"] == "invalid"
 
 
-async def test_a_message_without_calls_is_answered_with_none(ask: Caller) -> None:
-    id = await ask.begin()
+async def test_message_without_calls_returns_no_results(client: ApiClient) -> None:
+    id = await client.begin()
     for message in ({"role": "assistant", "content": "hm", "tool_calls": None}, {"messages": []}, []):
-        answer = await ask("POST", f"/v1/sessions/{id}/calls", message)
+        answer = await client("POST", f"/v1/sessions/{id}/calls", message)
         assert answer.json() == {"messages": [], "results": []}
 
 
-async def test_a_mistake_of_the_policy_is_a_message_to_it(ask: Caller) -> None:
-    id = await ask.begin()
-    said = await ask.call(id, "add", '{"a": "one"}')
-    assert said["results"][0]["outcome"] == "invalid"
-    assert "Expected: {a: integer" in said["messages"][0]["content"]
+async def test_invalid_call_becomes_a_tool_message(client: ApiClient) -> None:
+    id = await client.begin()
+    response = await client.call(id, "add", '{"a": "one"}')
+    assert response["results"][0]["outcome"] == "invalid"
+    assert "Expected: {a: integer" in response["messages"][0]["content"]
 
 
-async def test_a_tool_for_the_loop_needs_the_loop_to_call_it(ask: Caller) -> None:
-    id = await ask.begin(feedback="scripted")
+async def test_loop_tool_is_only_callable_by_the_loop(client: ApiClient) -> None:
+    id = await client.begin(feedback="scripted")
     arguments = {"messages": [{"role": "assistant", "content": "hm"}]}
-    assert (await ask.call(id, "feedback_scripted", arguments))["results"][0]["outcome"] == "invalid"
-    heard = await ask.call(id, "feedback_scripted", arguments, audience="loop")
-    assert heard["messages"][0]["content"] == "go on"
+    assert (await client.call(id, "feedback_scripted", arguments))["results"][0]["outcome"] == "invalid"
+    feedback = await client.call(id, "feedback_scripted", arguments, audience="loop")
+    assert feedback["messages"][0]["content"] == "go on"
 
 
-async def test_pure_tools_need_no_session(ask: Caller, at: Served) -> None:
-    before = len(at.gateway.sessions)
-    answer = await ask("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add", '{"a": 1, "b": 2}')]})
+async def test_pure_tools_are_called_without_a_session(client: ApiClient, server: LiveServer) -> None:
+    before = len(server.gateway.sessions)
+    answer = await client("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add", '{"a": 1, "b": 2}')]})
     assert answer.json()["messages"][0]["content"] == "3"
-    assert len(at.gateway.sessions) == before
+    assert len(server.gateway.sessions) == before
 
 
-async def test_other_tools_are_told_to_open_a_session(ask: Caller) -> None:
+async def test_other_tools_need_a_session(client: ApiClient) -> None:
     for name in ("remember", "nothing", "feedback_gsm8k"):
-        answer = await ask("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add"), tool_call(name)]})
+        answer = await client("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add"), tool_call(name)]})
         error = answer.json()["error"]
         assert answer.status_code == 409 and error["param"] == "tool_calls.1.function.name"
         assert "POST /v1/sessions" in error["remedy"]
 
 
-async def test_hanging_up_cancels_the_call_and_leaves_the_session(ask: Caller, at: Served, watched: Watched) -> None:
-    id = await ask.begin()
+async def test_disconnect_cancels_the_call_but_keeps_the_session(
+    client: ApiClient, server: LiveServer, hanging: HangingTool
+) -> None:
+    id = await client.begin()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask.call, id, "hang")
-        await until(watched.started.is_set)
+        tasks.start_soon(client.call, id, "hang")
+        await wait_until(hanging.started.is_set)
         tasks.cancel_scope.cancel()
-    await until(watched.cancelled.is_set)
-    assert (await ask.call(id, "add", '{"a": 1}'))["messages"][0]["content"] == "1"
+    await wait_until(hanging.cancelled.is_set)
+    assert (await client.call(id, "add", '{"a": 1}'))["messages"][0]["content"] == "1"
 
 
-async def test_wrong_shapes_are_refused_with_the_field_that_is_wrong(ask: Caller) -> None:
-    id = await ask.begin()
+async def test_invalid_body_is_refused_with_the_field(client: ApiClient) -> None:
+    id = await client.begin()
     for body, where in (
         ({}, "tool_calls"),
         ({"tool_calls": {}}, "tool_calls"),
@@ -165,5 +168,5 @@ async def test_wrong_shapes_are_refused_with_the_field_that_is_wrong(ask: Caller
         ({"tool_calls": [tool_call("add")] * 1025}, "tool_calls"),
         ({"messages": [{"tool_calls": [tool_call("add")] * 600}] * 2}, "messages"),
     ):
-        answer = await ask("POST", f"/v1/sessions/{id}/calls", body)
+        answer = await client("POST", f"/v1/sessions/{id}/calls", body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (422, where)

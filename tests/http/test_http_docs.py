@@ -8,56 +8,74 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from gateway.http.app import ROOMS
-from gateway.http.docs import _page
-from gateway.http.openapi import OPERATIONS, document
-from tests.http.rooms import Caller
+from gateway.http.app import ROUTES
+from gateway.http.info_routes import _docs_page
+from gateway.http.openapi import OPERATIONS, openapi_document
+from tests.http.api_client import ApiClient
 
 
 def references(node: Any) -> list[str]:
     if isinstance(node, list):
-        return [found for item in node for found in references(item)]
+        return [reference for item in node for reference in references(item)]
     if not isinstance(node, dict):
         return []
-    own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
-    return own + [found for item in node.values() for found in references(item)]
+    own_references = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+    return own_references + [reference for item in node.values() for reference in references(item)]
 
 
-async def test_the_document_is_served_as_it_is(ask: Caller) -> None:
-    served = (await ask("GET", "/openapi.json")).json()
-    assert served == document() and served["openapi"] == "3.1.0"
+async def test_openapi_document_is_served_unchanged(client: ApiClient) -> None:
+    served = (await client("GET", "/openapi.json")).json()
+    assert served == openapi_document() and served["openapi"] == "3.1.0"
 
 
-def test_every_room_is_documented_and_nothing_else_is() -> None:
-    documented = {(one.path, one.method.upper()) for one in OPERATIONS}
-    assert documented == {(path, method) for path, rooms in ROOMS.items() for method in rooms}
+def test_openapi_lists_exactly_the_routes() -> None:
+    documented = {(operation.path, operation.method.upper()) for operation in OPERATIONS}
+    assert documented == {(path, method) for path, rooms in ROUTES.items() for method in rooms}
 
 
-def test_every_reference_leads_somewhere_and_every_shape_is_a_schema() -> None:
-    spec = document()
+def test_openapi_references_resolve_and_schemas_are_valid() -> None:
+    spec = openapi_document()
     schemas = spec["components"]["schemas"]
     assert {reference.removeprefix("#/components/schemas/") for reference in references(spec)} <= set(schemas)
     for schema in schemas.values():
         jsonschema_rs.meta.validate(schema)
 
 
-def test_operations_have_names_of_their_own_and_declare_their_path() -> None:
-    operations = [(path, one) for path, methods in document()["paths"].items() for one in methods.values()]
-    names = [one["operationId"] for _, one in operations]
+def test_operation_ids_are_unique_and_paths_declared() -> None:
+    operations = [
+        (path, operation) for path, methods in openapi_document()["paths"].items() for operation in methods.values()
+    ]
+    names = [operation["operationId"] for _, operation in operations]
     assert len(set(names)) == len(names)
-    for path, one in operations:
-        declared = {parameter["name"] for parameter in one["parameters"] if parameter["in"] == "path"}
+    for path, operation in operations:
+        declared = {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"}
         assert declared == set(re.findall(r"{(\w+)}", path))
 
 
-def test_fields_are_described() -> None:
-    schemas = document()["components"]["schemas"]
-    assert "Unix time" in schemas["Begun"]["properties"]["expires_at"]["description"]
-    assert schemas["BeginRequest"]["additionalProperties"] is False
+def integers(node: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    """Every schema of an integer, with its path."""
+    if isinstance(node, list):
+        return [found for index, item in enumerate(node) for found in integers(item, f"{path}/{index}")]
+    if not isinstance(node, dict):
+        return []
+    own = [(path, node)] if node.get("type") == "integer" else []
+    return own + [found for key, item in node.items() for found in integers(item, f"{path}/{key}")]
 
 
-async def test_the_page_asks_no_other_host(ask: Caller) -> None:
-    answer = await ask("GET", "/docs")
+def test_every_integer_in_openapi_has_bounds() -> None:
+    found = integers(openapi_document())
+    assert len(found) > 10
+    assert [path for path, schema in found if not {"minimum", "maximum"} <= schema.keys()] == []
+
+
+def test_openapi_fields_have_descriptions() -> None:
+    schemas = openapi_document()["components"]["schemas"]
+    assert "Unix time" in schemas["SessionResponse"]["properties"]["expires_at"]["description"]
+    assert schemas["SessionRequest"]["additionalProperties"] is False
+
+
+async def test_docs_page_loads_nothing_from_other_hosts(client: ApiClient) -> None:
+    answer = await client("GET", "/docs")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert not re.search(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]", answer.text)
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
@@ -66,11 +84,11 @@ async def test_the_page_asks_no_other_host(ask: Caller) -> None:
 
 
 @pytest.mark.parametrize("word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style="])
-def test_the_page_never_reads_text_as_markup(word: str) -> None:
-    page, _ = _page()
+def test_docs_page_never_interprets_text_as_markup(word: str) -> None:
+    page, _ = _docs_page()
     assert word not in page.decode()
 
 
-def test_the_page_reads_in_light_and_dark_and_on_a_narrow_screen() -> None:
-    page = _page()[0].decode()
+def test_docs_page_supports_dark_mode_and_narrow_screens() -> None:
+    page = _docs_page()[0].decode()
     assert "color-scheme: light dark" in page and "width=device-width" in page and "overflow-wrap" in page

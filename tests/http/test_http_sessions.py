@@ -1,4 +1,4 @@
-"""/v1/sessions: begun, looked at, held, closed, expired; and never another's."""
+"""Tests of /v1/sessions: opening, reading, holding, closing, expiry and isolation."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import anyio
 import httpx2
 
 from gateway.gateway import Gateway
-from gateway.media import data_uri
-from gateway.native.toolset import NativeToolset
-from gateway.table import Source
+from gateway.media import to_data_uri
+from gateway.native.native_toolset import NativeToolset
+from gateway.tool_table import Source
 from gateway.types import Image
-from tests.doors.kit import PNG, Judge, judge
-from tests.http.rooms import Caller, Watched, rooms
-from tests.served import Served, served, until
+from tests.http.api_client import ApiClient, HangingTool, http_sources
+from tests.live_server import LiveServer, live_server_async
+from tests.toolset_conformance.sample_tools import PNG, Judge, make_judge
+from tests.waiting import PATIENCE_S, wait_until
 
 SOLVED = [{"role": "assistant", "content": "#### 42"}]
 
 
-async def test_a_session_says_what_it_offers_and_until_when(ask: Caller) -> None:
-    answer = await ask("POST", "/v1/sessions", {"tools": ["add", "judge"], "feedback": "scripted", "ttl_s": 60})
+async def test_opened_session_lists_tools_and_expiry(client: ApiClient) -> None:
+    answer = await client("POST", "/v1/sessions", {"tools": ["add", "judge"], "feedback": "scripted", "ttl_s": 60})
     begun = answer.json()
     assert answer.status_code == 201 and len(begun["id"]) >= 32
     assert [tool["function"]["name"] for tool in begun["tools"]] == ["add", "judge"]
@@ -29,15 +30,15 @@ async def test_a_session_says_what_it_offers_and_until_when(ask: Caller) -> None
     assert 0 < begun["expires_at"] - time.time() <= 61
 
 
-async def test_a_session_lives_for_an_hour_unless_it_says_otherwise(ask: Caller) -> None:
-    begun = (await ask("POST", "/v1/sessions", {})).json()
+async def test_session_lives_for_an_hour_by_default(client: ApiClient) -> None:
+    begun = (await client("POST", "/v1/sessions", {})).json()
     assert 3500 < begun["expires_at"] - time.time() <= 3600
 
 
-async def test_an_interaction_may_be_named_with_its_arguments(ask: Caller) -> None:
-    id = await ask.begin(feedback={"name": "gsm8k", "ground_truth": "42"})
-    heard = (await ask("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
-    assert heard == {
+async def test_interaction_arguments_may_be_given_with_its_name(client: ApiClient) -> None:
+    id = await client.begin(feedback={"name": "gsm8k", "ground_truth": "42"})
+    feedback = (await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
+    assert feedback == {
         "done": True,
         "message": "Your response is correct!",
         "score": 1.0,
@@ -47,140 +48,145 @@ async def test_an_interaction_may_be_named_with_its_arguments(ask: Caller) -> No
     }
 
 
-async def test_arguments_of_an_interaction_may_stand_apart(ask: Caller) -> None:
-    id = await ask.begin(feedback="gsm8k", feedback_args={"ground_truth": "41"})
-    heard = (await ask("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
-    assert (heard["done"], heard["score"]) == (False, 0.0)
+async def test_interaction_arguments_may_be_given_separately(client: ApiClient) -> None:
+    id = await client.begin(feedback="gsm8k", feedback_args={"ground_truth": "41"})
+    feedback = (await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
+    assert (feedback["done"], feedback["score"]) == (False, 0.0)
 
 
-async def test_feedback_may_show_pictures(ask: Caller) -> None:
-    picture = {"type": "image_url", "image_url": {"url": data_uri(Image(PNG))}}
+async def test_feedback_may_contain_images(client: ApiClient) -> None:
+    picture = {"type": "image_url", "image_url": {"url": to_data_uri(Image(PNG))}}
     replies = [{"say": [{"type": "text", "text": "look"}, picture]}]
-    id = await ask.begin(feedback="scripted", feedback_args={"replies": replies})
-    heard = (await ask("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
-    assert heard["message"].startswith("look") and len(heard["content"]) == 2
+    id = await client.begin(feedback="scripted", feedback_args={"replies": replies})
+    feedback = (await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
+    assert feedback["message"].startswith("look") and len(feedback["content"]) == 2
 
 
-async def test_a_gateway_without_interactions_says_so() -> None:
+async def test_feedback_without_interactions_is_a_conflict() -> None:
     def bare() -> Gateway:
-        return Gateway([source for source in rooms() if source.key != "feedback"])
+        return Gateway([source for source in http_sources() if source.key != "feedback"])
 
-    async with served(bare) as at:
-        ask = Caller(at.url)
-        id = await ask.begin()
-        answer = await ask("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})
+    async with live_server_async(bare) as server:
+        client = ApiClient(server.url)
+        id = await client.begin()
+        answer = await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})
     assert answer.status_code == 409 and "interaction" in answer.json()["error"]["message"]
 
 
-async def test_looking_at_a_session_shows_its_state(ask: Caller) -> None:
-    id = await ask.begin(tools=["judge"], task_id="row 7", create={"judge": {"first": "so"}})
-    await ask.call(id, "judge", '{"word": "good"}')
-    state = (await ask("GET", f"/v1/sessions/{id}")).json()
+async def test_get_session_returns_its_state(client: ApiClient) -> None:
+    id = await client.begin(tools=["judge"], task_id="row 7", create={"judge": {"first": "so"}})
+    await client.call(id, "judge", '{"word": "good"}')
+    state = (await client("GET", f"/v1/sessions/{id}")).json()
     assert state["id"] == id and state["task_id"] == "row 7"
     assert state["tools"] == ["judge"] and state["calls"] == 1 and state["strict"] is False
     assert state["rewards"] == [{"source": "judge", "value": 0.25, "kind": "call", "call_id": "c1"}]
 
 
-async def test_closing_gives_the_rewards_and_forgets_the_session(ask: Caller, at: Served) -> None:
-    id = await ask.begin(tools=["judge"])
-    await ask.call(id, "judge", '{"word": "good"}')
-    closed = (await ask("DELETE", f"/v1/sessions/{id}")).json()
-    assert [(one["value"], one["kind"]) for one in closed["rewards"]] == [(0.25, "call"), (2.0, "end")]
-    assert id not in at.gateway.sessions
+async def test_closing_returns_rewards_and_removes_the_session(client: ApiClient, server: LiveServer) -> None:
+    id = await client.begin(tools=["judge"])
+    await client.call(id, "judge", '{"word": "good"}')
+    closed = (await client("DELETE", f"/v1/sessions/{id}")).json()
+    assert [(first["value"], first["kind"]) for first in closed["rewards"]] == [(0.25, "call"), (2.0, "end")]
+    assert id not in server.gateway.sessions
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/calls"), ("POST", "/feedback")):
-        gone = await ask(method, f"/v1/sessions/{id}{path}", {"tool_calls": []} if method == "POST" else None)
+        gone = await client(method, f"/v1/sessions/{id}{path}", {"tool_calls": []} if method == "POST" else None)
         assert gone.status_code == 404 and gone.json()["error"]["type"] == "not_found"
 
 
-async def test_a_session_expires_when_nobody_uses_it(ask: Caller, at: Served) -> None:
-    id = await ask.begin(ttl_s=0.05)
-    await until(lambda: id not in at.gateway.sessions)
-    assert (await ask("GET", f"/v1/sessions/{id}")).status_code == 404
+async def test_unused_session_expires(client: ApiClient, server: LiveServer) -> None:
+    id = await client.begin(ttl_s=0.05)
+    await wait_until(lambda: id not in server.gateway.sessions)
+    assert (await client("GET", f"/v1/sessions/{id}")).status_code == 404
 
 
-async def test_a_session_does_not_expire_under_a_running_call(ask: Caller, at: Served, watched: Watched) -> None:
-    id = await ask.begin(ttl_s=0.05)
+async def test_session_does_not_expire_during_a_call(
+    client: ApiClient, server: LiveServer, hanging: HangingTool
+) -> None:
+    id = await client.begin(ttl_s=PATIENCE_S)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask.call, id, "hang")
-        await until(watched.started.is_set)
-        assert at.gateway.sessions[id].remaining_s == 0.05
+        tasks.start_soon(client.call, id, "hang")
+        await wait_until(hanging.started.is_set)
+        server.gateway.sessions[
+            id
+        ].ttl_s = 0.05  # It could have expired before the call, with so little from the start.
+        assert server.gateway.sessions[id].remaining_s == 0.05
         tasks.cancel_scope.cancel()
-    await until(lambda: id not in at.gateway.sessions)
+    await wait_until(lambda: id not in server.gateway.sessions)
 
 
-async def test_closing_a_session_answers_the_calls_that_run_in_it(ask: Caller, watched: Watched) -> None:
-    id = await ask.begin()
+async def test_closing_a_session_cancels_its_running_calls(client: ApiClient, hanging: HangingTool) -> None:
+    id = await client.begin()
     answers = []
 
     async def call() -> None:
-        answers.append(await ask.call(id, "hang"))
+        answers.append(await client.call(id, "hang"))
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(call)
-            await until(watched.started.is_set)
-            await ask("DELETE", f"/v1/sessions/{id}")
-    assert answers[0]["results"][0]["outcome"] == "cancelled" and watched.cancelled.is_set()
+            await wait_until(hanging.started.is_set)
+            await client("DELETE", f"/v1/sessions/{id}")
+    assert answers[0]["results"][0]["outcome"] == "cancelled" and hanging.cancelled.is_set()
 
 
-async def test_a_held_session_dies_with_its_holder(ask: Caller, at: Served) -> None:
+async def test_held_session_closes_when_its_client_disconnects(client: ApiClient, server: LiveServer) -> None:
     async with (
-        httpx2.AsyncClient(base_url=at.url, trust_env=False) as http,
-        http.stream("POST", "/v1/sessions?hold=true", content=b"{}") as held,
+        httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http,
+        http.stream("POST", "/v1/sessions?hold=true", json={}) as held,
     ):
         assert held.status_code == 201 and held.headers["content-type"] == "application/x-ndjson"
         lines = held.aiter_lines()
         begun = json.loads(await anext(lines))
-        assert begun["expires_at"] is None and begun["id"] in at.gateway.sessions
-        said = await ask.call(begun["id"], "add", '{"a": 1}')
-        assert said["messages"][0]["content"] == "1"
+        assert begun["expires_at"] is None and begun["id"] in server.gateway.sessions
+        response = await client.call(begun["id"], "add", '{"a": 1}')
+        assert response["messages"][0]["content"] == "1"
         await lines.aclose()
-    await until(lambda: begun["id"] not in at.gateway.sessions)
+    await wait_until(lambda: begun["id"] not in server.gateway.sessions)
 
 
-async def test_a_held_session_that_is_closed_ends_the_answer_with_its_rewards(ask: Caller, at: Served) -> None:
+async def test_closed_held_session_ends_its_response_with_rewards(client: ApiClient, server: LiveServer) -> None:
     async with (
-        httpx2.AsyncClient(base_url=at.url, trust_env=False) as http,
-        http.stream("POST", "/v1/sessions?hold=true", content=b'{"tools": ["judge"]}') as held,
+        httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http,
+        http.stream("POST", "/v1/sessions?hold=true", json={"tools": ["judge"]}) as held,
     ):
         lines = held.aiter_lines()
         begun = json.loads(await anext(lines))
-        await ask("DELETE", f"/v1/sessions/{begun['id']}")
+        await client("DELETE", f"/v1/sessions/{begun['id']}")
         rest = [json.loads(line) async for line in lines if line]
     assert rest == [{"id": begun["id"], "rewards": [{"source": "judge", "value": 1.0, "kind": "end", "call_id": None}]}]
 
 
-async def test_one_sessions_id_opens_no_other(ask: Caller, at: Served) -> None:
-    one, other = await ask.begin(), await ask.begin()
-    await ask.call(one, "remember", '{"word": "mine"}')
-    said = await ask.call(other, "remember", '{"word": "yours"}')
-    assert said["messages"][0]["content"] == '["yours"]'
-    async with Gateway(rooms()) as elsewhere, elsewhere.open() as session:
-        assert (await ask("GET", f"/v1/sessions/{session.id}")).status_code == 404
+async def test_session_id_gives_access_to_no_other_session(client: ApiClient, server: LiveServer) -> None:
+    first, second = await client.begin(), await client.begin()
+    await client.call(first, "remember", '{"word": "mine"}')
+    response = await client.call(second, "remember", '{"word": "yours"}')
+    assert response["messages"][0]["content"] == '["yours"]'
+    async with Gateway(http_sources()) as elsewhere, elsewhere.open() as session:
+        assert (await client("GET", f"/v1/sessions/{session.id}")).status_code == 404
 
 
-async def test_sessions_that_were_opened_in_process_cannot_be_reached(ask: Caller, at: Served) -> None:
-    id = await ask.begin()
-    found = at.gateway.sessions[id]
-    at.gateway.sessions["in-process"] = found
+async def test_sessions_opened_in_process_are_not_reachable_over_http(client: ApiClient, server: LiveServer) -> None:
+    id = await client.begin()
+    session = server.gateway.sessions[id]
+    server.gateway.sessions["in-process"] = session
     try:
-        assert (await ask("GET", "/v1/sessions/in-process")).status_code == 404
+        assert (await client("GET", "/v1/sessions/in-process")).status_code == 404
     finally:
-        del at.gateway.sessions["in-process"]
+        del server.gateway.sessions["in-process"]
 
 
-async def test_too_many_sessions_are_refused_until_one_closes() -> None:
-    async with served(lambda: Gateway(rooms(), most_sessions=1)) as at:
-        ask = Caller(at.url)
-        id = await ask.begin()
-        refused = await ask("POST", "/v1/sessions", {})
+async def test_excess_sessions_are_refused_until_one_closes() -> None:
+    async with live_server_async(lambda: Gateway(http_sources(), max_sessions=1)) as server:
+        client = ApiClient(server.url)
+        id = await client.begin()
+        refused = await client("POST", "/v1/sessions", {})
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "too_many_sessions"
-        await ask("DELETE", f"/v1/sessions/{id}")
-        await ask.begin()
+        await client("DELETE", f"/v1/sessions/{id}")
+        await client.begin()
 
 
-async def test_what_cannot_be_opened_says_why(ask: Caller) -> None:
+async def test_failure_to_open_a_session_is_explained(client: ApiClient) -> None:
     for wanted, status, message in (
         ({"tools": ["sub"]}, 409, "no tool named 'sub'"),
         ({"feedback": "nobody"}, 409, "no interaction named 'nobody'"),
@@ -192,20 +198,20 @@ async def test_what_cannot_be_opened_says_why(ask: Caller) -> None:
         ({"form": None}, 422, "Input should be 'openai' or 'spec'"),
         ({"feedback": {"ground_truth": 1}}, 422, "valid string"),
     ):
-        answer = await ask("POST", "/v1/sessions", wanted)
+        answer = await client("POST", "/v1/sessions", wanted)
         assert answer.status_code == status and message in answer.json()["error"]["message"]
 
 
-async def test_everything_is_released_when_the_server_stops() -> None:
-    tool = judge()
-    kept: Judge = tool.tool  # type: ignore[assignment]
+async def test_stopping_the_server_releases_all_sessions() -> None:
+    tool = make_judge()
+    judge: Judge = tool.tool  # type: ignore[assignment]
 
     def make() -> Gateway:
         return Gateway([Source("judge", NativeToolset([tool]))])
 
-    async with served(make) as at:
-        ask = Caller(at.url)
-        await ask.begin()
-        await ask.begin()
-        assert kept.released == []
-    assert len(kept.released) == 2
+    async with live_server_async(make) as server:
+        client = ApiClient(server.url)
+        await client.begin()
+        await client.begin()
+        assert judge.released == []
+    assert len(judge.released) == 2

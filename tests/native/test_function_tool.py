@@ -1,4 +1,4 @@
-"""A function's hints and docstring are its schema, and nothing in them is lost."""
+"""Tests of function tools: schema and description, arguments, and results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal
 import anyio
 import numpy as np
 import pytest
-from PIL import Image as Pictures
+from PIL import Image as Pillow
 from pydantic import BaseModel, Field
 
 from gateway.errors import Unavailable
 from gateway.native.base import ToolResponse
 from gateway.native.function import FunctionTool, SessionContext
-from gateway.native.toolset import NativeToolset
+from gateway.native.native_toolset import NativeToolset
 from gateway.types import Context, Image, Outcome, Task, Text, ToolCall, ToolResult
-from tests.drawn import png
+from tests.sample_images import png
 
 PNG = png()
 
@@ -62,14 +62,14 @@ def quiet() -> None:
     """Says nothing."""
 
 
-async def run(function: Any, arguments: str = "{}", context: Context | None = None) -> ToolResult:
+async def call_function(function: Any, arguments: str = "{}", context: Context | None = None) -> ToolResult:
     toolset = NativeToolset([FunctionTool(function)])
     async with toolset, toolset.open(Task()) as session:
         with anyio.fail_after(10):
             return await session.call(ToolCall("1", toolset.specs[0].name, arguments), context or Context())
 
 
-def test_nested_optional_enumerated_and_recursive_types_survive() -> None:
+def test_the_schema_has_nested_optional_enum_and_recursive_types() -> None:
     spec = FunctionTool(weather).spec
     properties = spec.parameters["properties"]
     assert spec.parameters["required"] == ["place", "days"]
@@ -81,11 +81,11 @@ def test_nested_optional_enumerated_and_recursive_types_survive() -> None:
     assert properties["kind"]["default"] is None
 
 
-def test_the_docstring_is_the_description_without_its_argument_list() -> None:
+def test_the_description_is_the_docstring_without_its_arguments() -> None:
     assert FunctionTool(weather).spec.description == "Tells the weather.\n\nSlowly.\n\nReturns: A sentence."
 
 
-def test_a_function_without_arguments_takes_an_empty_object() -> None:
+def test_a_function_without_parameters_has_an_empty_schema() -> None:
     assert FunctionTool(quiet).spec.parameters == {
         "additionalProperties": False,
         "properties": {},
@@ -93,58 +93,58 @@ def test_a_function_without_arguments_takes_an_empty_object() -> None:
     }
 
 
-def test_name_description_and_schema_can_be_given_from_outside() -> None:
+def test_name_description_and_schema_can_be_overridden() -> None:
     spec = FunctionTool(quiet, name="hush", description="Hushes.", parameters={"type": "object"}).spec
     assert (spec.name, spec.description, spec.parameters) == ("hush", "Hushes.", {"type": "object"})
 
 
-def test_an_argument_that_no_caller_can_name_is_refused() -> None:
+def test_a_positional_parameter_is_refused() -> None:
     def positional(*words: str) -> None: ...
 
-    with pytest.raises(TypeError, match="no name that a caller could use"):
+    with pytest.raises(TypeError, match="cannot be passed by name"):
         FunctionTool(positional)
 
 
-async def test_json_arguments_become_what_the_hints_promise() -> None:
-    result = await run(weather, '{"place": {"city": "Ulm"}, "days": ["2026-02-01"], "unit": "k"}')
+async def test_json_arguments_are_converted_to_the_hinted_types() -> None:
+    result = await call_function(weather, '{"place": {"city": "Ulm"}, "days": ["2026-02-01"], "unit": "k"}')
     assert result.text == "Ulm 01.02. KELVIN None"
 
 
-async def test_what_only_the_function_can_check_is_the_policys_mistake_too() -> None:
-    result = await run(weather, '{"place": {"city": "Ulm"}, "days": ["the first"]}')
+async def test_an_argument_of_the_wrong_type_is_invalid() -> None:
+    result = await call_function(weather, '{"place": {"city": "Ulm"}, "days": ["the first"]}')
     assert result.outcome is Outcome.INVALID and "days.0" in result.text
 
 
-async def test_a_blocking_function_runs_in_a_thread_of_its_own() -> None:
+async def test_a_blocking_function_runs_in_a_worker_thread() -> None:
     def where() -> str:
         """Names its thread."""
         return threading.current_thread().name
 
-    assert (await run(where)).text != threading.current_thread().name
+    assert (await call_function(where)).text != threading.current_thread().name
 
 
-async def test_a_function_may_take_the_sessions_context_and_report_progress() -> None:
-    heard: list[tuple[float, float | None, str | None]] = []
+async def test_a_function_may_take_the_session_context_and_report_progress() -> None:
+    progress: list[tuple[float, float | None, str | None]] = []
 
-    async def listen(done: float, total: float | None, message: str | None) -> None:
-        heard.append((done, total, message))
+    async def on_progress(done: float, total: float | None, message: str | None) -> None:
+        progress.append((done, total, message))
 
     async def work(session: SessionContext) -> str:
         """Works."""
         await session.progress(1, 2, "half")
         return session.session_id
 
-    result = await run(work, context=Context(progress=listen))
-    assert heard == [(1, 2, "half")] and len(result.text) > 20
+    result = await call_function(work, context=Context(on_progress=on_progress))
+    assert progress == [(1, 2, "half")] and len(result.text) > 20
     assert FunctionTool(work).spec.parameters["properties"] == {}
 
 
-async def test_extra_keywords_reach_a_function_that_takes_them() -> None:
+async def test_extra_arguments_are_passed_to_a_function_with_kwargs() -> None:
     def anything(**words: int) -> dict[str, int]:
         """Takes anything."""
         return words
 
-    assert (await run(anything, '{"a": 1}')).structured == {"a": 1}
+    assert (await call_function(anything, '{"a": 1}')).structured == {"a": 1}
 
 
 @dataclass
@@ -168,23 +168,23 @@ class Point:
         ({"chart": Image(PNG)}, (Text('{"chart": "[image 1]"}'), Image(PNG)), {"chart": "[image 1]"}),
     ],
 )
-async def test_whatever_a_function_returns_becomes_parts(value: Any, parts: Any, structured: Any) -> None:
-    def give() -> Any:
+async def test_return_values_become_parts(value: Any, parts: Any, structured: Any) -> None:
+    def return_value() -> Any:
         """Gives."""
         return value
 
-    result = await run(give)
+    result = await call_function(return_value)
     assert result.parts == parts and result.outcome is Outcome.OK
     if structured:
         assert structured.items() <= result.structured.items()
 
 
-async def test_a_response_with_reward_and_metrics_is_taken_apart() -> None:
+async def test_reward_and_metrics_are_split_from_the_response() -> None:
     def scored() -> Any:
         """Scores."""
-        return ToolResponse(text="seen", image=[Pictures.new("RGB", (2, 3))]), 0.5, {"steps": 3}
+        return ToolResponse(text="seen", image=[Pillow.new("RGB", (2, 3))]), 0.5, {"steps": 3}
 
-    result = await run(scored)
+    result = await call_function(scored)
     assert [type(part) for part in result.parts] == [Image, Text]
     assert (result.reward, result.metrics) == (0.5, {"steps": 3})
 
@@ -199,12 +199,12 @@ async def test_a_response_with_reward_and_metrics_is_taken_apart() -> None:
         (("seen", True), '["seen", true]', None),
     ],
 )
-async def test_numpys_numbers_stand_at_the_places_of_others(value: Any, text: str, reward: float | None) -> None:
-    def give() -> Any:
+async def test_numpy_numbers_count_as_numbers(value: Any, text: str, reward: float | None) -> None:
+    def return_value() -> Any:
         """Gives."""
         return value
 
-    result = await run(give)
+    result = await call_function(return_value)
     assert (result.text, result.reward, type(result.reward)) == (text, reward, type(reward))
 
 
@@ -217,11 +217,11 @@ async def test_numpys_numbers_stand_at_the_places_of_others(value: Any, text: st
         (TimeoutError("late"), Outcome.TIMEOUT),
     ],
 )
-async def test_what_a_tool_raises_is_told_apart_from_the_world_failing(error: Exception, outcome: Outcome) -> None:
+async def test_exceptions_become_outcomes(error: Exception, outcome: Outcome) -> None:
     def broken() -> None:
         """Breaks."""
         raise error
 
-    result = await run(broken)
+    result = await call_function(broken)
     assert result.outcome is outcome and result.text
     assert str(error) in (result.reason or "")

@@ -1,4 +1,4 @@
-"""A user's folder, files that say `import verl` in it, and nothing left of them after the test."""
+"""Fixtures for users' files: writing them to a folder, and resetting the stand-ins for verl and ms-swift."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.compat_imports import fresh_compat_imports
 from tests.conftest import Write
-from tests.imported import fresh
 
-__all__ = ["fresh"]
+__all__ = ["fresh_compat_imports"]
 
 Lay = Callable[[dict[str, str]], Path]
 
 
 @pytest.fixture(params=["asyncio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """That of the trainer, which plays most of these."""
+    """asyncio, as in the trainer."""
     return str(request.param)
 
 
 @pytest.fixture
 def lay(tmp_path: Path, write: Write) -> Lay:
-    """Writes files under the folder that the test works in, by their names; gives the folder."""
+    """A function that writes files by name into the test's folder, and returns the folder."""
 
     def lay(files: dict[str, str]) -> Path:
         for name, text in files.items():

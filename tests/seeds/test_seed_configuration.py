@@ -1,4 +1,4 @@
-"""The documents' configuration, key by key, under the names of the documents: what becomes of it here."""
+"""Tests the configuration examples of the documents."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigErrors
-from tests.drawn import png
+from tests.sample_images import png
 from tests.seeds.conftest import Lay
-from tests.seeds.rolled import heard, players, tasks
-from trainer.config import TemplateSettings
-from trainer.data import load
-from trainer.run.rollout import StopReason
+from tests.seeds.seed_rollouts import feedback_texts, load_tasks, open_runners
+from trainer.data import load_rows
+from trainer.rollout.rollout import StopReason
+from trainer.rollout.settings import TemplateSettings
 from trainer.train.settings import TrainSettings
+from trainer.verl.read_config import read_command
 from trainer.verl.translate import translate
-from trainer.verl.written import of_words
 
 NEEDED = ("actor_rollout_ref.model.path=models/any", "data.train_files=rows.jsonl", "trainer.total_training_steps=3")
 INTERACTION = """
@@ -28,7 +28,7 @@ interaction:
 
 
 def settings(*words: str) -> TrainSettings:
-    return TrainSettings.model_validate(translate(of_words([*words, *NEEDED])).settings)
+    return TrainSettings.model_validate(translate(read_command([*words, *NEEDED])).settings)
 
 
 SETUP = """
@@ -42,13 +42,13 @@ actor_rollout_ref:
 """
 
 
-async def test_the_basic_setup_names_an_interaction_and_limits_turns(lay: Lay) -> None:
+async def test_basic_setup_with_interaction_and_turn_limits(lay: Lay) -> None:
     lay({"setup.yaml": SETUP, "path/to/interaction_config.yaml": INTERACTION})
     found = settings("setup.yaml")
     assert found.tools == ("path/to/interaction_config.yaml",)
     assert (found.limits.user_turns, found.limits.assistant_turns) == (10, 10)
-    (task,) = tasks({"prompt": "2 + 2?", "interaction_kwargs": {"ground_truth": "4"}})
-    async with players(Path(found.tools[0]), limits=found.limits) as ready:
+    (task,) = load_tasks({"prompt": "2 + 2?", "interaction_kwargs": {"ground_truth": "4"}})
+    async with open_runners(Path(found.tools[0]), limits=found.limits) as ready:
         rollout = await ready.play(task, "#### 5")
     assert rollout.stop is StopReason.ASSISTANT_TURNS and len(rollout.turns) == 10
 
@@ -87,21 +87,21 @@ python3 -m verl.trainer.main_ppo \\
 
 
 @pytest.mark.parametrize("goes_on", ["\\\\", "\\"], ids=["as printed", "as meant"])
-def test_the_training_command_becomes_a_run_file(goes_on: str, lay: Lay) -> None:
+def test_training_command_becomes_run_file(goes_on: str, lay: Lay) -> None:
     folder = lay({
         "train.sh": COMMAND.replace("\\\\", goes_on),
         "config/gsm8k_multiturn_grpo_w_interaction.yaml": NAMED,
         "config/interaction.yaml": INTERACTION,
         "rows.jsonl": "\n".join([json.dumps({"prompt": "2 + 2?", "data_source": "openai/gsm8k"})] * 1024),
     })  # fmt: skip
-    found = TrainSettings.model_validate(translate(of_words(["train.sh"])).settings)
+    found = TrainSettings.model_validate(translate(read_command(["train.sh"])).settings)
     assert (found.algorithm.name, found.prompts, found.n) == ("grpo", 512, 8)
     assert found.tools == (str(folder / "config/interaction.yaml"),)
     assert found.steps == 15 * 2, "fifteen epochs of two batches"
     assert found.limits.assistant_turns == 6 and found.engine == "auto"
 
 
-def test_several_turns_are_turned_on_by_one_word() -> None:
+def test_multi_turn_is_enabled_by_one_key() -> None:
     assert settings("actor_rollout_ref.rollout.multi_turn=True", "actor_rollout_ref.rollout.name=sglang") == settings(
         "actor_rollout_ref.rollout.multi_turn.enable=True"
     )
@@ -134,39 +134,39 @@ tools:
 """
 
 
-async def test_files_of_tools_and_of_interactions_are_named_as_the_document_names_them(lay: Lay) -> None:
+async def test_tool_and_interaction_files_have_the_documented_keys(lay: Lay) -> None:
     lay({"basic.yaml": BASIC, "conf/tools.yaml": TOOLS, "conf/interaction.yaml": INTERACTION})
     found = settings("basic.yaml")
     assert found.tools == ("conf/tools.yaml", "conf/interaction.yaml")
     given = {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "4"}}}
-    (task,) = tasks({"prompt": "2 + 2?", "tools_kwargs": given, "interaction_kwargs": {"ground_truth": "4"}})
+    (task,) = load_tasks({"prompt": "2 + 2?", "tools_kwargs": given, "interaction_kwargs": {"ground_truth": "4"}})
     call = '<tool_call>\n{"name": "calc_gsm8k_reward", "arguments": {"answer": "4"}}\n</tool_call>'
-    async with players(Path("conf")) as ready:
+    async with open_runners(Path("conf")) as ready:
         rollout = await ready.play(task, call, "#### 4")
     assert "reward=1.0" in str(rollout.ledger.messages[2]["content"])
-    assert heard(rollout) == ["Your response is correct!"]
+    assert feedback_texts(rollout) == ["Your response is correct!"]
     assert rollout.rewards["end"] == 1.0
 
 
 @pytest.mark.parametrize("mode", ["disable", "ignore_strippable", "strict"])
-def test_the_sanity_check_has_the_documented_modes(mode: str, lay: Lay) -> None:
+def test_sanity_check_has_the_documented_modes(mode: str, lay: Lay) -> None:
     text = f'actor_rollout_ref: {{rollout: {{multi_turn: {{tokenization_sanity_check_mode: "{mode}"}}}}}}'
     lay({"sane.yaml": text})
     assert settings("sane.yaml").template.sanity == mode
     assert settings().template.sanity == "strict", "the documented default"
 
 
-def test_the_inference_template_is_asked_for_by_its_documented_name() -> None:
+def test_inference_template_has_the_documented_key() -> None:
     asked = settings("actor_rollout_ref.rollout.multi_turn.use_inference_chat_template = True".replace(" ", ""))
     assert asked.template == TemplateSettings(history="inference_template")
     assert settings().template.history == "full"
 
 
 @pytest.mark.parametrize("value", ["False", "True"])
-def test_pictures_of_rows_need_no_tensors_beforehand(value: str, lay: Lay) -> None:
+def test_images_of_rows_need_no_tensors(value: str, lay: Lay) -> None:
     assert settings(f"data.return_multi_modal_inputs={value}") == settings()
     row: dict[str, Any] = {"prompt": "<image>What is this?", "images": [png()]}
-    (task,) = load([row])
+    (task,) = load_rows([row])
     assert [part["type"] for part in task.messages[0]["content"]] == ["image", "text"]
 
 
@@ -191,11 +191,11 @@ ENVIRONMENT = """
 """
 
 
-def test_the_notes_rollout_section_is_understood_and_tools_without_a_schema_are_asked_for(lay: Lay) -> None:
+def test_rollout_section_of_the_note_is_read_and_missing_schema_reported(lay: Lay) -> None:
     lay({"note.yaml": NOTE, "whole.yaml": NOTE + ENVIRONMENT})
     assert settings("note.yaml").limits.assistant_turns == 5
     with pytest.raises(ConfigErrors) as caught:
         settings("whole.yaml")
     told = str(caught.value)
     assert "whole.yaml:" in told and "rollout.multiturn.environment" in told
-    assert "name the tools in a YAML file, and it with `multi_turn.tool_config_path`" in told
+    assert "list the tools in a YAML file named by `multi_turn.tool_config_path`" in told

@@ -1,4 +1,4 @@
-"""The documents' interactions: loaded from their files, begun, asked and ended as the documents say."""
+"""Tests the interaction examples of the documents."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.config.find import find
-from gateway.config.load import load
+from gateway.config.load import load_config
+from gateway.config.load_object import load_object
 from gateway.gateway import Gateway
 from gateway.types import Outcome
 from gateway.types import Task as Asked
 from tests.seeds.conftest import Lay
-from tests.seeds.rolled import WAIT_S, authors, heard, players, tasks
-from trainer.run.rollout import StopReason
+from tests.seeds.seed_rollouts import WAIT_S, authors, feedback_texts, load_tasks, open_runners
+from trainer.rollout.rollout import StopReason
 
 REGISTRY = "verl.interactions.utils.interaction_registry:initialize_interactions_from_config"
 OURS = "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
@@ -64,9 +64,9 @@ class CustomInteraction(BaseInteraction):
 FILES = {"config.yaml": SEVERAL, "custom/interactions.py": SOLVER}
 
 
-def test_interactions_are_loaded_from_one_file_and_found_by_name(lay: Lay) -> None:
+def test_interactions_are_loaded_from_one_file_by_name(lay: Lay) -> None:
     lay(FILES)
-    interaction_map = find(REGISTRY)("config.yaml")
+    interaction_map = load_object(REGISTRY)("config.yaml")
     assert [*interaction_map] == ["gsm8k", "custom_solver", "code_verifier"]
     assert type(interaction_map["gsm8k"]).__name__ == "Gsm8kInteraction"
     solver = interaction_map["custom_solver"]
@@ -74,8 +74,8 @@ def test_interactions_are_loaded_from_one_file_and_found_by_name(lay: Lay) -> No
     assert interaction_map["code_verifier"].config["verification_mode"] == "strict"
 
 
-async def test_the_base_class_has_the_documented_methods_and_answers() -> None:
-    base = find("verl.interactions.base:BaseInteraction")
+async def test_base_class_has_the_documented_methods() -> None:
+    base = load_object("verl.interactions.base:BaseInteraction")
     names = {name: [*inspect.signature(getattr(base, name)).parameters] for name in dir(base) if "interaction" in name}
     assert names["start_interaction"] == ["self", "instance_id", "kwargs"]
     assert names["finalize_interaction"][:2] == ["self", "instance_id"]
@@ -112,13 +112,13 @@ class WitnessInteraction(BaseInteraction):
 """
 
 
-async def test_a_rollout_is_begun_written_answered_and_completed_in_the_documented_order(lay: Lay) -> None:
+async def test_interaction_methods_are_called_in_the_documented_order(lay: Lay) -> None:
     yaml = "interaction: [{class_name: witness.WitnessInteraction, config: {}}]"
     folder = lay({"conf/config.yaml": yaml, "conf/witness.py": WITNESS})
-    (task,) = tasks({"prompt": "Go.", "interaction_kwargs": {"name": "witness"}})
-    async with players(folder / "conf") as ready:
+    (task,) = load_tasks({"prompt": "Go.", "interaction_kwargs": {"name": "witness"}})
+    async with open_runners(folder / "conf") as ready:
         rollout = await ready.play(task, "One.", "Two.")
-    assert find("witness:SEEN", folder / "conf" / "config.yaml") == [
+    assert load_object("witness:SEEN", folder / "conf" / "config.yaml") == [
         "start",
         "answered turn 1",
         "answered turn 2",
@@ -129,24 +129,24 @@ async def test_a_rollout_is_begun_written_answered_and_completed_in_the_document
 
 
 @pytest.mark.parametrize("name", ['name: "gsm8k"\n    ', ""], ids=["named", "unnamed"])
-async def test_a_file_with_one_interaction_serves_rows_that_name_none(name: str, lay: Lay) -> None:
+async def test_single_interaction_is_the_default(name: str, lay: Lay) -> None:
     folder = lay({"conf/one.yaml": f"interaction:\n  - {name}class_name: {OURS}\n    config: {{}}"})
     rows = [{"query": "What is 2+2?", "ground_truth": "4"}, {"query": "What is 3+3?", "ground_truth": "6"}]
-    async with players(folder / "conf") as ready:
+    async with open_runners(folder / "conf") as ready:
         for row in rows:
-            (task,) = tasks({"prompt": row["query"], "interaction_kwargs": row})
+            (task,) = load_tasks({"prompt": row["query"], "interaction_kwargs": row})
             rollout = await ready.play(task, f"#### {row['ground_truth']}")
             assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": 1.0}
 
 
-def test_names_are_made_of_class_names(lay: Lay) -> None:
+def test_interaction_names_come_from_class_names(lay: Lay) -> None:
     more = "  - {class_name: custom.interactions.CustomInteraction}\n  - {class_name: custom.interactions.Coach}"
     coach = f"{SOLVER}\n\nclass Coach(CustomInteraction): ...\n"
     text = f"interaction:\n  - class_name: {OURS}\n    config: {{}}\n{more}"
     lay({"config.yaml": text, "custom/interactions.py": coach})
-    made = find(REGISTRY)("config.yaml")
+    made = load_object(REGISTRY)("config.yaml")
     assert {name: one.name for name, one in made.items()} == {"gsm8k": "gsm8k", "custom": "custom", "coach": "coach"}
-    assert [entry.offered_name for entry in load(Path("config.yaml"), None).interactions] == [*made]
+    assert [entry.offered_name for entry in load_config(Path("config.yaml"), None).interactions] == [*made]
 
 
 MATHS = """
@@ -196,31 +196,31 @@ class OlderInteraction(Gsm8kInteraction):
 JUDGES = "interaction:\n  - {class_name: sums.Gsm8kInteraction, config: {}}\n  - {class_name: sums.OlderInteraction}"
 
 
-async def test_the_gsm8k_example_judges_what_the_assistant_said_last(lay: Lay) -> None:
+async def test_gsm8k_example_scores_the_last_assistant_message(lay: Lay) -> None:
     folder = lay({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
-    (task,) = tasks({"prompt": "What is 2+2?", "interaction_kwargs": {"name": "gsm8k", "ground_truth": "4"}})
-    async with players(folder / "conf") as ready:
+    (task,) = load_tasks({"prompt": "What is 2+2?", "interaction_kwargs": {"name": "gsm8k", "ground_truth": "4"}})
+    async with open_runners(folder / "conf") as ready:
         rollout = await ready.play(task, "It is 4.", "#### 5", "#### 4")
         judge: Any = ready.gateway.sources[0].toolset
         assert judge.interactions["gsm8k"]._instance_dict == {}, "nothing is held when the rollout is over"
-    assert heard(rollout) == ["Incorrect! Reflect on it, and try again."] * 2 + ["Correct!"]
+    assert feedback_texts(rollout) == ["Incorrect! Reflect on it, and try again."] * 2 + ["Correct!"]
     assert rollout.ledger.rewards == ((0.0,), (0.0,), (1.0,))
     assert rollout.stop is StopReason.FEEDBACK_DONE
 
 
-async def test_the_older_gsm8k_example_reads_what_the_user_said_last(lay: Lay) -> None:
+async def test_older_gsm8k_example_scores_the_last_user_message(lay: Lay) -> None:
     folder = lay({"conf/judges.yaml": JUDGES, "conf/sums.py": MATHS})
     asked = Asked(feedback="older", feedback_args={"ground_truth": "4"})
     async with Gateway.load(folder / "conf", None) as gateway, gateway.open(asked) as session:
         for content, right in (("the answer is 4", True), ("#### 4", True), ("#### 5", False)):
             turn = await session.feedback([{"role": "user", "content": content}])
             assert (turn.done, turn.score) == (right, float(right)), content
-    ours = find(OURS)({"role": "user"})
+    ours = load_object(OURS)({"role": "user"})
     await ours.start_interaction("one", ground_truth="4")
     assert (await ours.generate_response("one", [{"role": "user", "content": "the answer is 4"}]))[0] is True
 
 
-async def test_each_row_is_answered_by_the_interaction_that_it_names(lay: Lay) -> None:
+async def test_rows_use_the_interaction_they_name(lay: Lay) -> None:
     folder = lay({f"conf/{name}": text for name, text in FILES.items()})
     rows: list[dict[str, Any]] = [
         {"name": "gsm8k", "query": "What is 2+2?", "ground_truth": "4"},
@@ -228,26 +228,28 @@ async def test_each_row_is_answered_by_the_interaction_that_it_names(lay: Lay) -
         {"name": "gsm8k", "query": "What is 3+3?", "ground_truth": "6"},
         {"name": "code_verifier", "code_type": "python", "expected_behavior": "return True for prime numbers"},
     ]
-    asked = tasks(*({"prompt": row.get("query", "Write `is_prime`."), "interaction_kwargs": row} for row in rows))
-    async with players(folder / "conf") as ready:
+    asked = load_tasks(*({"prompt": row.get("query", "Write `is_prime`."), "interaction_kwargs": row} for row in rows))
+    async with open_runners(folder / "conf") as ready:
         first, second, third = [await ready.play(one, "#### 4", "x = -2, -3") for one in asked[:3]]
         last = await ready.play(asked[3], "def is_prime(n): ...")
-    assert heard(first) == ["Your response is correct!"]
-    assert heard(second) == ["custom_solver, advanced: False", "custom_solver, advanced: True"]
-    assert "incorrect" in heard(third)[0] and third.rewards == {"feedback": 0.0}
-    assert "acceptable" in heard(last)[0], "the base class answers as it does by itself"
+    assert feedback_texts(first) == ["Your response is correct!"]
+    assert feedback_texts(second) == ["custom_solver, advanced: False", "custom_solver, advanced: True"]
+    assert "incorrect" in feedback_texts(third)[0] and third.rewards == {"feedback": 0.0}
+    assert "acceptable" in feedback_texts(last)[0], "the base class answers as it does by itself"
 
 
-async def test_a_row_without_a_name_is_answered_by_gsm8k(lay: Lay) -> None:
+async def test_row_without_name_uses_gsm8k(lay: Lay) -> None:
     folder = lay({f"conf/{name}": text for name, text in FILES.items()})
-    (task,) = tasks({"prompt": "What is 2+2?", "interaction_kwargs": {"query": "What is 2+2?", "ground_truth": "4"}})
-    async with players(folder / "conf") as ready:
+    (task,) = load_tasks(
+        {"prompt": "What is 2+2?", "interaction_kwargs": {"query": "What is 2+2?", "ground_truth": "4"}}
+    )
+    async with open_runners(folder / "conf") as ready:
         rollout = await ready.play(task, "#### 4")
-    assert heard(rollout) == ["Your response is correct!"] and rollout.stop is StopReason.FEEDBACK_DONE
+    assert feedback_texts(rollout) == ["Your response is correct!"] and rollout.stop is StopReason.FEEDBACK_DONE
 
 
 @pytest.mark.parametrize("content", [[], [{}], [{"role": "user", "content": None}], [{"role": "assistant"}]])
-async def test_odd_messages_are_answered_and_break_nothing(content: list[Any], lay: Lay) -> None:
+async def test_unusual_messages_are_answered(content: list[Any], lay: Lay) -> None:
     folder = lay({f"conf/{name}": text for name, text in FILES.items()})
     asked = Asked(feedback="gsm8k", feedback_args={"ground_truth": "4"})
     async with Gateway.load(folder / "conf", None) as gateway, gateway.open(asked) as session:
@@ -280,7 +282,7 @@ class SlowInteraction(BaseInteraction):
 """
 
 
-async def test_an_interaction_that_blocks_holds_no_other_up_and_may_keep_what_it_worked_out(lay: Lay) -> None:
+async def test_blocking_interaction_does_not_block_others_and_may_cache(lay: Lay) -> None:
     folder = lay({"conf/slow.yaml": "interaction: [{class_name: slow.SlowInteraction}]", "conf/slow.py": SLOW})
     asked = Asked(feedback="slow", feedback_args={"question": "why"})
     answers: list[str] = []
@@ -308,8 +310,8 @@ async def test_an_interaction_that_blocks_holds_no_other_up_and_may_keep_what_it
     ],
     ids=["newer", "older"],
 )
-async def test_the_documented_test_of_an_interaction_passes(messages: list[dict[str, Any]]) -> None:
-    interaction = find(OURS)({})
+async def test_documented_test_of_an_interaction_passes(messages: list[dict[str, Any]]) -> None:
+    interaction = load_object(OURS)({})
     instance_id = await interaction.start_interaction(ground_truth="4")
     should_terminate, response, reward, metadata = await interaction.generate_response(instance_id, messages)
     assert should_terminate is True and isinstance(response, str)

@@ -1,4 +1,4 @@
-"""The documents' advanced uses and their troubles: curricula, scores and several attempts, and each mistake told."""
+"""Tests the documents' advanced uses (curricula, scores, several attempts) and troubleshooting sections."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.config.find import find
+from gateway.config.load_object import load_object
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.gateway import Gateway
 from tests.seeds.conftest import Lay
-from tests.seeds.rolled import authors, heard, players, tasks
-from trainer.data.curriculum import Course, Curriculum
-from trainer.run.rollout import StopReason
+from tests.seeds.seed_rollouts import authors, feedback_texts, load_tasks, open_runners
+from trainer.data.curriculum import Curriculum, TaskStream
+from trainer.rollout.rollout import StopReason
 
 PIPELINE = """
 class MathTrainingPipeline:
@@ -53,24 +53,24 @@ BY_LEVEL = {"basic_math": "Your response is incorrect!", "advanced_math": "A hin
 
 def _pipeline(lay: Lay) -> tuple[Path, Any]:
     folder = lay({"pipeline.py": PIPELINE, "conf/levels.py": LEVELS, "tools.yaml": ""})
-    pipeline = find("pipeline:MathTrainingPipeline", folder / "tools.yaml")()
+    pipeline = load_object("pipeline:MathTrainingPipeline", folder / "tools.yaml")()
     # YAML has JSON in it.
     lay({"conf/levels.yaml": json.dumps(pipeline.create_interaction_config())})
     return folder / "conf", pipeline
 
 
 @pytest.mark.parametrize(("epoch", "level"), [(0, "basic_math"), (5, "advanced_math"), (10, "competition_math")])
-async def test_a_curriculum_of_rows_is_answered_level_by_level(epoch: int, level: str, lay: Lay) -> None:
+async def test_curriculum_of_rows_is_answered_level_by_level(epoch: int, level: str, lay: Lay) -> None:
     conf, pipeline = _pipeline(lay)
     rows = pipeline.create_curriculum_data(epoch, SAMPLES)
-    asked = tasks(*({"prompt": row["query"], "interaction_kwargs": row} for row in rows))
-    async with players(conf) as ready:
+    asked = load_tasks(*({"prompt": row["query"], "interaction_kwargs": row} for row in rows))
+    async with open_runners(conf) as ready:
         for task in asked:
             rollout = await ready.play(task, "I give up.")
-            assert heard(rollout)[0].startswith(BY_LEVEL[level])
+            assert feedback_texts(rollout)[0].startswith(BY_LEVEL[level])
 
 
-async def test_the_same_curriculum_is_a_setting_over_rows_that_name_nobody(lay: Lay) -> None:
+async def test_same_curriculum_as_a_setting(lay: Lay) -> None:
     conf, _ = _pipeline(lay)
     names = [*BY_LEVEL]
     stages: list[dict[str, Any]] = [
@@ -78,16 +78,18 @@ async def test_the_same_curriculum_is_a_setting_over_rows_that_name_nobody(lay: 
     ]
     del stages[-1]["until"]
     curriculum = Curriculum.model_validate({"stages": stages})
-    course = Course(
-        curriculum, {None: tasks(*({"prompt": row["query"], "interaction_kwargs": row} for row in SAMPLES))}
+    course = TaskStream(
+        curriculum, {None: load_tasks(*({"prompt": row["query"], "interaction_kwargs": row} for row in SAMPLES))}
     )
-    async with players(conf) as ready:
-        assert curriculum.check(ready.gateway.specs) == []
+    async with open_runners(conf) as ready:
+        assert curriculum.check_names(ready.gateway.specs) == []
         answered = []
         for epoch in range(12):
             rollout = await ready.play(next(course), "I give up.")
-            answered.append(next(name for name, text in BY_LEVEL.items() if heard(rollout)[0].startswith(text)))
-            course.tell(epoch, success=0.0)
+            answered.append(
+                next(name for name, text in BY_LEVEL.items() if feedback_texts(rollout)[0].startswith(text))
+            )
+            course.finish_step(epoch, success=0.0)
     assert answered == [names[0]] * 5 + [names[1]] * 5 + [names[2]] * 2
 
 
@@ -136,10 +138,10 @@ class StepsInteraction(Scoring):
 STEPS = "interaction: [{class_name: attempts.CustomInteraction}, {class_name: attempts.StepsInteraction}]"
 
 
-async def test_a_scoring_function_of_ones_own_scores_the_turns(lay: Lay) -> None:
+async def test_own_scoring_function_scores_the_turns(lay: Lay) -> None:
     folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
-    (task,) = tasks({"prompt": "A bird?", "interaction_kwargs": {"name": "custom", "ground_truth": "gnu"}})
-    async with players(folder / "conf") as ready:
+    (task,) = load_tasks({"prompt": "A bird?", "interaction_kwargs": {"name": "custom", "ground_truth": "gnu"}})
+    async with open_runners(folder / "conf") as ready:
         rollout = await ready.play(task, "A blackbird.", "An emu.", "GNU", "")
     assert [score for turn in rollout.ledger.rewards for score in turn][:3] == [0.0, 0.5, 1.0]
 
@@ -152,29 +154,27 @@ async def test_a_scoring_function_of_ones_own_scores_the_turns(lay: Lay) -> None
         (["emu"], ["Good attempt, but try to improve..."] * 2 + ["Maximum attempts reached."], [0.5] * 3),
     ],
 )
-async def test_an_answer_may_be_improved_twice(
-    said: list[str], answers: list[str], scores: list[float], lay: Lay
-) -> None:
+async def test_answer_may_be_improved_twice(said: list[str], answers: list[str], scores: list[float], lay: Lay) -> None:
     folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
-    (task,) = tasks({"prompt": "Which?", "interaction_kwargs": {"name": "steps", "ground_truth": "gnu"}})
-    async with players(folder / "conf") as ready:
+    (task,) = load_tasks({"prompt": "Which?", "interaction_kwargs": {"name": "steps", "ground_truth": "gnu"}})
+    async with open_runners(folder / "conf") as ready:
         rollout = await ready.play(task, *said)
-    assert heard(rollout) == answers
+    assert feedback_texts(rollout) == answers
     assert [score for turn in rollout.ledger.rewards for score in turn] == scores
     assert rollout.stop is StopReason.FEEDBACK_DONE and rollout.rewards == {"feedback": sum(scores)}
 
 
-async def test_many_rollouts_at_once_keep_apart_and_leave_nothing_behind(lay: Lay) -> None:
+async def test_concurrent_rollouts_are_isolated_and_cleaned_up(lay: Lay) -> None:
     finalizing = (
         "    async def finalize_interaction(self, instance_id):\n        del self._instance_dict[instance_id]\n\n"
     )
     text = ATTEMPTS.replace("    async def calculate_score", f"{finalizing}    async def calculate_score")
     folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": text})
-    asked = tasks(
+    asked = load_tasks(
         *({"prompt": f"{at}?", "interaction_kwargs": {"name": "steps", "ground_truth": str(at)}} for at in range(20))
     )
     scores: dict[int, float] = {}
-    async with players(folder / "conf") as ready:
+    async with open_runners(folder / "conf") as ready:
 
         async def one(at: int) -> None:
             scores[at] = (await ready.play(asked[at], "a long wrong answer", str(at))).rewards["feedback"]
@@ -196,26 +196,26 @@ async def test_many_rollouts_at_once_keep_apart_and_leave_nothing_behind(lay: La
     ],
     ids=["class", "module", "same name"],
 )
-def test_a_mistake_in_the_configuration_is_told_with_its_place(yaml: str, told: str, lay: Lay) -> None:
+def test_configuration_error_is_reported_with_its_place(yaml: str, told: str, lay: Lay) -> None:
     folder = lay({"conf/steps.yaml": yaml, "conf/attempts.py": ATTEMPTS})
     with pytest.raises((ConfigError, ConfigErrors), match=told) as caught:
         Gateway.load(folder / "conf", None)
     assert "conf/steps.yaml" in str(caught.value) and "interaction[" in str(caught.value)
 
 
-def test_a_configuration_that_is_not_there_is_told_by_its_path(lay: Lay) -> None:
+def test_missing_configuration_is_reported_with_its_path(lay: Lay) -> None:
     folder = lay({"conf/steps.yaml": STEPS})
     with pytest.raises(ConfigError, match=r"conf/step\.yaml"):
         Gateway.load(Path("conf/step.yaml"), None)
-    initialize = find("verl.interactions.utils.interaction_registry:initialize_interactions_from_config")
+    initialize = load_object("verl.interactions.utils.interaction_registry:initialize_interactions_from_config")
     with pytest.raises(FileNotFoundError, match=r"conf/step\.yaml"):
         initialize(folder / "conf/step.yaml")
 
 
-async def test_a_row_that_names_a_missing_interaction_is_told_who_there_is(lay: Lay) -> None:
+async def test_unknown_interaction_of_a_row_is_reported_with_known_ones(lay: Lay) -> None:
     folder = lay({"conf/steps.yaml": STEPS, "conf/attempts.py": ATTEMPTS})
-    (task,) = tasks({"prompt": "Which?", "interaction_kwargs": {"name": "stpes", "ground_truth": "gnu"}})
-    async with players(folder / "conf") as ready:
+    (task,) = load_tasks({"prompt": "Which?", "interaction_kwargs": {"name": "stpes", "ground_truth": "gnu"}})
+    async with open_runners(folder / "conf") as ready:
         rollout = await ready.play(task, "gnu")
     assert rollout.stop is StopReason.TOOL_FAILED and authors(rollout) == []
     assert "no interaction named 'stpes'; known: custom, steps" in rollout.reason
@@ -239,15 +239,15 @@ class ChattyInteraction(BaseInteraction):
 
 
 @pytest.mark.parametrize("level", ["DEBUG", None])
-async def test_what_an_interaction_logs_is_heard_at_verls_level_and_its_time_is_measured(
+async def test_interaction_logs_at_verls_level_and_is_timed(
     level: str | None, lay: Lay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("VERL_LOGGING_LEVEL", raising=False)
     if level is not None:
         monkeypatch.setenv("VERL_LOGGING_LEVEL", level)
     folder = lay({"conf/c.yaml": "interaction: [{class_name: chatty.ChattyInteraction}]", "conf/chatty.py": LOGGING})
-    (task,) = tasks({"prompt": "?", "interaction_kwargs": {"name": "chatty"}})
-    async with players(folder / "conf") as ready:
+    (task,) = load_tasks({"prompt": "?", "interaction_kwargs": {"name": "chatty"}})
+    async with open_runners(folder / "conf") as ready:
         rollout = await ready.play(task, "Yes?")
     assert ("asked with 2 messages" in caplog.text) == (level is not None)
     assert [span.phase for span in rollout.timeline].count("interacting") == 1 and rollout.timing["interacting"] > 0

@@ -1,4 +1,4 @@
-"""ms-swift's page on several turns: its schedulers, what they are given, its rewards, its masks and its flags."""
+"""Tests the examples of ms-swift's page on multi-turn training: schedulers, rewards, masks and flags."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from gateway.gateway import Gateway
 from tests.seeds.conftest import Lay
-from tests.seeds.rolled import LIMITS, Players, scored, tasks, template, trained
-from trainer.cli.moving import translated
-from trainer.config import PlaySettings, RolloutLimits
-from trainer.learn.rounds import weigh_of, weights
+from tests.seeds.seed_rollouts import LIMITS, RolloutRunners, load_tasks, make_template, score_group, trained_texts
+from trainer.algorithms.token_weights import compute_token_weights, load_token_weight_fn
+from trainer.cli.translate_command import translate_command
 from trainer.ledger import Author
-from trainer.run.rollout import Rollout, StopReason
-from trainer.stage import stepper_of
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.settings import BaseRolloutSettings, RolloutLimits
+from trainer.setup import make_stepper
 from trainer.swift import gym, orm
 from trainer.train.settings import TrainSettings
 
@@ -45,9 +45,9 @@ def unregistered() -> Iterator[None]:
 async def played(
     stepper: str, *texts: str, row: dict[str, Any] = ROW, limits: RolloutLimits = LIMITS, **args: Any
 ) -> Rollout:
-    found = stepper_of(PlaySettings(stepper=stepper, stepper_args=args))
+    found = make_stepper(BaseRolloutSettings(stepper=stepper, stepper_args=args))
     async with Gateway([]) as gateway:
-        return await Players(gateway, template(), limits, found).play(tasks(row)[0], *texts)
+        return await RolloutRunners(gateway, make_template(), limits, found).play(load_tasks(row)[0], *texts)
 
 
 BASE = """
@@ -96,6 +96,16 @@ class RewardFunction(ORM):
 multi_turns["math_tip_trick_multi_turn"] = Scheduler
 multi_turns["math_tip_trick"] = Back
 orms["by_turns"] = RewardFunction
+
+
+class Reward(ORM):
+
+   def  __call__(completions, **kwargs):
+        SEEN.append((completions, sorted(kwargs)))
+        return [float(len(chat)) for chat in kwargs.get('messages')]
+
+
+orms["without_self"] = Reward
 """
 
 
@@ -112,24 +122,26 @@ def _seen(file: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("turns", [2, 3])
-async def test_max_turns_end_a_rollout_by_default(turns: int, lay: Lay) -> None:
+async def test_max_turns_ends_a_rollout_by_default(turns: int, lay: Lay) -> None:
     rollout = await played(f"{_plugin(lay)}:Scheduler", "It is 6.", max_turns=turns)
     assert (rollout.stop, len(rollout.turns)) == (StopReason.STEP_DONE, turns)
 
 
-async def test_a_response_that_was_cut_off_ends_a_rollout_by_default(lay: Lay) -> None:
+async def test_truncated_response_ends_a_rollout_by_default(lay: Lay) -> None:
     file = _plugin(lay)
-    from trainer.swift.importing import standing_in
+    from trainer.swift.compat_names import enable_stand_ins
 
-    with standing_in("", [file.parent]):
-        scheduler: Any = type(stepper_of(PlaySettings(stepper=f"{file}:Scheduler")).scheduler)(None, max_turns=5)  # type: ignore[attr-defined]
+    with enable_stand_ins("", [file.parent]):
+        scheduler: Any = type(make_stepper(BaseRolloutSettings(stepper=f"{file}:Scheduler")).scheduler)(
+            None, max_turns=5
+        )  # type: ignore[attr-defined]
     choice = type("Choice", (), {"finish_reason": "length"})()
     assert scheduler.check_finished(None, choice, 1) is True
     choice.finish_reason = "stop"
     assert [scheduler.check_finished(None, choice, turn) for turn in (1, 4, 5)] == [False, False, True]
 
 
-async def test_a_step_is_given_the_documented_request_and_result(lay: Lay) -> None:
+async def test_step_gets_the_documented_request_and_result(lay: Lay) -> None:
     file = _plugin(lay)
     await played(f"{file}:Scheduler", "It is 6.", "It is 12.", max_turns=2)
     ((messages, columns, result, turn),) = _seen(file)
@@ -139,34 +151,45 @@ async def test_a_step_is_given_the_documented_request_and_result(lay: Lay) -> No
     assert (result.message.tool_calls, result.finish_reason, turn) == (None, "stop", 1)
 
 
-async def test_what_a_step_adds_reaches_the_reward_function(lay: Lay) -> None:
+async def test_infos_of_step_reach_the_reward_function(lay: Lay) -> None:
     file = _plugin(lay)
     args = {"name": "math_tip_trick_multi_turn", "plugins": [str(file)], "max_turns": 2}
     rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
-    function = {"function": "trainer.swift.reward:named", "batched": True}
+    function = {"function": "trainer.swift.orm:named", "batched": True}
     settings = {"components": {"all": {**function, "args": {"name": "by_turns", "plugins": [str(file)]}}}}
-    (one,) = (await scored(settings, [rollout], tasks(ROW)[0], file.parent)).scored
+    (one,) = (await score_group(settings, [rollout], load_tasks(ROW)[0], file.parent)).scored
     assert one.reward == 1 + 0.5, "one step was told of, and five messages are the whole chat"
     completions, keys = _seen(file)[-1]
     assert completions == ["It is 12."], "the last response alone"
     assert {"problem", "solution", "messages", "is_truncated", "multi_turn_infos"} <= set(keys)
 
 
-async def test_a_new_round_tells_the_policy_to_think_again(lay: Lay) -> None:
+async def test_reward_class_whose_call_lacks_self_runs_as_it_is_meant(lay: Lay) -> None:
+    file = _plugin(lay)
+    rollout = await played(
+        NAMED, "It is 6.", "It is 12.", name="math_tip_trick_multi_turn", plugins=[str(file)], max_turns=2
+    )
+    function = {"function": "trainer.swift.orm:named", "batched": True}
+    settings = {"components": {"all": {**function, "args": {"name": "without_self", "plugins": [str(file)]}}}}
+    (one,) = (await score_group(settings, [rollout], load_tasks(ROW)[0], file.parent)).scored
+    assert one.reward == 5.0 and _seen(file)[-1][0] == ["It is 12."]
+
+
+async def test_new_round_tells_the_policy_to_think_again(lay: Lay) -> None:
     args = {"name": "math_tip_trick_multi_turn", "plugins": [str(_plugin(lay))], "max_turns": 2}
     rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
     roles = [message["role"] for message in rollout.ledger.messages]
     assert roles == ["system", "user", "assistant", "user", "assistant"]
-    assert trained(rollout, template()) == ["It is 6.<|im_end|>", "It is 12.<|im_end|>"]
+    assert trained_texts(rollout, make_template()) == ["It is 6.<|im_end|>", "It is 12.<|im_end|>"]
 
 
-async def test_a_continuation_goes_back_into_the_thinking_and_the_tip_is_not_trained(lay: Lay) -> None:
+async def test_continuation_within_thinking_does_not_train_the_tip(lay: Lay) -> None:
     args = {"name": "math_tip_trick", "plugins": [str(_plugin(lay))], "max_turns": 3}
     rollout = await played(NAMED, "<think>6?</think>It is 6.", " So 12.</think>It is 12.", **args)
-    used = template()
-    text = used.tokens.decode(rollout.ledger.ids)
+    used = make_template()
+    text = used.tokenizer.decode(rollout.ledger.ids)
     assert "<think>6?But wait, that is not right. So 12.</think>It is 12." in text and "It is 6." not in text
-    assert trained(rollout, used) == ["<think>6?", " So 12.</think>It is 12.<|im_end|>"]
+    assert trained_texts(rollout, used) == ["<think>6?", " So 12.</think>It is 12.<|im_end|>"]
 
 
 FLAGS = ["--multi_turn_scheduler", "math_tip_trick_multi_turn", "--max_turns", "3", "--external_plugins", "plugin.py"]
@@ -178,27 +201,27 @@ TRAINS = [
 
 
 def _settings(*words: str) -> TrainSettings:
-    return TrainSettings.model_validate(translated([*TRAINS, *words]).settings)
+    return TrainSettings.model_validate(translate_command([*TRAINS, *words]).settings)
 
 
-def test_the_scheduler_and_its_turns_are_flags(lay: Lay) -> None:
+def test_scheduler_and_turns_are_flags(lay: Lay) -> None:
     file = _plugin(lay)
     lay({"rows.jsonl": json.dumps(ROW)})
     found = _settings(*FLAGS)
     assert found.stepper == NAMED and found.limits.assistant_turns == 3
     assert found.stepper_args == {"name": "math_tip_trick_multi_turn", "plugins": ["plugin.py"], "max_turns": 3}
-    assert stepper_of(found) is not None and file.is_file()
+    assert make_stepper(found) is not None and file.is_file()
     single = _settings("--external_plugins", "plugin.py")
     assert single.stepper is None and single.limits.assistant_turns == 1
 
 
-def test_a_rollout_server_of_its_own_is_not_needed(lay: Lay) -> None:
+def test_separate_rollout_server_is_not_needed(lay: Lay) -> None:
     _plugin(lay)
     rollout = "swift rollout \\\n    --model models/any \\\n    --use_async_engine true \\\n"
     served = rollout + " \\\n".join(f"    {FLAGS[at]} {FLAGS[at + 1]}" for at in range(0, len(FLAGS), 2)) + "\n"
     learned = f"swift rlhf --vllm_mode server {' '.join(TRAINS[2:])} --external_plugins plugin.py\n"
     lay({"rows.jsonl": json.dumps(ROW), "rollout.sh": served, "train.sh": learned})
-    both = TrainSettings.model_validate(translated(["rollout.sh", "train.sh"]).settings)
+    both = TrainSettings.model_validate(translate_command(["rollout.sh", "train.sh"]).settings)
     assert (both.stepper, both.limits.assistant_turns) == (NAMED, 3)
     assert both.engine == "auto"
 
@@ -208,13 +231,13 @@ def test_a_rollout_server_of_its_own_is_not_needed(lay: Lay) -> None:
     [(FLAGS, [1, 1]), ([*FLAGS, "--loss_scale", "default"], [1, 1]), ([*FLAGS, "--loss_scale", "last_round"], [0, 1])],
     ids=["left out", "default", "last_round"],
 )
-async def test_a_loss_scale_says_which_rounds_are_trained(flags: list[str], learned: list[int], lay: Lay) -> None:
+async def test_loss_scale_selects_trained_rounds(flags: list[str], learned: list[int], lay: Lay) -> None:
     file = _plugin(lay)
     lay({"rows.jsonl": json.dumps(ROW)})
     settings = _settings(*flags)
     row = {**ROW, "messages": [*ROW["messages"], {"role": "assistant", "content": "Is it?"}, ROW["messages"][1]]}
     rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", row=row, max_turns=2)
-    weighed = weights(rollout.ledger, weigh_of(settings.algorithm.credit.rounds), "one")
+    weighed = compute_token_weights(rollout.ledger, load_token_weight_fn(settings.algorithm.credit.rounds), "one")
     starts = rollout.ledger.starts
     by_entry = [
         weighed[start : start + len(entry.ids)]
@@ -238,10 +261,10 @@ def half_then_whole(ledger):
 """
 
 
-async def test_a_token_may_have_a_weight_which_theirs_could_not(lay: Lay) -> None:
+async def test_tokens_may_have_weights(lay: Lay) -> None:
     file = _plugin(lay)
     lay({"scales.py": WEIGHS})
     rollout = await played(f"{file}:Scheduler", "It is 6.", "It is 12.", max_turns=2)
-    weighed = weights(rollout.ledger, weigh_of("scales.py:half_then_whole"), "one")
+    weighed = compute_token_weights(rollout.ledger, load_token_weight_fn("scales.py:half_then_whole"), "one")
     first, second = rollout.turns
     assert sum(weighed) == 0.5 * len(first.ids) + len(second.ids)

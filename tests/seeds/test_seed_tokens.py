@@ -1,4 +1,4 @@
-"""The documents' tokens: which of a conversation are trained, under templates shaped like those of Qwen3 and QwQ."""
+"""Tests which tokens of the documents' conversation are trained, with templates like those of Qwen3 and QwQ."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pytest
 
 from gateway.gateway import Gateway
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
-from gateway.native.toolset import ClassTool, NativeToolset
-from gateway.table import Source
+from gateway.native.native_toolset import ClassTool, NativeToolset
+from gateway.tool_table import Source
 from gateway.types import Image
-from tests.seeds.rolled import LIMITS, Players, tasks, trained
-from tests.seeds.rolled import template as small
-from tests.trainer.conversations import TOOL, template_for
-from tests.trainer.scripts import calling, gateway_of
-from tests.trainer.tokenizers_for_tests import FAMILIES, tokenizer_for
+from tests.seeds.seed_rollouts import LIMITS, RolloutRunners, load_tasks, trained_texts
+from tests.seeds.seed_rollouts import make_template as small
+from tests.trainer.conversations import TOOL, make_template
+from tests.trainer.policy_scripts import make_gateway, render_calls
+from tests.trainer.tokenizer_families import FAMILIES, make_tokenizer
 from trainer.ledger import Author, Ledger
-from trainer.run.rollout import Rollout, StopReason
-from trainer.steps import Step, ToolsAndFeedback, Turn
-from trainer.template import Cause, Settings, Template, drifts, probe
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.steppers import Step, ToolsAndFeedback, Turn
+from trainer.template import Cause, Settings, Template, find_drifts, probe
 
 FIRST = ("user asked about a simple math question.", "2 + 2 = 4.")
 SECOND = "user wants to know the reasoning behind the answer. Search for a good explanation"
 FOUND = "The sum of two and two is four because it is a basic arithmetic operation."
 THIRD = "The tool provided a good explanation."
-CALL = calling(("search", {"query": "Why is 2 + 2 = 4?"}))
+CALL = render_calls(("search", {"query": "Why is 2 + 2 = 4?"}))
 ASKED: list[dict[str, Any]] = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "What is 2 + 2?"},
@@ -51,7 +51,7 @@ LAST_KEPT = f"""{{% if loop.last and message.reasoning_content %}}<think>
 
 
 def template(family: str, history: Any = "full") -> Template:
-    """QwQ's writes the reasoning of a chat's last message, as the document shows it, and of no other."""
+    """A template like QwQ's, which renders the reasoning of the last message only."""
     if family != "qwq":
         return small(family, Settings(history=history))
     text = FAMILIES[family].template
@@ -67,7 +67,7 @@ class Search(BaseTool):
 
 
 class Explain(ToolsAndFeedback):
-    """The user of the documents' conversation, who has one more question."""
+    """The user of the documents' conversation, with a second question."""
 
     def check_finished(self, turn: Turn) -> bool | StopReason:
         return StopReason.DONE if turn.number == 3 else False
@@ -79,8 +79,8 @@ class Explain(ToolsAndFeedback):
 
 
 def _written(template: Template) -> list[str]:
-    """The policy's turns, as a model of the family writes them: some prompts have begun its reasoning already."""
-    begun = "" if template.opened else "<think>\n"
+    """The policy's turns as a model of the family generates them; some prompts end with an opened reasoning tag."""
+    begun = "" if template.prefill else "<think>\n"
     return [
         f"{begun}{FIRST[0]}\n</think>\n\n{FIRST[1]}",
         f"{begun}{SECOND}\n</think>\n\n{CALL}",
@@ -91,43 +91,41 @@ def _written(template: Template) -> list[str]:
 async def conversation(used: Template) -> Rollout:
     tools = NativeToolset([ClassTool(Search({}, OpenAIFunctionToolSchema.model_validate(SCHEMA)))])
     async with Gateway([Source("tools", tools)]) as gateway:
-        played = Players(gateway, used, LIMITS, Explain())
-        return await played.play(tasks({"prompt": ASKED})[0], *_written(used))
+        played = RolloutRunners(gateway, used, LIMITS, Explain())
+        return await played.play(load_tasks({"prompt": ASKED})[0], *_written(used))
 
 
 @pytest.mark.parametrize("history", ["full", "inference_template"])
 @pytest.mark.parametrize("family", ["qwen3", "qwq"])
-async def test_of_the_documents_conversation_each_of_the_policys_tokens_is_trained_once_and_no_other(
-    family: str, history: Any
-) -> None:
+async def test_exactly_the_policys_tokens_of_the_conversation_are_trained(family: str, history: Any) -> None:
     used = template(family, history)
     rollout = await conversation(used)
     assert rollout.stop is StopReason.DONE
-    assert trained(rollout, used) == [f"{text}<|im_end|>" for text in _written(used)]
-    sampled = [used.tokens.encode(text) + used.stop_ids[:1] for text in _written(used)]
+    assert trained_texts(rollout, used) == [f"{text}<|im_end|>" for text in _written(used)]
+    sampled = [used.tokenizer.encode(text) + used.stop_ids[:1] for text in _written(used)]
     assert [turn.ids for turn in rollout.turns] == sampled, "the ids themselves, and not their text encoded anew"
     assert "drift" not in rollout.infos or Cause.OTHER not in rollout.infos["drift"]
 
 
-async def test_a_full_history_shows_and_trains_all_reasoning_in_one_sequence() -> None:
+async def test_full_history_trains_all_reasoning_in_one_sequence() -> None:
     for family in ("qwen3", "qwq"):
         used = template(family)
         rollout = await conversation(used)
         assert rollout.earlier == ()
-        text = used.tokens.decode(rollout.ledger.ids)
+        text = used.tokenizer.decode(rollout.ledger.ids)
         assert all(text.count(thought) == 1 for thought in (FIRST[0], SECOND, THIRD))
 
 
 def _prompts(rollout: Rollout, used: Template) -> list[str]:
-    """What the policy saw before each of its turns."""
+    """The policy's input before each of its turns."""
     shown = []
     for ledger in rollout.ledgers:
         starts = dict(zip(map(id, ledger.entries), ledger.starts, strict=True))
-        shown += [used.tokens.decode(ledger.ids[: starts[id(turn)]]) for turn in ledger.turns]
+        shown += [used.tokenizer.decode(ledger.ids[: starts[id(turn)]]) for turn in ledger.turns]
     return shown
 
 
-async def test_qwen3_at_inference_sees_only_the_reasoning_behind_the_last_question() -> None:
+async def test_qwen3_inference_history_has_only_reasoning_after_the_last_question() -> None:
     used = template("qwen3", "inference_template")
     rollout = await conversation(used)
     first, second, third = _prompts(rollout, used)
@@ -136,7 +134,7 @@ async def test_qwen3_at_inference_sees_only_the_reasoning_behind_the_last_questi
     assert len(rollout.ledgers) == 2 and "Explain why." not in first
 
 
-async def test_qwq_at_inference_sees_no_earlier_reasoning_at_all() -> None:
+async def test_qwq_inference_history_has_no_earlier_reasoning() -> None:
     used = template("qwq", "inference_template")
     rollout = await conversation(used)
     _, second, third = _prompts(rollout, used)
@@ -165,15 +163,15 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("family", "kept"), [("qwen3", [SECOND, THIRD]), ("qwq", [THIRD])])
-def test_the_templates_are_shaped_like_those_of_the_documents(family: str, kept: list[str]) -> None:
-    text = template(family).chat.text(MESSAGES)
+def test_templates_render_as_documented(family: str, kept: list[str]) -> None:
+    text = template(family).chat.render(MESSAGES)
     assert [thought for thought in (FIRST[0], SECOND, THIRD) if thought in text] == kept
     assert "2 + 2 = 4.<|im_end|>" in text and "<tool_response>" in text
 
 
 def _difference(family: str, messages: list[dict[str, Any]], before: list[dict[str, Any]]) -> tuple[int, ...]:
-    """The documents' recipe for one message: two renders, and the tokens of what the second has more."""
-    tokenizer: Any = tokenizer_for(FAMILIES[family])
+    """The documents' recipe for one message: the token difference of two renders."""
+    tokenizer: Any = make_tokenizer(FAMILIES[family])
     prev = tokenizer.apply_chat_template(before, add_generation_prompt=True, tokenize=False)
     curr = tokenizer.apply_chat_template([*before, *messages], add_generation_prompt=False, tokenize=False)
     assert curr.startswith(prev)
@@ -183,18 +181,18 @@ def _difference(family: str, messages: list[dict[str, Any]], before: list[dict[s
 PLAIN = [{"role": "assistant", "content": "It is 4."}, {"role": "assistant", "content": "By counting."}]
 
 
-async def test_the_documents_difference_of_two_renders_trains_what_a_ledger_trains() -> None:
+async def test_documented_render_difference_trains_the_ledgers_tokens() -> None:
     used = template("hermes")
     async with Gateway([]) as gateway:
         stepper = Explain()
         stepper.check_finished = lambda turn: turn.number == 2  # type: ignore[method-assign]
-        played = Players(gateway, used, LIMITS, stepper)
-        rollout = await played.play(tasks({"prompt": ASKED})[0], *(one["content"] for one in PLAIN))
+        played = RolloutRunners(gateway, used, LIMITS, stepper)
+        rollout = await played.play(load_tasks({"prompt": ASKED})[0], *(one["content"] for one in PLAIN))
     messages = [dict(message) for message in rollout.ledger.messages]
     told = [_difference("hermes", messages[at : at + 1], messages[:at]) for at in (2, 4)]
-    newline = used.tokens.encode("\n")
+    newline = used.tokenizer.encode("\n")
     assert [turn.ids + newline for turn in rollout.turns] == told, "but for what the template writes behind the turn"
-    assert drifts(used, Ledger(tuple(rollout.ledger.entries))) == ()
+    assert find_drifts(used, Ledger(tuple(rollout.ledger.entries))) == ()
 
 
 BASE: list[dict[str, Any]] = [
@@ -203,52 +201,54 @@ BASE: list[dict[str, Any]] = [
 ]
 
 
-async def test_a_fixed_base_conversation_gives_the_tokens_that_a_ledger_has_for_qwen3() -> None:
+async def test_fixed_base_conversation_gives_the_ledgers_tokens_for_qwen3() -> None:
     used = template("qwen3")
     rollout = await conversation(used)
     (tool,) = [entry for entry in rollout.ledger if entry.author is Author.TOOL]
     last = rollout.turns[-1]
     thought = {"role": "assistant", "content": f"<think>\n{THIRD}\n</think>\n\n{FOUND}"}
-    assert _difference("qwen3", [thought], BASE) == (*last.ids, *used.tokens.encode("\n"))
-    assert FOUND in used.tokens.decode(tool.ids) and not any(
+    assert _difference("qwen3", [thought], BASE) == (*last.ids, *used.tokenizer.encode("\n"))
+    assert FOUND in used.tokenizer.decode(tool.ids) and not any(
         mine for at, mine in enumerate(rollout.ledger.mask) if rollout.ledger.author_at(at) is not Author.POLICY
     )
 
 
-async def test_a_template_that_takes_reasoning_away_is_told_of_and_another_can_be_given(tmp_path: Path) -> None:
-    """As the documents' mended QwQ: its template comes from elsewhere than the model's folder."""
-    found = [finding.text for finding in probe(template("qwq")).findings if finding.ok and finding.text]
-    assert any("takes earlier reasoning away; history=full" in text for text in found)
+async def test_template_that_removes_reasoning_is_reported_and_replaceable(tmp_path: Path) -> None:
+    """Like the documents' repaired QwQ, whose template is not in the model's folder."""
+    found = [finding.detail for finding in probe(template("qwq")).findings if finding.is_ok and finding.detail]
+    assert any("drops earlier reasoning; history=full" in text for text in found)
     file = tmp_path / "mended.jinja"
     file.write_text(FAMILIES["qwen3"].template)
-    mended = template_for(FAMILIES["qwq"], Settings(chat_template=file.read_text()))
-    text = mended.chat.text(MESSAGES)
+    mended = make_template(FAMILIES["qwq"], Settings(chat_template=file.read_text()))
+    text = mended.chat.render(MESSAGES)
     assert THIRD in text and SECOND in text and FIRST[0] not in text
-    assert probe(mended).ok
+    assert probe(mended).is_ok
 
 
 TEXT = "There  are 4 \n"
 
 
-@pytest.mark.parametrize(("sanity", "told"), [("strict", True), ("ignore_strippable", False), ("disable", False)])
-def test_a_difference_of_white_space_is_told_as_the_mode_says(sanity: Any, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("sanity", "is_reported"), [("strict", True), ("ignore_strippable", False), ("disable", False)]
+)
+def test_whitespace_difference_is_reported_depending_on_the_mode(sanity: Any, is_reported: bool) -> None:
     from trainer.ledger import Entry
 
     used = small("hermes", Settings(sanity=sanity))
     turn = {"role": "assistant", "content": "4"}
-    ids = used.tokens.encode("4") + used.stop_ids[:1]
+    ids = used.tokenizer.encode("4") + used.stop_ids[:1]
     tail = ({"role": "user", "content": "Really?"},)
-    opened = Entry(Author.TASK, used.open(ASKED, [TOOL]) + used.tokens.encode("\n\n"), tuple(ASKED))
-    ledger = Ledger((opened, Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop")))
-    ledger += Entry(Author.FEEDBACK, used.tail(tail, ended=True), tail)
-    found = drifts(used, ledger, [TOOL])
-    assert bool(found) == told
+    opened = Entry(Author.TASK, used.encode_prompt(ASKED, [TOOL]) + used.tokenizer.encode("\n\n"), tuple(ASKED))
+    ledger = Ledger((opened, Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")))
+    ledger += Entry(Author.FEEDBACK, used.encode_tail(tail, ended=True), tail)
+    found = find_drifts(used, ledger, [TOOL])
+    assert bool(found) == is_reported
     assert all(drift.cause is Cause.WHITESPACE for drift in found), json.dumps([str(drift) for drift in found])
 
 
-async def test_of_a_conversation_with_pictures_nothing_but_the_policys_words_is_trained(tmp_path: Path) -> None:
-    """The documents' recipe with a processor: here a picture stands in the ledger as wide as the model sees it."""
-    from tests.trainer.vision.seeing import picture, seeing_model
+async def test_only_the_policys_tokens_are_trained_with_images(tmp_path: Path) -> None:
+    """The documents' recipe with a processor; the ledger has an image's expanded width."""
+    from tests.trainer.vision.vision_models import picture, seeing_model
 
     used = Template.load(seeing_model(tmp_path))
     shown = picture(1)
@@ -257,11 +257,11 @@ async def test_of_a_conversation_with_pictures_nothing_but_the_policys_words_is_
         """Shows a picture."""
         return shown
 
-    texts = [calling(("look", {})), "A house."]
-    async with gateway_of(look) as gateway:
-        rollout = await Players(gateway, used, LIMITS, None).play(tasks({"prompt": ASKED})[0], *texts)
-    assert trained(rollout, used) == [f"{text}<|im_end|>" for text in texts]
+    texts = [render_calls(("look", {})), "A house."]
+    async with make_gateway(look) as gateway:
+        rollout = await RolloutRunners(gateway, used, LIMITS, None).play(load_tasks({"prompt": ASKED})[0], *texts)
+    assert trained_texts(rollout, used) == [f"{text}<|im_end|>" for text in texts]
     wide = rollout.ledger.expanded
-    (place,) = wide.places
+    (place,) = wide.media_spans
     assert place.medium == shown and place.stop - place.start == 4
     assert not any(wide.mask[place.start : place.stop]) and sum(wide.mask) == sum(rollout.ledger.mask)

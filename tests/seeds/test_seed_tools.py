@@ -1,4 +1,4 @@
-"""The documents' tools: classes of one's own, what they show, and MCP servers over SSE and stdio with a token each."""
+"""Tests the tool examples of the documents: native classes, media, and MCP servers over SSE and stdio with tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from gateway.gateway import Gateway
-from gateway.media.header import size
+from gateway.media.sniff import read_image_size
 from gateway.types import Image, Outcome, Text, ToolCall, Video
 from tests.seeds.conftest import Lay
-from tests.seeds.rolled import WAIT_S, authors, players, tasks
-from tests.servers.start import serving
-from trainer.run.rollout import StopReason
+from tests.seeds.seed_rollouts import WAIT_S, authors, load_tasks, open_runners
+from tests.servers.start_server import serve_misbehaving
+from trainer.rollout.rollout import StopReason
 
 NATIVE = """
 tools:
@@ -63,12 +63,12 @@ def calling(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def test_a_native_tool_of_ones_own_lives_as_long_as_the_rollout(lay: Lay) -> None:
+async def test_own_native_tool_lives_as_long_as_the_rollout(lay: Lay) -> None:
     folder = lay({"conf/tools.yaml": NATIVE, "conf/example.py": COUNTER})
-    async with players(folder / "conf") as ready:
+    async with open_runners(folder / "conf") as ready:
         for _ in range(2):
             rollout = await ready.play(
-                tasks({"prompt": "Count."})[0], calling("count", by=1), calling("count", by=2), "6"
+                load_tasks({"prompt": "Count."})[0], calling("count", by=1), calling("count", by=2), "6"
             )
             answers = [str(entry.messages[0]["content"]) for entry in rollout.ledger if entry.author.value == "tool"]
             assert answers == ["4", "6"], "the second call sees the first one's count, and no other rollout's"
@@ -114,7 +114,7 @@ tools:
 """
 
 
-async def test_a_tool_shows_pictures_and_films_that_are_made_ready(lay: Lay) -> None:
+async def test_tool_returns_preprocessed_images_and_videos(lay: Lay) -> None:
     folder = lay({"conf/gallery.yaml": GALLERY, "conf/gallery.py": SHOWING})
     with anyio.fail_after(WAIT_S):
         async with Gateway.load(folder / "conf", None) as gateway, gateway.open() as session:
@@ -123,7 +123,9 @@ async def test_a_tool_shows_pictures_and_films_that_are_made_ready(lay: Lay) -> 
     assert first.outcome is second.outcome is Outcome.OK
     kinds = [type(part) for part in second.parts]
     assert kinds == [Image, Video, Text] and second.text == "A picture and a film."
-    assert [size(part.data) for part in second.parts if isinstance(part, Image)] == [(112, 56)], "multiples of 28"
+    assert [read_image_size(part.data) for part in second.parts if isinstance(part, Image)] == [(112, 56)], (
+        "multiples of 28"
+    )
     assert [type(part) for part in first.parts] == kinds * 2, "what `create` showed comes with the first result"
     assert first.text.split("\n") == ["The gallery.", "A picture and a film."]
 
@@ -175,12 +177,12 @@ def _servers(url: str) -> str:
 
 @pytest.fixture
 async def sse() -> Any:
-    """A real server over SSE that answers only those who know the token."""
-    async with serving("sse", "--require-token", TOKEN) as url:
+    """A real SSE server that needs a token."""
+    async with serve_misbehaving("sse", "--require-token", TOKEN) as url:
         yield url
 
 
-async def test_mcp_servers_over_sse_and_stdio_are_offered_as_the_document_declares_them(sse: str, lay: Lay) -> None:
+async def test_mcp_servers_over_sse_and_stdio_work_as_documented(sse: str, lay: Lay) -> None:
     folder = lay({"server.py": READS_ENVIRONMENT, "conf/mcp_server.json": _servers(sse)})
     offered: list[set[str]] = []
     for selected in SELECTED:
@@ -213,16 +215,20 @@ class MCPYourTool(MCPBaseTool):
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [("reading.MCPYourTool", TOKEN.upper()), ("verl.tools.mcp_search_tool.MCPSearchTool", TOKEN)]
+    ("kind", "text"),
+    [
+        ("reading.MCPYourTool", f"{TOKEN} server-mcp@0.2.1".upper()),
+        ("verl.tools.mcp_search_tool.MCPSearchTool", ""),  # It keeps nothing but `results`, which this answer lacks.
+    ],
 )
-async def test_a_result_is_read_by_the_class_that_the_file_names(kind: str, text: str, lay: Lay) -> None:
+async def test_result_is_parsed_by_the_configured_class(kind: str, text: str, lay: Lay) -> None:
     servers = json.loads(_servers("http://127.0.0.1:9/sse"))
     del servers["mcpServers"]["SSE Server"]
     folder = lay({
         "server.py": READS_ENVIRONMENT, "conf/mcp_server.json": json.dumps(servers), "conf/reading.py": READING,
         "conf/mcp_tool_config.yaml": MCP.format(kind=kind, selected=""),
     })  # fmt: skip
-    async with players(folder / "conf") as ready:
-        rollout = await ready.play(tasks({"prompt": "The key?"})[0], calling("key"), "Thanks.")
+    async with open_runners(folder / "conf") as ready:
+        rollout = await ready.play(load_tasks({"prompt": "The key?"})[0], calling("key"), "Thanks.")
     assert authors(rollout) == ["task", "policy", "tool", "policy"] and rollout.stop is StopReason.DONE
-    assert str(rollout.ledger.messages[2]["content"]).startswith(text)
+    assert rollout.ledger.messages[2]["content"] == text

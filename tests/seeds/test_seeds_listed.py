@@ -1,4 +1,4 @@
-"""The list of examples and the tests that run them are the same list."""
+"""Tests that the README of this folder lists exactly the existing tests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def there() -> set[str]:
     return names
 
 
-def test_every_listed_test_is_there_and_every_test_is_listed() -> None:
+def test_listed_tests_are_the_existing_tests() -> None:
     assert set(listed()) == there()
 
 
-def test_every_row_of_the_list_names_a_test() -> None:
+def test_every_row_names_a_test() -> None:
     lines = (HERE / "README.md").read_text(encoding="utf-8").splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| Where ")]
     assert len(rows) == len(listed())
     assert sum(line.startswith("| Where ") for line in lines) == DOCUMENTS
 
 
-def test_neither_of_the_other_packages_is_installed() -> None:
+def test_verl_and_ms_swift_are_not_installed() -> None:
     assert importlib.util.find_spec("verl") is None and importlib.util.find_spec("swift") is None

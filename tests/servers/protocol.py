@@ -1,4 +1,4 @@
-"""JSON-RPC is small: a connection takes messages and says frames, whichever transport carries them."""
+"""The JSON-RPC part of the misbehaving server: connections, requests and their dispatch, without a transport."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from faults import TOOLS, Call
-from listings import page
+from bad_listings import build_page
+from faulty_tools import TOOLS, Call
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32601, -32602, -32603
 GARBAGE = "Loading model weights... 100% {not json"
 
-Say = Callable[[str], Awaitable[None]]
-"""Puts one frame on the wire as it is."""
+Send = Callable[[str], Awaitable[None]]
+"""Sends one frame unchanged."""
 
 
 class Flags(argparse.Namespace):
@@ -39,7 +39,7 @@ class Flags(argparse.Namespace):
 
 @dataclass(eq=False)
 class Shared:
-    """What all connections of the process see."""
+    """State shared by all connections of the process."""
 
     flags: Flags
     connections: list[Connection] = field(default_factory=list)
@@ -49,34 +49,34 @@ class Shared:
 
     async def announce(self, method: str) -> None:
         for connection in self.connections:
-            await connection.say(json.dumps({"jsonrpc": "2.0", "method": method}))
+            await connection.send(json.dumps({"jsonrpc": "2.0", "method": method}))
 
 
 @dataclass(eq=False)
 class Connection:
-    """One client: its counter, and its requests under way."""
+    """One client: its call counter and its requests under way."""
 
     shared: Shared
-    say: Say
+    send: Send
     count: int = 0
-    spoken: bool = False
+    has_answered: bool = False
     running: dict[Any, asyncio.Task[None]] = field(default_factory=dict)
     names: dict[Any, str] = field(default_factory=dict)
-    asked: dict[Any, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    server_requests: dict[Any, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.shared.connections.append(self)
 
-    def receive(self, message: dict[str, Any], say: Say) -> asyncio.Task[None] | None:
-        """Starts to answer a request through `say`; a notification or an answer starts nothing."""
+    def receive(self, message: dict[str, Any], send: Send) -> asyncio.Task[None] | None:
+        """Starts a task that answers a request through `send`; notifications and responses start none."""
         if "method" in message and "id" in message:
-            task = asyncio.create_task(self._answer(message, say))
+            task = asyncio.create_task(self._answer(message, send))
             self.running[message["id"]] = task
             self.names[message["id"]] = message.get("params", {}).get("name", message["method"])
             task.add_done_callback(lambda _: self.running.pop(message["id"], None))
             return task
-        if "method" not in message and message.get("id") in self.asked:
-            self.asked.pop(message["id"]).set_result(message)
+        if "method" not in message and message.get("id") in self.server_requests:
+            self.server_requests.pop(message["id"]).set_result(message)
         if message.get("method") == "notifications/cancelled":
             request = message["params"]["requestId"]
             self.shared.cancelled.append({"id": request, "tool": self.names.get(request)})
@@ -84,27 +84,27 @@ class Connection:
                 self.running[request].cancel()
         return None
 
-    async def _answer(self, message: dict[str, Any], say: Say) -> None:
+    async def _answer(self, message: dict[str, Any], send: Send) -> None:
         flags = self.shared.flags
-        if flags.garbage_first and not self.spoken:
-            self.spoken = True
-            await say(GARBAGE)
+        if flags.garbage_first and not self.has_answered:
+            self.has_answered = True
+            await send(GARBAGE)
         if flags.never_answer:
             await asyncio.Event().wait()
         params = message.get("params") or {}
-        call = Call(id=message["id"], params=params, connection=self, say=say)
+        call = Call(id=message["id"], params=params, connection=self, send=send)
         try:
             await self._dispatch(message["method"], call)
-        except Exception as error:  # a mistake of this file must show as such, not as one more hanging call
+        except Exception as error:  # a bug in this server must not look like one more hanging call
             traceback.print_exc()
-            await call.refuse(INTERNAL_ERROR, f"the misbehaving server is wrong by mistake: {error!r}")
+            await call.error(INTERNAL_ERROR, f"bug in the misbehaving server: {error!r}")
 
     async def _dispatch(self, method: str, call: Call) -> None:
         match method:
             case "initialize":
-                wanted = call.params.get("protocolVersion")
+                requested = call.params.get("protocolVersion")
                 await call.result(
-                    protocolVersion=wanted if wanted in VERSIONS else VERSIONS[-1],
+                    protocolVersion=requested if requested in VERSIONS else VERSIONS[-1],
                     capabilities={"tools": {"listChanged": True}},
                     serverInfo={"name": "misbehaving", "version": "1.0.0"},
                     instructions="Every tool does what its description says.",
@@ -112,10 +112,10 @@ class Connection:
             case "ping":
                 await call.result()
             case "tools/list":
-                await call.result(**page(TOOLS, self.shared, call.params.get("cursor")))
+                await call.result(**build_page(TOOLS, self.shared, call.params.get("cursor")))
             case "tools/call" if tool := TOOLS.get(str(call.params.get("name")).split("-")[0]):
                 await tool.run(call)
             case "tools/call":
-                await call.refuse(INVALID_PARAMS, f"Unknown tool: {call.params.get('name')}")
+                await call.error(INVALID_PARAMS, f"Unknown tool: {call.params.get('name')}")
             case _:
-                await call.refuse(METHOD_NOT_FOUND, f"Method not found: {method}")
+                await call.error(METHOD_NOT_FOUND, f"Method not found: {method}")

@@ -1,4 +1,4 @@
-"""Two real servers for all tests, each as it was when it was started; a start takes half a minute on a busy machine."""
+"""Two real servers for all tests, reset after each; starting one takes half a minute on a busy machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from trainer.engine.sglang.server import Options, Server
-from trainer.engine.sglang.wire import Wire
+from trainer.engine.sglang.http_client import SGLangClient
+from trainer.engine.sglang.server_process import ServerOptions, ServerProcess
 from trainer.model import load_model
 
 CONTEXT = 512
-OPTIONS = Options(context=CONTEXT, tokens=16384, device="cpu")
+OPTIONS = ServerOptions(context=CONTEXT, cache_tokens=16384, device="cpu")
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +29,9 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's network with random weights."""
-    from trainer.demo.facts.model import build
+    from trainer.demo.facts.facts_demo import build_model
 
-    return build(tmp_path_factory.mktemp("model"))
+    return build_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -41,49 +41,49 @@ def policy(model: Path) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
-async def first(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def first(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
     async with started(model, tmp_path_factory.mktemp("first")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-async def second(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def second(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
     async with started(model, tmp_path_factory.mktemp("second")) as server:
         yield server
 
 
 @pytest.fixture
-async def server(first: Server) -> Server:
+async def server(first: ServerProcess) -> ServerProcess:
     await reset(first)
     return first
 
 
 @pytest.fixture
-async def servers(first: Server, second: Server) -> tuple[Server, Server]:
+async def servers(first: ServerProcess, second: ServerProcess) -> tuple[ServerProcess, ServerProcess]:
     await reset(first)
     await reset(second)
     return first, second
 
 
 @asynccontextmanager
-async def started(model: Path, folder: Path) -> AsyncIterator[Server]:
-    async with Server(model, OPTIONS, log=folder / "sglang.log", told=_told) as server:
+async def started(model: Path, folder: Path) -> AsyncIterator[ServerProcess]:
+    async with ServerProcess(model, OPTIONS, log=folder / "sglang.log", notify=_told) as server:
         yield server
 
 
-async def reset(server: Server) -> None:
+async def reset(server: ServerProcess) -> None:
     """With the weights of its model, whatever was published to it."""
-    async with Wire(server.url) as wire:
-        await wire.post("/continue_generation", {})
-        if (await wire.get("/model_info"))["weight_version"] != "0":
+    async with SGLangClient(server.url) as client:
+        await client.post("/continue_generation", {})
+        if (await client.get("/model_info"))["weight_version"] != "0":
             body = {"model_path": str(server.model), "weight_version": "0", "flush_cache": True}
-            await wire.post("/update_weights_from_disk", body)
+            await client.post("/update_weights_from_disk", body)
 
 
-class Lent(Server):
+class Lent(ServerProcess):
     """A server that runs, given to an engine as if it were its own: it starts it again, and leaves it running."""
 
-    def __init__(self, lender: Server) -> None:
+    def __init__(self, lender: ServerProcess) -> None:
         super().__init__(lender.model, lender.options, log=lender.log)
         self._lender, self.url = lender, lender.url
 

@@ -1,4 +1,4 @@
-"""The trainer's side of the tests: a policy, what it finds, and an engine that has its weights."""
+"""The trainer's side of the tests: a policy, its logprobs, and an engine with its weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from gateway.types import Image
-from trainer.engine.base import Written
-from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.own import Own
-from trainer.engine.sglang.publish.disk import ByDisk
-from trainer.engine.sglang.publish.group import ByGroup
-from trainer.engine.sglang.publish.tensors import ByTensors
-from trainer.engine.sglang.publish.way import Way
-from trainer.engine.sglang.server import Server
+from trainer.engine.base import Generation
+from trainer.engine.sglang.server_process import ServerProcess
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.base import WeightSync
+from trainer.engine.sglang.weight_sync.disk import DiskSync
+from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
+from trainer.engine.sglang.weight_sync.tensors import TensorSync
+from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
 AGREE = 1e-5
 EOS = 1
@@ -43,22 +43,26 @@ def moved(policy: PreTrainedModel, by: float = 0.1) -> None:
             weight.add_(by * torch.randn(weight.shape, generator=noise))
 
 
-def way_of(name: str, model: Path) -> Way:
-    return {"tensors": ByTensors, "group": ByGroup}[name]() if name != "disk" else ByDisk(model)
+def way_of(name: str, model: Path) -> WeightSync:
+    return {"tensors": TensorSync, "group": ProcessGroupSync}[name]() if name != "disk" else DiskSync(model)
 
 
 @asynccontextmanager
 async def opened(
-    *servers: Server | str,
+    *servers: ServerProcess | str,
     policy: PreTrainedModel,
-    way: Way | None = None,
+    way: WeightSync | None = None,
     in_place: bool = False,
     within_s: float = 300,
 ) -> AsyncIterator[SGLangEngine]:
     """With the policy's weights. Servers are those that run already, lent ones included."""
-    given = [server if isinstance(server, str) or type(server) is not Server else server.url for server in servers]
+    given = [
+        server if isinstance(server, str) or type(server) is not ServerProcess else server.url for server in servers
+    ]
     with anyio.fail_after(300):
-        async with SGLangEngine(given, way or ByTensors(), own=Own(finds(policy)), in_place=in_place) as engine:
+        async with SGLangEngine(
+            given, way or TensorSync(), reference=TrainerReference(finds(policy)), in_place=in_place
+        ) as engine:
             await engine.publish(policy.state_dict(), 0)
             yield engine
 
@@ -68,7 +72,7 @@ async def written_on(engine: SGLangEngine, rows: int, over: Callable[[], bool] =
     begun: int | None = None
     with anyio.fail_after(60):
         while True:
-            loads = [(await replica.wire.get("/v1/loads"))["loads"][0] for replica in engine.replicas]
+            loads = [(await replica.client.get("/v1/loads"))["loads"][0] for replica in engine.replicas]
             held = sum(load["num_active_tokens"] for load in loads)
             if over() or (begun is not None and held >= begun + 10 * rows):
                 return
@@ -77,6 +81,6 @@ async def written_on(engine: SGLangEngine, rows: int, over: Callable[[], bool] =
             await anyio.sleep(0.005)
 
 
-def off(policy: PreTrainedModel, asked: Sequence[int], written: Written, temperature: float = 1.0) -> float:
+def off(policy: PreTrainedModel, asked: Sequence[int], written: Generation, temperature: float = 1.0) -> float:
     ours = finds(policy, temperature)((*asked, *written.ids))[len(asked) - 1 :]
     return max(abs(one - other) for one, other in zip(ours, written.logprobs, strict=True))

@@ -1,4 +1,4 @@
-"""The engine on a real server: what it writes and what it is given are the trainer's, to rounding."""
+"""The engine on a real server: generation and logprobs equal the trainer's, up to rounding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from tests.sglang.policy import AGREE, EOS, PROMPT, WAYS, moved, off, opened, way_of, written_on
-from trainer.engine.base import EngineError, Sampling, Written
-from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.server import Server
+from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.sglang.server_process import ServerProcess
+from trainer.engine.sglang.sglang_engine import SGLangEngine
 
 ROUNDED = 3e-5
 """Between two programs in float32: each is off what is exact by half of it, in the least likely tokens."""
@@ -30,35 +30,37 @@ SMALL = {
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.6}, {"top_p": 0.8, "top_k": 20, "temperature": 1.3}])
-async def test_logprobs_are_the_policys_own_under_the_temperature_and_before_filters(
-    server: Server, policy: PreTrainedModel, sampling: dict[str, float]
+async def test_logprobs_use_the_temperature_and_ignore_filters(
+    server: ServerProcess, policy: PreTrainedModel, sampling: dict[str, float]
 ) -> None:
     async with opened(server, policy=policy) as engine:
         written = await engine.generate(PROMPT, Sampling(max_tokens=100, **sampling))  # type: ignore[arg-type]
-        assert engine.capabilities.exact and engine.agreement and engine.agreement.most <= AGREE
+        assert engine.capabilities.is_exact and engine.agreement and engine.agreement.max_difference <= AGREE
     assert written.ids and off(policy, PROMPT, written, sampling.get("temperature", 1.0)) <= AGREE
 
 
-async def test_stop_ids_end_a_turn_and_barred_ones_are_never_written(server: Server, policy: PreTrainedModel) -> None:
+async def test_stop_ids_end_a_turn_and_banned_ids_are_never_sampled(
+    server: ServerProcess, policy: PreTrainedModel
+) -> None:
     async with opened(server, policy=policy) as engine:
-        free = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, barred=(EOS,)))
+        free = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, banned_ids=(EOS,)))
         stopped = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, stop_ids=(free.ids[2],)))
-        barred = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, barred=(free.ids[0], EOS)))
+        barred = await engine.generate(PROMPT, Sampling(max_tokens=6, temperature=0, banned_ids=(free.ids[0], EOS)))
     first = free.ids.index(free.ids[2])
-    assert stopped.stop == "stop" and stopped.ids == free.ids[: first + 1]
-    assert free.stop == "length" and free.ids[0] not in barred.ids
+    assert stopped.finish_reason == "stop" and stopped.ids == free.ids[: first + 1]
+    assert free.finish_reason == "length" and free.ids[0] not in barred.ids
 
 
-async def test_what_could_be_cached_is_over_many_turns_of_siblings(server: Server, policy: PreTrainedModel) -> None:
+async def test_prefix_cache_hits_over_turns_of_siblings(server: ServerProcess, policy: PreTrainedModel) -> None:
     told: list[tuple[int, int]] = []
 
     async def play(engine: SGLangEngine, group: int, index: int) -> None:
         ids, before = [group + 5] * 5 + list(range(40, 120)), 0
         for turn in range(4):
             written = await engine.generate(
-                ids, Sampling(max_tokens=12, barred=(EOS,)), key=f"{group}/t/{index}", group=str(group)
+                ids, Sampling(max_tokens=12, banned_ids=(EOS,)), key=f"{group}/t/{index}", group=str(group)
             )
-            told.append((written.cached, max(before, written.cached if not turn else 0)))
+            told.append((written.cached_tokens, max(before, written.cached_tokens if not turn else 0)))
             before = len(ids) + len(written.ids) - 1
             ids += [*written.ids, *range(40, 60)]
 
@@ -73,8 +75,8 @@ async def test_what_could_be_cached_is_over_many_turns_of_siblings(server: Serve
 
 
 @pytest.mark.parametrize("name", WAYS)
-async def test_weights_arrive_by_each_way_and_the_ones_before_come_back(
-    name: str, server: Server, model: Path, policy: PreTrainedModel
+async def test_weights_arrive_by_every_transfer_and_can_be_restored(
+    name: str, server: ServerProcess, model: Path, policy: PreTrainedModel
 ) -> None:
     greedy = Sampling(max_tokens=24, temperature=0)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
@@ -91,10 +93,12 @@ async def test_weights_arrive_by_each_way_and_the_ones_before_come_back(
         third = await engine.generate(PROMPT, greedy)
     assert second.ids != first.ids and third.ids == first.ids
     assert (first.version, second.version, third.version) == (0, 1, 2)
-    assert third.cached == 0
+    assert third.cached_tokens == 0
 
 
-async def test_weights_that_are_not_the_trainers_end_the_run(server: Server, policy: PreTrainedModel) -> None:
+async def test_weights_that_differ_from_the_trainers_end_the_run(
+    server: ServerProcess, policy: PreTrainedModel
+) -> None:
     async with opened(server, policy=policy) as engine:
         other = {name: value.clone() for name, value in policy.state_dict().items()}
         moved(policy)
@@ -103,13 +107,15 @@ async def test_weights_that_are_not_the_trainers_end_the_run(server: Server, pol
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-async def test_what_is_being_written_goes_on_under_new_weights(
-    in_place: bool, server: Server, policy: PreTrainedModel
+async def test_generation_continues_under_new_weights(
+    in_place: bool, server: ServerProcess, policy: PreTrainedModel
 ) -> None:
-    ended: list[Written] = []
+    ended: list[Generation] = []
 
     async def write(engine: SGLangEngine, place: int) -> None:
-        ended.append(await engine.generate((*PROMPT, place), Sampling(max_tokens=440, barred=(EOS,)), key=str(place)))
+        ended.append(
+            await engine.generate((*PROMPT, place), Sampling(max_tokens=440, banned_ids=(EOS,)), key=str(place))
+        )
 
     async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
         for place in range(4):
@@ -121,13 +127,13 @@ async def test_what_is_being_written_goes_on_under_new_weights(
     assert {one.version for one in ended} == {1}
 
 
-async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
-    server: Server, policy: PreTrainedModel
+async def test_pause_holds_generation_and_abort_returns_the_ids_so_far(
+    server: ServerProcess, policy: PreTrainedModel
 ) -> None:
-    ended: dict[str, Written] = {}
+    ended: dict[str, Generation] = {}
 
     async def write(engine: SGLangEngine, key: str) -> None:
-        ended[key] = await engine.generate(PROMPT, Sampling(max_tokens=440, barred=(EOS,)), key=key)
+        ended[key] = await engine.generate(PROMPT, Sampling(max_tokens=440, banned_ids=(EOS,)), key=key)
 
     async def paused(engine: SGLangEngine) -> bool:
         """Nothing of it, where all was written before it was seen to begin."""
@@ -138,11 +144,11 @@ async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
             await written_on(engine, 3, over=lambda: bool(ended))
             await engine.abort("t/1")
             await engine.pause()
-            if there := {key: one.stop for key, one in ended.items()} == {"t/1": "abort"}:
+            if there := {key: one.finish_reason for key, one in ended.items()} == {"t/1": "abort"}:
                 await anyio.sleep(1.0)  # the time in which it does not
                 assert set(ended) == {"t/1"}
                 await engine.abort("t/2")
-                assert set(ended) == {"t/1", "t/2"} and ended["t/2"].stop == "abort"
+                assert set(ended) == {"t/1", "t/2"} and ended["t/2"].finish_reason == "abort"
             await engine.resume()
         return there
 
@@ -150,15 +156,15 @@ async def test_a_pause_holds_what_is_written_and_an_abort_gives_what_there_is(
         for _ in range(5):
             if await paused(engine):
                 break
-    assert ended["t/2"].stop == "abort"
+    assert ended["t/2"].finish_reason == "abort"
     assert len(ended["t/10"].ids) == 440 and 0 < len(ended["t/1"].ids) < 440
     assert off(policy, PROMPT, ended["t/1"]) <= AGREE
 
 
-async def test_who_hangs_up_frees_the_place(server: Server, policy: PreTrainedModel) -> None:
+async def test_closed_connection_frees_its_slot(server: ServerProcess, policy: PreTrainedModel) -> None:
     async with opened(server, policy=policy) as engine:
         async with anyio.create_task_group() as tasks:
-            one = Sampling(max_tokens=440, temperature=0, barred=(EOS,))  # Of one request: nothing is taken back.
+            one = Sampling(max_tokens=440, temperature=0, banned_ids=(EOS,))  # Of one request: nothing is taken back.
             tasks.start_soon(partial(engine.generate, PROMPT, one, key="left"))
             await written_on(engine, 1)
             assert await running(engine) == 1
@@ -169,20 +175,20 @@ async def test_who_hangs_up_frees_the_place(server: Server, policy: PreTrainedMo
 
 
 async def running(engine: SGLangEngine) -> int:
-    (load,) = (await engine.replicas[0].wire.get("/v1/loads"))["loads"]
+    (load,) = (await engine.replicas[0].client.get("/v1/loads"))["loads"]
     return int(load["num_running_reqs"])
 
 
-async def test_the_default_job_learns_on_it(server: Server, tmp_path: Path) -> None:
+async def test_default_job_learns_on_sglang(server: ServerProcess, tmp_path: Path) -> None:
     """The server is one that was running, with other weights of the same shape."""
     (tmp_path / "small.yaml").write_text(json.dumps(SMALL))
     run = tmp_path / "run"
     words = ["--config", str(tmp_path / "small.yaml"), "--engine", server.url, "--steps", "2", "--out", str(run)]
     with anyio.fail_after(540):
         done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], cwd=ROOT, check=False)
-    told = done.stdout.decode() + done.stderr.decode()
-    assert done.returncode == 0, told
-    assert "rollouts are written by the sglang 0.5.23 engine" in told
+    output = done.stdout.decode() + done.stderr.decode()
+    assert done.returncode == 0, output
+    assert "rollouts are generated by the sglang 0.5.23 engine" in output
     about = json.loads((run / "run.json").read_text())
     assert about["engine"] == "sglang 0.5.23" and about["settings"]["engine"] == server.url
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Real servers are killed, stopped, cut off and started anew under an engine that writes: nothing is lost of it."""
+"""Real servers that are killed, stopped, disconnected and restarted during generation: nothing is lost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from transformers import PreTrainedModel
 
 from tests.sglang.conftest import Lent, group_of
 from tests.sglang.policy import AGREE, EOS, PROMPT, moved, off, opened, written_on
-from trainer.engine.base import Sampling, Written
-from trainer.engine.sglang import pulse
-from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.publish import tensors
-from trainer.engine.sglang.server import Server
+from trainer.engine.base import Generation, Sampling
+from trainer.engine.sglang import health
+from trainer.engine.sglang.server_process import ServerProcess
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync import tensors
+from trainer.engine.sglang.weight_sync.base import post_checked
 
-LONG = Sampling(max_tokens=440, barred=(EOS,))
+LONG = Sampling(max_tokens=440, banned_ids=(EOS,))
 MANY = 6
 
 
@@ -31,7 +32,7 @@ class Writing:
 
     def __init__(self, engine: SGLangEngine, policy: PreTrainedModel) -> None:
         self.engine, self.policy = engine, policy
-        self.ended: dict[int, Written] = {}
+        self.ended: dict[int, Generation] = {}
 
     async def write(self, place: int) -> None:
         key, group = f"{place}/t/0", str(place)
@@ -71,8 +72,8 @@ async def up(engine: SGLangEngine, place: int) -> None:
             await anyio.sleep(0.05)
 
 
-async def test_a_server_whose_scheduler_is_killed_comes_back_with_the_weights_and_nothing_is_lost(
-    server: Server, policy: PreTrainedModel
+async def test_server_with_a_killed_scheduler_recovers_without_loss(
+    server: ServerProcess, policy: PreTrainedModel
 ) -> None:
     own = Lent(server)
     async with opened(own, policy=policy) as engine:
@@ -86,12 +87,12 @@ async def test_a_server_whose_scheduler_is_killed_comes_back_with_the_weights_an
         assert not set(group) & set(group_of(server.pid)) and server.url == engine.replicas[0].url
 
 
-async def test_what_a_server_that_hangs_was_writing_is_written_by_another(
-    servers: tuple[Server, Server], policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+async def test_turns_of_a_hanging_server_are_generated_by_another(
+    servers: tuple[ServerProcess, ServerProcess], policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is found out while nobody asks it for anything else, ended and started anew."""
-    monkeypatch.setattr(pulse, "PULSE_S", 0.5)
-    monkeypatch.setattr(pulse, "QUIET_S", 3.0)
+    monkeypatch.setattr(health, "CHECK_INTERVAL_S", 0.5)
+    monkeypatch.setattr(health, "CHECK_TIMEOUT_S", 3.0)
     hangs, other = servers
     async with opened(Lent(hangs), other, policy=policy) as engine:
         moved(policy)
@@ -107,31 +108,30 @@ async def test_what_a_server_that_hangs_was_writing_is_written_by_another(
         assert await engine.replicas[0].version() == 2
 
 
-async def test_a_server_that_is_killed_in_the_midst_of_an_update_has_the_whole_of_it_in_the_end(
-    server: Server, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+async def test_server_killed_during_an_update_gets_all_weights(
+    server: ServerProcess, policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
 
-    async def told(wire: Any, path: str, body: Any, **more: Any) -> None:
-        await whole(wire, path, body, **more)
+    async def post_and_kill(client: Any, path: str, body: Any, **more: Any) -> None:
+        await post_checked(client, path, body, **more)
         taken.append(path)
         if len(taken) == 2:
             assert server.pid is not None
             os.killpg(server.pid, signal.SIGKILL)
 
     async with opened(Lent(server), policy=policy) as engine:
-        whole = tensors.told
         monkeypatch.setattr(tensors, "BUCKET", 2**16)
-        monkeypatch.setattr(tensors, "told", told)
+        monkeypatch.setattr(tensors, "post_checked", post_and_kill)
         moved(policy)
         await engine.publish(policy.state_dict(), 1)
-        assert len(taken) > 4 and engine.agreement is not None and engine.agreement.exact
+        assert len(taken) > 4 and engine.agreement is not None and engine.agreement.is_exact
         written = await engine.generate(PROMPT, LONG)
     assert written.version == 1 and off(policy, PROMPT, written) <= AGREE
 
 
-async def test_servers_that_were_cut_off_or_started_anew_by_others_write_nothing_with_other_weights(
-    servers: tuple[Server, Server], policy: PreTrainedModel
+async def test_disconnected_or_restarted_servers_never_generate_with_other_weights(
+    servers: tuple[ServerProcess, ServerProcess], policy: PreTrainedModel
 ) -> None:
     """Neither is ours: one comes back with the weights that it was started with, one is not reached for a while."""
     anew, far = servers
@@ -155,7 +155,7 @@ async def test_servers_that_were_cut_off_or_started_anew_by_others_write_nothing
         assert await engine.replicas[0].version() == 2
 
 
-def scheduler_of(server: Server) -> int:
+def scheduler_of(server: ServerProcess) -> int:
     (scheduler,) = (pid for pid in group_of(server.pid) if psutil.Process(pid).name().startswith("sglang::sch"))
     return scheduler
 

@@ -1,4 +1,4 @@
-"""What measures a GPU runs from end to end without one, in small."""
+"""The GPU benchmark runs from end to end on a CPU, in small."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 START_S = 900
 
 
-def test_all_that_a_gpu_is_to_tell_is_told_in_small(tmp_path: Path) -> None:
+def test_gpu_benchmark_runs_small_on_a_cpu(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "bench" / "gpu.py"), "--small", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

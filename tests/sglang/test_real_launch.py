@@ -1,11 +1,11 @@
-"""SGLang as it is computes what the trainer computes, on a machine without CUDA, and is started and ended by us."""
+"""Unmodified SGLang on a machine without CUDA: starts, ends, and computes what the trainer computes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from base64 import urlsafe_b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from tests.sglang.conftest import CONTEXT, OPTIONS, alive, group_of
+from tests.waiting import wait_until
 from trainer.engine.base import EngineError
-from trainer.engine.sglang.environment import python
-from trainer.engine.sglang.server import Server
+from trainer.engine.sglang.server_process import ServerProcess, find_python
 
 ROOT = Path(__file__).parents[2]
 START_S = 600
@@ -28,17 +28,17 @@ TRAINER = """
 import sys, anyio
 from pathlib import Path
 from tests.sglang.conftest import OPTIONS
-from trainer.engine.sglang.server import Server
+from trainer.engine.sglang.server_process import ServerProcess
 
 async def main():
-    async with Server(Path(sys.argv[1]), OPTIONS, log=Path(sys.argv[2])):
+    async with ServerProcess(Path(sys.argv[1]), OPTIONS, log=Path(sys.argv[2])):
         await anyio.sleep_forever()
 
 anyio.run(main)
 """
 
 
-async def test_logprobs_are_those_that_the_trainer_computes(server: Server, model: Path) -> None:
+async def test_logprobs_equal_the_trainers(server: ServerProcess, model: Path) -> None:
     answer = await generated(server, PROMPT, 200, temperature=1.0)
     written = answer["output_ids"]
     logprobs = [logprob for logprob, *_ in answer["meta_info"]["output_token_logprobs"]]
@@ -47,7 +47,7 @@ async def test_logprobs_are_those_that_the_trainer_computes(server: Server, mode
     assert max(abs(one - other) for one, other in zip(logprobs, ours, strict=True)) <= AGREE
 
 
-async def test_many_sequences_at_once_are_each_what_they_are_alone(server: Server) -> None:
+async def test_batched_sequences_equal_single_ones(server: ServerProcess) -> None:
     prompts = [PROMPT[: 4 + place % 20] for place in range(64)]
     answers: list[Any] = [None] * len(prompts)
 
@@ -62,7 +62,7 @@ async def test_many_sequences_at_once_are_each_what_they_are_alone(server: Serve
         assert answer["output_ids"] == alone[tuple(prompt)]["output_ids"]
 
 
-async def test_a_server_that_has_nothing_to_do_leaves_the_cores_to_the_trainer(server: Server) -> None:
+async def test_idle_server_uses_no_cpu(server: ServerProcess) -> None:
     assert server.pid is not None
     await generated(server, PROMPT, 1, temperature=0.0)
     before = cpu_seconds(group_of(server.pid))
@@ -70,35 +70,35 @@ async def test_a_server_that_has_nothing_to_do_leaves_the_cores_to_the_trainer(s
     assert cpu_seconds(group_of(server.pid)) - before < 0.5
 
 
-async def test_a_sequence_that_is_too_long_is_refused_and_the_server_lives(server: Server) -> None:
+async def test_too_long_sequence_is_refused_and_the_server_continues(server: ServerProcess) -> None:
     async with client() as http:
         body = {"input_ids": [5] * (CONTEXT + 1), "sampling_params": {"max_new_tokens": 1}}
         assert (await http.post(f"{server.url}/generate", json=body)).status_code == 400
     assert len((await generated(server, PROMPT, 3, temperature=0.0))["output_ids"]) == 3
 
 
-async def test_a_trainer_that_is_killed_while_its_server_starts_leaves_no_process(model: Path, tmp_path: Path) -> None:
+async def test_trainer_killed_during_server_start_leaves_no_process(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "sglang.log"
     command = [sys.executable, "-c", TRAINER, str(model), str(log)]
     trainer = await anyio.open_process(command, cwd=ROOT, stdin=None, stdout=None, stderr=None)
     try:
-        await eventually(lambda: len(started_by(trainer.pid)) >= 4)
+        await wait_until(lambda: len(started_by(trainer.pid)) >= 4, within_s=START_S)
         processes = started_by(trainer.pid)
     finally:
         trainer.kill()
         await trainer.wait()
-    await eventually(lambda: not any(alive(pid) for pid in processes), within_s=30)
+    await wait_until(lambda: not any(alive(pid) for pid in processes), within_s=30)
 
 
-async def test_a_model_that_sglang_cannot_read_is_told_in_its_words(tmp_path: Path) -> None:
+async def test_unreadable_model_is_reported_with_sglangs_message(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "none"}', encoding="utf-8")
     with anyio.fail_after(START_S), pytest.raises(EngineError, match=r"model.type") as told:
-        async with Server(tmp_path, OPTIONS, log=tmp_path / "sglang.log"):
+        async with ServerProcess(tmp_path, OPTIONS, log=tmp_path / "sglang.log"):
             pass
     assert "did not start" in str(told.value) and str(tmp_path / "sglang.log") in str(told.value)
 
 
-def test_sglang_is_installed_as_it_was_published() -> None:
+def test_sglang_is_installed_unmodified() -> None:
     """Each file has the digest that its wheel says."""
     (record,) = packages().glob("sglang-*.dist-info/RECORD")
     rows = [line.rsplit(",", 2) for line in record.read_text(encoding="utf-8").splitlines()]
@@ -114,8 +114,8 @@ def test_sglang_is_installed_as_it_was_published() -> None:
     assert changed == []
 
 
-def test_what_is_installed_is_what_was_tested() -> None:
-    words = [str(python()), "-m", "pip", "freeze", "--all", "--disable-pip-version-check"]
+def test_installed_releases_are_the_tested_ones() -> None:
+    words = [str(find_python()), "-m", "pip", "freeze", "--all", "--disable-pip-version-check"]
     frozen = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
     lock = (ROOT / ".ci/sglang-cpu.txt").read_text(encoding="utf-8").splitlines()
     found = {line.split("+")[0].lower() for line in frozen.splitlines() if not line.startswith("pip==")}
@@ -134,7 +134,7 @@ def own_logprobs(folder: Path, asked: Sequence[int], written: Sequence[int]) -> 
     return [float(value) for value in logits.log_softmax(-1).gather(1, ids[0, len(asked) :, None])[:, 0]]
 
 
-async def generated(server: Server, ids: list[int], tokens: int, *, temperature: float) -> dict[str, Any]:
+async def generated(server: ServerProcess, ids: list[int], tokens: int, *, temperature: float) -> dict[str, Any]:
     sampling = {"max_new_tokens": tokens, "temperature": temperature, "ignore_eos": True}
     body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
     async with client() as http:
@@ -149,7 +149,7 @@ def client() -> httpx2.AsyncClient:
 
 
 def packages() -> Path:
-    return next((python().parents[1] / "lib").glob("python3*/site-packages"))
+    return next((find_python().parents[1] / "lib").glob("python3*/site-packages"))
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
@@ -158,9 +158,3 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 def started_by(pid: int) -> list[int]:
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-async def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:
-    with anyio.fail_after(within_s):
-        while not holds():  # noqa: ASYNC110 (another process has no event)
-            await anyio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Rollouts that run ahead of learning, on a real server: each token knows its version, and which weights found it how
+"""Training modes on a real server: the version and logprob of every token.
 likely."""
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from tests.sglang.policy import AGREE, EOS, PROMPT, finds, moved, opened, written_on
-from tests.trainer.train.jobs import small
-from trainer.engine.base import Sampling, Written
-from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.own import Own
-from trainer.engine.sglang.publish.tensors import ByTensors
-from trainer.engine.sglang.server import Server
-from trainer.run.file import Rollouts
-from trainer.train.again import again
+from tests.trainer.train.jobs import small_job
+from trainer.engine.base import Generation, Sampling
+from trainer.engine.sglang.server_process import ServerProcess
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.tensors import TensorSync
+from trainer.engine.sglang.weight_sync.verify import TrainerReference
+from trainer.storage.rollout_file import Rollouts
+from trainer.train.replay_step import replay_step
 from trainer.train.start import train
 
 STEPS = 3
@@ -30,15 +30,15 @@ CALCULATOR = 'def calculate(expression: str) -> str:\n    """Works out a sum."""
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-async def test_each_token_has_the_version_that_sampled_it_and_that_ones_logprob(
-    in_place: bool, server: Server, policy: PreTrainedModel
+async def test_tokens_have_the_version_that_sampled_them_and_its_logprob(
+    in_place: bool, server: ServerProcess, policy: PreTrainedModel
 ) -> None:
     """In place, what goes on has read the earlier ids under the earlier weights: its logprobs are no trainer's."""
-    ended: list[Written] = []
+    ended: list[Generation] = []
     old = deepcopy(policy)
 
     async def write(engine: SGLangEngine) -> None:
-        ended.append(await engine.generate(PROMPT, Sampling(max_tokens=440, barred=(EOS,)), key="a"))
+        ended.append(await engine.generate(PROMPT, Sampling(max_tokens=440, banned_ids=(EOS,)), key="a"))
 
     async with opened(server, policy=policy, in_place=in_place) as engine, anyio.create_task_group() as tasks:
         tasks.start_soon(write, engine)
@@ -58,13 +58,11 @@ async def test_each_token_has_the_version_that_sampled_it_and_that_ones_logprob(
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "one_step_off", "asynchronous"])
-async def test_a_run_learns_in_each_mode_from_what_is_no_older_than_it_may_be(
-    mode: str, server: Server, tmp_path: Path
-) -> None:
+async def test_every_mode_learns_within_its_staleness_limit(mode: str, server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text(TOOLS)
     (tmp_path / "calculator.py").write_text(CALCULATOR)
     more = {"kinds": ["fact"], "steps": STEPS, "evaluation": {"every": 0}, "sampling": {"temperature": 1.0}}
-    settings = small(mode=mode, tools=str(tmp_path), engine=server.url, **more)
+    settings = small_job(mode=mode, tools=str(tmp_path), engine=server.url, **more)
     run, console = tmp_path / "run", Console(file=io.StringIO(), width=200)
     with anyio.fail_after(300):
         await train(settings, run, console)
@@ -80,20 +78,40 @@ async def test_a_run_learns_in_each_mode_from_what_is_no_older_than_it_may_be(
         learned += bool(step)
     assert learned == STEPS * settings.prompts * settings.n
     assert [line.get("staleness/max", 0) <= bound for line, bound in zip(lines, most, strict=True)] == [True] * STEPS
-    assert await again(run, STEPS, console), console.file.getvalue()  # type: ignore[attr-defined]
+    assert await replay_step(run, STEPS, console), console.file.getvalue()  # type: ignore[attr-defined]
 
 
-async def test_a_server_without_a_gpu_takes_a_loan_at_its_word_and_goes_on_with_the_new_weights(
-    server: Server, policy: PreTrainedModel
+async def test_agent_trains_on_a_real_server_and_each_token_is_accounted_for(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "tools.yaml").write_text(TOOLS)
+    (tmp_path / "calculator.py").write_text(CALCULATOR)
+    more = {"kinds": ["fact"], "steps": STEPS, "evaluation": {"every": 0}, "mode": "asynchronous"}
+    agent = {"agent": {"function": "tests.trainer.agents.looping_agent:run"}, "sampling": {"temperature": 1.5}}
+    reward = {"reward": {"components": {"agent": {"function": "agent"}}}}
+    run = tmp_path / "run"
+    with anyio.fail_after(300):
+        settings = small_job(tools=str(tmp_path), engine=server.url, **more, **agent, **reward)
+        await train(settings, run, Console(file=io.StringIO(), width=200))
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        left_out = sum(value for name, value in line.items() if name.startswith("tokens/left_out/"))
+        assert line["tokens/sampled"] == line["tokens/trained"] + left_out > 0
+        assert line["agent/retokenised"] == 0 and line["rollout/lost"] == 0
+
+
+async def test_server_without_a_gpu_accepts_memory_release_and_continues(
+    server: ServerProcess, policy: PreTrainedModel
 ) -> None:
     """It answers 200 and null, and frees nothing: there is no memory saver for CPUs. Not measured on a GPU yet."""
     with anyio.fail_after(300):
-        async with SGLangEngine([server.url], ByTensors(), own=Own(finds(policy)), lends=True) as engine:
+        async with SGLangEngine(
+            [server.url], TensorSync(), reference=TrainerReference(finds(policy)), releases_memory=True
+        ) as engine:
             await engine.publish(policy.state_dict(), 0)
             for version in (1, 2):
-                assert await engine.lend() and engine.replicas[0].lent == ["weights", "kv_cache"]
+                assert await engine.release_memory() and engine.replicas[0].released == ["weights", "kv_cache"]
                 moved(policy, by=0.01)
                 await engine.publish(policy.state_dict(), version)
-                written = await engine.generate(PROMPT, Sampling(max_tokens=20, barred=(EOS,)))
-                assert written.versions == (version,) * 20 and engine.replicas[0].lent == []
-                assert engine.agreement and engine.agreement.most <= AGREE
+                written = await engine.generate(PROMPT, Sampling(max_tokens=20, banned_ids=(EOS,)))
+                assert written.versions == (version,) * 20 and engine.replicas[0].released == []
+                assert engine.agreement and engine.agreement.max_difference <= AGREE

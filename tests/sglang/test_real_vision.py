@@ -1,4 +1,4 @@
-"""A real server, on a CPU, sees what the trainer sees: as wide, and as likely, whatever weights it was given."""
+"""Vision models on a real server: image widths and logprobs equal the trainer's."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ import yaml
 
 from gateway.types import Image
 from tests.sglang.policy import AGREE, way_of
-from tests.trainer.vision.seeing import odd_pictures, picture, seeing_model
-from trainer.engine.base import EXACT, EngineError, Sampling
-from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.environment import SIGHT
-from trainer.engine.sglang.own import Own
-from trainer.engine.sglang.server import Options, Server
+from tests.trainer.vision.vision_models import odd_pictures, picture, seeing_model
+from trainer.engine.base import EXACT_TOLERANCE, EngineError, Sampling
+from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE, ServerOptions, ServerProcess
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.verify import TrainerReference
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.template import Template
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"prompts": 8, "evaluation": {"every": 1, "few": 4, "rows": 8, "after": False}, "checkpoint": {"every": 1}}
-OPTIONS = Options(context=512, tokens=16384, device="cpu", tokenizer=True)
+OPTIONS = ServerOptions(context=512, cache_tokens=16384, device="cpu", tokenizer=True)
 SHOWN = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}]
 PICTURES = [picture(1, 60, 50), picture(2, 90, 47)]
 """Of sizes that no model takes: who brings them there in another way, has other pixels."""
@@ -39,36 +38,36 @@ ASKED = Sampling(max_tokens=8, temperature=0)
 PATCH = {"qwen3_vl": 16}
 
 
-class Seeing:
+class DenseVisionModel:
     def __init__(self, engine: SGLangEngine, policy: Policy, template: Template) -> None:
-        assert template.eyes is not None
-        self.engine, self.policy, self.eyes = engine, policy, template.eyes
-        self.ids = template.open([{"role": "user", "content": SHOWN}])
+        assert template.image_processor is not None
+        self.engine, self.policy, self.eyes = engine, policy, template.image_processor
+        self.ids = template.encode_prompt([{"role": "user", "content": SHOWN}])
 
     async def agrees(self, images: Sequence[Image], sampling: Sampling = ASKED) -> list[float]:
         """What the server wrote, as likely as it found it; without a picture of its own, where it wrote one's id."""
-        asked = replace(sampling, stop_ids=self.eyes.family.barred)
+        asked = replace(sampling, stop_ids=self.eyes.family.banned_ids)
         written = await self.engine.generate(self.ids, asked, images=images)
-        assert written.read == len(self.eyes.sight(self.ids, images).ids)
+        assert written.prompt_tokens == len(self.eyes.prepare_prompt(self.ids, images).ids)
         ids = [token for token in written.ids if token not in asked.stop_ids]
         assert len(ids) >= 2
-        own = self.policy.finds((*self.ids, *ids), images)[-len(ids) :]
-        assert list(written.logprobs[: len(ids)]) == pytest.approx(own, abs=AGREE)
-        return own
+        reference = self.policy.compute_logprobs((*self.ids, *ids), images)[-len(ids) :]
+        assert list(written.logprobs[: len(ids)]) == pytest.approx(reference, abs=AGREE)
+        return reference
 
 
 @asynccontextmanager
-async def seeing(kind: str, way: str, folder: Path) -> AsyncIterator[Seeing]:
+async def seeing(kind: str, way: str, folder: Path) -> AsyncIterator[DenseVisionModel]:
     """SGLang takes rows of pixels for something else, where they are not of patches of 14 or 16 in two frames."""
     model = seeing_model(folder / "model", kind, patch=PATCH.get(kind, 14), frames=2)
     template = Template.load(model)
-    policy = Policy.load(model, UpdateSettings(), eyes=template.eyes)
-    server = Server(model, OPTIONS, log=folder / "sglang.log")
-    own = Own(policy.finds, policy.filed, template.eyes)
-    async with SGLangEngine([server], way_of(way, model), own=own) as engine:
-        assert engine.capabilities.images
+    policy = Policy.load(model, UpdateSettings(), image_processor=template.image_processor)
+    server = ServerProcess(model, OPTIONS, log=folder / "sglang.log")
+    reference = TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, template.image_processor)
+    async with SGLangEngine([server], way_of(way, model), reference=reference) as engine:
+        assert engine.capabilities.supports_images
         with anyio.fail_after(240):
-            yield Seeing(engine, policy, template)
+            yield DenseVisionModel(engine, policy, template)
 
 
 def moved(policy: Policy) -> None:
@@ -80,31 +79,29 @@ def moved(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize(("kind", "way"), [("qwen2_vl", "disk"), ("qwen2_5_vl", "tensors"), ("qwen3_vl", "group")])
-async def test_pictures_are_as_wide_and_what_is_written_as_likely_as_the_trainer_finds(
-    kind: str, way: str, tmp_path: Path
-) -> None:
+async def test_image_widths_and_logprobs_agree_with_the_trainer(kind: str, way: str, tmp_path: Path) -> None:
     async with seeing(kind, way, tmp_path) as server:
         first, swapped = await server.agrees(PICTURES), await server.agrees(PICTURES[::-1])
         assert first[0] != swapped[0]
         moved(server.policy)
         await server.engine.publish(server.policy.weights, 1)
-        assert server.engine.agreement is not None and server.engine.agreement.most <= EXACT
+        assert server.engine.agreement is not None and server.engine.agreement.max_difference <= EXACT_TOLERANCE
         for images in (PICTURES, PICTURES[::-1], *(ODD if kind == "qwen2_5_vl" else ())):
             await server.agrees(images)
 
 
-async def test_who_keeps_what_was_seen_by_earlier_weights_writes_nothing(
+async def test_server_with_a_stale_vision_cache_generates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SIGHT, "100")
+    monkeypatch.setenv(VISION_CACHE_VARIABLE, "100")
     async with seeing("qwen2_5_vl", "tensors", tmp_path) as server:
         await server.engine.publish(server.policy.weights, 0)
         moved(server.policy)
-        with pytest.raises(EngineError, match=rf"has other weights than were published.*{SIGHT}=0"):
+        with pytest.raises(EngineError, match=rf"has other weights than were published.*{VISION_CACHE_VARIABLE}=0"):
             await server.engine.publish(server.policy.weights, 1)
 
 
-async def test_a_job_with_pictures_learns_to_see_on_it(tmp_path: Path) -> None:
+async def test_vision_job_learns_on_sglang(tmp_path: Path) -> None:
     """Eyes and words move with every step, and the server has them before the next."""
     job = yaml.safe_load((ROOT / "trainer" / "jobs" / "sight.yaml").read_text())
     (tmp_path / "small.yaml").write_text(json.dumps(job | SMALL))
@@ -115,5 +112,5 @@ async def test_a_job_with_pictures_learns_to_see_on_it(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step["rollout/lost"] for step in steps[1:]] == [0, 0, 0]
-    assert all(step["agreement/max"] <= EXACT for step in steps[1:])
-    assert all(step["mismatch/max"] <= EXACT for step in steps[1:] if step["groups/teaching"])
+    assert all(step["agreement/max"] <= EXACT_TOLERANCE for step in steps[1:])
+    assert all(step["mismatch/max"] <= EXACT_TOLERANCE for step in steps[1:] if step["groups/teaching"])

@@ -1,4 +1,4 @@
-"""The trainer runs on asyncio: torch and its peers know no other loop."""
+"""Fixtures of the trainer's tests; they run on asyncio only, since torch and its peers know no other loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from typer.testing import Result
 
-    from tests.trainer.typed import Run
+    from tests.trainer.cli_data import RunCommand
 
 
 @pytest.fixture(params=["asyncio"])
@@ -33,9 +33,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny model."""
-    from tests.trainer.models import tiny_model
+    from tests.trainer.model_folders import save_tiny_model
 
-    return tiny_model(tmp_path_factory.mktemp("model"))
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> 
 
 
 @pytest.fixture
-def run(place: Path) -> Run:
+def run(place: Path) -> RunCommand:
     """Runs a command to the exit code that is expected."""
     from typer.testing import CliRunner
 

@@ -1,4 +1,4 @@
-"""The trainer as another process: started, waited for, and surely ended."""
+"""Runs Python programs in child processes, and kills them in the end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TIMEOUT_S = 120
-LOOK_S = 0.005
+POLL_S = 0.005
 
 
 @contextmanager
-def started(place: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """`python WORDS` with `place` as its folder."""
+def run_process(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs `python ARGS` in the folder."""
     process = subprocess.Popen(
-        [sys.executable, *words],
-        cwd=place,
+        [sys.executable, *args],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -35,9 +35,14 @@ def started(place: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=TIMEOUT_S)
 
 
-def until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Looks again and again, for as long as the process lives and the time lasts."""
-    end = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert process.poll() is None and time.monotonic() < end, process.communicate(timeout=5)[0]
-        time.sleep(LOOK_S)
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Polls the condition; fails if the process ends or the time is up."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        has_ended = process.poll() is not None  # Before the condition, which it may fulfil by its last act.
+        if condition():
+            return
+        if has_ended or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError(process.communicate(timeout=TIMEOUT_S)[0])
+        time.sleep(POLL_S)

@@ -1,8 +1,8 @@
-"""The trainer's command line with a policy that says what a file tells it, for tests in which tools are really called.
+"""The trainer's command line with a scripted policy, for tests in which tools are really called.
 
-    python scripted_train.py SAYS.json rollout ...
+    python scripted_train.py TEXTS.json rollout ...
 
-SAYS.json holds the texts of each task's turns, by its id.
+TEXTS.json has the texts of each task's turns, by the task's id.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import trainer.roll
-from tests.trainer.scripts import by_task
+import trainer.collect_rollouts
+from tests.trainer.policy_scripts import script_by_task
 from trainer.cli import main
-from trainer.config import PlaySettings
 from trainer.engine.base import Engine
 from trainer.engine.scripted import ScriptedEngine
-from trainer.stage import template_of
+from trainer.rollout.settings import BaseRolloutSettings
+from trainer.setup import load_template
 
 
-def scripted(file: Path) -> Callable[..., Engine]:
-    """In place of `engine_of`: a policy that speaks the model's own template."""
+def make_scripted_engine(file: Path) -> Callable[..., Engine]:
+    """A replacement for `make_engine`: a policy that uses the model's own template."""
 
-    def engine_of(settings: PlaySettings, model: Path, *_: object, **__: object) -> Engine:
-        return ScriptedEngine(by_task(json.loads(file.read_text()), template_of(model, settings.template)))
+    def make_engine(settings: BaseRolloutSettings, model: Path, *_: object, **__: object) -> Engine:
+        return ScriptedEngine(script_by_task(json.loads(file.read_text()), load_template(model, settings.template)))
 
-    return engine_of
+    return make_engine
 
 
 if __name__ == "__main__":
-    trainer.roll.engine_of = scripted(Path(sys.argv.pop(1)))
+    trainer.collect_rollouts.make_engine = make_scripted_engine(Path(sys.argv.pop(1)))
     main()

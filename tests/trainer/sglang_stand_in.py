@@ -1,4 +1,4 @@
-"""Stands in for SGLang's Python: takes its command line, has a child, and is healthy in the end, or is not."""
+"""A stand-in for SGLang's Python: takes its command line, has a child, and becomes healthy or fails."""
 
 from __future__ import annotations
 

@@ -1,122 +1,275 @@
-"""Who may begin and who may write, so that whoever waits keeps nobody else waiting."""
+"""Admission: limits on open rollouts and on generations, and engine slots against a model of them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import anyio
 import anyio.lowlevel
+import pytest
+from anyio.abc import TaskGroup
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.trainer.crowd import Doors, house, knocks
-from tests.trainer.scripts import calling, tasks
+from tests.trainer.policy_scripts import make_tasks, render_calls
+from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_harness
+from trainer.rollout.admission import Admission, EngineSlots
+from trainer.rollout.settings import AdmissionSettings
 
 
-async def test_a_rollout_that_waits_for_a_tool_lends_its_place_to_another() -> None:
-    doors = Doors()
+async def test_rollout_that_waits_for_a_tool_frees_its_engine_slot() -> None:
+    tool = BlockingTool()
     async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(1, writing=1).play(tasks("slow", "quick")) as done,
+        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
+        harness.make_scheduler(1, writing=1).submit(make_tasks("slow", "quick")) as groups,
     ):
-        assert (await anext(done)).task.id == "quick"
-        assert doors.inside["slow"] == 1
-        doors.door("slow").set()
-        assert (await anext(done)).task.id == "slow"
-    assert at.engine.most == 1 and at.keys == ["0/slow/0", "1/quick/0", "0/slow/0"]
+        assert (await anext(groups)).task.id == "quick"
+        assert tool.waiting["slow"] == 1
+        tool.event("slow").set()
+        assert (await anext(groups)).task.id == "slow"
+    assert harness.engine.max_concurrent == 1 and harness.request_keys == ["0/slow/0", "1/quick/0", "0/slow/0"]
 
 
-async def test_who_began_earlier_writes_earlier() -> None:
-    doors = Doors()
-    async with house({"slow": knocks("slow"), "*": ("done",)}, doors.knock) as at:
-        held = at.engine.hold("1/a/0")
-        async with at.groups(1, writing=1).play(tasks("slow", "a", "b", "c")) as done:
+async def test_rollouts_that_started_earlier_get_engine_slots_first() -> None:
+    tool = BlockingTool()
+    async with open_harness({"slow": blocking_turns("slow"), "*": ("done",)}, tool.block) as harness:
+        hold = harness.engine.hold("1/a/0")
+        async with harness.make_scheduler(1, writing=1).submit(make_tasks("slow", "a", "b", "c")) as groups:
             await anyio.wait_all_tasks_blocked()
-            assert (doors.inside["slow"], at.engine.writing) == (1, 1)
-            doors.door("slow").set()
+            assert (tool.waiting["slow"], harness.engine.in_flight) == (1, 1)
+            tool.event("slow").set()
             await anyio.wait_all_tasks_blocked()
-            held.set()
-            assert len([group async for group in done]) == 4
-    assert at.keys == ["0/slow/0", "1/a/0", "0/slow/0", "2/b/0", "3/c/0"]
+            hold.set()
+            assert len([group async for group in groups]) == 4
+    assert harness.request_keys == ["0/slow/0", "1/a/0", "0/slow/0", "2/b/0", "3/c/0"]
 
 
-async def test_no_more_rollouts_are_open_than_may_be_and_the_next_begins_when_one_is_over() -> None:
-    doors = Doors()
+async def test_next_rollout_starts_when_an_open_one_ends() -> None:
+    tool = BlockingTool()
     names = [f"t{number}" for number in range(5)]
     async with (
-        house({name: knocks(name) for name in names}, doors.knock) as at,
-        at.groups(1, open=2, waiting=0).play(tasks(*names)) as done,
+        open_harness({name: blocking_turns(name) for name in names}, tool.block) as harness,
+        harness.make_scheduler(1, open=2, waiting=0).submit(make_tasks(*names)) as groups,
     ):
         for name, inside in zip(names, (2, 2, 2, 2, 1), strict=True):
             await anyio.wait_all_tasks_blocked()
-            assert len(at.gateway.sessions) == doors.inside.total() == inside
-            doors.door(name).set()
-            assert (await anext(done)).task.id == name
+            assert len(harness.gateway.sessions) == tool.waiting.total() == inside
+            tool.event(name).set()
+            assert (await anext(groups)).task.id == name
 
 
-async def test_a_slow_server_holds_up_only_those_that_wait_for_it() -> None:
-    doors = Doors()
-    some = tasks(*["slow"] * 8, *["quick"] * 8)
+async def test_slow_server_delays_only_the_rollouts_that_use_it() -> None:
+    tool = BlockingTool()
+    tasks = make_tasks(*["slow"] * 8, *["quick"] * 8)
     async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(4, open=64, writing=2).play(some) as done,
+        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
+        harness.make_scheduler(4, open=64, writing=2).submit(tasks) as groups,
     ):
-        quick = [await anext(done) for _ in range(8)]
+        quick = [await anext(groups) for _ in range(8)]
         assert {group.task.id for group in quick} == {"quick"}
-        assert doors.inside["slow"] == 32 and at.engine.writing == 0
-        doors.door("slow").set()
-        assert [len(group.rollouts) async for group in done] == [4] * 8
-    assert at.engine.most == 2
+        assert tool.waiting["slow"] == 32 and harness.engine.in_flight == 0
+        tool.event("slow").set()
+        assert [len(group.rollouts) async for group in groups] == [4] * 8
+    assert harness.engine.max_concurrent == 2
 
 
-async def test_a_slow_server_that_all_next_in_line_need_does_not_keep_the_rest_from_beginning() -> None:
-    doors = Doors()
-    some = tasks(*["slow"] * 4, *["quick"] * 6)
+async def test_rollouts_start_though_all_open_ones_wait_for_a_slow_server() -> None:
+    tool = BlockingTool()
+    tasks = make_tasks(*["slow"] * 4, *["quick"] * 6)
     async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(2, open=2, patience_s=0.01, waiting=8).play(some) as done,
+        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
+        harness.make_scheduler(2, open=2, patience_s=0.01, waiting=8).submit(tasks) as groups,
     ):
-        quick = [await anext(done) for _ in range(6)]
+        quick = [await anext(groups) for _ in range(6)]
         assert [(group.task.id, len(group.rollouts)) for group in quick] == [("quick", 2)] * 6
-        assert doors.inside["slow"] == 8, "all of them still wait, four times as many as may be open"
-        doors.door("slow").set()
-        assert [len(group.rollouts) async for group in done] == [2] * 4
+        assert tool.waiting["slow"] == 8, "all of them still wait, four times as many as `open`"
+        tool.event("slow").set()
+        assert [len(group.rollouts) async for group in groups] == [2] * 4
 
 
-async def test_rollouts_that_made_room_are_no_more_than_may_wait() -> None:
-    doors = Doors()
+async def test_long_waiting_rollouts_are_limited_by_waiting() -> None:
+    tool = BlockingTool()
     async with (
-        house({"slow": knocks("slow"), "quick": ("done",)}, doors.knock) as at,
-        at.groups(1, open=2, patience_s=1e-6, waiting=3).play(tasks(*["slow"] * 9, "quick")) as done,
+        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
+        harness.make_scheduler(1, open=2, patience_s=1e-6, waiting=3).submit(
+            make_tasks(*["slow"] * 9, "quick")
+        ) as groups,
     ):
-        while doors.inside["slow"] < 5:
+        while tool.waiting["slow"] < 5:
             await anyio.lowlevel.checkpoint()
         for _ in range(200):
             await anyio.lowlevel.checkpoint()
-            assert len(at.gateway.sessions) == doors.inside["slow"] == 5
-        doors.door("slow").set()
-        assert len([group async for group in done]) == 10
+            assert len(harness.gateway.sessions) == tool.waiting["slow"] == 5
+        tool.event("slow").set()
+        assert len([group async for group in groups]) == 10
 
 
-async def test_quick_tools_make_no_room_for_more_than_may_be_open() -> None:
-    most = 0
+async def test_rollouts_with_quick_tools_are_limited_by_open() -> None:
+    max_sessions = 0
 
     async def look() -> str:
         """Looks around."""
-        nonlocal most
-        most = max(most, len(at.gateway.sessions))
+        nonlocal max_sessions
+        max_sessions = max(max_sessions, len(harness.gateway.sessions))
         await anyio.lowlevel.checkpoint()
         return "nothing"
 
-    async with house({"*": (calling(("look", {})), calling(("look", {})), "done")}, look) as at:
-        assert len(await at.all(tasks(*"abcdefgh"), 4, open=5, patience_s=60)) == 8
-    assert most == 5
+    async with open_harness({"*": (render_calls(("look", {})), render_calls(("look", {})), "done")}, look) as harness:
+        assert len(await harness.run_all(make_tasks(*"abcdefgh"), 4, open=5, patience_s=60)) == 8
+    assert max_sessions == 5
 
 
-async def test_groups_that_nobody_takes_do_not_pile_up() -> None:
+async def test_finished_groups_keep_their_slots_until_they_are_received() -> None:
     async with (
-        house({"*": ("done",)}) as at,
-        at.groups(1, open=2, waiting=0).play(tasks(*"abcdef")) as done,
+        open_harness({"*": ("done",)}) as harness,
+        harness.make_scheduler(1, open=2, waiting=0).submit(make_tasks(*"abcdef")) as groups,
     ):
         await anyio.wait_all_tasks_blocked()
-        assert len(at.kept) == 2
-        await anext(done)
+        assert len(harness.finished) == 2
+        await anext(groups)
         await anyio.wait_all_tasks_blocked()
-        assert len(at.kept) == 3
-        assert len([group async for group in done]) == 5
+        assert len(harness.finished) == 3
+        assert len([group async for group in groups]) == 5
+
+
+@dataclass
+class SlotUser:
+    """A task that acquires a slot, and holds it until its event is set."""
+
+    rank: int
+    release_event: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    has_slot: bool = False
+
+    async def run(self, slots: EngineSlots) -> None:
+        with self.scope:
+            await slots.acquire(self.rank)
+            self.has_slot = True
+            try:
+                await self.release_event.wait()
+            finally:
+                self.has_slot = False
+                slots.release()
+
+
+@dataclass
+class ModelledSlots:
+    """Engine slots and a model of them: the tasks that hold one, and those that wait."""
+
+    count: int
+    running: TaskGroup
+    holding: list[SlotUser] = field(default_factory=list)
+    waiting: list[SlotUser] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slots = EngineSlots(self.count)
+
+    def start(self, rank: int) -> None:
+        user = SlotUser(rank)
+        self.running.start_soon(user.run, self.slots)
+        self.waiting.append(user)
+        self._grant()
+
+    def end(self, choice: int, *, cancelled: bool) -> None:
+        if self.holding:
+            user = self.holding.pop(choice % len(self.holding))
+            _ = user.scope.cancel() if cancelled else user.release_event.set()
+            self._grant()
+
+    def cancel_waiting(self, choice: int) -> None:
+        if self.waiting:
+            self.waiting.pop(choice % len(self.waiting)).scope.cancel()
+
+    def cancel_after_grant(self) -> None:
+        """Cancels a waiting task that was just granted a slot, before it runs."""
+        if self.holding and self.waiting:
+            best = min(self.waiting, key=lambda user: user.rank)
+            self.end(0, cancelled=False)
+            best.scope.cancel()
+            self.holding.remove(best)
+            self._grant()
+
+    def _grant(self) -> None:
+        while self.waiting and len(self.holding) < self.count:
+            first = min(self.waiting, key=lambda user: user.rank)
+            self.waiting.remove(first)
+            self.holding.append(first)
+
+
+async def let_tasks_run() -> None:
+    """Runs the loop long enough to pass a slot from task to task; no task waits for time."""
+    for _ in range(24):
+        await anyio.lowlevel.checkpoint()
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "start", "end", "cancel", "cancel_waiting", "cancel_after_grant"]), st.integers(0, 7)
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@settings(deadline=None)  # Another process may have the machine meanwhile.
+@given(count=st.integers(1, 3), operations=OPERATIONS)
+def test_engine_slots_go_by_rank_and_are_never_lost(loop: str, count: int, operations: list[tuple[str, int]]) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as running:
+            model = ModelledSlots(count, running)
+            for operation, number in operations:
+                match operation:
+                    case "start":
+                        model.start(number)
+                    case "end" | "cancel":
+                        model.end(number, cancelled=operation == "cancel")
+                    case "cancel_waiting":
+                        model.cancel_waiting(number)
+                    case "cancel_after_grant":
+                        model.cancel_after_grant()
+                await let_tasks_run()
+                assert all(user.has_slot for user in model.holding)
+                assert not any(user.has_slot for user in model.waiting)
+            for user in (*model.holding, *model.waiting):
+                user.release_event.set()
+        with anyio.fail_after(10):  # All tasks have ended, so all slots are free.
+            async with anyio.create_task_group() as last_users:
+                users = [SlotUser(0) for _ in range(count)]
+                for user in users:
+                    last_users.start_soon(user.run, model.slots)
+                await let_tasks_run()
+                assert all(user.has_slot for user in users)
+                last_users.cancel_scope.cancel()
+
+    anyio.run(main, backend=loop)
+
+
+async def test_long_waiting_rollout_lets_exactly_one_more_start() -> None:
+    admission = Admission(AdmissionSettings(open=2, patience_s=1e-6))
+    started: list[str] = []
+
+    async def run_rollout(name: str) -> None:
+        slot = await admission.acquire()
+        async with slot:
+            started.append(name)
+            await release_events[name].wait()
+        slot.release()
+
+    release_events = {name: anyio.Event() for name in "abc"}
+    with anyio.fail_after(10):
+        waiting_slot = await admission.acquire()
+        async with anyio.create_task_group() as running:
+            for number, name in enumerate(release_events):
+                running.start_soon(run_rollout, name)
+                while len(started) < min(number + 1, 2):
+                    await anyio.lowlevel.checkpoint()
+            await let_tasks_run()
+            assert started == ["a", "b"], "two generate, and one waits for something else"
+            waiting_slot.release()
+            await let_tasks_run()
+            assert started == ["a", "b"]
+            release_events["a"].set()
+            while len(started) < 3:
+                await anyio.lowlevel.checkpoint()
+            release_events["b"].set()
+            release_events["c"].set()

@@ -1,4 +1,4 @@
-"""A row means the same in every format, and the names that others gave their columns are understood."""
+"""Data rows become tasks: every file format, and the column names of verl, ms-swift and TRL."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from gateway.errors import ConfigError
 from gateway.types import Image
 from gateway.types import Task as Asked
-from tests.drawn import png
-from trainer.data import load
-from trainer.data.plain import plain, row_id
-from trainer.task import Task
+from tests.sample_images import png
+from trainer.data import load_rows
+from trainer.data.row_media import row_id, to_plain
+from trainer.rollout.task import Task
 
 Rows = list[dict[str, Any]]
 
@@ -109,35 +109,35 @@ forms = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 
 
 def one(row: dict[str, Any], **options: Any) -> Task:
-    return load([row], **options)[0]
+    return load_rows([row], **options)[0]
 
 
 @forms
 @pytest.mark.parametrize("rows", [SEEDS, VERL, SWIFT], ids=["seeds", "verl", "swift"])
-def test_a_row_is_the_same_task_in_every_format(form: Form, rows: Rows, tmp_path: Path) -> None:
-    tasks = load(form(tmp_path, rows))
-    meant = load(rows)
+def test_row_is_the_same_task_in_every_format(form: Form, rows: Rows, tmp_path: Path) -> None:
+    tasks = load_rows(form(tmp_path, rows))
+    meant = load_rows(rows)
     assert len(tasks) == len(rows)
-    assert [(t.id, t.messages, t.truth, t.asked) for t in tasks] == [
-        (t.id, t.messages, t.truth, t.asked) for t in meant
+    assert [(t.id, t.messages, t.truth, t.session_task) for t in tasks] == [
+        (t.id, t.messages, t.truth, t.session_task) for t in meant
     ]
 
 
-def test_the_seeds_rows_ask_for_an_interaction_by_name() -> None:
-    gsm8k, code = load(SEEDS)
+def test_rows_name_their_interaction() -> None:
+    gsm8k, code = load_rows(SEEDS)
     assert gsm8k.messages == ({"role": "user", "content": "What is 15% of 200?"},)
-    assert gsm8k.asked.feedback == "gsm8k"
-    assert gsm8k.asked.feedback_args == {"query": "What is 15% of 200?", "ground_truth": "30"}
+    assert gsm8k.session_task.feedback == "gsm8k"
+    assert gsm8k.session_task.feedback_args == {"query": "What is 15% of 200?", "ground_truth": "30"}
     assert gsm8k.truth == "30"
-    assert (code.asked.feedback, code.truth) == ("code_verifier", None)
+    assert (code.session_task.feedback, code.truth) == ("code_verifier", None)
     assert code.has_feedback
 
 
-def test_verls_rows_are_understood_where_verl_puts_things() -> None:
-    task, other = load(VERL)
+def test_verl_rows_are_read() -> None:
+    task, other = load_rows(VERL)
     assert [message["role"] for message in task.messages] == ["system", "user"]
     assert task.truth == "2"
-    assert task.asked == Asked(
+    assert task.session_task == Asked(
         task.id,
         ("calc_gsm8k_reward",),
         {"calc_gsm8k_reward": {"ground_truth": "2"}},
@@ -145,30 +145,30 @@ def test_verls_rows_are_understood_where_verl_puts_things() -> None:
         {"query": "1 + 1?", "ground_truth": "2"},
     )
     assert task.has_feedback
-    assert other.asked == Asked(other.id, None, {"code": {"memory": 64}})
+    assert other.session_task == Asked(other.id, None, {"code": {"memory": 64}})
     assert not other.has_feedback
     assert task.columns["extra_info"]["index"] == 0
 
 
-def test_ms_swifts_columns_are_kept_beside_the_messages() -> None:
-    task = load(SWIFT)[0]
+def test_ms_swift_columns_are_kept_beside_the_messages() -> None:
+    task = load_rows(SWIFT)[0]
     assert task.messages == tuple(SWIFT[0]["messages"])
     assert task.truth == task.columns["solution"]
     assert task.columns == SWIFT[0]
 
 
 @pytest.mark.parametrize("column", ["prompt", "question", "problem"])
-def test_a_question_is_a_users_message(column: str) -> None:
+def test_string_prompt_is_a_user_message(column: str) -> None:
     assert one({column: "Why?"}).messages == ({"role": "user", "content": "Why?"},)
 
 
-def test_an_interaction_that_is_told_no_truth_hears_the_rows_own() -> None:
+def test_interaction_gets_the_rows_truth_by_default() -> None:
     heard = {"interaction_kwargs": {"name": "gsm8k"}}
-    assert one({"prompt": "?", "ground_truth": "7", **heard}).asked.feedback_args == {"ground_truth": "7"}
-    assert one({"prompt": "?", "answer": "3 + 4 = 7", **heard}).asked.feedback_args == {}
-    assert one({"prompt": "?", "ground_truth": "7"}).asked.feedback_args == {}
+    assert one({"prompt": "?", "ground_truth": "7", **heard}).session_task.feedback_args == {"ground_truth": "7"}
+    assert one({"prompt": "?", "answer": "3 + 4 = 7", **heard}).session_task.feedback_args == {}
+    assert one({"prompt": "?", "ground_truth": "7"}).session_task.feedback_args == {}
     told = {"interaction_kwargs": {"ground_truth": "8"}}
-    assert one({"prompt": "?", "ground_truth": "7", **told}).asked.feedback_args == {"ground_truth": "8"}
+    assert one({"prompt": "?", "ground_truth": "7", **told}).session_task.feedback_args == {"ground_truth": "8"}
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_an_interaction_that_is_told_no_truth_hears_the_rows_own() -> None:
         {"interaction_kwargs": {"ground_truth": "7"}},
     ],
 )
-def test_the_truth_goes_by_several_names(row: dict[str, Any]) -> None:
+def test_truth_has_several_column_names(row: dict[str, Any]) -> None:
     assert one({"prompt": "3 + 4?", **row}).truth == "7"
 
 
-def test_a_system_prompt_goes_before_chats_that_have_none() -> None:
+def test_system_prompt_is_added_to_chats_without_one() -> None:
     told = {"role": "system", "content": "Be brief."}
     asked = {"role": "user", "content": "Why?"}
     own = {"role": "system", "content": "Be long."}
@@ -196,45 +196,45 @@ def test_a_system_prompt_goes_before_chats_that_have_none() -> None:
     assert one({"messages": [asked], "system": "Be long."}, system="Be brief.").messages == (own, asked)
 
 
-def test_a_row_chooses_its_tools() -> None:
-    assert one({"prompt": "?"}).asked.tools is None
-    assert one({"prompt": "?", "tools": ["add", "add", "look"]}).asked.tools == ("add", "look")
-    assert one({"prompt": "?", "tools": []}).asked.tools == ()
-    assert one({"prompt": "?", "extra_info": {"tools": ["add"]}}).asked.tools == ("add",)
+def test_row_selects_its_tools() -> None:
+    assert one({"prompt": "?"}).session_task.tools is None
+    assert one({"prompt": "?", "tools": ["add", "add", "look"]}).session_task.tools == ("add", "look")
+    assert one({"prompt": "?", "tools": []}).session_task.tools == ()
+    assert one({"prompt": "?", "extra_info": {"tools": ["add"]}}).session_task.tools == ("add",)
     row = {"prompt": "?", "data_source": "mine", "tools": ["add"]}
-    assert one({**row, "agent_name": "tool_agent"}).asked.tools == ("add",)
-    assert one({**row, "agent_name": "single_turn_agent"}).asked.tools == ()
-    assert one({"prompt": "?", "agent_name": "Ada", "tools": ["add"]}).asked.tools == ("add",)
+    assert one({**row, "agent_name": "tool_agent"}).session_task.tools == ("add",)
+    assert one({**row, "agent_name": "single_turn_agent"}).session_task.tools == ()
+    assert one({"prompt": "?", "agent_name": "Ada", "tools": ["add"]}).session_task.tools == ("add",)
 
 
-def test_kwargs_without_a_name_leave_the_choice_to_the_gateway() -> None:
+def test_interaction_kwargs_without_a_name_use_the_gateways_default() -> None:
     task = one({"prompt": "?", "interaction_kwargs": {"ground_truth": "1"}})
-    assert (task.asked.feedback, task.has_feedback) == (None, True)
+    assert (task.session_task.feedback, task.has_feedback) == (None, True)
     assert not one({"prompt": "?", "interaction_kwargs": {}}).has_feedback
 
 
-def test_tools_that_a_table_fills_with_nulls_are_not_created() -> None:
+def test_tools_with_null_arguments_are_not_created() -> None:
     row = {"prompt": "?", "tools_kwargs": {"a": {"create_kwargs": {"x": 1}}, "b": None, "c": {"execute_kwargs": {}}}}
-    assert one(row).asked.create == {"a": {"x": 1}, "c": {}}
+    assert one(row).session_task.create == {"a": {"x": 1}, "c": {}}
 
 
-def test_a_given_id_is_kept_and_a_made_one_is_the_rows_own() -> None:
+def test_given_id_is_kept_and_generated_ids_depend_on_the_row() -> None:
     assert one({"id": 7, "prompt": "?"}).id == "7"
     assert one({"prompt": "?"}).id == one({"prompt": "?", "answer": None}, system="Be brief.").id
     assert one({"prompt": "?"}).id != one({"prompt": "!"}).id
-    assert one({"id": "x", "prompt": "?"}).asked.id == "x"
+    assert one({"id": "x", "prompt": "?"}).session_task.id == "x"
 
 
-def test_a_row_that_comes_again_is_a_task_of_its_own() -> None:
-    tasks = load([{"prompt": "?"}, {"prompt": "!"}, {"prompt": "?"}, {"prompt": "?"}])
+def test_repeated_row_is_a_separate_task() -> None:
+    tasks = load_rows([{"prompt": "?"}, {"prompt": "!"}, {"prompt": "?"}, {"prompt": "?"}])
     first, other, second, third = (task.id for task in tasks)
     assert (second, third) == (f"{first}-2", f"{first}-3")
     assert other != first
-    assert tasks[2].asked.id == second
+    assert tasks[2].session_task.id == second
 
 
 def test_tasks_are_a_sequence() -> None:
-    tasks = load([{"id": place, "prompt": "?"} for place in range(5)])
+    tasks = load_rows([{"id": place, "prompt": "?"} for place in range(5)])
     assert [task.id for task in tasks] == ["0", "1", "2", "3", "4"]
     assert tasks[-1].id == "4"
     assert [task.id for task in tasks[1:4:2]] == ["1", "3"]
@@ -242,7 +242,7 @@ def test_tasks_are_a_sequence() -> None:
         tasks[5]
 
 
-def test_wrapped_values_become_plain() -> None:
+def test_wrapped_values_are_unwrapped() -> None:
     row = {
         "prompt": np.array([{"role": "user", "content": "?"}], dtype=object),
         "answer": np.int64(7),
@@ -258,7 +258,7 @@ def test_wrapped_values_become_plain() -> None:
     assert task.messages == ({"role": "user", "content": "?"},)
 
 
-def test_pictures_stay_in_their_columns() -> None:
+def test_images_stay_in_their_columns() -> None:
     row = {
         "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
         "pictures": [b"1"],
@@ -278,12 +278,12 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_json_is_plain_already(value: Any) -> None:
-    assert plain(value) == value
+def test_json_values_are_unchanged(value: Any) -> None:
+    assert to_plain(value) == value
 
 
 @given(st.dictionaries(st.text(max_size=3), JSON, max_size=4))
-def test_an_id_forgets_the_order_of_columns_and_their_nulls(row: dict[str, Any]) -> None:
+def test_id_ignores_column_order_and_nulls(row: dict[str, Any]) -> None:
     try:
         id = row_id(row)
     except UnicodeError:
@@ -291,23 +291,23 @@ def test_an_id_forgets_the_order_of_columns_and_their_nulls(row: dict[str, Any])
     assert id == row_id({**dict(reversed(row.items())), "nothing at all": None})
 
 
-def test_a_task_says_where_it_stands(tmp_path: Path) -> None:
+def test_task_has_its_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"prompt": "1"}\n\n  \n{"prompt": "2"}\r\n{"prompt": "3"}')
-    assert [task.place for task in load(file)] == [f"{file}:1", f"{file}:4", f"{file}:5"]
-    assert [task.messages[0]["content"] for task in load(file)] == ["1", "2", "3"]
-    assert load(parquet(tmp_path, SEEDS))[1].place == f"{tmp_path}/tasks.parquet:2"
+    assert [task.location for task in load_rows(file)] == [f"{file}:1", f"{file}:4", f"{file}:5"]
+    assert [task.messages[0]["content"] for task in load_rows(file)] == ["1", "2", "3"]
+    assert load_rows(parquet(tmp_path, SEEDS))[1].location == f"{tmp_path}/tasks.parquet:2"
 
 
-def test_a_large_file_is_read_a_row_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = load(jsonl(tmp_path, [{"id": number, "prompt": "x" * 100} for number in range(3000)]))
+def test_large_file_is_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = load_rows(jsonl(tmp_path, [{"id": number, "prompt": "x" * 100} for number in range(3000)]))
     read: list[str] = []
-    monkeypatch.setattr("trainer.data.tasks.task_of", lambda row, place, shown, system: read.append(place))
+    monkeypatch.setattr("trainer.data.tasks.row_to_task", lambda row, place, shown, system: read.append(place))
     tasks[2500]
     assert read == [f"{tmp_path}/tasks.jsonl:2501"]
 
 
-def test_a_hubs_data_set_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_dataset_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def load_dataset(name: str, subset: str | None, *, split: str) -> Any:
@@ -316,16 +316,16 @@ def test_a_hubs_data_set_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert load("openai/gsm8k:main", split="test")[1].place == "openai/gsm8k:main:2"
-    assert len(load("squad")) == 2
+    assert load_rows("openai/gsm8k:main", split="test")[1].location == "openai/gsm8k:main:2"
+    assert len(load_rows("squad")) == 2
     assert asked == [("openai/gsm8k", "main", "test"), ("squad", None, "train")]
 
 
-def test_another_split_is_chosen_by_name(tmp_path: Path) -> None:
+def test_split_is_chosen_by_name(tmp_path: Path) -> None:
     rows = datasets.DatasetDict({"train": datasets.Dataset.from_list(SEEDS), "test": datasets.Dataset.from_list(SWIFT)})
-    assert load(rows, split="test")[0].truth == SWIFT[0]["solution"]
+    assert load_rows(rows, split="test")[0].truth == SWIFT[0]["solution"]
     with pytest.raises(ConfigError, match="no split 'dev'\n  remedy: choose one of 'train', 'test'"):
-        load(rows, split="dev")
+        load_rows(rows, split="dev")
 
 
 def same(left: Iterable[Task], right: Iterable[Task]) -> bool:
@@ -333,18 +333,18 @@ def same(left: Iterable[Task], right: Iterable[Task]) -> bool:
 
 
 def test_tasks_can_be_read_twice(tmp_path: Path) -> None:
-    tasks = load(jsonl(tmp_path, SEEDS))
+    tasks = load_rows(jsonl(tmp_path, SEEDS))
     assert same(tasks, tasks)
 
 
-def test_several_files_are_read_one_after_the_other_and_each_row_keeps_its_place(tmp_path: Path) -> None:
+def test_several_files_are_read_in_order_with_locations(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "deep" / "two.jsonl"
     two.parent.mkdir()
     one.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b"}) + "\n")
     two.write_text(json.dumps({"prompt": "c"}) + "\n")
-    tasks = load(f"{one}, {two}")
+    tasks = load_rows(f"{one}, {two}")
     assert [task.messages[0]["content"] for task in tasks] == ["a", "b", "c"]
-    assert [task.place for task in tasks] == [f"{one}:1", f"{one}:2", f"{two}:1"]
+    assert [task.location for task in tasks] == [f"{one}:1", f"{one}:2", f"{two}:1"]
     two.write_text(json.dumps({"promt": "c"}) + "\n")
     with pytest.raises(ConfigError, match=r"two\.jsonl:1: prompt: is missing"):
-        load(f"{one},{two}")
+        load_rows(f"{one},{two}")

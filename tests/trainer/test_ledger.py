@@ -1,4 +1,4 @@
-"""Every view on a ledger is what a slow walk over its tokens says."""
+"""Views of a ledger equal what a slow walk over its entries computes."""
 
 from __future__ import annotations
 
@@ -11,137 +11,140 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.types import Audio, Image, Text, Video
-from tests.trainer.rollouts import bits, entries, ledgers
-from trainer.engine.base import Written
-from trainer.ledger import Author, Entry, Ledger, Place, spelled
+from tests.trainer.rollout_strategies import bitwise_key, entries, ledgers
+from trainer.engine.base import Generation
+from trainer.ledger import Author, Entry, Ledger, MediaSpan, encode_version_runs
 
 POLICY = Author.POLICY
 
 
-def tokens(ledger: Ledger) -> Iterator[tuple[Entry, int, int]]:
-    """Each token's entry, its place in that entry, and how many turns had begun by then."""
+def walk_tokens(ledger: Ledger) -> Iterator[tuple[Entry, int, int]]:
+    """Each token's entry, its offset in that entry, and the number of turns that have started."""
     turns = 0
     for entry in ledger.entries:
         turns += entry.author is POLICY
-        for place in range(len(entry.ids)):
-            yield entry, place, turns
+        for offset in range(len(entry.ids)):
+            yield entry, offset, turns
 
 
 @given(ledgers())
-def test_token_views_line_up_with_who_wrote_what(ledger: Ledger) -> None:
-    walk = list(tokens(ledger))
-    assert list(ledger.ids) == [entry.ids[place] for entry, place, _ in walk]
+def test_token_views_match_a_walk_over_the_entries(ledger: Ledger) -> None:
+    walk = list(walk_tokens(ledger))
+    assert list(ledger.ids) == [entry.ids[offset] for entry, offset, _ in walk]
     assert list(ledger.mask) == [entry.author is POLICY for entry, _, _ in walk]
-    assert bits(list(ledger.logprobs)) == bits(
-        [entry.logprobs[place] if entry.logprobs else 0.0 for entry, place, _ in walk]
+    assert bitwise_key(list(ledger.logprobs)) == bitwise_key(
+        [entry.logprobs[offset] if entry.logprobs else 0.0 for entry, offset, _ in walk]
     )
     assert list(ledger.versions) == [
-        entry.version if place >= len(entry.before) else entry.before[0][0] for entry, place, _ in walk
+        entry.version if offset >= len(entry.earlier_versions) else entry.earlier_versions[0][0]
+        for entry, offset, _ in walk
     ]
     assert len(ledger) == len(walk)
 
 
 @given(st.lists(st.integers(0, 3)))
-def test_versions_are_told_in_short_and_known_of_each_id(versions: list[int]) -> None:
-    last, before = spelled(versions, 9)
-    entry = Entry(POLICY, (7,) * len(versions), logprobs=(-1.0,) * len(versions), version=last, before=before)
+def test_run_length_versions_expand_to_the_version_of_each_id(versions: list[int]) -> None:
+    last, earlier = encode_version_runs(versions, 9)
+    entry = Entry(
+        POLICY, (7,) * len(versions), logprobs=(-1.0,) * len(versions), version=last, earlier_versions=earlier
+    )
     assert list(entry.versions) == versions and (versions or last == 9)
-    assert len(before) <= sum(one != other for one, other in pairwise(versions))
-    assert Written(entry.ids, entry.logprobs or (), "stop", last, 0, before).versions == entry.versions
+    assert len(earlier) <= sum(version != following for version, following in pairwise(versions))
+    assert Generation(entry.ids, entry.logprobs or (), "stop", last, 0, earlier).versions == entry.versions
 
 
-def test_no_more_ids_have_versions_than_there_are() -> None:
+def test_entry_rejects_more_versions_than_ids() -> None:
     with pytest.raises(ValueError, match="1 ids with versions"):
-        Entry(POLICY, (7,), logprobs=(-1.0,), version=2, before=((1, 2),))
+        Entry(POLICY, (7,), logprobs=(-1.0,), version=2, earlier_versions=((1, 2),))
 
 
 @given(ledgers())
-def test_each_token_knows_its_entry_author_and_turn(ledger: Ledger) -> None:
-    for token, (entry, _, turns) in enumerate(tokens(ledger)):
+def test_entry_author_and_turn_of_each_token_match_a_walk(ledger: Ledger) -> None:
+    for token, (entry, _, turns) in enumerate(walk_tokens(ledger)):
         assert ledger.entry_at(token) is entry
         assert ledger.author_at(token) is entry.author
-        assert ledger.turn_of(token) == (turns - 1 if turns else None)
+        assert ledger.turn_at(token) == (turns - 1 if turns else None)
 
 
 @given(ledgers())
-def test_as_many_tokens_are_trained_as_the_policy_wrote(ledger: Ledger) -> None:
+def test_mask_selects_exactly_the_policys_tokens(ledger: Ledger) -> None:
     assert sum(ledger.mask) == sum(len(turn.ids) for turn in ledger.turns)
     assert [turn.author for turn in ledger.turns] == [POLICY] * len(ledger.turns)
 
 
 @given(ledgers(), st.booleans(), st.lists(entries(), max_size=4))
-def test_what_is_written_stays_as_it_is_when_more_is_added(ledger: Ledger, seen: bool, more: list[Entry]) -> None:
+def test_adding_an_entry_keeps_earlier_ids_unchanged(ledger: Ledger, read_ids_first: bool, more: list[Entry]) -> None:
     for entry in more:
-        before = tuple(token for written in ledger for token in written.ids)
-        if seen:
-            assert ledger.ids == before
-        grown = ledger + entry
-        assert grown.ids == before + entry.ids
-        assert grown.ids == Ledger(grown.entries).ids
-        assert [*grown] == [*ledger, entry]
-        ledger = grown
+        earlier = tuple(token for old in ledger for token in old.ids)
+        if read_ids_first:
+            assert ledger.ids == earlier
+        longer = ledger + entry
+        assert longer.ids == earlier + entry.ids
+        assert longer.ids == Ledger(longer.entries).ids
+        assert [*longer] == [*ledger, entry]
+        ledger = longer
 
 
 @given(ledgers())
-def test_rewards_belong_to_the_turn_that_they_answer(ledger: Ledger) -> None:
-    slow: list[list[float]] = []
+def test_rewards_are_listed_by_the_turn_that_they_answer(ledger: Ledger) -> None:
+    expected: list[list[float]] = []
     for entry in ledger:
         if entry.author is POLICY:
-            slow.append([])
-        if entry.reward is not None and slow:
-            slow[-1].append(entry.reward)
-    assert bits([list(turn) for turn in ledger.rewards]) == bits(slow)
+            expected.append([])
+        if entry.reward is not None and expected:
+            expected[-1].append(entry.reward)
+    assert bitwise_key([list(turn) for turn in ledger.rewards]) == bitwise_key(expected)
     assert len(ledger.rewards) == len(ledger.turns)
 
 
 @given(ledgers())
-def test_media_stand_where_their_ids_stand(ledger: Ledger) -> None:
-    slow: list[Place] = []
+def test_media_spans_match_the_spans_of_entries(ledger: Ledger) -> None:
+    expected: list[MediaSpan] = []
     begin = 0
     for entry in ledger:
         media = [part for part in entry.parts if isinstance(part, Image | Audio | Video)]
         for number, (start, stop) in enumerate(entry.spans):
-            slow += [Place(media[number], begin + start, begin + stop)] if start < stop else []
+            expected += [MediaSpan(media[number], begin + start, begin + stop)] if start < stop else []
         begin += len(entry.ids)
-    assert list(ledger.places) == slow
-    assert list(ledger.images) == [place.medium for place in slow if isinstance(place.medium, Image)]
+    assert list(ledger.media_spans) == expected
+    assert list(ledger.images) == [span.medium for span in expected if isinstance(span.medium, Image)]
     assert list(ledger.messages) == [message for entry in ledger for message in entry.messages]
 
 
 @given(ledgers())
-def test_each_turn_asks_for_all_that_stands_before_it(ledger: Ledger) -> None:
-    asked = cached = before = 0
+def test_prompt_tokens_count_the_history_of_each_turn(ledger: Ledger) -> None:
+    prompt = cached = history = 0
     for entry in ledger:
         if entry.author is POLICY:
-            asked, cached = asked + before, cached + entry.cached
-        before += len(entry.ids)
-    assert (ledger.asked, ledger.cached) == (asked, cached)
+            prompt, cached = prompt + history, cached + entry.cached_tokens
+        history += len(entry.ids)
+    assert (ledger.prompt_tokens, ledger.cached_tokens) == (prompt, cached)
 
 
-def test_a_token_that_is_not_there_is_refused() -> None:
+def test_index_outside_the_ledger_raises() -> None:
     ledger = Ledger() + Entry(Author.TASK, (1, 2))
     for token in (-1, 2):
         with pytest.raises(IndexError, match=f"no token {token}"):
             ledger.author_at(token)
-    assert ledger.turn_of(1) is None
+    assert ledger.turn_at(1) is None
 
 
-def test_only_what_the_policy_wrote_has_logprobs() -> None:
-    with pytest.raises(ValueError, match="nothing else has any"):
+def test_entry_rejects_missing_or_unexpected_logprobs() -> None:
+    with pytest.raises(ValueError, match="other entries must have none"):
         Entry(Author.TOOL, (1,), logprobs=(0.0,))
-    with pytest.raises(ValueError, match="nothing else has any"):
+    with pytest.raises(ValueError, match="other entries must have none"):
         Entry(POLICY, (1,))
     with pytest.raises(ValueError, match="2 ids with 1 logprobs"):
         Entry(POLICY, (1, 2), logprobs=(0.0,))
 
 
-def test_only_tools_and_feedback_give_rewards() -> None:
-    with pytest.raises(ValueError, match="only a tool or feedback"):
+def test_policy_entry_rejects_a_reward() -> None:
+    with pytest.raises(ValueError, match="only entries of a tool or of feedback"):
         Entry(POLICY, (1,), logprobs=(0.0,), reward=1.0)
     assert Entry(Author.FEEDBACK, (1,), reward=0.0).reward == 0.0
 
 
-def test_a_span_lies_within_its_entry_and_has_a_medium() -> None:
+def test_entry_rejects_spans_outside_its_ids_or_without_media() -> None:
     image = Image(b"x")
     assert Entry(Author.TOOL, (7, 7), parts=(Text("a"), image), spans=((0, 2),)).media == (image,)
     with pytest.raises(ValueError, match="do not lie within"):
@@ -150,8 +153,8 @@ def test_a_span_lies_within_its_entry_and_has_a_medium() -> None:
         Entry(Author.TOOL, (7, 7), parts=(Text("a"),), spans=((0, 2),))
 
 
-def test_two_hundred_turns_over_fifty_thousand_tokens_cost_little() -> None:
-    began = time.thread_time()
+def test_ledger_of_200_turns_and_51000_tokens_is_built_quickly() -> None:
+    started = time.thread_time()
     ledger = Ledger() + Entry(Author.TASK, tuple(range(1000)))
     for turn in range(200):
         asked = ledger.ids
@@ -159,5 +162,5 @@ def test_two_hundred_turns_over_fifty_thousand_tokens_cost_little() -> None:
         ledger += Entry(Author.TOOL, tuple(range(125)), reward=1.0)
         assert ledger.ids[: len(asked)] == asked
     assert len(ledger) == len(ledger.mask) == len(ledger.logprobs) == 51_000
-    assert [ledger.turn_of(token) for token in (999, 1000, 50_999)] == [None, 0, 199]
-    assert time.thread_time() - began < 2
+    assert [ledger.turn_at(token) for token in (999, 1000, 50_999)] == [None, 0, 199]
+    assert time.thread_time() - started < 2

@@ -1,10 +1,10 @@
-"""What each family whose calls stand behind marks reads: good turns, bad ones, and hostile ones."""
+"""Tool-call parsers of families with markers: valid, invalid and hostile turns."""
 
 from __future__ import annotations
 
 import pytest
 
-from trainer.parse.choose import named
+from trainer.parse.choose import load_parser
 
 
 def _mark(words: str) -> str:
@@ -75,10 +75,10 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
-def test_a_good_turn_is_read_as_its_calls_and_its_words(
+def test_valid_turn_is_parsed_into_calls_and_text(
     family: str, text: str, calls: list[tuple[str, str | None]], content: str
 ) -> None:
-    reply = named(family).parse(text)
+    reply = load_parser(family).parse(text)
     assert [call.name for call in reply.calls] == [name for name, _ in calls]
     for call, (_, arguments) in zip(reply.calls, calls, strict=True):
         assert arguments is None or call.arguments == arguments
@@ -131,8 +131,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
-def test_a_bad_turn_makes_no_call_and_tells_the_policy_how_to_mend_it(family: str, text: str, reason: str) -> None:
-    parser = named(family)
+def test_invalid_turn_has_no_call_and_an_explanation_for_the_policy(family: str, text: str, reason: str) -> None:
+    parser = load_parser(family)
     reply = parser.parse(text)
     assert reply.calls == ()
     assert reason in "".join(reply.problems[:1])
@@ -143,35 +143,35 @@ def test_a_bad_turn_makes_no_call_and_tells_the_policy_how_to_mend_it(family: st
         assert [(call.name, call.arguments) for call in parser.parse(shown).calls] == [("NAME", '{"KEY": "VALUE"}')]
 
 
-def test_of_a_list_with_a_bad_item_the_good_ones_are_calls() -> None:
-    reply = named("mistral").parse('[TOOL_CALLS][{"name": "a", "arguments": {}}, {"arguments": {}}, 5]')
+def test_valid_items_of_a_list_with_an_invalid_one_are_calls() -> None:
+    reply = load_parser("mistral").parse('[TOOL_CALLS][{"name": "a", "arguments": {}}, {"arguments": {}}, 5]')
     assert [call.name for call in reply.calls] == ["a"]
     assert len(reply.problems) == 2
 
 
-def test_a_bad_object_after_a_good_one_is_a_problem_of_its_own() -> None:
-    reply = named("llama3").parse('{"name": "a", "parameters": {}}; {"name": "b", "arguments": {}}')
+def test_invalid_object_after_a_valid_one_is_a_separate_problem() -> None:
+    reply = load_parser("llama3").parse('{"name": "a", "parameters": {}}; {"name": "b", "arguments": {}}')
     assert [call.name for call in reply.calls] == ["a"]
     assert 'it has no "parameters"' in reply.problems[0]
 
 
-def test_an_id_is_kept_where_the_family_writes_one() -> None:
-    (call,) = named("kimi").parse(f"{K_CALL}functions.add:3{K_ARGS}{{}}{K_CALL_END}").calls
+def test_call_id_is_kept_if_the_family_writes_one() -> None:
+    (call,) = load_parser("kimi").parse(f"{K_CALL}functions.add:3{K_ARGS}{{}}{K_CALL_END}").calls
     assert call.id == "functions.add:3"
     first, second, third = (
-        named("mistral")
+        load_parser("mistral")
         .parse('[TOOL_CALLS][{"name": "a", "id": "abcdefghi"}, {"name": "a", "id": "</s></s>x"}, {"name": "a"}]')
         .calls
     )
     assert first.id == "abcdefghi"
     assert all(len(call.id) == 9 and call.id.isalnum() for call in (second, third))
     assert second.id != third.id
-    (call,) = named("mistral").parse("[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS]{}").calls
+    (call,) = load_parser("mistral").parse("[TOOL_CALLS]a[CALL_ID]abcdefghi[ARGS]{}").calls
     assert call.id == "abcdefghi"
 
 
 @pytest.mark.parametrize("bad", ["[TOOL_CALLS][" + ", ".join(["5"] * 20) + "]", "[TOOL_CALLS][]" * 20])
-def test_after_too_many_malformed_calls_the_rest_is_words(bad: str) -> None:
-    reply = named("mistral").parse(f"{bad}[TOOL_CALLS]a[ARGS]{{}} <think>so</think> end")
+def test_text_after_too_many_malformed_calls_is_content(bad: str) -> None:
+    reply = load_parser("mistral").parse(f"{bad}[TOOL_CALLS]a[ARGS]{{}} <think>so</think> end")
     assert (len(reply.problems), reply.calls, reply.reasoning) == (8, (), "so")
     assert reply.content.endswith("[TOOL_CALLS]a[ARGS]{}\nend")

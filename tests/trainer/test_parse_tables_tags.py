@@ -1,4 +1,4 @@
-"""What each family whose calls stand in tags reads: good turns, bad ones, and hostile ones."""
+"""Tool-call parsers of families with tags: valid, invalid and hostile turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from trainer.parse.choose import named
+from tests.trainer.rejected_turns import check_rejected_turn
+from trainer.parse.choose import load_parser
 
 SCHEMAS = {
     "add": {
@@ -69,10 +70,10 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("family", "text", "calls", "content"), GOOD)
-def test_a_good_turn_is_read_as_its_calls_and_its_words(
+def test_valid_turn_is_parsed_into_calls_and_text(
     family: str, text: str, calls: list[tuple[str, str]], content: str
 ) -> None:
-    reply = named(family, SCHEMAS).parse(text)
+    reply = load_parser(family, SCHEMAS).parse(text)
     assert [(call.name, call.arguments) for call in reply.calls] == calls
     assert (reply.content, reply.problems, reply.reasoning) == (content, (), "")
 
@@ -127,19 +128,13 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("family", "text", "reason"), BAD + HOSTILE)
-def test_a_bad_turn_makes_no_call_and_tells_the_policy_how_to_mend_it(family: str, text: str, reason: str) -> None:
-    parser = named(family, SCHEMAS)
-    reply = parser.parse(text)
-    assert reply.calls == ()
-    assert reason in reply.problems[0]
-    assert all("Write a call so:\n" in problem and len(problem) < 600 for problem in reply.problems)
-    shown = reply.problems[0].partition("Write a call so:\n")[2]
-    assert [(call.name, call.arguments) for call in parser.parse(shown).calls] == [("NAME", '{"KEY": "VALUE"}')]
+def test_invalid_turn_has_no_call_and_an_explanation_for_the_policy(family: str, text: str, reason: str) -> None:
+    check_rejected_turn(load_parser(family, SCHEMAS), text, reason)
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "glm"])
-def test_a_malformed_call_stays_in_the_words_and_spoils_no_good_call_beside_it(family: str) -> None:
-    parser = named(family)
+def test_malformed_call_stays_in_the_text_beside_valid_calls(family: str) -> None:
+    parser = load_parser(family)
     good = parser.parse("<tool_call>{").problems[0].partition("so:\n")[2]
     reply = parser.parse(f"<tool_call><oops></tool_call>{good}<tool_call>{{</tool_call>")
     assert [call.name for call in reply.calls] == ["NAME"]
@@ -178,13 +173,13 @@ def test_a_field_is_what_the_schema_says_it_is(family: str, key: str, text: str,
     turn = f"<tool_call>add\n<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
     if family == "qwen3_coder":
         turn = f"<tool_call>\n<function=add>\n<parameter={key}>\n{text}\n</parameter>\n</function>\n</tool_call>"
-    (call,) = named(family, SCHEMAS).parse(turn).calls
+    (call,) = load_parser(family, SCHEMAS).parse(turn).calls
     assert json.loads(call.arguments) == {key: value}
-    (untyped,) = named(family).parse(turn).calls
+    (untyped,) = load_parser(family).parse(turn).calls
     assert json.loads(untyped.arguments) == {key: text}
 
 
 def test_a_field_may_be_described_by_the_additional_properties() -> None:
     schemas = {"put": {"type": "object", "additionalProperties": {"type": "integer"}}}
     turn = "<tool_call>put<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
-    assert named("glm", schemas).parse(turn).calls[0].arguments == '{"x": 1}'
+    assert load_parser("glm", schemas).parse(turn).calls[0].arguments == '{"x": 1}'

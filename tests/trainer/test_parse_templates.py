@@ -1,4 +1,4 @@
-"""What a family's template writes for a call is what its parser reads."""
+"""Tool-call parsers read what their family's template renders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.types import ToolCall
-from tests.trainer.tokenizers_for_tests import FAMILIES
-from trainer.parse.choose import choose
+from tests.trainer.tokenizer_families import FAMILIES
+from trainer.parse.choose import choose_parser
 
 SCHEMAS = {"add": {"properties": {"a": {"type": "integer"}, "list": {"type": "array"}, "word": {"type": "string"}}}}
 ARGUMENTS: dict[str, Any] = {"a": 1, "list": [1, {"b": None}], "word": 'so "he"\nsaid: é \\'}
@@ -43,8 +43,8 @@ def _written(name: str, calls: list[ToolCall], reasoning: str = "") -> str:
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_calls_as_the_template_writes_them_are_read_as_the_same_calls(name: str) -> None:
-    parser = choose(FAMILIES[name].template, SCHEMAS)
-    count = 2 if FAMILIES[name].several else 1
+    parser = choose_parser(FAMILIES[name].template, SCHEMAS)
+    count = 2 if FAMILIES[name].several_calls else 1
     calls = [
         ToolCall(f"functions.add:{place}" if name == "kimi" else f"call0000{place}", "add", json.dumps(ARGUMENTS))
         for place in range(count)
@@ -59,5 +59,5 @@ def test_calls_as_the_template_writes_them_are_read_as_the_same_calls(name: str)
 @pytest.mark.parametrize("name", ["qwen3", "harmony"])
 def test_reasoning_as_the_template_writes_it_is_read_as_reasoning(name: str) -> None:
     call = ToolCall("call00000", "add", json.dumps(ARGUMENTS))
-    reply = choose(FAMILIES[name].template, SCHEMAS).parse(_written(name, [call], "Let me see."))
+    reply = choose_parser(FAMILIES[name].template, SCHEMAS).parse(_written(name, [call], "Let me see."))
     assert (reply.reasoning, len(reply.calls), reply.problems) == ("Let me see.", 1, ())

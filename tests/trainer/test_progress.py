@@ -1,4 +1,4 @@
-"""What a person sees of a run that goes on is what was told; showing it costs little and leaves nothing behind."""
+"""Tests the counters of rollouts, their panel and log line, and the live display."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rich.console import Console
 
 from gateway.gateway import Gateway
 from gateway.types import Outcome
-from tests.trainer.conversations import template_for
-from tests.trainer.tokenizers_for_tests import FAMILIES
-from trainer.engine.base import EngineError, Sampling, Written
+from tests.trainer.conversations import make_template
+from tests.trainer.tokenizer_families import FAMILIES
+from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.scripted import ScriptedEngine
-from trainer.groups import Groups
 from trainer.ledger import Author, Ledger
-from trainer.play import Player
-from trainer.run.rollout import Rollout, StopReason
-from trainer.steps import Step
-from trainer.task import Task
-from trainer.view.counts import Counts, Waits
-from trainer.view.panel import panel, plain
-from trainer.view.progress import Progress
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.scheduler import Scheduler
+from trainer.rollout.steppers import Step
+from trainer.rollout.task import Task
+from trainer.view.counters import Durations, RolloutCounters
+from trainer.view.panel import format_status, rollout_panel
+from trainer.view.progress import RolloutProgress
 
 
 class Clock:
@@ -40,44 +40,43 @@ class Clock:
         return self.now
 
 
-def written(count: int, cached: int = 0) -> Written:
-    return Written((1,) * count, (0.0,) * count, "stop", cached=cached)
+def make_generation(count: int, cached: int = 0) -> Generation:
+    return Generation((1,) * count, (0.0,) * count, "stop", cached_tokens=cached)
 
 
-def answer(name: str, outcome: Outcome = Outcome.OK, seconds: float = 0.1) -> Step:
-    told = {"name": name, "outcome": outcome.value, "elapsed_s": seconds}
-    return Step(Author.TOOL, outcomes=(outcome,), info={"tools": [told]})
+def make_step(name: str, outcome: Outcome = Outcome.OK, seconds: float = 0.1) -> Step:
+    metrics = {"name": name, "outcome": outcome.value, "elapsed_s": seconds}
+    return Step(Author.TOOL, outcomes=(outcome,), info={"tools": [metrics]})
 
 
-def over(stop: StopReason = StopReason.DONE) -> Rollout:
+def make_rollout(stop: StopReason = StopReason.DONE) -> Rollout:
     return Rollout("t", Ledger(), stop)
 
 
-def played() -> tuple[Counts, Clock]:
-    """Two of four rollouts are over, one of them is made anew, one waits for a tool."""
-    clock = Clock()
-    counts = Counts(4, clock=clock)
+def make_counters() -> tuple[RolloutCounters, Clock]:
+    """Counters in which two of four rollouts have ended, one of them is retried, and one waits for a tool."""
+    counters = RolloutCounters(4, clock=(clock := Clock()))
     for key in ("0/t/0", "0/t/1", "0/t/2"):
-        counts.state(key, "pending")
-        counts.state(key, "generating")
-    counts.wrote("0/t/0", written(10), 100)
-    counts.state("0/t/0", "calling")
-    counts.answered("0/t/0", answer("search", Outcome.TIMEOUT, 2.0), 2.0)
-    counts.answered("0/t/0", answer("no_such_tool", Outcome.INVALID, 9.0), 9.0)
-    counts.ended("0/t/0", over(StopReason.TOOL_FAILED))
-    counts.state("0/t/0.1", "pending")
-    counts.wrote("0/t/1", written(20, cached=99), 100)
-    counts.answered("0/t/1", Step(outcomes=(Outcome.OK,), source="gsm8k"), 0.5)
-    counts.wrote("0/t/1", written(5, cached=100), 130)
-    counts.ended("0/t/1", replace(over(StopReason.FEEDBACK_DONE), infos={"drift": {"whitespace": 2}}))
-    counts.state("0/t/2", "calling")
+        counters.on_state(key, "pending")
+        counters.on_state(key, "generating")
+    counters.on_generation("0/t/0", make_generation(10), 100)
+    counters.on_state("0/t/0", "calling")
+    counters.on_step("0/t/0", make_step("search", Outcome.TIMEOUT, 2.0), 2.0)
+    counters.on_step("0/t/0", make_step("no_such_tool", Outcome.INVALID, 9.0), 9.0)
+    counters.on_end("0/t/0", make_rollout(StopReason.TOOL_FAILED))
+    counters.on_state("0/t/0.1", "pending")
+    counters.on_generation("0/t/1", make_generation(20, cached=99), 100)
+    counters.on_step("0/t/1", Step(outcomes=(Outcome.OK,), source="gsm8k"), 0.5)
+    counters.on_generation("0/t/1", make_generation(5, cached=100), 130)
+    counters.on_end("0/t/1", replace(make_rollout(StopReason.FEEDBACK_DONE), infos={"drift": {"whitespace": 2}}))
+    counters.on_state("0/t/2", "calling")
     clock.now += 10
-    return counts, clock
+    return counters, clock
 
 
-def test_counts_are_metrics() -> None:
-    told = played()[0].snapshot()
-    assert told == pytest.approx(
+def test_counters_become_metrics() -> None:
+    metrics = make_counters()[0].metrics()
+    assert metrics == pytest.approx(
         {
             "rollouts/pending": 1,
             "rollouts/generating": 0,
@@ -118,35 +117,35 @@ def test_counts_are_metrics() -> None:
     )
 
 
-def test_what_nobody_knows_yet_is_left_out() -> None:
-    told = Counts(4, clock=Clock()).snapshot()
-    assert not {"time/left_s", "tokens/cached_of_possible", "tokens/written_per_s"} & told.keys()
-    assert Counts().seen().left_s is None
+def test_unknown_metrics_are_omitted() -> None:
+    metrics = RolloutCounters(4, clock=Clock()).metrics()
+    assert not {"time/left_s", "tokens/cached_of_possible", "tokens/written_per_s"} & metrics.keys()
+    assert RolloutCounters().snapshot().left_s is None
 
 
-def test_names_that_the_policy_invents_become_no_metric() -> None:
-    counts = Counts()
+def test_invented_tool_names_become_no_metrics() -> None:
+    counters = RolloutCounters()
     for number in range(100):
-        counts.answered("0/t/0", answer(f"invented_{number}", Outcome.INVALID), 0.1)
-    assert counts.seen().waits == {}
-    assert counts.seen().outcomes == {Outcome.INVALID: 100}
+        counters.on_step("0/t/0", make_step(f"invented_{number}", Outcome.INVALID), 0.1)
+    assert counters.snapshot().durations == {}
+    assert counters.snapshot().outcomes == {Outcome.INVALID: 100}
 
 
-def test_the_slowest_tool_is_the_one_that_is_often_slow() -> None:
-    counts = Counts()
+def test_slowest_tool_has_the_largest_95th_percentile() -> None:
+    counters = RolloutCounters()
     for _ in range(30):
-        counts.answered("k", answer("steady", seconds=0.5), 0.5)
-        counts.answered("k", answer("quick", seconds=0.01), 0.01)
-    counts.answered("k", answer("quick", seconds=9.0), 9.0)
-    slowest = counts.seen().slowest
+        counters.on_step("k", make_step("steady", seconds=0.5), 0.5)
+        counters.on_step("k", make_step("quick", seconds=0.01), 0.01)
+    counters.on_step("k", make_step("quick", seconds=9.0), 9.0)
+    slowest = counters.snapshot().slowest
     assert slowest is not None
     assert slowest[0] == "steady"
 
 
-def test_time_left_comes_to_the_truth() -> None:
-    """Of 40 rollouts, eight at a time and each of one to five turns of a second."""
+def test_remaining_time_converges() -> None:
+    """Simulates 40 rollouts, eight at a time, each of one to five turns of a second."""
     clock = Clock()
-    counts = Counts(40, clock=clock)
+    counters = RolloutCounters(40, clock=clock)
     lengths = [1 + number % 5 for number in range(40)]
     running: dict[int, int] = {}
     errors = {}
@@ -155,109 +154,112 @@ def test_time_left_comes_to_the_truth() -> None:
         while waiting and len(running) < 8:
             number = waiting.pop(0)
             running[number] = lengths[number]
-            counts.state(f"{number}/t/0", "generating")
+            counters.on_state(f"{number}/t/0", "generating")
         clock.now += 1
         for number in list(running):
-            counts.wrote(f"{number}/t/0", written(1), 10)
+            counters.on_generation(f"{number}/t/0", make_generation(1), 10)
             running[number] -= 1
             if not running[number]:
                 del running[number]
-                counts.ended(f"{number}/t/0", over())
-        errors[clock.now - 100] = counts.seen().left_s
+                counters.on_end(f"{number}/t/0", make_rollout())
+        errors[clock.now - 100] = counters.snapshot().left_s
     total = clock.now - 100
     assert errors[total] == 0.0
     assert all(left is not None and abs(left - (total - at)) <= 0.4 * total for at, left in errors.items())
 
 
 @given(st.lists(st.floats(1e-4, 1e3), min_size=1), st.sampled_from([0.5, 0.95, 1.0]))
-def test_waits_are_known_to_within_a_few_hundredths(waits: list[float], share: float) -> None:
-    told = Waits()
+def test_duration_quantiles_are_exact_to_two_percent(waits: list[float], share: float) -> None:
+    metrics = Durations()
     for seconds in waits:
-        told.add(seconds)
+        metrics.add(seconds)
     exact = sorted(waits)[max(0, -int(-share * len(waits) // 1) - 1)]
-    assert told.within_s(share) == pytest.approx(exact, rel=0.021)
-    assert told.longest_s == max(waits)
+    assert metrics.quantile_s(share) == pytest.approx(exact, rel=0.021)
+    assert metrics.longest_s == max(waits)
 
 
-def test_an_event_costs_less_than_twenty_microseconds() -> None:
-    counts, step, turn, taken = Counts(1000), answer("search"), written(50), []
+def test_event_takes_less_than_twenty_microseconds() -> None:
+    counters, step, turn, durations = RolloutCounters(1000), make_step("search"), make_generation(50), []
     for _ in range(5):
-        began = time.thread_time()  # Whoever else has the machine is no part of it.
+        start = time.thread_time()  # Not affected by other processes.
         for key in map(str, range(800)):
-            counts.state(key, "generating")
-            counts.wrote(key, turn, 100)
-            counts.answered(key, step, 0.1)
-            counts.ended(key, over())
-        taken.append((time.thread_time() - began) / (4 * 800))
-    assert min(taken) < 20e-6
+            counters.on_state(key, "generating")
+            counters.on_generation(key, turn, 100)
+            counters.on_step(key, step, 0.1)
+            counters.on_end(key, make_rollout())
+        durations.append((time.thread_time() - start) / (4 * 800))
+    assert min(durations) < 20e-6
 
 
-def test_memory_does_not_grow_with_the_run() -> None:
-    counts = Counts()
+def test_memory_is_bounded() -> None:
+    counters = RolloutCounters()
     for number in range(10_000):
-        counts.wrote(f"{number}/t/0", written(1), 100)
-        counts.ended(f"{number}/t/0", over())
-    held = (counts._now, counts._known, counts._openings, counts._turns)
-    assert max(map(len, held)) <= 4096
+        counters.on_generation(f"{number}/t/0", make_generation(1), 100)
+        counters.on_end(f"{number}/t/0", make_rollout())
+    maps = (counters._state_of, counters._processed_tokens, counters._prompt_tokens, counters._turns)
+    assert max(map(len, maps)) <= 4096
 
 
-def drawn(width: int, *, counts: Counts | None = None, done: bool = False) -> list[str]:
+def draw_panel(width: int, *, counters: RolloutCounters | None = None, done: bool = False) -> list[str]:
     screen = io.StringIO()
     console = Console(file=screen, width=width, height=24)
-    console.print(panel((counts or played()[0]).seen(), 3.5, width, over=done))
+    console.print(rollout_panel((counters or make_counters()[0]).snapshot(), 3.5, width, over=done))
     return screen.getvalue().splitlines()
 
 
-def test_a_panel_says_it_all_in_eighty_columns() -> None:
-    lines = drawn(80)
+def test_panel_fits_eighty_columns() -> None:
+    lines = draw_panel(80)
     assert [re.sub(r"[━╸╺]+ *", "━ ", line.strip("│ ")) for line in lines[1:-1]] == [
         "rollouts ━ 1 of 4",
         "now      1 pending · 0 generating · 1 calling · 0 interacting",
         "tokens   4 per s · 35 in 3 turns · cached 91% of possible",
         "slowest  search · p50 2.0 s · p95 2.0 s · max 2.0 s · 1 call",
         "answers  1 ok · 1 timeout · 1 invalid",
-        "ended    1 made anew · 1 tool_failed · 1 feedback_done",
+        "ended    1 retried · 1 tool_failed · 1 feedback_done",
     ]
     assert "0:10, 0:15 left" in lines[0]
-    assert "left" not in drawn(80, done=True)[0]
+    assert "left" not in draw_panel(80, done=True)[0]
 
 
 @pytest.mark.parametrize("width", [30, 80, 120, 300])
-@pytest.mark.parametrize("counts", [Counts(), played()[0]])
-def test_a_panel_keeps_its_shape(width: int, counts: Counts) -> None:
-    lines = drawn(width, counts=counts)
+@pytest.mark.parametrize("counters", [RolloutCounters(), make_counters()[0]])
+def test_panel_has_constant_size(width: int, counters: RolloutCounters) -> None:
+    lines = draw_panel(width, counters=counters)
     assert len(lines) == 8
     assert {len(line) for line in lines} == {min(width - 2, 100)}
 
 
-def test_a_panel_shows_only_colours_that_every_palette_has() -> None:
+def test_panel_uses_standard_colours_only() -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=80, force_terminal=True, color_system="truecolor")
-    console.print(panel(played()[0].seen(), 3.5, 80))
+    console.print(rollout_panel(make_counters()[0].snapshot(), 3.5, 80))
     codes = {code for found in re.findall(r"\x1b\[([\d;]*)m", screen.getvalue()) for code in found.split(";")}
     assert codes <= {"0", "1", "2", "31", "32", "39", "90"}
 
 
-def test_a_tools_name_paints_nothing() -> None:
-    counts = Counts()
-    counts.answered("k", answer("\x1b[31mred[bold]\n" + "x" * 100), 0.1)
-    for shown in ("\n".join(drawn(80, counts=counts)), plain(counts.seen(), 0.0)):
+def test_tool_name_is_escaped() -> None:
+    counters = RolloutCounters()
+    counters.on_step("k", make_step("\x1b[31mred[bold]\n" + "x" * 100), 0.1)
+    for shown in ("\n".join(draw_panel(80, counters=counters)), format_status(counters.snapshot(), 0.0)):
         assert "\x1b" not in shown
         assert "\\x1b[31mred[bold]\\n" in shown
         assert "max" in shown
 
 
-def test_a_line_says_the_same() -> None:
-    assert plain(played()[0].seen(), 3.5) == (
+def test_log_line_has_the_panels_content() -> None:
+    assert format_status(make_counters()[0].snapshot(), 3.5) == (
         "1 of 4 rollouts; 1 pending, 1 calling; 4 per s, 35 in 3 turns, cached 91% of possible; slowest search,"
         " p50 2.0 s, p95 2.0 s, max 2.0 s, 1 call; 1 ok, 1 timeout, 1 invalid;"
-        " 1 made anew, 1 tool_failed, 1 feedback_done; 0:10, 0:15 left"
+        " 1 retried, 1 tool_failed, 1 feedback_done; 0:10, 0:15 left"
     )
-    assert plain(Counts(clock=Clock()).seen(), 0.0) == "0 rollouts; 0 per s, 0 in 0 turns, cached - of possible; 0:00"
+    assert (
+        format_status(RolloutCounters(clock=Clock()).snapshot(), 0.0)
+        == "0 rollouts; 0 per s, 0 in 0 turns, cached - of possible; 0:00"
+    )
 
 
 class Screen(io.StringIO):
-    """Tells when something was written."""
+    """A stream with an event for writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,10 +271,10 @@ class Screen(io.StringIO):
         return count
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then_and_one_at_the_end() -> None:
+def test_without_terminal_there_are_log_lines() -> None:
     screen = Screen()
-    with Progress(4, console=Console(file=screen, width=40), every_s=0.01) as progress:
-        progress.state("0/t/0", "generating")
+    with RolloutProgress(4, console=Console(file=screen, width=40), every_s=0.01) as progress:
+        progress.on_state("0/t/0", "generating")
         assert screen.wrote.wait(10)
     lines = screen.getvalue().splitlines()
     assert len(lines) >= 2
@@ -280,14 +282,16 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_one_at_the_end() ->
     assert not re.search(r"left|\x1b", lines[-1])
 
 
-def live() -> tuple[Progress, Screen]:
+def make_live_progress() -> tuple[RolloutProgress, Screen]:
     screen = Screen()
-    return Progress(4, console=Console(file=screen, width=80, height=24, force_terminal=True, _environ={})), screen
+    return RolloutProgress(
+        4, console=Console(file=screen, width=80, height=24, force_terminal=True, _environ={})
+    ), screen
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_terminal_is_left_as_it_was_whatever_happens(error: type[BaseException]) -> None:
-    progress, screen = live()
+def test_terminal_is_restored_after_errors(error: type[BaseException]) -> None:
+    progress, screen = make_live_progress()
     before = threading.active_count()
     with pytest.raises(error), progress:
         assert screen.wrote.wait(10)
@@ -298,53 +302,49 @@ def test_a_terminal_is_left_as_it_was_whatever_happens(error: type[BaseException
     assert threading.active_count() == before
 
 
-def test_a_terminal_is_not_painted_more_often_than_eight_times_a_second() -> None:
-    progress, screen = live()
+def test_panel_is_drawn_at_most_eight_times_a_second() -> None:
+    progress, screen = make_live_progress()
     with progress:
-        began = time.monotonic()
-        while screen.getvalue().count("╯") < 3 and time.monotonic() < began + 20:
-            progress.state("0/t/0", "generating")
+        start = time.monotonic()
+        while screen.getvalue().count("╯") < 3 and time.monotonic() < start + 20:
+            progress.on_state("0/t/0", "generating")
             screen.wrote.wait(1)
             screen.wrote.clear()
-        spent = time.monotonic() - began
+        spent = time.monotonic() - start
     assert 3 / spent <= 8 / 0.9
 
 
-def test_a_dumb_terminal_gets_lines() -> None:
+def test_dumb_terminal_gets_log_lines() -> None:
     screen = Screen()
-    console = Console(file=screen, width=80, force_terminal=True, _environ={"TERM": "dumb"})
-    with Progress(1, console=console):
+    with RolloutProgress(1, console=Console(file=screen, width=80, force_terminal=True, _environ={"TERM": "dumb"})):
         pass
     assert screen.getvalue().startswith("0 of 1 rollouts; ")
 
 
-def test_a_terminal_that_has_gone_does_not_end_the_run() -> None:
+def test_closed_terminal_does_not_end_the_run() -> None:
     screen = Screen()
-    with Progress(1, console=Console(file=screen)) as progress:
+    with RolloutProgress(1, console=Console(file=screen)) as progress:
         screen.close()
-        progress.state("0/t/0", "generating")
-    assert progress.seen().states == {"generating": 1}
+        progress.on_state("0/t/0", "generating")
+    assert progress.snapshot().states == {"generating": 1}
 
 
-async def test_a_run_is_counted_as_it_went() -> None:
-    counts, failures = Counts(6), [EngineError("out of memory")]
+async def test_rollouts_of_a_scheduler_are_counted() -> None:
+    counters, failures = RolloutCounters(6), [EngineError("out of memory")]
 
-    def script(ids: Sequence[int], sampling: Sampling, key: str) -> Written | EngineError:
-        yes = (*template.tokens.encode("yes"), *template.stop_ids[:1])
-        return failures.pop() if failures else Written(yes, (0.0,) * len(yes), "stop", cached=len(ids) - 1)
+    def script(ids: Sequence[int], sampling: Sampling, key: str) -> Generation | EngineError:
+        yes = (*template.tokenizer.encode("yes"), *template.stop_ids[:1])
+        return failures.pop() if failures else Generation(yes, (0.0,) * len(yes), "stop", cached_tokens=len(ids) - 1)
 
-    template = template_for(FAMILIES["hermes"])
+    template = make_template(FAMILIES["hermes"])
     tasks = [Task(name, ({"role": "user", "content": "really?"},)) for name in ("a.1/b", "c")]
     with anyio.fail_after(30):
         async with Gateway(()) as gateway:
-            player = Player(ScriptedEngine(script), template, gateway, watch=counts)
-            async with Groups(player, 3).play(tasks) as groups:
+            runner = RolloutRunner(ScriptedEngine(script), template, gateway, observer=counters)
+            async with Scheduler(runner, 3).submit(tasks) as groups:
                 done = [group async for group in groups]
-    told = counts.snapshot()
-    assert len(done) == 2
-    assert told["rollouts/ended"] == 6
-    assert told["rollouts/refilled"] == 1
-    assert (told["stops/done"], told["stops/engine_failed"]) == (6, 1)
-    assert told["tokens/cached"] == told["tokens/possible"] == told["tokens/asked"] - 6
-    assert told["time/left_s"] == 0
-    assert sum(value for name, value in told.items() if name.startswith("rollouts/")) == 7
+    metrics = counters.metrics()
+    assert (len(done), metrics["rollouts/ended"], metrics["rollouts/refilled"]) == (2, 6, 1)
+    assert (metrics["stops/done"], metrics["stops/engine_failed"], metrics["time/left_s"]) == (6, 1, 0)
+    assert metrics["tokens/cached"] == metrics["tokens/possible"] == metrics["tokens/asked"] - 6
+    assert sum(value for name, value in metrics.items() if name.startswith("rollouts/")) == 7

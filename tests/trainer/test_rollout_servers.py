@@ -1,4 +1,4 @@
-"""Rollouts on servers that break in mid-run: the one that called is ended and never scored, and the others go on."""
+"""Rollouts with failing MCP servers: only the rollout whose call failed ends, and it is never scored."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 from gateway.gateway import Gateway
 from gateway.types import Outcome
-from tests.servers.start import stdio_command
-from tests.trainer.conversations import template_for
-from tests.trainer.scripts import HERMES, by_task, calling, tasks
-from trainer.config import Admission, GroupRules, RolloutLimits
+from tests.servers.start_server import stdio_command
+from tests.trainer.conversations import make_template
+from tests.trainer.policy_scripts import HERMES, make_tasks, render_calls, script_by_task
 from trainer.engine.scripted import ScriptedEngine
-from trainer.groups import Group, Groups
-from trainer.play import Player
-from trainer.run.rollout import Rollout, StopReason
-from trainer.view.counts import Counts
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.scheduler import Group, Scheduler
+from trainer.rollout.settings import AdmissionSettings, GroupRules, RolloutLimits
+from trainer.view.counters import RolloutCounters
 
-ECHO = (calling(("echo", {"text": "still here"})), "done")
+ECHO = (render_calls(("echo", {"text": "still here"})), "done")
 
 
 @pytest.fixture
@@ -33,78 +33,86 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def played(
+async def run_groups(
     folder: Path,
-    said: dict[str, Sequence[str]],
+    texts: dict[str, Sequence[str]],
     *,
     count: int = 2,
     limits: RolloutLimits | None = None,
-    admission: Admission | None = None,
+    admission: AdmissionSettings | None = None,
     **entry: Any,
-) -> tuple[dict[str, Group], Counts]:
-    """Groups by their task; one task for each thing said, at once, on one odd server."""
+) -> tuple[dict[str, Group], RolloutCounters]:
+    """Runs a group for each task in `texts` at once, with one misbehaving server; returns groups by task."""
     (folder / "tools").mkdir()
     (folder / "tools/odd.yaml").write_text(json.dumps({"tools": [{"server": "odd", **entry}]}))
-    counts = Counts()
+    counts = RolloutCounters()
     with anyio.fail_after(60):
         async with Gateway.load(folder / "tools", folder / "mcp_servers.json") as gateway:
-            engine = ScriptedEngine(by_task(said))
-            long = limits or RolloutLimits(rollout_tokens=100_000)
-            player = Player(engine, template_for(HERMES), gateway, long, watch=counts)
+            engine = ScriptedEngine(script_by_task(texts))
+            limits_or_default = limits or RolloutLimits(rollout_tokens=100_000)
+            runner = RolloutRunner(engine, make_template(HERMES), gateway, limits_or_default, observer=counts)
             rules = GroupRules(on_failure="rest")
-            groups = Groups(player, count, admission=admission or Admission(), rules=rules)
-            async with groups.play(tasks(*said)) as done:
-                found = {group.task.id: group async for group in done}
+            scheduler = Scheduler(runner, count, admission=admission or AdmissionSettings(), rules=rules)
+            async with scheduler.submit(make_tasks(*texts)) as groups:
+                groups_by_task = {group.task.id: group async for group in groups}
             assert not gateway.sessions
-    return found, counts
+    return groups_by_task, counts
 
 
-def answers(rollout: Rollout) -> str:
+def join_answers(rollout: Rollout) -> str:
     return str([message["content"] for entry in rollout.ledger for message in entry.messages])
 
 
-async def test_a_server_that_dies_ends_only_the_rollout_that_it_died_under(folder: Path) -> None:
-    said = {"dies": (calling(("crash", {"code": 3})), "never said"), "lives": ECHO}
-    found, counts = await played(folder, said, isolation="process")
-    assert [rollout.stop for rollout in found["lives"].rollouts] == [StopReason.DONE] * 2
-    assert all("still here" in answers(rollout) for rollout in found["lives"].rollouts)
-    assert found["dies"].dropped and len(found["dies"].failed) == 2
-    for rollout in found["dies"].failed:
+async def test_server_crash_ends_only_the_rollout_that_called_it(folder: Path) -> None:
+    texts = {"dies": (render_calls(("crash", {"code": 3})), "never written"), "lives": ECHO}
+    groups_by_task, counts = await run_groups(folder, texts, isolation="process")
+    assert [rollout.stop for rollout in groups_by_task["lives"].rollouts] == [StopReason.DONE] * 2
+    assert all("still here" in join_answers(rollout) for rollout in groups_by_task["lives"].rollouts)
+    assert groups_by_task["dies"].dropped and len(groups_by_task["dies"].failed) == 2
+    for rollout in groups_by_task["dies"].failed:
         assert rollout.stop is StopReason.TOOL_FAILED and rollout.rewards == {} and rollout.reason
-        assert rollout.ledger.entries[-1].outcomes[0].infrastructure
-    seen = counts.seen()
-    assert (seen.stops[StopReason.TOOL_FAILED], seen.stops[StopReason.DONE]) == (2, 2)
+        assert rollout.ledger.entries[-1].outcomes[0].is_infrastructure
+    snapshot = counts.snapshot()
+    assert (snapshot.stops[StopReason.TOOL_FAILED], snapshot.stops[StopReason.DONE]) == (2, 2)
 
 
-async def test_a_shared_server_that_died_is_there_again_for_the_rollouts_after_it(folder: Path) -> None:
-    asks_who = (calling(("pid", {})), "done")
-    said = {"before": asks_who, "dies": (calling(("crash", {})), "never said"), "after": asks_who}
-    found, _ = await played(folder, said, count=1, admission=Admission(open=1))
-    assert found["dies"].dropped and found["dies"].failed[0].stop is StopReason.TOOL_FAILED
-    who = [found[name].rollouts[0].ledger.entries[2].messages[0]["content"] for name in ("before", "after")]
-    assert who[0] != who[1] and all(text.isdigit() for text in who)
+async def test_crashed_shared_server_restarts_for_later_rollouts(folder: Path) -> None:
+    pid_turns = (render_calls(("pid", {})), "done")
+    texts = {"before": pid_turns, "dies": (render_calls(("crash", {})), "never written"), "after": pid_turns}
+    groups_by_task, _ = await run_groups(folder, texts, count=1, admission=AdmissionSettings(open=1))
+    assert groups_by_task["dies"].dropped and groups_by_task["dies"].failed[0].stop is StopReason.TOOL_FAILED
+    pids = [groups_by_task[name].rollouts[0].ledger.entries[2].messages[0]["content"] for name in ("before", "after")]
+    assert pids[0] != pids[1] and all(text.isdigit() for text in pids)
 
 
-async def test_a_tool_that_never_answers_is_a_timeout_and_keeps_nobody_waiting(folder: Path) -> None:
-    found, counts = await played(folder, {"hangs": (calling(("hang", {})),), "lives": ECHO}, timeout_s=2)
-    assert [rollout.stop for rollout in found["lives"].rollouts] == [StopReason.DONE] * 2
-    for rollout in found["hangs"].failed:
+async def test_hanging_tool_times_out_without_delaying_other_rollouts(folder: Path) -> None:
+    groups_by_task, counts = await run_groups(
+        folder, {"hangs": (render_calls(("hang", {})),), "lives": ECHO}, timeout_s=2
+    )
+    assert [rollout.stop for rollout in groups_by_task["lives"].rollouts] == [StopReason.DONE] * 2
+    for rollout in groups_by_task["hangs"].failed:
         assert rollout.stop is StopReason.TOOL_FAILED and "no answer within 2 s" in rollout.reason
         assert rollout.ledger.entries[-1].outcomes == (Outcome.TIMEOUT,)
-    assert counts.seen().outcomes[Outcome.TIMEOUT] == 2
+    assert counts.snapshot().outcomes[Outcome.TIMEOUT] == 2
 
 
-async def test_a_tool_that_says_no_is_read_by_the_policy_and_ends_nothing(folder: Path) -> None:
-    said = {"t": (calling(("fail", {"message": "no such page"})), calling(("rpc_error", {"code": -32000})), "done")}
-    found, _ = await played(folder, said)
-    for rollout in found["t"].rollouts:
-        assert rollout.stop is StopReason.DONE and "no such page" in answers(rollout)
+async def test_tool_errors_are_read_by_the_policy_and_do_not_end_the_rollout(folder: Path) -> None:
+    texts = {
+        "t": (
+            render_calls(("fail", {"message": "no such page"})),
+            render_calls(("rpc_error", {"code": -32000})),
+            "done",
+        )
+    }
+    groups_by_task, _ = await run_groups(folder, texts)
+    for rollout in groups_by_task["t"].rollouts:
+        assert rollout.stop is StopReason.DONE and "no such page" in join_answers(rollout)
         assert [entry.outcomes for entry in rollout.ledger if entry.outcomes] == [(Outcome.ERROR,), (Outcome.ERROR,)]
 
 
-async def test_an_answer_longer_than_what_is_left_ends_the_rollout_without_blame_on_the_server(folder: Path) -> None:
-    said = {"t": (calling(("huge", {"mb": 0.05})), "never said"), "lives": ECHO}
-    found, _ = await played(folder, said, limits=RolloutLimits(rollout_tokens=9000))
-    assert {rollout.stop for rollout in found["t"].rollouts} == {StopReason.LENGTH_ROLLOUT}
-    assert all("does not fit" in rollout.reason for rollout in found["t"].rollouts)
-    assert {rollout.stop for rollout in found["lives"].rollouts} == {StopReason.DONE}
+async def test_too_long_answer_ends_the_rollout_with_length_rollout(folder: Path) -> None:
+    texts = {"t": (render_calls(("huge", {"mb": 0.05})), "never written"), "lives": ECHO}
+    groups_by_task, _ = await run_groups(folder, texts, limits=RolloutLimits(rollout_tokens=9000))
+    assert {rollout.stop for rollout in groups_by_task["t"].rollouts} == {StopReason.LENGTH_ROLLOUT}
+    assert all("does not fit" in rollout.reason for rollout in groups_by_task["t"].rollouts)
+    assert {rollout.stop for rollout in groups_by_task["lives"].rollouts} == {StopReason.DONE}

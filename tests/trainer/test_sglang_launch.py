@@ -1,4 +1,4 @@
-"""What stands in for CUDA is there before SGLang is, in each of its processes, and hides nothing."""
+"""The launcher of SGLang on machines without CUDA, and the options of its servers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 import pytest
 from rich.console import Console
 
+from tests.trainer.train.jobs import small_job
 from trainer import engines
-from trainer.config import PlaySettings, ServingSettings
 from trainer.engine.base import EngineError
 from trainer.engine.sglang import launch
-from trainer.engine.sglang.own import NOTHING
-from trainer.policy.memory import Plan
-from trainer.policy.placement import Placement
+from trainer.engine.sglang.weight_sync.verify import NO_REFERENCE
+from trainer.policy.memory_plan import MemoryPlan, Placement
+from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 from trainer.train import start
 
 SERVER = '''
@@ -35,9 +35,9 @@ def seen():
     try:
         assign_req_to_token_pool_cpu(1, of=2)
     except NotImplementedError as error:
-        told = str(error)
+        seen = str(error)
     names = ("SGLANG_USE_CPU_ENGINE", "SGLANG_ROPE_CACHE_FP32", "OMP_NUM_THREADS")
-    return told, str(torch.ops.torchvision.nms), [os.environ.get(name) for name in names]
+    return seen, str(torch.ops.torchvision.nms), [os.environ.get(name) for name in names]
 
 if __name__ == "__main__":
     multiprocessing.set_start_method("spawn")
@@ -50,9 +50,9 @@ if __name__ == "__main__":
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """An SGLang that only looks around, for `launch.py` to start."""
-    told = tmp_path / f"sglang-{launch.TESTED[0]}.dist-info" / "METADATA"
-    told.parent.mkdir()
-    told.write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {launch.TESTED[0]}\n", encoding="utf-8")
+    seen = tmp_path / f"sglang-{launch.TESTED[0]}.dist-info" / "METADATA"
+    seen.parent.mkdir()
+    seen.write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {launch.TESTED[0]}\n", encoding="utf-8")
     package = tmp_path / "sglang"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -60,32 +60,32 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_process_of_sglang_finds_what_stands_in_and_the_callers_options_come_last(installed: Path) -> None:
-    told = launched(installed, "--device", "cpu", "--dtype", "bfloat16")
-    words = told["words"]
+def test_sglang_processes_find_the_kernel_stand_in_and_user_options_come_last(installed: Path) -> None:
+    seen = launched(installed, "--device", "cpu", "--dtype", "bfloat16")
+    words = seen["words"]
     assert words[-4:] == ["--device", "cpu", "--dtype", "bfloat16"]
     assert words.index("float32") < words.index("bfloat16")
     assert words[words.index("--attention-backend") + 1] == "torch_native"
-    assert told["first"] == told["spawned"]
-    refused, operator, environment = told["first"]
+    assert seen["first"] == seen["spawned"]
+    refused, operator, environment = seen["first"]
     assert "assign_req_to_token_pool_cpu" in refused
     assert operator == "torchvision.nms"
     assert environment == ["1", "1", "1"]
 
 
-def test_what_the_caller_says_in_the_environment_stays(installed: Path) -> None:
-    told = launched(installed, "--device=cpu", OMP_NUM_THREADS="7", SGLANG_ROPE_CACHE_FP32="0")
-    assert told["spawned"][2] == ["1", "0", "7"]
+def test_users_environment_variables_are_kept(installed: Path) -> None:
+    seen = launched(installed, "--device=cpu", OMP_NUM_THREADS="7", SGLANG_ROPE_CACHE_FP32="0")
+    assert seen["spawned"][2] == ["1", "0", "7"]
 
 
-def test_a_version_that_was_not_tested_is_not_started_without_cuda() -> None:
+def test_untested_release_is_refused_without_cuda() -> None:
     with pytest.raises(SystemExit, match=r"SGLang 0.5.22 was not tested without CUDA; tested: 0.5.23"):
         launch.check("0.5.22")
     for version in launch.TESTED:
         launch.check(version)
 
 
-def test_a_python_without_sglang_is_told_so() -> None:
+def test_python_without_sglang_is_reported() -> None:
     with pytest.raises(SystemExit, match="has no SGLang: `make sglang`"):
         launch.main(["--device", "cpu"])
 
@@ -99,19 +99,17 @@ def test_a_python_without_sglang_is_told_so() -> None:
         (["--device=cuda", "--port", "1"], False),
     ],
 )
-def test_the_device_is_the_one_that_is_asked_for(words: list[str], expected: bool) -> None:
+def test_requested_device_is_used(words: list[str], expected: bool) -> None:
     assert launch.on_cpu(words) is expected
 
 
 @pytest.mark.parametrize("cuda", [True, False])
-def test_where_no_device_is_asked_for_it_is_the_cpu_only_without_cuda(
-    cuda: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_defaults_to_cpu_without_cuda(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
     assert launch.on_cpu(["--model-path", "m"]) is not cuda
 
 
-def test_with_cuda_sglang_is_started_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_is_started_unmodified_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("runpy.run_module", lambda *names, **more: started.append((names, more, [*sys.argv])))
     monkeypatch.setattr(sys, "argv", [])
@@ -122,7 +120,7 @@ def test_with_cuda_sglang_is_started_as_it_is(monkeypatch: pytest.MonkeyPatch) -
     assert "sgl_kernel" not in {*sys.modules} - modules
 
 
-def test_no_kernel_can_be_called() -> None:
+def test_kernel_stand_ins_raise() -> None:
     module = launch.kernels()
     for name in launch.KERNELS:
         with pytest.raises(NotImplementedError, match=name):
@@ -132,9 +130,9 @@ def test_no_kernel_can_be_called() -> None:
 
 def served(model: Path, *options: str, replicas: int = 2) -> list[tuple[str, ...]]:
     """What is said of GPUs to each server that would be started."""
-    settings = PlaySettings(engine="sglang", serving=ServingSettings(replicas=replicas, options=options))
-    engine: Any = engines._sglang("sglang", settings, model, Path("logs"), NOTHING, print)
-    return [server.options.more[len(options) :] for server in engine._servers]
+    settings = BaseRolloutSettings(engine="sglang", serving=ServingSettings(replicas=replicas, options=options))
+    engine: Any = engines._make_sglang_engine("sglang", settings, model, Path("logs"), NO_REFERENCE, print)
+    return [server.options.extra[len(options) :] for server in engine._servers]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def served(model: Path, *options: str, replicas: int = 2) -> list[tuple[str, ...
         (("--base-gpu-id", "4", "--tensor-parallel-size", "2"), ["4", "6"]),
     ],
 )
-def test_each_server_has_gpus_of_its_own(
+def test_each_server_gets_its_own_gpus(
     options: tuple[str, ...], first: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -156,28 +154,30 @@ def test_each_server_has_gpus_of_its_own(
     assert served(tmp_path, "--device", "cpu", *options) == [(), ()]
 
 
-def test_more_servers_than_there_are_gpus_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_servers_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served(tmp_path) == [(), ()]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    with pytest.raises(EngineError, match=r"`serving.replicas` asks for 2 servers with 2 GPUs each.* there are 3"):
+    with pytest.raises(
+        EngineError, match=r"`serving.replicas` asks for 2 servers with 2 GPUs each, but 3 are available"
+    ):
         served(tmp_path, "--tp", "2")
 
 
-async def test_the_plan_of_the_memory_is_told_though_the_server_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan((), 2**30)
-    monkeypatch.setattr(start, "placement", lambda *_: Placement("beside", plan, 0.5))
-    monkeypatch.setattr(start, "_policy", lambda *_: None)
+async def test_memory_plan_is_printed_even_if_the_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = MemoryPlan((), 2**30)
+    monkeypatch.setattr(start, "plan_placement", lambda *_, **__: Placement("beside", plan, 0.5))
+    monkeypatch.setattr(start, "_load_policy", lambda *_: None)
 
     def engine(*_: object) -> NoReturn:
         raise EngineError("no memory")
 
-    job: Any = SimpleNamespace(settings=SimpleNamespace(serving=ServingSettings()), model=None, engine=engine)
+    job: Any = SimpleNamespace(settings=small_job(), model=None, make_engine=engine)
     folder: Any = SimpleNamespace(path=Path("run"))
     console = Console(file=io.StringIO(), width=200)
     async with AsyncExitStack() as stack:
         with pytest.raises(EngineError, match="no memory"):
-            await start._training(job, folder, None, stack, console)
+            await start._build_train_loop(job, folder, None, stack, console)
     assert "the server may take 50%" in console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Servers are started, watched and ended by the same code, whatever stands behind the interpreter that is named."""
+"""Server processes: start, health, restart and end, with a stand-in for SGLang."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from tests.trainer.sglang_stand_in import stand_in
+from tests.waiting import PATIENCE_S, wait_until
 from trainer.engine.base import EngineError
-from trainer.engine.sglang import environment
-from trainer.engine.sglang.server import LAUNCH, Options, Server
+from trainer.engine.sglang import server_process
+from trainer.engine.sglang.server_process import LAUNCH, ServerOptions, ServerProcess
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path("models/a")
 TRAINER = """
 import sys, anyio
 from pathlib import Path
-from trainer.engine.sglang.server import Server
+from trainer.engine.sglang.server_process import ServerProcess
 
 async def main():
-    async with Server(Path("models/a"), log=Path(sys.argv[1])):
+    async with ServerProcess(Path("models/a"), log=Path(sys.argv[1])):
         print("up", flush=True)
         await anyio.sleep_forever()
 
@@ -43,17 +44,19 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     """Makes an interpreter that behaves so, and names it; returns where its log is to be."""
 
     def name(behaviour: str = "healthy") -> Path:
-        monkeypatch.setenv(environment.NAMED, str(stand_in(tmp_path, behaviour)))
-        monkeypatch.setattr("trainer.engine.sglang.server._END_S", 0.5)  # its child never goes by itself
+        monkeypatch.setenv(server_process.PYTHON_VARIABLE, str(stand_in(tmp_path, behaviour)))
+        monkeypatch.setattr(
+            "trainer.engine.sglang.server_process._STOP_TIMEOUT_S", 0.5
+        )  # its child never goes by itself
         return tmp_path / "logs" / "server.log"
 
     return name
 
 
-async def test_a_server_is_entered_when_it_is_healthy_and_gone_with_its_children_when_left(named: Named) -> None:
+async def test_server_is_healthy_inside_the_block_and_gone_with_its_children_after(named: Named) -> None:
     log, heard = named(), []
     with anyio.fail_after(60):
-        async with Server(MODEL, Options(context=512), log=log, told=heard.append) as server:
+        async with ServerProcess(MODEL, ServerOptions(context=512), log=log, notify=heard.append) as server:
             assert await answers(server.url)
             assert server.alive
             (started,) = starts(log)
@@ -64,14 +67,14 @@ async def test_a_server_is_entered_when_it_is_healthy_and_gone_with_its_children
     assert server.url in heard[-1] and str(log) in heard[-1]
 
 
-async def test_it_gets_the_options_of_sglang_and_nothing_that_leads_to_our_packages(
+async def test_server_gets_sglangs_options_and_a_clean_environment(
     named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "ours")
     monkeypatch.setenv("VIRTUAL_ENV", "ours")
-    options = Options(context=512, tokens=4096, running=8, device="cpu", more=("--random-seed", "3"))
+    options = ServerOptions(context=512, cache_tokens=4096, max_running=8, device="cpu", extra=("--random-seed", "3"))
     with anyio.fail_after(60):
-        async with Server(MODEL, options, log=(log := named())) as server:
+        async with ServerProcess(MODEL, options, log=(log := named())) as server:
             (started,) = starts(log)
     words = started["words"]
     assert words[:2] == ["-P", str(LAUNCH)]
@@ -84,38 +87,36 @@ async def test_it_gets_the_options_of_sglang_and_nothing_that_leads_to_our_packa
     assert started["leading"] == {}
 
 
-def test_what_is_not_given_is_left_to_sglang() -> None:
-    assert Options().words() == ["--skip-tokenizer-init"]
-    assert Options(tokenizer=True).words() == []
+def test_options_that_are_not_set_are_left_to_sglang() -> None:
+    assert ServerOptions().to_args() == ["--skip-tokenizer-init"]
+    assert ServerOptions(tokenizer=True).to_args() == []
 
 
-async def test_a_restart_that_is_killed_before_it_is_there_is_made_again(
-    named: Named, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_killed_restart_is_repeated(named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[EngineError] = []
 
     async def start() -> None:
         if not failed:
-            failed.append(server.fault("did not start"))
+            failed.append(server.error("did not start"))
             raise failed[0]
         await whole()
 
     with anyio.fail_after(60):
-        async with Server(MODEL, log=named()) as server:
+        async with ServerProcess(MODEL, log=named()) as server:
             whole = server._start
             monkeypatch.setattr(server, "_start", start)
             await server.restart()
             assert server.alive and failed
 
 
-async def test_a_restarted_server_is_another_process_at_the_same_address(named: Named) -> None:
+async def test_restarted_server_keeps_its_address(named: Named) -> None:
     with anyio.fail_after(60):
-        async with Server(MODEL, log=(log := named())) as server:
+        async with ServerProcess(MODEL, log=(log := named())) as server:
             url, pid = server.url, server.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            await eventually(lambda: not server.alive)
-            assert "ended by signal 9" in str(server.fault("is gone"))
+            await wait_until(lambda: not server.alive)
+            assert "ended by signal 9" in str(server.error("is gone"))
             await server.restart()
             assert server.alive and server.pid != pid
             assert server.url == url and await answers(url)
@@ -124,47 +125,47 @@ async def test_a_restarted_server_is_another_process_at_the_same_address(named: 
         assert not any(alive(pid) for pid in second["pids"])
 
 
-async def test_nobody_else_is_given_the_address_while_the_server_is_down(named: Named) -> None:
+async def test_address_is_reserved_while_the_server_is_down(named: Named) -> None:
     with anyio.fail_after(60):
-        async with Server(MODEL, log=named()) as server:
+        async with ServerProcess(MODEL, log=named()) as server:
             assert server.pid is not None
             os.kill(server.pid, signal.SIGKILL)
-            await eventually(lambda: not server.alive)
+            await wait_until(lambda: not server.alive)
             port = int(server.url.rpartition(":")[2])
             with socket.socket() as other, pytest.raises(OSError, match="in use"):
                 other.bind(("127.0.0.1", port))
 
 
-async def test_a_server_that_dies_at_its_start_is_told_with_its_last_words_and_its_log(named: Named) -> None:
+async def test_server_that_dies_at_start_is_reported_with_its_log_tail(named: Named) -> None:
     log = named("dies")
     with anyio.fail_after(60), pytest.raises(EngineError, match="there is no memory left") as told:
-        async with Server(MODEL, log=log):
+        async with ServerProcess(MODEL, log=log):
             pass
     assert "exited with 1" in str(told.value) and str(log) in str(told.value)
     (started,) = starts(log)
-    await eventually(lambda: not any(alive(pid) for pid in started["pids"]))
+    await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
 
 
 @pytest.mark.parametrize("how", ["hangs", "sleeps"])
-async def test_a_server_that_does_not_answer_in_time_is_ended(named: Named, how: str) -> None:
+async def test_server_that_does_not_answer_in_time_is_ended(named: Named, how: str) -> None:
     log = named(how)
     with anyio.fail_after(60), pytest.raises(EngineError, match="did not answer within 10 s"):
-        async with Server(MODEL, Options(start_s=10), log=log):
+        async with ServerProcess(MODEL, ServerOptions(start_s=10), log=log):
             pass
     (started,) = starts(log)
-    await eventually(lambda: not any(alive(pid) for pid in started["pids"]))
+    await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
 
 
-async def test_whoever_waits_for_a_start_hears_of_it(named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.engine.sglang.server.NOTE_S", 0.5)
+async def test_waiting_caller_gets_the_start_error(named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.engine.sglang.server_process.PROGRESS_EVERY_S", 0.5)
     heard: list[str] = []
     with anyio.fail_after(60), pytest.raises(EngineError):
-        async with Server(MODEL, Options(start_s=3), log=named("sleeps"), told=heard.append):
+        async with ServerProcess(MODEL, ServerOptions(start_s=3), log=named("sleeps"), notify=heard.append):
             pass
     assert len(heard) >= 2 and all("is starting" in line for line in heard)
 
 
-async def test_a_killed_trainer_leaves_no_server_behind(named: Named) -> None:
+async def test_killed_trainer_leaves_no_server(named: Named) -> None:
     log = named()
     trainer = await anyio.open_process([sys.executable, "-c", TRAINER, str(log)], stdin=None, stderr=None, cwd=ROOT)
     assert trainer.stdout is not None
@@ -175,53 +176,51 @@ async def test_a_killed_trainer_leaves_no_server_behind(named: Named) -> None:
         trainer.kill()
         await trainer.wait()
     await trainer.aclose()
-    await eventually(lambda: not any(alive(pid) for pid in started["pids"]))
+    await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
 
 
-async def test_a_log_that_is_gone_hides_no_failure(named: Named) -> None:
+async def test_deleted_log_does_not_hide_a_failure(named: Named) -> None:
     with anyio.fail_after(60):
-        async with Server(MODEL, log=(log := named())) as server:
+        async with ServerProcess(MODEL, log=(log := named())) as server:
             log.unlink()
-            assert "is slow" in str(server.fault("is slow")) and "cannot be read" in str(server.fault("is slow"))
+            assert "is slow" in str(server.error("is slow")) and "cannot be read" in str(server.error("is slow"))
 
 
-def test_a_python_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(environment.NAMED, "/nowhere/python")
-    with pytest.raises(EngineError, match=r"MTRL_SGLANG_PYTHON is '/nowhere/python', which cannot be run"):
-        environment.python()
+def test_python_that_cannot_be_executed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(server_process.PYTHON_VARIABLE, "/nowhere/python")
+    with pytest.raises(EngineError, match=r"MTRL_SGLANG_PYTHON is '/nowhere/python', which cannot be executed"):
+        server_process.find_python()
 
 
-def test_what_that_python_is_to_find_is_named_apart_from_what_ours_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_python_has_its_own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    assert "PYTHONPATH" not in environment.environment()
-    monkeypatch.setenv(environment.PATH, "/theirs")
-    assert environment.environment()["PYTHONPATH"] == "/theirs"
+    assert "PYTHONPATH" not in server_process.server_environment()
+    monkeypatch.setenv(server_process.PYTHONPATH_VARIABLE, "/theirs")
+    assert server_process.server_environment()["PYTHONPATH"] == "/theirs"
 
 
-def test_the_environment_that_make_made_is_found_from_where_one_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(environment.NAMED, raising=False)
+def test_environment_of_make_sglang_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(server_process.PYTHON_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    made = tmp_path / environment.MADE
+    made = tmp_path / server_process.DEFAULT_PYTHON
     made.parent.mkdir(parents=True)
     stand_in(made.parent)
-    assert environment.python() == made
+    assert server_process.find_python() == made
 
 
-def test_without_any_environment_one_is_told_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(environment.NAMED, raising=False)
-    monkeypatch.setattr(environment, "MADE", "nowhere/python")
-    monkeypatch.setattr(environment, "find_spec", lambda _: None)
+def test_missing_environment_is_reported_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(server_process.PYTHON_VARIABLE, raising=False)
+    monkeypatch.setattr(server_process, "DEFAULT_PYTHON", "nowhere/python")
+    monkeypatch.setattr(server_process, "find_spec", lambda _: None)
     with pytest.raises(EngineError, match=r"run `make sglang`, or set MTRL_SGLANG_PYTHON"):
-        environment.python()
+        server_process.find_python()
 
 
-def test_sglang_beside_the_trainer_is_taken_where_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(environment.NAMED, raising=False)
-    monkeypatch.setattr(environment, "MADE", "nowhere/python")
-    monkeypatch.setattr(environment, "find_spec", lambda name: name == "sglang")
-    assert environment.python() == Path(sys.executable)
+def test_sglang_in_the_trainers_environment_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(server_process.PYTHON_VARIABLE, raising=False)
+    monkeypatch.setattr(server_process, "DEFAULT_PYTHON", "nowhere/python")
+    monkeypatch.setattr(server_process, "find_spec", lambda name: name == "sglang")
+    assert server_process.find_python() == Path(sys.executable)
 
 
 Named = Callable[..., Path]
@@ -237,7 +236,7 @@ def given(words: list[str], option: str) -> str:
 
 
 async def answers(url: str) -> bool:
-    async with httpx2.AsyncClient(trust_env=False) as http:
+    async with httpx2.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
         return (await http.get(f"{url}/health")).is_success
 
 
@@ -248,22 +247,16 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(30):
-        while not holds():  # noqa: ASYNC110 (another process has no event)
-            await anyio.sleep(0.02)
-
-
-def test_of_what_a_server_ended_is_told_though_pages_came_after_it(tmp_path: Path) -> None:
-    server = Server(MODEL, log=tmp_path / "server.log")
+def test_log_tail_shows_the_error_before_many_later_lines(tmp_path: Path) -> None:
+    server = ServerProcess(MODEL, log=tmp_path / "server.log")
     trace = (
         'Traceback (most recent call last):\n  File "model.py", line 1, in run\nRuntimeError: all is lost: 12 bytes\n'
     )
     count = "nanobind: leaked 64 types!\n" + ' - leaked type "ATOMIC_OP"\n' * 30 + " - ... skipped remainder\n"
     server.log.write_text(trace + "the other process ends\n" * 3 + count + "killed\n" * 30)
-    told = str(server.fault("is lost"))
+    told = str(server.error("is lost"))
     _, error, gap, *_ = told.splitlines()
     assert error == "RuntimeError: all is lost: 12 bytes" and gap == "..."
     assert "leaked" not in told and "skipped" not in told and told.endswith("killed") and len(told.splitlines()) <= 21
     server.log.write_text(trace + "killed")
-    assert str(server.fault("is lost")).count("all is lost") == 1
+    assert str(server.error("is lost")).count("all is lost") == 1

@@ -1,28 +1,28 @@
-"""A history is kept whole, or is what inference would show; which one is a setting."""
+"""The setting `history`: the full history, or the one that inference would show."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.trainer.conversations import TASK, TOOL, asks, calls, replies, says, template_for
-from tests.trainer.tokenizers_for_tests import FAMILIES
+from tests.trainer.conversations import TASK, TOOL, calling_turn, make_calls, make_template, text_turn, tool_replies
+from tests.trainer.tokenizer_families import FAMILIES
 from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.template import Settings, Template, drifts, written
-from trainer.template.chat import Chat
-from trainer.template.tokens import Tokens
+from trainer.template import Settings, Template, find_drifts, render_reply
+from trainer.template.chat_template import ChatTemplate
+from trainer.template.tokenizer import FencedTokenizer
 
 HERMES = FAMILIES["hermes"]
 
 
 def _ledger(template: Template, *turns: tuple[str, str]) -> Ledger:
-    ledger = Ledger((Entry(Author.TASK, template.open(TASK), TASK),))
+    ledger = Ledger((Entry(Author.TASK, template.encode_prompt(TASK), TASK),))
     for thought, word in turns:
         if ledger.turns:
             after = ({"role": "user", "content": "Really?"},)
-            ledger += Entry(Author.FEEDBACK, template.tail(after, ended=True), after)
-        ids = template.tokens.encode(f"<think>\n{thought}\n</think>\n\n{word}<|im_end|>")
-        turn = {**says(word), "reasoning_content": thought}
-        ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop")
+            ledger += Entry(Author.FEEDBACK, template.encode_tail(after, ended=True), after)
+        ids = template.tokenizer.encode(f"<think>\n{thought}\n</think>\n\n{word}<|im_end|>")
+        turn = {**text_turn(word), "reasoning_content": thought}
+        ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")
     return ledger
 
 
@@ -31,71 +31,71 @@ AFTER: tuple[Message, ...] = ({"role": "user", "content": "Why?"},)
 
 def asked(template: Template, ledger: Ledger, after: tuple[Message, ...] = AFTER) -> Ledger:
     """Answered, up to where the policy writes again."""
-    ids = template.tail(after, ended=template.ended(ledger.ids))
+    ids = template.encode_tail(after, ended=template.is_turn_ended(ledger.ids))
     return ledger + Entry(Author.FEEDBACK, ids, after)
 
 
-def test_a_full_history_goes_on_in_the_same_ledger() -> None:
-    template = template_for(FAMILIES["qwen3"])
-    assert template.anew(asked(template, _ledger(template, ("Hm.", "A gnu.")))) is None
+def test_full_history_extends_the_ledger() -> None:
+    template = make_template(FAMILIES["qwen3"])
+    assert template.rerender_prompt(asked(template, _ledger(template, ("Hm.", "A gnu.")))) is None
 
 
-def test_a_history_as_at_inference_begins_anew_where_reasoning_is_taken_away() -> None:
-    template = template_for(FAMILIES["qwen3"], Settings(history="inference_template"))
+def test_inference_history_starts_a_new_ledger_when_reasoning_is_dropped() -> None:
+    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
     ledger = _ledger(template, ("Hm.", "A gnu."))
-    ids = template.anew(asked(template, ledger))
-    assert ids is not None and ids == template.open([*ledger.messages, *AFTER])
-    text = template.tokens.decode(ids)
+    ids = template.rerender_prompt(asked(template, ledger))
+    assert ids is not None and ids == template.encode_prompt([*ledger.messages, *AFTER])
+    text = template.tokenizer.decode(ids)
     assert "A gnu." in text and "Hm." not in text
 
 
-def test_a_ledger_that_begins_anew_is_the_full_render() -> None:
-    template = template_for(FAMILIES["qwen3"], Settings(history="inference_template"))
+def test_new_ledger_is_the_full_render() -> None:
+    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
     before = asked(template, _ledger(template, ("Hm.", "A gnu.")))
-    ledger = Ledger((Entry(Author.TASK, template.anew(before) or (), before.messages),))
-    ids = template.tokens.encode("<think>\nSo.\n</think>\n\nBecause.<|im_end|>")
-    turn = {**says("Because."), "reasoning_content": "So."}
-    ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop")
-    assert drifts(template, ledger) == ()
+    ledger = Ledger((Entry(Author.TASK, template.rerender_prompt(before) or (), before.messages),))
+    ids = template.tokenizer.encode("<think>\nSo.\n</think>\n\nBecause.<|im_end|>")
+    turn = {**text_turn("Because."), "reasoning_content": "So."}
+    ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")
+    assert find_drifts(template, ledger) == ()
     assert sum(ledger.mask) == len(ids)
 
 
-def test_a_turn_costs_what_is_new_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendering_a_turn_costs_only_its_new_part(monkeypatch: pytest.MonkeyPatch) -> None:
     work = []
 
-    def counted(tokens: Tokens, text: str, after: str = "") -> tuple[int, ...]:
+    def counted(tokens: FencedTokenizer, text: str, after: str = "") -> tuple[int, ...]:
         work.append(len(text))
         return ()
 
-    monkeypatch.setattr(Tokens, "encode", counted)
-    render = Chat._text
-    monkeypatch.setattr(Chat, "_text", lambda *args: work.append(len(args[1])) or render(*args))
-    turn = Entry(Author.POLICY, (1, 2), (says("A gnu."),), logprobs=(0.0, 0.0), stop="stop")
-    first, second = template_for(HERMES), template_for(HERMES)
+    monkeypatch.setattr(FencedTokenizer, "encode", counted)
+    render = ChatTemplate._render
+    monkeypatch.setattr(ChatTemplate, "_render", lambda *args: work.append(len(args[1])) or render(*args))
+    turn = Entry(Author.POLICY, (1, 2), (text_turn("A gnu."),), logprobs=(0.0, 0.0), finish_reason="stop")
+    first, second = make_template(HERMES), make_template(HERMES)
     costs = []
     for length, template in ((1, first), (200, second)):
         work.clear()
         ledger = Ledger((turn,) * length)
-        template.tail(AFTER, ended=template.ended(ledger.entries[-1].ids))
-        assert template.anew(ledger) is None
+        template.encode_tail(AFTER, ended=template.is_turn_ended(ledger.entries[-1].ids))
+        assert template.rerender_prompt(ledger) is None
         costs.append(list(work))
     assert costs[0] == costs[1]
 
 
-def test_a_history_as_at_inference_goes_on_where_nothing_is_taken_away() -> None:
-    template = template_for(FAMILIES["qwen3"], Settings(history="inference_template"))
-    ledger = Ledger((Entry(Author.TASK, template.open(TASK, [TOOL]), TASK),))
-    turn = {**asks(calls("gnu")), "reasoning_content": "Hm."}
-    ids = written(template, TASK, turn, [TOOL])
-    ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), stop="stop")
-    after = replies(calls("gnu"), "found")
-    assert template.anew(asked(template, ledger, after), [TOOL]) is None
+def test_inference_history_extends_the_ledger_when_nothing_is_dropped() -> None:
+    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
+    ledger = Ledger((Entry(Author.TASK, template.encode_prompt(TASK, [TOOL]), TASK),))
+    turn = {**calling_turn(make_calls("gnu")), "reasoning_content": "Hm."}
+    ids = render_reply(template, TASK, turn, [TOOL])
+    ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")
+    after = tool_replies(make_calls("gnu"), "found")
+    assert template.rerender_prompt(asked(template, ledger, after), [TOOL]) is None
 
 
-def test_what_the_policy_wrote_in_tokens_of_its_own_choice_is_not_taken_back() -> None:
-    template = template_for(HERMES, Settings(history="inference_template"))
-    ledger = Ledger((Entry(Author.TASK, template.open(TASK), TASK),))
-    ids = tuple(id for char in "A gnu." for id in template.tokens.encode(char)) + template.stop_ids[:1]
-    assert ids != written(template, TASK, says("A gnu."))
-    ledger += Entry(Author.POLICY, ids, (says("A gnu."),), logprobs=(0.0,) * len(ids), stop="stop")
-    assert template.anew(asked(template, ledger)) is None
+def test_unusual_tokenisation_of_the_policy_is_kept() -> None:
+    template = make_template(HERMES, Settings(history="inference_template"))
+    ledger = Ledger((Entry(Author.TASK, template.encode_prompt(TASK), TASK),))
+    ids = tuple(id for char in "A gnu." for id in template.tokenizer.encode(char)) + template.stop_ids[:1]
+    assert ids != render_reply(template, TASK, text_turn("A gnu."))
+    ledger += Entry(Author.POLICY, ids, (text_turn("A gnu."),), logprobs=(0.0,) * len(ids), finish_reason="stop")
+    assert template.rerender_prompt(asked(template, ledger)) is None

@@ -1,4 +1,4 @@
-"""The trainer as another process: signals, children, a gateway elsewhere, and a help that is quick."""
+"""The trainer as a process: signals, children, a remote gateway, and a fast `--help`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from gateway.gateway import Gateway
-from tests.served import serving
-from tests.trainer.models import tiny_model
-from tests.trainer.processes import TIMEOUT_S, started, until
-from tests.trainer.scripts import calling
-from trainer.run.file import Rollouts
-from trainer.run.rollout import StopReason
+from tests.live_server import live_server
+from tests.trainer.model_folders import save_tiny_model
+from tests.trainer.policy_scripts import render_calls
+from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
+from trainer.rollout.rollout import StopReason
+from trainer.storage.rollout_file import Rollouts
 
 ROOT = Path(__file__).parents[2]
 SCRIPTED = Path(__file__).with_name("scripted_train.py")
@@ -42,7 +42,7 @@ def doze() -> str:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("model"))
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -66,15 +66,15 @@ def saved(run: Path) -> int:
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
-    """What it says when it is told to stop; it has gone in time, with everything that it started."""
+    """Sends SIGINT and returns the output; asserts that the process and its children end in time."""
     children = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=TIMEOUT_S)
-    assert time.monotonic() - began < LEAVE_S, told
-    assert process.returncode == 130, told
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert time.monotonic() - began < LEAVE_S, output
+    assert process.returncode == 130, output
     assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
-    return told
+    return output
 
 
 def rows(place: Path, *ids: str) -> str:
@@ -84,19 +84,17 @@ def rows(place: Path, *ids: str) -> str:
 
 
 @pytest.mark.parametrize("tool", ["wait", "doze"])
-def test_ctrl_c_leaves_at_once_with_everything_closed_and_what_was_over_saved(
-    tool: str, place: Path, model: Path
-) -> None:
+def test_ctrl_c_closes_everything_and_saves_finished_rollouts(tool: str, place: Path, model: Path) -> None:
     says = {
-        "quick": [calling(("write_note", {"text": "kept"})), "done"],
-        "held": [calling(("write_note", {"text": "lost"})), calling((tool, {}))],
+        "quick": [render_calls(("write_note", {"text": "kept"})), "done"],
+        "held": [render_calls(("write_note", {"text": "lost"})), render_calls((tool, {}))],
     }
     (place / "says.json").write_text(json.dumps(says))
     words = ("--model", str(model), "--data", rows(place, "quick", "held"), "--out", "runs/a", "--n", "2", "--record")
-    with started(place, str(SCRIPTED), "says.json", "rollout", *words) as process:
-        until(lambda: saved(place / "runs/a") == 2 and (tool == "wait" or (place / "dozing").exists()), process)
-        told = interrupted(process)
-    assert "mtrl-train: stopped; what was over is saved" in told and "Traceback" not in told
+    with run_process(place, str(SCRIPTED), "says.json", "rollout", *words) as process:
+        wait_until(lambda: saved(place / "runs/a") == 2 and (tool == "wait" or (place / "dozing").exists()), process)
+        output = interrupted(process)
+    assert "mtrl-train: stopped; rollouts that ended before are saved" in output and "Traceback" not in output
     rollouts = list(Rollouts(place / "runs/a"))
     assert {rollout.task for rollout in rollouts} == {"quick"}
     assert {rollout.stop for rollout in rollouts} == {StopReason.DONE}
@@ -104,28 +102,28 @@ def test_ctrl_c_leaves_at_once_with_everything_closed_and_what_was_over_saved(
     assert (place / "runs/a/tape/tape.jsonl").read_text().count("kept") >= 2
 
 
-def test_ctrl_c_while_the_engine_writes_leaves_as_quickly(place: Path, model: Path) -> None:
+def test_ctrl_c_during_generation_stops_quickly(place: Path, model: Path) -> None:
     settings = {
         "model": str(model), "data": rows(place, *(f"t{number}" for number in range(200))), "out": "runs/a", "n": 4,
         "limits": {"turn_tokens": 256}, "admission": {"writing": 8},
     }  # fmt: skip
     (place / "run.yaml").write_text(json.dumps(settings))
-    with started(place, "-m", "trainer.cli", "rollout", "--config", "run.yaml") as process:
-        until(lambda: saved(place / "runs/a") > 0, process)
+    with run_process(place, "-m", "trainer.cli", "rollout", "--config", "run.yaml") as process:
+        wait_until(lambda: saved(place / "runs/a") > 0, process)
         interrupted(process)
     assert 0 < saved(place / "runs/a") < 800
     assert all(rollout.ledger.turns for rollout in Rollouts(place / "runs/a"))
 
 
-def test_the_tools_may_be_those_of_a_gateway_elsewhere(place: Path, model: Path) -> None:
-    says = {"t": [calling(("add", {"a": 3, "b": 4}), ("write_note", {"text": "x"})), "done"]}
+def test_tools_can_be_those_of_a_remote_gateway(place: Path, model: Path) -> None:
+    says = {"t": [render_calls(("add", {"a": 3, "b": 4}), ("write_note", {"text": "x"})), "done"]}
     (place / "says.json").write_text(json.dumps(says))
     words = ("--model", str(model), "--data", rows(place, "t"), "--out", "runs/a", "--n", "2")
-    with serving(lambda: Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json")) as at:
-        with started(place, str(SCRIPTED), "says.json", "rollout", "--tools", at.url, *words) as process:
-            told, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, told
-        with started(place, "-m", "trainer.cli", "check", "--tools", at.url) as process:
+    with live_server(lambda: Gateway.load(ROOT / "tool_configs", ROOT / "mcp_servers.json")) as at:
+        with run_process(place, str(SCRIPTED), "says.json", "rollout", "--tools", at.url, *words) as process:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, output
+        with run_process(place, "-m", "trainer.cli", "check", "--tools", at.url) as process:
             assert "everything is in order" in process.communicate(timeout=TIMEOUT_S)[0]
         assert not at.gateway.sessions
     rollouts = list(Rollouts(place / "runs/a"))
@@ -133,7 +131,7 @@ def test_the_tools_may_be_those_of_a_gateway_elsewhere(place: Path, model: Path)
     assert "Note 1 is written." in str(rollouts[0].ledger.messages)
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from trainer.cli import app\n"

@@ -1,4 +1,4 @@
-"""Whoever watches a training sees how far it is, whether it learns and where its time goes."""
+"""Tests the live progress of training: panel, log lines, time per phase and sparklines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from gateway.types import Outcome
-from trainer.engine.base import Written
+from trainer.engine.base import Generation
 from trainer.ledger import Author, Ledger
-from trainer.play import Watch
-from trainer.run.rollout import Rollout, StopReason
-from trainer.steps import Step
-from trainer.view.chart import BLOCKS, Trend
-from trainer.view.training import TrainingProgress
+from trainer.rollout.observer import RolloutObserver
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.steppers import Step
+from trainer.view.terminal_chart import BLOCKS, Trend
+from trainer.view.training_progress import TrainingProgress
 
 
 class Clock:
@@ -30,51 +30,51 @@ class Clock:
         return self.now
 
 
-class Watched(TrainingProgress):
-    """On a screen that is kept, by a clock that stands still."""
+class RecordedProgress(TrainingProgress):
+    """Training progress on a string stream, with a manual clock."""
 
-    def __init__(self, steps: int = 10, *, terminal: bool = False, width: int = 80, **how: object) -> None:
+    def __init__(self, steps: int = 10, *, terminal: bool = False, width: int = 80, **options: object) -> None:
         self.screen, self.clock = io.StringIO(), Clock()
         console = Console(file=self.screen, width=width, height=24, force_terminal=terminal, _environ={})
-        super().__init__(steps, console=console, now=self.clock, **how)  # type: ignore[arg-type]
+        super().__init__(steps, console=console, now=self.clock, **options)  # type: ignore[arg-type]
 
-    def drawn(self, *, over: bool = False) -> list[str]:
+    def panel_lines(self, *, over: bool = False) -> list[str]:
         screen = io.StringIO()
         console = Console(file=screen, width=self.console.width, height=24)
-        console.print(self.picture(over=over))
+        console.print(self.render(over=over))
         return screen.getvalue().splitlines()
 
-    def spend(self, phase: str, seconds: float) -> None:
+    def spend_time(self, phase: str, seconds: float) -> None:
         with self.phase(phase):
             self.clock.now += seconds
 
-    def roll(self, count: int, apart: Watch | None = None) -> None:
-        watch = apart or self
+    def run_rollouts(self, count: int, evaluation_counters: RolloutObserver | None = None) -> None:
+        watch = evaluation_counters or self
         for index in range(count):
             key = f"1-0-0/t/{index}"
-            watch.state(key, "generating")
-            watch.wrote(key, Written((1,) * 10, (0.0,) * 10, "stop", cached=50), 100)
-            told = {"name": "search", "outcome": "ok", "elapsed_s": 0.5}
-            watch.answered(key, Step(Author.TOOL, outcomes=(Outcome.OK,), info={"tools": [told]}), 0.5)
-            watch.ended(key, Rollout("t", Ledger(), StopReason.DONE))
+            watch.on_state(key, "generating")
+            watch.on_generation(key, Generation((1,) * 10, (0.0,) * 10, "stop", cached_tokens=50), 100)
+            call = {"name": "search", "outcome": "ok", "elapsed_s": 0.5}
+            watch.on_step(key, Step(Author.TOOL, outcomes=(Outcome.OK,), info={"tools": [call]}), 0.5)
+            watch.on_end(key, Rollout("t", Ledger(), StopReason.DONE))
 
-    def play(self, step: int, **metrics: float) -> dict[str, float]:
-        """One step of 4 seconds; metrics by `area__name`."""
+    def run_step(self, step: int, **metrics: float) -> dict[str, float]:
+        """Simulates a step of 4 seconds; metrics by `area__name`."""
         self.begin(step, 8)
         with self.phase("rolling_out"):
-            self.roll(8)
+            self.run_rollouts(8)
             self.clock.now += 3
-        self.spend("learning", 1)
-        told = {name.replace("__", "/"): value for name, value in metrics.items()} | self.measured()
-        self.stepped(step, told)
-        return told
+        self.spend_time("learning", 1)
+        measured = {name.replace("__", "/"): value for name, value in metrics.items()} | self.take_metrics()
+        self.end_step(step, measured)
+        return measured
 
 
-def test_a_panel_says_it_all_in_eighty_columns() -> None:
-    watched = Watched()
-    watched.stepped(0, {"eval/greedy": 0.3})
+def test_panel_fits_eighty_columns() -> None:
+    progress = RecordedProgress()
+    progress.end_step(0, {"eval/greedy": 0.3})
     for step in range(1, 5):
-        watched.play(
+        progress.run_step(
             step,
             reward__mean=step / 10,
             reward__std=0.5,
@@ -87,11 +87,11 @@ def test_a_panel_says_it_all_in_eighty_columns() -> None:
             update__grad_norm=0.83,
             **({"eval__greedy": 0.8} if step == 4 else {}),
         )
-    watched.begin(5, 8)
-    with watched.phase("rolling_out"):
-        watched.roll(2)
-        watched.clock.now += 1.5
-        lines = watched.drawn()
+    progress.begin(5, 8)
+    with progress.phase("rolling_out"):
+        progress.run_rollouts(2)
+        progress.clock.now += 1.5
+        lines = progress.panel_lines()
     assert [re.sub(r"[━╸╺]+ *", "━ ", line.strip("│ ")) for line in lines[1:-1]] == [
         "step     ━ 4 of 10",
         "phase    rolling out · 1.5 s",
@@ -111,126 +111,130 @@ def test_a_panel_says_it_all_in_eighty_columns() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 80, 120, 300])
-def test_a_panel_keeps_its_shape(width: int) -> None:
-    fresh, told, over = Watched(width=width), Watched(width=width), Watched(width=width)
-    for one in (told, over):
-        one.play(1, reward__mean=1e-5, reward__long_name=123456.0, success__sampled=1.0, entropy=nan, kl__old=1e9)
-    shown = fresh.drawn(), told.drawn(), over.drawn(over=True)
+def test_panel_has_constant_size(width: int) -> None:
+    fresh, running, over = RecordedProgress(width=width), RecordedProgress(width=width), RecordedProgress(width=width)
+    for recorded in (running, over):
+        recorded.run_step(
+            1, reward__mean=1e-5, reward__long_name=123456.0, success__sampled=1.0, entropy=nan, kl__old=1e9
+        )
+    shown = fresh.panel_lines(), running.panel_lines(), over.panel_lines(over=True)
     assert {len(lines) for lines in shown} == {15}
     assert {len(line) for lines in shown for line in lines} == {min(width - 2, 100)}
     assert "over after" in "".join(shown[2])
 
 
-def test_a_panel_shows_only_colours_that_every_palette_has() -> None:
-    watched = Watched(terminal=True)
-    watched.play(1, reward__mean=0.5)
-    watched.console.print(watched.picture(over=False))
-    codes = {code for found in re.findall(r"\x1b\[([\d;]*)m", watched.screen.getvalue()) for code in found.split(";")}
+def test_panel_uses_standard_colours_only() -> None:
+    progress = RecordedProgress(terminal=True)
+    progress.run_step(1, reward__mean=0.5)
+    progress.console.print(progress.render(over=False))
+    codes = {code for found in re.findall(r"\x1b\[([\d;]*)m", progress.screen.getvalue()) for code in found.split(";")}
     assert codes <= {"0", "1", "2", "31", "32", "39", "90"}
 
 
-def test_time_is_told_by_phase_once() -> None:
-    watched = Watched()
-    told = watched.play(1)
-    assert told["time/rolling_out_s"] == 3 and told["time/learning_s"] == 1
-    watched.spend("saving", 2)
-    assert watched.measured()["time/saving_s"] == 2
-    assert not any(name.startswith("time/saving") for name in watched.measured())
+def test_time_of_a_phase_is_reported_once() -> None:
+    progress = RecordedProgress()
+    metrics = progress.run_step(1)
+    assert metrics["time/rolling_out_s"] == 3 and metrics["time/learning_s"] == 1
+    progress.spend_time("saving", 2)
+    assert progress.take_metrics()["time/saving_s"] == 2
+    assert not any(name.startswith("time/saving") for name in progress.take_metrics())
 
 
-def test_time_belongs_to_the_innermost_phase() -> None:
-    watched = Watched()
-    with watched.phase("evaluating"):
-        watched.clock.now += 1
-        watched.spend("scoring", 2)
-        watched.clock.now += 4
-        assert watched.measured() == {"time/evaluating_s": 5, "time/scoring_s": 2}
-        watched.clock.now += 8
-    assert watched.measured() == {"time/evaluating_s": 8}
+def test_time_is_accounted_to_the_innermost_phase() -> None:
+    progress = RecordedProgress()
+    with progress.phase("evaluating"):
+        progress.clock.now += 1
+        progress.spend_time("scoring", 2)
+        progress.clock.now += 4
+        assert progress.take_metrics() == {"time/evaluating_s": 5, "time/scoring_s": 2}
+        progress.clock.now += 8
+    assert progress.take_metrics() == {"time/evaluating_s": 8}
 
 
-def test_time_is_told_where_a_phase_fails() -> None:
-    watched = Watched()
-    with pytest.raises(ValueError), watched.phase("learning"):
-        watched.clock.now += 3
+def test_time_of_a_failing_phase_is_reported() -> None:
+    progress = RecordedProgress()
+    with pytest.raises(ValueError), progress.phase("learning"):
+        progress.clock.now += 3
         raise ValueError
-    assert watched.measured() == {"time/learning_s": 3}
-    assert "between two" in "".join(watched.drawn())
+    assert progress.take_metrics() == {"time/learning_s": 3}
+    assert "between two" in "".join(progress.panel_lines())
 
 
-def test_what_the_machine_did_is_told_in_areas_of_its_own() -> None:
-    watched = Watched()
-    told = watched.play(1)
-    assert {name.partition("/")[0] for name in told} == {"time", "engine"}
-    assert told["engine/tokens/written"] == 80
-    assert told["engine/tokens/written_per_s"] == pytest.approx(80 / 3)
-    assert told["engine/tokens/cached_of_possible"] <= 1
-    assert told["engine/stops/done"] == told["engine/tools/search/count"] == 8
-    assert told["time/tools/search/p95_s"] == pytest.approx(0.5, rel=0.03)
-    assert not any("left" in name or "elapsed" in name or "generating" in name for name in told)
+def test_rollout_metrics_are_in_areas_time_and_engine() -> None:
+    progress = RecordedProgress()
+    metrics = progress.run_step(1)
+    assert {name.partition("/")[0] for name in metrics} == {"time", "engine"}
+    assert metrics["engine/tokens/written"] == 80
+    assert metrics["engine/tokens/written_per_s"] == pytest.approx(80 / 3)
+    assert metrics["engine/tokens/cached_of_possible"] <= 1
+    assert metrics["engine/stops/done"] == metrics["engine/tools/search/count"] == 8
+    assert metrics["time/tools/search/p95_s"] == pytest.approx(0.5, rel=0.03)
+    assert not any("left" in name or "elapsed" in name or "generating" in name for name in metrics)
 
 
-def test_rollouts_are_counted_by_step_and_those_of_an_evaluation_apart() -> None:
-    watched = Watched()
-    watched.begin(1, 8)
-    watched.roll(8)
-    with watched.phase("evaluating", rollouts=50) as apart:
-        watched.roll(3, apart)
-        assert any("3 of 50" in line for line in watched.drawn())
-        assert any("rollouts, evaluating" in line for line in watched.drawn())
-    assert any("8 of 8" in line for line in watched.drawn())
-    assert watched.measured()["engine/rollouts/ended"] == 8
-    watched.begin(2, 8)
-    assert any("0 of 8" in line for line in watched.drawn())
-    watched.more(4)
-    assert any("0 of 12" in line for line in watched.drawn())
+def test_evaluation_rollouts_are_counted_separately() -> None:
+    progress = RecordedProgress()
+    progress.begin(1, 8)
+    progress.run_rollouts(8)
+    with progress.phase("evaluating", rollouts=50) as evaluation_counters:
+        progress.run_rollouts(3, evaluation_counters)
+        assert any("3 of 50" in line for line in progress.panel_lines())
+        assert any("rollouts, evaluating" in line for line in progress.panel_lines())
+    assert any("8 of 8" in line for line in progress.panel_lines())
+    assert progress.take_metrics()["engine/rollouts/ended"] == 8
+    progress.begin(2, 8)
+    assert any("0 of 8" in line for line in progress.panel_lines())
+    progress.add_rollouts(4)
+    assert any("0 of 12" in line for line in progress.panel_lines())
 
 
-def test_rollouts_that_go_on_from_one_step_to_the_next_stay_in_view_whatever_is_evaluated_meanwhile() -> None:
-    watched = Watched()
-    watched.begin(1, 0)
-    watched.state("0-0-0/t/0", "generating")
-    with watched.phase("evaluating", rollouts=2) as apart:
-        watched.roll(2, apart)
-        watched.state("0-0-0/t/0", "calling")
-        assert any("0 calling" in line for line in watched.drawn())
-    watched.begin(2, 0)
-    assert any("1 calling" in line for line in watched.drawn())
-    watched.ended("0-0-0/t/0", Rollout("t", Ledger(), StopReason.DONE))
-    assert any("0 calling" in line for line in watched.drawn())
-    assert any(line.startswith("│ rollouts 1 ") for line in watched.drawn())
+def test_running_rollouts_are_kept_across_steps_and_evaluations() -> None:
+    progress = RecordedProgress()
+    progress.begin(1, 0)
+    progress.on_state("0-0-0/t/0", "generating")
+    with progress.phase("evaluating", rollouts=2) as evaluation_counters:
+        progress.run_rollouts(2, evaluation_counters)
+        progress.on_state("0-0-0/t/0", "calling")
+        assert any("0 calling" in line for line in progress.panel_lines())
+    progress.begin(2, 0)
+    assert any("1 calling" in line for line in progress.panel_lines())
+    progress.on_end("0-0-0/t/0", Rollout("t", Ledger(), StopReason.DONE))
+    assert any("0 calling" in line for line in progress.panel_lines())
+    assert any(line.startswith("│ rollouts 1 ") for line in progress.panel_lines())
 
 
-def test_time_left_is_that_of_late_steps() -> None:
-    watched = Watched(10)
-    assert watched.left_s is None
-    watched.spend("warming", 1000)
-    watched.stepped(0, {"eval/greedy": 0.1})
+def test_remaining_time_uses_recent_steps() -> None:
+    progress = RecordedProgress(10)
+    assert progress.left_s is None
+    progress.spend_time("warming", 1000)
+    progress.end_step(0, {"eval/greedy": 0.1})
     for step in range(1, 5):
-        watched.play(step)
-        assert watched.left_s == 4 * (10 - step)
-    watched.clock.now += 3
-    assert watched.left_s == 4 * 6 - 3
+        progress.run_step(step)
+        assert progress.left_s == 4 * (10 - step)
+    progress.clock.now += 3
+    assert progress.left_s == 4 * 6 - 3
     for step in range(5, 11):
-        watched.play(step)
-    assert watched.left_s is None
+        progress.run_step(step)
+    assert progress.left_s is None
 
 
-def test_a_run_that_goes_on_shows_where_it_came_from() -> None:
+def test_resumed_run_shows_its_history() -> None:
     history = [{"step": step, "reward/mean": step / 10, "time/learning_s": 2.0} for step in range(6)]
-    watched = Watched(10, history=history)
-    shown = "\n".join(watched.drawn())
+    progress = RecordedProgress(10, history=history)
+    shown = "\n".join(progress.panel_lines())
     assert "5 of 10" in shown and "▁▂▄▅▇█" in shown and "2.0 s a step" in shown
-    assert watched.screen.getvalue() == ""
+    assert progress.screen.getvalue() == ""
 
 
-def test_without_a_terminal_a_step_is_a_line() -> None:
-    with Watched() as watched:
-        watched.stepped(0, {"eval/greedy": 0.3, "time/evaluating_s": 2.0})
-        watched.play(1, reward__mean=0.25, reward__outcome=0.2, reward__tools=0.05, success__sampled=0.2, kl__old=1e-6)
-        watched.play(2)
-        watched.said("look out\n  remedy: do something")
-    assert watched.screen.getvalue().splitlines() == [
+def test_without_terminal_each_step_is_a_line() -> None:
+    with RecordedProgress() as progress:
+        progress.end_step(0, {"eval/greedy": 0.3, "time/evaluating_s": 2.0})
+        progress.run_step(
+            1, reward__mean=0.25, reward__outcome=0.2, reward__tools=0.05, success__sampled=0.2, kl__old=1e-6
+        )
+        progress.run_step(2)
+        progress.print_message("look out\n  remedy: do something")
+    assert progress.screen.getvalue().splitlines() == [
         "step 0 of 10; greedy 30% before the first step; evaluating 2.0 s; 0:00",
         "step 1 of 10; reward 0.250 (outcome 0.2, tools 0.05); sampled 20%, greedy 30% before the first step; KL 1e-06;"
         " rolling out 3.0 s, learning 1.0 s; 0:04, 0:36 left",
@@ -240,56 +244,56 @@ def test_without_a_terminal_a_step_is_a_line() -> None:
     ]
 
 
-def test_a_long_step_says_now_and_then_that_it_goes_on() -> None:
-    watched = Watched()
-    watched.begin(1, 8)
-    with watched.phase("rolling_out"):
-        watched.roll(2)
-        watched.clock.now += 59
-        assert watched.line(over=False) == ""
-        watched.clock.now += 1
-        assert watched.line(over=False).startswith("step 1 of 10; rolling out for 1:00; 2 of 8 rollouts; ")
-        assert watched.line(over=False) == ""
-        watched.clock.now += 61
-        assert watched.line(over=True) == ""
+def test_long_step_is_logged_at_intervals() -> None:
+    progress = RecordedProgress()
+    progress.begin(1, 8)
+    with progress.phase("rolling_out"):
+        progress.run_rollouts(2)
+        progress.clock.now += 59
+        assert progress.format_line(over=False) == ""
+        progress.clock.now += 1
+        assert progress.format_line(over=False).startswith("step 1 of 10; rolling out for 1:00; 2 of 8 rollouts; ")
+        assert progress.format_line(over=False) == ""
+        progress.clock.now += 61
+        assert progress.format_line(over=True) == ""
 
 
-def test_what_is_said_stays_above_the_panel() -> None:
-    with Watched(terminal=True) as watched:
-        watched.said("look \x1b[31mout[/bold]")
-        watched.play(1, reward__mean=0.5)
-    text = watched.screen.getvalue()
+def test_messages_are_printed_above_the_panel() -> None:
+    with RecordedProgress(terminal=True) as progress:
+        progress.print_message("look \x1b[31mout[/bold]")
+        progress.run_step(1, reward__mean=0.5)
+    text = progress.screen.getvalue()
     assert text.index("look \\x1b[31mout[/bold]") < text.rindex("╭")
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
     assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
-def test_a_components_name_paints_nothing() -> None:
-    watched = Watched()
-    watched.play(1, reward__mean=0.5, **{"reward__\x1b[31mred": 0.5, "reward__other": 0.5})
-    assert "\x1b" not in "".join(watched.drawn()) + watched.screen.getvalue()
+def test_component_name_is_escaped() -> None:
+    progress = RecordedProgress()
+    progress.run_step(1, reward__mean=0.5, **{"reward__\x1b[31mred": 0.5, "reward__other": 0.5})
+    assert "\x1b" not in "".join(progress.panel_lines()) + progress.screen.getvalue()
 
 
-def test_a_terminal_that_has_gone_does_not_end_the_run() -> None:
-    with Watched() as watched:
-        watched.screen.close()
-        watched.said("nobody hears it")
-        told = watched.play(1)
-    assert told["time/learning_s"] == 1
+def test_closed_terminal_does_not_end_the_run() -> None:
+    with RecordedProgress() as progress:
+        progress.screen.close()
+        progress.print_message("nobody hears it")
+        metrics = progress.run_step(1)
+    assert metrics["time/learning_s"] == 1
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=300), st.integers(1, 20))
-def test_a_trend_has_room_for_any_many_steps(values: list[float], width: int) -> None:
+def test_sparkline_has_bounded_width_and_memory(values: list[float], width: int) -> None:
     trend = Trend(width)
     for value in [*values, nan]:
         trend.add(value)
     shown = str(trend)
     assert len(shown) <= width and set(shown) <= set(BLOCKS)
     assert bool(shown) == bool(values)
-    assert len(trend._means) + len(trend._open) <= 2 * width + len(values) // width + 1
+    assert len(trend._means) + len(trend._pending) <= 2 * width + len(values) // width + 1
 
 
-def test_a_trend_goes_where_its_numbers_go() -> None:
+def test_sparkline_rises_with_its_values() -> None:
     rising, falling = Trend(8), Trend(8)
     for step in range(1000):
         rising.add(step)
@@ -298,9 +302,9 @@ def test_a_trend_goes_where_its_numbers_go() -> None:
     assert str(falling) == "".join(sorted(str(falling), reverse=True))
 
 
-def test_staleness_is_shown_where_rollouts_run_ahead() -> None:
-    watched = Watched(width=120)
-    watched.play(1, rollout__staleness=0.0, entropy=0.4)
-    assert not any("staleness" in line for line in watched.drawn())
-    watched.play(2, rollout__staleness=1.25, staleness__max=2.0, staleness__dropped=3.0, entropy=0.4)
-    assert any("staleness 1.25, at most 2 · 3 groups dropped" in line for line in watched.drawn())
+def test_staleness_is_shown_when_rollouts_run_ahead() -> None:
+    progress = RecordedProgress(width=120)
+    progress.run_step(1, rollout__staleness=0.0, entropy=0.4)
+    assert not any("staleness" in line for line in progress.panel_lines())
+    progress.run_step(2, rollout__staleness=1.25, staleness__max=2.0, staleness__dropped=3.0, entropy=0.4)
+    assert any("staleness 1.25, at most 2 · 3 groups dropped" in line for line in progress.panel_lines())

@@ -1,4 +1,4 @@
-"""An MCP server over HTTP: a small atlas. Start it with `make atlas`, or `python tool_configs/servers/atlas.py`."""
+"""An MCP server over HTTP: a small atlas. Start it with `make atlas` or `python tool_configs/servers/atlas.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CITIES = {
     "tokyo": (35.68, 139.69, 13_960_000),
 }
 EARTH_KM = 6371.0
-READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True)
+READ_ONLY = ToolAnnotations(read_only_hint=True, idempotent_hint=True)
 
 server = MCPServer("atlas", instructions="Places and distances of seven cities.")
 
@@ -31,13 +31,13 @@ def _find(city: str) -> tuple[float, float, int]:
         raise ToolError(f"{city} is not in the atlas; it has {', '.join(CITIES)}") from None
 
 
-@server.tool(annotations=READS)
+@server.tool(annotations=READ_ONLY)
 def population(city: str) -> int:
     """How many people live in a city."""
     return _find(city)[2]
 
 
-@server.tool(annotations=READS)
+@server.tool(annotations=READ_ONLY)
 def distance_km(one: str, other: str) -> float:
     """The distance between two cities along the ground, in kilometres."""
     (lat_a, lon_a, _), (lat_b, lon_b, _) = _find(one), _find(other)
@@ -47,11 +47,11 @@ def distance_km(one: str, other: str) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--transport", choices=("streamable-http", "sse"), default="streamable-http")
-    options.add_argument("--port", type=int, default=8931)
-    chosen = options.parse_args()
-    server.run(chosen.transport, host="127.0.0.1", port=chosen.port)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--transport", choices=("streamable-http", "sse"), default="streamable-http")
+    parser.add_argument("--port", type=int, default=8931)
+    arguments = parser.parse_args()
+    server.run(arguments.transport, host="127.0.0.1", port=arguments.port)
 
 
 if __name__ == "__main__":

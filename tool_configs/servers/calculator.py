@@ -1,4 +1,4 @@
-"""An MCP server over stdio: arithmetic. An expression is read as a tree of numbers and operators, and never run."""
+"""An MCP server over stdio: a calculator. Expressions are parsed and evaluated as a syntax tree, never executed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
-LONGEST = 500
-MOST_DIGITS = 1000
-"""Longer whole numbers are refused, because one power can fill the memory."""
+MAX_LENGTH = 500
+MAX_DIGITS = 1000
+"""Longer integers are refused, because a single power could exhaust the memory."""
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -39,38 +39,38 @@ def calculate(
 ) -> str:
     """Calculates an arithmetic expression."""
     try:
-        return _written(_value(_read(expression)))
+        return _format_number(_evaluate(_parse(expression)))
     except (ValueError, TypeError, ArithmeticError) as error:
         raise ToolError(str(error)) from error
 
 
-def _read(expression: str) -> ast.expr:
-    if len(expression) > LONGEST:
-        raise ValueError(f"the expression is longer than {LONGEST} characters")
+def _parse(expression: str) -> ast.expr:
+    if len(expression) > MAX_LENGTH:
+        raise ValueError(f"the expression is longer than {MAX_LENGTH} characters")
     try:
         return ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise ValueError("this is not an arithmetic expression") from None
 
 
-def _value(node: ast.expr) -> float:
+def _evaluate(node: ast.expr) -> float:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return number
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _power(_value(left), _value(right))
+            return _power(_evaluate(left), _evaluate(right))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+            return _check_size(_BINARY[type(op)](_evaluate(left), _evaluate(right)))
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
-            return _UNARY[type(op)](_value(operand))
+            return _UNARY[type(op)](_evaluate(operand))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_value(arg) for arg in args))
+            return _FUNCTIONS[name](*(_evaluate(arg) for arg in args))
     raise ValueError(f"`{ast.unparse(node)}` is not arithmetic")
 
 
 def _power(base: float, exponent: float) -> float:
-    if isinstance(base, int) and abs(base) > 1 and exponent * math.log10(abs(base)) > MOST_DIGITS:
-        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+    if isinstance(base, int) and abs(base) > 1 and exponent * math.log10(abs(base)) > MAX_DIGITS:
+        raise ValueError(f"the result has more than {MAX_DIGITS} digits")
     if base < 0 and isinstance(exponent, float):
         raise ValueError("a root of a number below zero is no number")
     power: float = float(base) ** exponent if isinstance(exponent, float) or exponent < 0 else base**exponent
@@ -78,22 +78,22 @@ def _power(base: float, exponent: float) -> float:
 
 
 def _round(number: float, digits: int = 0) -> float:
-    if abs(digits) > MOST_DIGITS:
-        raise ValueError(f"no number has more than {MOST_DIGITS} digits")
+    if abs(digits) > MAX_DIGITS:
+        raise ValueError(f"no number has more than {MAX_DIGITS} digits")
     return round(number, digits)
 
 
-def _bounded(number: float) -> float:
-    if isinstance(number, int) and number.bit_length() > MOST_DIGITS * 4:
-        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+def _check_size(number: float) -> float:
+    if isinstance(number, int) and number.bit_length() > MAX_DIGITS * 4:
+        raise ValueError(f"the result has more than {MAX_DIGITS} digits")
     return number
 
 
 _FUNCTIONS: dict[str, Callable[..., float]] = {"sqrt": math.sqrt, "round": _round, "abs": abs, "floor": math.floor}
 
 
-def _written(number: float) -> str:
-    """A whole number is written as one, however it came about; others without the noise of their last digits."""
+def _format_number(number: float) -> str:
+    """Formats integers without a decimal point, and other numbers without rounding noise in the last digits."""
     return str(number) if isinstance(number, int) else f"{number:.15g}"
 
 

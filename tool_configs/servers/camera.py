@@ -1,4 +1,4 @@
-"""An MCP server over stdio that answers with pictures: what is behind a window of a house."""
+"""An MCP server over stdio that returns images: the room behind a window of a house."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ImageContent, ToolAnnotations
 from pydantic import Field
 
-from trainer.demo.sight.house import WINDOWS, inside
+from trainer.demo.sight.house import WINDOWS, draw_inside
 
-options = argparse.ArgumentParser(description=__doc__)
-options.add_argument("--show", choices=("house", "nothing", "neighbour"), default="house")
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--show", choices=("house", "nothing", "neighbour"), default="house")
 server = MCPServer("camera", instructions="Looks through windows.")
 
 
@@ -25,12 +25,12 @@ def zoom(
 ) -> ImageContent:
     """A picture of the room behind a window."""
     try:
-        shown = inside(house, window, asked.show)
+        image = draw_inside(house, window, arguments.show)
     except ValueError as error:
         raise ToolError(str(error)) from error
-    return ImageContent(type="image", data=base64.b64encode(shown).decode(), mime_type="image/png")
+    return ImageContent(type="image", data=base64.b64encode(image).decode(), mime_type="image/png")
 
 
 if __name__ == "__main__":
-    asked = options.parse_args()
+    arguments = parser.parse_args()
     server.run("stdio")

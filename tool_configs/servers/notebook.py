@@ -1,4 +1,4 @@
-"""An MCP server over stdio: a notebook that remembers what is written in one session."""
+"""An MCP server over stdio: a notebook, whose notes last for one session."""
 
 from __future__ import annotations
 

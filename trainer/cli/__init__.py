@@ -1,13 +1,34 @@
-"""The trainer on the command line. What is heavy is imported by the command that needs it, so that help is quick."""
+"""The command line `mtrl-train`. Commands import heavy modules when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
-from gateway.leave import leaving
-from trainer.cli import moving, reading, rolling, training, viewing
+from gateway.process_exit import run_and_exit
+from trainer.cli import (
+    plan_command,
+    read_commands,
+    render_command,
+    rollout_commands,
+    serve_command,
+    train_command,
+    translate_command,
+    worker_command,
+)
 from trainer.cli.options import app
 
-__all__ = ["app", "main", "moving", "reading", "rolling", "training", "viewing"]
+__all__ = [
+    "app",
+    "main",
+    "plan_command",
+    "read_commands",
+    "render_command",
+    "rollout_commands",
+    "serve_command",
+    "train_command",
+    "translate_command",
+    "worker_command",
+]
 
 
 def main() -> None:
-    leaving(app)
+    """The entry point of `mtrl-train`."""
+    run_and_exit(app)

@@ -1,4 +1,4 @@
-"""What several commands have in common."""
+"""The Typer app and options shared by several commands. Imports nothing heavy, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -9,37 +9,44 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-JOBS = ", ".join(sorted(file.stem for file in (Path(__file__).parents[1] / "jobs").glob("*.yaml")))
-VERL, SWIFT = "--verl-config", "--swift"
-KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.DOTALL)
+JOBS_FOLDER = Path(__file__).parents[1] / "jobs"
+"""Run files that come with the package."""
+JOB_NAMES = ", ".join(sorted(file.stem for file in JOBS_FOLDER.glob("*.yaml")))
+VERL_OPTION, SWIFT_OPTION = "--verl-config", "--swift"
+NO_SHELL_HELP = "Read scripts of verl and ms-swift without bash, and refuse what only bash understands"
+VERL_KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.DOTALL)
 
 
-class Keys(TyperGroup):
-    """With a file of verl's, words like `data.seed=1` are keys of that file, and no commands."""
+class VerlKeyGroup(TyperGroup):
+    """Takes `data.seed=1` as an override of verl's configuration, not as a command, if there is `--verl-config`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not any(word.partition("=")[0] == VERL for word in args):
+        if not any(word.partition("=")[0] == VERL_OPTION for word in args):
             return super().parse_args(ctx, args)
-        valued = {name for one in self.params if not getattr(one, "is_flag", False) for name in one.opts}
-        kept: list[str] = []
+        with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
+        words: list[str] = []
         ctx.obj = []
         for word in args:
-            is_value = bool(kept) and kept[-1] in valued
-            (ctx.obj if KEY.fullmatch(word) and not is_value else kept).append(word)
-        return super().parse_args(ctx, kept)
+            is_value = bool(words) and words[-1] in with_value
+            (ctx.obj if VERL_KEY.fullmatch(word) and not is_value else words).append(word)
+        return super().parse_args(ctx, words)
 
 
 app = typer.Typer(
-    cls=Keys,
-    epilog=f"Every setting has its place in a run file; those that come with mtrl are examples: {JOBS}.",
+    cls=VerlKeyGroup,
+    epilog=f"A run file can set everything; the jobs that come with mtrl are examples: {JOB_NAMES}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ASKED = "Commands for a run that is there"
-"""Where they stand in the help."""
-Tools = Annotated[str, typer.Option(metavar="DIR|URL", help="Folder of YAML, or a running `mtrl-gateway serve`.")]
-Mcp = Annotated[Path | None, typer.Option(metavar="FILE", help="MCP servers. Default: the file beside --tools")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, as runs/NAME.")]
+RUN_PANEL = "Commands for an existing run"
+"""The commands' heading in the help."""
+ToolsOption = Annotated[
+    str, typer.Option(metavar="DIR|URL", help="Folder of tool configs, or URL of `mtrl-gateway serve`.")
+]
+McpOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="MCP servers. Default: mcp_servers.json beside --tools")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/NAME.")]

@@ -1,8 +1,6 @@
-"""Rows of any shape become tasks; what is wrong with a row is told by file and line before anything starts."""
+"""Data: reads rows of any source as tasks, and draws them in the order of a curriculum."""
 
-from trainer.data.check import check
-from trainer.data.curriculum import Course, Curriculum, Stage, Until
-from trainer.data.sampler import Sampler
-from trainer.data.tasks import Tasks, load
+from trainer.data.curriculum import Curriculum, Stage, TaskStream, Until
+from trainer.data.tasks import RowTasks, TaskSampler, check_task_names, load_rows
 
-__all__ = ["Course", "Curriculum", "Sampler", "Stage", "Tasks", "Until", "check", "load"]
+__all__ = ["Curriculum", "RowTasks", "Stage", "TaskSampler", "TaskStream", "Until", "check_task_names", "load_rows"]

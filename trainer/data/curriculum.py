@@ -1,4 +1,7 @@
-"""A curriculum is a list of stages; which one holds is a function of what was told, and can be told again."""
+"""The curriculum: stages that change tasks, tools or interaction during a run, and the stream of tasks that steps draw.
+
+Which stage is active depends only on the steps and success rates so far, so that a run can be resumed and replayed.
+"""
 
 from __future__ import annotations
 
@@ -9,172 +12,176 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from gateway.config.mistakes import nearest
-from gateway.config.models import Frozen
+from gateway.config.base import FrozenModel
+from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError
 from gateway.types import EMPTY, ToolSpec
-from trainer.data.check import Offered
-from trainer.data.sampler import Sampler
-from trainer.task import Task
+from trainer.data.tasks import OfferedNames, TaskSampler
+from trainer.rollout.task import Task
 
 
-class Until(Frozen):
-    """When a stage is over: at a step of the run, or with success."""
+class Until(FrozenModel):
+    """When a stage ends: at a step of the run, or at a success rate."""
 
     step: PositiveInt | None = None
-    """The stage holds for the steps before this one; the run's first step is 0."""
+    """The stage covers the steps before this one; the run's first step is 0."""
     success: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The mean success that ends it,"""
+    """The mean success rate that ends the stage."""
     over: PositiveInt = 20
-    """over so many of its steps, the latest ones."""
+    """The number of the stage's latest steps that the mean is taken over."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _check_one_kind(self) -> Self:
         if (self.step is None) == (self.success is None):
-            raise ValueError("a stage is over at a `step` or with `success`")
+            raise ValueError("set either `step` or `success`: when the stage ends")
         return self
 
 
-class Stage(Frozen):
-    """What holds for a while. What it leaves out is as the run and its rows say."""
+class Stage(FrozenModel):
+    """One stage of the curriculum. What it leaves out is as in the run's settings and in its rows."""
 
     until: Until | None = None
     """When the next stage begins; the last stage has no end."""
     data: str | None = None
-    """The tasks that are drawn, as `--data` names them."""
+    """The tasks of this stage, named as in `--data`."""
     tools: tuple[str, ...] | None = None
-    """The tools that may be used; a row that chooses its own keeps those of them that are among these."""
+    """The tools that may be used; a row that names its own tools keeps those that are listed here."""
     interaction: str | Literal[False] | None = None
-    """The interaction that answers; false is none. It is given the row's arguments, or else the row's truth."""
+    """The interaction that answers; false means none. It gets the row's arguments, or else the row's ground truth."""
 
-    def of(self, task: Task) -> Task:
-        """The task as this stage asks for it."""
-        asked = task.asked
+    def apply(self, task: Task) -> Task:
+        """The task as it is in this stage."""
+        session_task = task.session_task
         if self.tools is not None:
-            own = self.tools if asked.tools is None else tuple(name for name in asked.tools if name in self.tools)
-            create = {name: kwargs for name, kwargs in asked.create.items() if name in own}
-            asked = replace(asked, tools=own, create=create)
+            in_row = session_task.tools
+            tools = self.tools if in_row is None else tuple(name for name in in_row if name in self.tools)
+            create = {name: kwargs for name, kwargs in session_task.create.items() if name in tools}
+            session_task = replace(session_task, tools=tools, create=create)
         if self.interaction is False:
-            asked = replace(asked, feedback=None, feedback_args=EMPTY)
+            session_task = replace(session_task, feedback=None, feedback_args=EMPTY)
         elif self.interaction is not None:
-            args = asked.feedback_args or ({} if task.truth is None else {"ground_truth": task.truth})
-            asked = replace(asked, feedback=self.interaction, feedback_args=args)
-        return replace(task, asked=asked)
+            truth = {} if task.truth is None else {"ground_truth": task.truth}
+            args = session_task.feedback_args or truth
+            session_task = replace(session_task, feedback=self.interaction, feedback_args=args)
+        return replace(task, session_task=session_task)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run is in its curriculum."""
+class CurriculumProgress:
+    """The stage that a run is in."""
 
     stage: int = 0
     recent: tuple[float, ...] = ()
-    """The success of this stage's latest steps."""
+    """The success rates of this stage's latest steps."""
 
 
-class Curriculum(Frozen):
+class Curriculum(FrozenModel):
+    """The stages of a run, and the order of rows."""
+
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)] = (Stage(),)
     """In order; only the last one has no `until`."""
     shuffled: bool = True
-    """Rows come in another order in each epoch; without it, as they stand."""
+    """Shuffles rows again in each epoch; otherwise they come in the order of the data."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        for place, stage in enumerate(self.stages):
-            if (stage.until is None) != (place == len(self.stages) - 1):
-                raise ValueError(f"stage {place + 1} of {len(self.stages)}: all but the last stage have an `until`")
+    def _check_order(self) -> Self:
+        for index, stage in enumerate(self.stages):
+            if (stage.until is None) != (index == len(self.stages) - 1):
+                raise ValueError(f"stage {index + 1} of {len(self.stages)}: all stages but the last need an `until`")
         steps = [stage.until.step for stage in self.stages if stage.until and stage.until.step is not None]
         if steps != sorted(set(steps)):
-            raise ValueError(f"stages are over at steps {steps}, which do not rise")
+            raise ValueError(f"stages end at steps {steps}, which must increase")
         return self
 
-    def after(self, standing: Standing, step: int, success: float | None) -> Standing:
-        """Where the run stands when `step` is done; `success` from 0 to 1, None where nothing of it was scored."""
-        until = self.stages[standing.stage].until
+    def advance(self, progress: CurriculumProgress, step: int, success: float | None) -> CurriculumProgress:
+        """The progress after a step; `success` is from 0 to 1, or None if nothing was scored."""
+        until = self.stages[progress.stage].until
         if until is None:
-            return standing
-        recent = standing.recent if success is None else (*standing.recent, success)[-until.over :]
+            return progress
+        recent = progress.recent if success is None else (*progress.recent, success)[-until.over :]
         if until.success is not None and len(recent) == until.over and sum(recent) >= until.success * until.over:
-            standing, recent = Standing(standing.stage + 1), ()
-        while (ends := self.stages[standing.stage].until) and ends.step is not None and step + 1 >= ends.step:
-            standing, recent = Standing(standing.stage + 1), ()
-        return Standing(standing.stage, recent)
+            progress, recent = CurriculumProgress(progress.stage + 1), ()
+        while (until := self.stages[progress.stage].until) and until.step is not None and step + 1 >= until.step:
+            progress, recent = CurriculumProgress(progress.stage + 1), ()
+        return CurriculumProgress(progress.stage, recent)
 
-    def check(self, specs: Sequence[ToolSpec]) -> list[ConfigError]:
-        """The names in stages that a gateway does not offer."""
-        offered, mistakes = Offered(specs), []
-        for place, stage in enumerate(self.stages):
-            named = [("tools", name, offered.tools) for name in stage.tools or ()]
-            named += [("interaction", stage.interaction, offered.interactions)] if stage.interaction else []
-            for field, name, known in named:
+    def check_names(self, specs: Sequence[ToolSpec]) -> list[ConfigError]:
+        """Errors for the names in stages that the gateway does not offer."""
+        offered, errors = OfferedNames(specs), []
+        for index, stage in enumerate(self.stages):
+            names = [("tools", name, offered.tools) for name in stage.tools or ()]
+            names += [("interaction", stage.interaction, offered.interactions)] if stage.interaction else []
+            for field, name, known in names:
                 if name not in known:
-                    near = nearest(name, known)
-                    remedy = f"did you mean {near!r}?" if near else f"known are: {', '.join(sorted(known)) or 'none'}"
-                    where = f"curriculum.stages[{place}].{field}"
-                    mistakes.append(ConfigError(f"the gateway offers no {name!r}", field=where, remedy=remedy))
-        return mistakes
+                    close = closest_match(name, known)
+                    remedy = f"did you mean {close!r}?" if close else f"known are: {', '.join(sorted(known)) or 'none'}"
+                    setting = f"curriculum.stages[{index}].{field}"
+                    errors.append(ConfigError(f"the gateway offers no {name!r}", field=setting, remedy=remedy))
+        return errors
 
 
-class Draw(NamedTuple):
-    """A task, and its place in the order of its source."""
+class TaskDraw(NamedTuple):
+    """A drawn task, with its data and its number in the order of that data."""
 
     source: str | None
     number: int
     task: Task
 
 
-class Course(Iterator[Task]):
-    """Draws tasks as a curriculum goes. Stages on the same data go on where the stage before them stopped.
+class TaskStream(Iterator[Task]):
+    """Draws tasks according to the curriculum. Stages with the same data continue where the previous one stopped.
 
-    A draw is open until somebody settles it: whoever goes on from a position that it was open at is given it again.
+    A draw stays open until it is marked as done; a resumed run draws open tasks again.
     """
 
     def __init__(self, curriculum: Curriculum, data: Mapping[str | None, Sequence[Task]], *, seed: int = 0) -> None:
-        """`data` has the tasks that each stage names, and under None those of stages that name none."""
-        self.curriculum, self.standing = curriculum, Standing()
+        """`data` has the tasks that stages name, and under None those of stages that name none."""
+        self.curriculum, self.progress = curriculum, CurriculumProgress()
         names = dict.fromkeys(stage.data for stage in curriculum.stages)
-        drawn_by = seed if curriculum.shuffled else None
-        self._samplers = {name: Sampler(data[name], seed=drawn_by) for name in names}
+        shuffle_seed = seed if curriculum.shuffled else None
+        self._samplers = {name: TaskSampler(data[name], seed=shuffle_seed) for name in names}
         self._open: dict[tuple[str | None, int], None] = {}
-        self._again: deque[tuple[str | None, int]] = deque()
+        self._repeated: deque[tuple[str | None, int]] = deque()
 
     @property
     def stage(self) -> Stage:
-        return self.curriculum.stages[self.standing.stage]
+        return self.curriculum.stages[self.progress.stage]
 
     def __next__(self) -> Task:
-        drawn = self.draw()
-        self.settle([drawn])
-        return drawn.task
+        draw = self.draw()
+        self.mark_done([draw])
+        return draw.task
 
-    def draw(self) -> Draw:
-        """What was open comes first, unless its stage's data are no longer drawn from."""
+    def draw(self) -> TaskDraw:
+        """Draws a task; first those that were open when the run was stopped, if the stage still has their data."""
         source = self.stage.data
-        again = next((place for place in self._again if place[0] == source), None)
-        if again is not None:
-            self._again.remove(again)
-            number, task = again[1], self._samplers[source].at(again[1])
+        repeated = next((key for key in self._repeated if key[0] == source), None)
+        if repeated is not None:
+            self._repeated.remove(repeated)
+            number, task = repeated[1], self._samplers[source].task_at(repeated[1])
         else:
             number, task = self._samplers[source].drawn, next(self._samplers[source])
         self._open[source, number] = None
-        return Draw(source, number, self.stage.of(task))
+        return TaskDraw(source, number, self.stage.apply(task))
 
-    def settle(self, draws: Iterable[Draw]) -> None:
-        """Nobody needs them again."""
+    def mark_done(self, draws: Iterable[TaskDraw]) -> None:
+        """Closes draws, which are then not repeated after a resume."""
         for draw in draws:
             self._open.pop((draw.source, draw.number), None)
 
-    def tell(self, step: int, success: float | None) -> None:
-        """A step is done; the next task drawn may be another stage's."""
-        self.standing = self.curriculum.after(self.standing, step, success)
+    def finish_step(self, step: int, success: float | None) -> None:
+        """Records a finished step, after which the next stage may begin."""
+        self.progress = self.curriculum.advance(self.progress, step, success)
 
     @property
     def position(self) -> dict[str, Any]:
-        """A JSON value, with which `resume` goes on exactly here."""
+        """The stream's state as a JSON value, for `restore`."""
         drawn = [[name, sampler.drawn] for name, sampler in self._samplers.items()]
-        return {**asdict(self.standing), "drawn": drawn, "open": [*map(list, self._open), *map(list, self._again)]}
+        open_draws = [*map(list, self._open), *map(list, self._repeated)]
+        return {**asdict(self.progress), "drawn": drawn, "open": open_draws}
 
-    def resume(self, position: Mapping[str, Any]) -> None:
-        self.standing = Standing(position["stage"], tuple(position["recent"]))
+    def restore(self, position: Mapping[str, Any]) -> None:
+        self.progress = CurriculumProgress(position["stage"], tuple(position["recent"]))
         for name, drawn in position["drawn"]:
             self._samplers[name].drawn = drawn
-        self._again = deque((name, number) for name, number in position.get("open", ()))
+        self._repeated = deque((name, number) for name, number in position.get("open", ()))

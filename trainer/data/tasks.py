@@ -1,46 +1,172 @@
-"""All rows are read once, so that none is wrong, and each is read again when its turn comes."""
+"""Loads rows as tasks and checks them all at the start; samples tasks by epoch; checks the names of tools in rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import overload
 
+from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
-from trainer.config import Columns
-from trainer.data.plain import Row
-from trainer.data.row import task_of
-from trainer.data.rows import Rows, find
-from trainer.data.shown import Shown
-from trainer.task import Task
+from gateway.types import Task as SessionTask
+from gateway.types import ToolSpec
+from trainer.data.dataset import MAX_ROW_BYTES, RowSource, open_rows
+from trainer.data.row_media import Row, RowMedia
+from trainer.data.row_to_task import row_to_task
+from trainer.rollout.settings import ColumnSettings
+from trainer.rollout.task import Task
 
-TOLD = 20
-"""Wrong rows that are told one by one; the others are counted."""
+INTERACTION_PREFIX = "feedback_"
+"""The prefix of interactions among the gateway's tools."""
+DEFAULT_INTERACTION = "gsm8k"
+FieldName = tuple[str, str]
+"""A field, and the name in it."""
 
 
-def load(
-    source: str | Path | Iterable[Row], *, system: str = "", split: str = "train", columns: Columns | None = None
-) -> Tasks:
-    """The tasks of a JSONL or parquet file, a saved data set's folder, a hub's data set, or rows.
+def check_task_names(tasks: Iterable[Task], specs: Sequence[ToolSpec]) -> list[ConfigError]:
+    """One error for each tool or interaction that the gateway does not offer: its first row, and how many have it."""
+    offered = OfferedNames(specs)
+    first: dict[FieldName, str] = {}
+    rows: dict[FieldName, int] = {}
+    for task in tasks:
+        for unknown in offered.find_unknown(task.session_task):
+            first.setdefault(unknown, task.location)
+            rows[unknown] = rows.get(unknown, 0) + 1
+    return [offered.unknown_name_error(unknown, location, rows[unknown]) for unknown, location in first.items()]
 
-    Several names have commas between them.
 
-    `system` is said before every chat that does not begin with such a message; `split` is for data sets that have any;
-    `columns` say where rows have their pictures.
-    Raises ConfigErrors with all that is wrong.
+class OfferedNames:
+    """The names of a gateway's tools and interactions."""
+
+    def __init__(self, specs: Sequence[ToolSpec]) -> None:
+        self.tools = tuple(spec.name for spec in specs if spec.audience == "policy")
+        loop = (spec.name for spec in specs if spec.audience == "loop")
+        self.interactions = tuple(
+            name.removeprefix(INTERACTION_PREFIX) for name in loop if name.startswith(INTERACTION_PREFIX)
+        )
+
+    def find_unknown(self, task: SessionTask) -> Iterator[FieldName]:
+        for name in task.tools or ():
+            if name not in self.tools:
+                yield "tools", name
+        for name in task.create:
+            if name not in self.tools:
+                yield "tools_kwargs", name
+        if task.feedback is not None and task.feedback not in self.interactions:
+            yield "interaction_kwargs.name", task.feedback
+        elif task.feedback is None and task.feedback_args and not self.has_default_interaction:
+            yield "interaction_kwargs.name", ""
+
+    @property
+    def has_default_interaction(self) -> bool:
+        """Whether an interaction can be left unnamed."""
+        return DEFAULT_INTERACTION in self.interactions or len(self.interactions) == 1
+
+    def unknown_name_error(self, unknown: FieldName, location: str, rows: int) -> ConfigError:
+        field, name = unknown
+        kind, known = ("tool", self.tools) if field.startswith("tools") else ("interaction", self.interactions)
+        missing = f"is missing, and there is no {DEFAULT_INTERACTION!r}"
+        problem = f"the gateway offers no {kind} {name!r:.80}" if name else missing
+        others = rows - 1
+        more = f" ({others} more row{'s name' if others > 1 else ' names'} it)" if others else ""
+        close = closest_match(name, known)
+        remedy = f"did you mean {close!r}?" if close else f"known are: {', '.join(sorted(known)) or 'none'}"
+        return ConfigError(problem + more, file=location, field=field, remedy=remedy)
+
+
+class TaskSampler(Iterator[Task]):
+    """Draws every task once per epoch, shuffled again in each, or in order if there is no seed.
+
+    The order depends only on the seed and on `drawn`, the number of tasks drawn so far, which is its whole state.
     """
-    return Tasks(find(source, split), system, columns)
+
+    def __init__(
+        self, tasks: Sequence[Task], *, seed: int | None = 0, epochs: int | None = None, drawn: int = 0
+    ) -> None:
+        if not tasks:
+            raise ValueError("there are no tasks to draw")
+        self.tasks, self.seed, self.drawn = tasks, seed, drawn
+        self._end = None if epochs is None else epochs * len(tasks)
+        self._epoch, self._order = -1, [0]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next task, from 0."""
+        return self.drawn // len(self.tasks)
+
+    def __next__(self) -> Task:
+        if self._end is not None and self.drawn >= self._end:
+            raise StopIteration
+        task = self.task_at(self.drawn)
+        self.drawn += 1
+        return task
+
+    def task_at(self, number: int) -> Task:
+        """The task with this number in the order of draws."""
+        epoch, index = divmod(number, len(self.tasks))
+        if self.seed is None:
+            return self.tasks[index]
+        if self._epoch != epoch:
+            self._epoch, self._order = epoch, epoch_order(len(self.tasks), self.seed, epoch)
+        return self.tasks[self._order[index]]
 
 
-class Tasks(Sequence[Task]):
-    """The rows as tasks. An id that was made from a row is numbered where the row comes again."""
+def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
+    """A permutation that is the same on every machine and in every Python version, as only `random()` guarantees."""
+    draw = Random(f"{seed}/{epoch}").random  # noqa: S311 - not security-relevant
+    keys = [draw() for _ in range(count)]
+    return sorted(range(count), key=keys.__getitem__)
 
-    def __init__(self, rows: Rows, system: str = "", columns: Columns | None = None) -> None:
+
+MAX_ROW_ERRORS = 20
+"""Invalid rows that are listed; further ones are only counted."""
+
+
+def load_rows(
+    source: str | Path | Iterable[Row],
+    *,
+    system: str = "",
+    split: str = "train",
+    columns: ColumnSettings | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> RowTasks:
+    """Loads the tasks of a JSONL or parquet file, a saved data set's folder, a hub's data set, or rows.
+
+    Several sources may be named, separated by commas. `system` is put before chats without a system message; `split` is
+    for data sets that have splits; `columns` names the columns with media. Raises ConfigErrors with all that is wrong.
+    """
+    return RowTasks(open_rows(source, split, max_row_bytes), system, columns)
+
+
+class LazyTasks(Sequence[Task]):
+    """Tasks that are read whenever they are drawn."""
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        numbers = range(len(self))[index]
+        return self._read(numbers) if isinstance(numbers, int) else [self._read(number) for number in numbers]
+
+    def __iter__(self) -> Iterator[Task]:
+        return map(self._read, range(len(self)))
+
+    def _read(self, number: int) -> Task:
+        raise NotImplementedError
+
+
+class RowTasks(LazyTasks):
+    """Rows as tasks. All are checked at the start, and each is read again when it is drawn. Ids that were made from
+    rows are numbered where a row is repeated."""
+
+    def __init__(self, rows: RowSource, system: str = "", columns: ColumnSettings | None = None) -> None:
         self._rows, self._system = rows, system
-        self._shown = Shown(columns or Columns(), rows.folder)
+        self._media = RowMedia(columns or ColumnSettings(), rows.folder)
         self._repeats: dict[int, int] = {}
-        self._read_all()
+        self._check_all()
 
     @property
     def name(self) -> str:
@@ -49,49 +175,38 @@ class Tasks(Sequence[Task]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        numbers = range(len(self))[index]
-        return self._task(numbers) if isinstance(numbers, int) else [self._task(number) for number in numbers]
-
-    def __iter__(self) -> Iterator[Task]:
-        return map(self._task, range(len(self)))
-
-    def _task(self, number: int) -> Task:
-        task = task_of(self._rows[number], self._rows.place(number), self._shown, self._system)
+    def _read(self, number: int) -> Task:
+        task = row_to_task(self._rows[number], self._rows.location(number), self._media, self._system)
         if number not in self._repeats:
             return task
         id = f"{task.id}-{self._repeats[number]}"
-        return replace(task, id=id, asked=replace(task.asked, id=id))
+        return replace(task, id=id, session_task=replace(task.session_task, id=id))
 
-    def _read_all(self) -> None:
+    def _check_all(self) -> None:
         if not len(self):
-            raise ConfigError("holds no rows", file=self.name, remedy="write a row for each task")
-        mistakes: list[ConfigError] = []
+            raise ConfigError("has no rows", file=self.name, remedy="write a row for each task")
+        errors: list[ConfigError] = []
         seen: dict[str, tuple[int, int]] = {}
-        wrong = 0
+        invalid_rows = 0
         for number in range(len(self)):
             try:
-                self._meet(number, seen)
+                self._check_row(number, seen)
             except ConfigError as error:
-                wrong += 1
-                mistakes += [error] if wrong <= TOLD else []
-        if wrong > TOLD:
-            mistakes.append(ConfigError(f"{wrong - TOLD} more rows are wrong", file=self.name))
-        if mistakes:
-            raise ConfigErrors(mistakes)
+                invalid_rows += 1
+                errors += [error] if invalid_rows <= MAX_ROW_ERRORS else []
+        if invalid_rows > MAX_ROW_ERRORS:
+            errors.append(ConfigError(f"{invalid_rows - MAX_ROW_ERRORS} more rows are invalid", file=self.name))
+        if errors:
+            raise ConfigErrors(errors)
 
-    def _meet(self, number: int, seen: dict[str, tuple[int, int]]) -> None:
-        """Notes the id's first row and how often it came; an id that somebody gave must be the row's own."""
-        task = self._task(number)
-        first, times = seen.get(task.id, (number, 0))
-        seen[task.id] = first, times + 1
-        if times and task.columns.get("id") is not None:
-            problem = f"{task.id!r:.80} is also the id of {self._rows.place(first)}"
-            remedy = "give each row an id of its own, or leave the column out"
-            raise ConfigError(problem, file=task.place, field="id", remedy=remedy)
-        if times:
-            self._repeats[number] = times + 1
+    def _check_row(self, number: int, seen: dict[str, tuple[int, int]]) -> None:
+        """Reads a row, and records its id's first row and count; ids in the data must be unique."""
+        task = self._read(number)
+        first, count = seen.get(task.id, (number, 0))
+        seen[task.id] = first, count + 1
+        if count and task.columns.get("id") is not None:
+            problem = f"{task.id!r:.80} is also the id of {self._rows.location(first)}"
+            remedy = "give each row a unique id, or leave the column out"
+            raise ConfigError(problem, file=task.location, field="id", remedy=remedy)
+        if count:
+            self._repeats[number] = count + 1

@@ -1,1 +1,1 @@
-"""Jobs for the first day: tasks made up on the spot, and models small enough to learn them in front of the user."""
+"""Demos: generated tasks, and tiny models that are built and warm-started for them in a minute on a CPU."""

@@ -1,4 +1,4 @@
-"""A problem of a demo: a task, the calls that lead to its answer, and what a policy says that guesses instead."""
+"""A demo problem: a task with the tool calls that lead to its answer, and a way to guess instead."""
 
 from __future__ import annotations
 
@@ -10,46 +10,49 @@ from typing import Literal
 
 from gateway.types import Image
 from trainer.ledger import Message
-from trainer.task import Task
-from trainer.template.chat import called
+from trainer.rollout.task import Task
+from trainer.template.chat_template import build_call
 
 Split = Literal["train", "held_out"]
 Guess = Callable[[Random], str]
-HELD_OUT = 8
-"""One in so many tasks, told by a digest of what it is about, is never trained on."""
+HELD_OUT_SHARE = 8
+"""One in this many tasks, chosen by a digest of its content, is held out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
-    """A call that the task needs, and what it is answered."""
+class ExpectedCall:
+    """A call that the task needs, and its result."""
 
     tool: str
     arguments: Mapping[str, str]
-    answer: str | Image
+    result: str | Image
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
+    """A task with its solution."""
+
     kind: str
     task: Task
-    calls: tuple[Lookup, ...]
-    """Those that lead to the answer, in order."""
+    calls: tuple[ExpectedCall, ...]
+    """The calls that lead to the answer, in order."""
     answer: str
     guess: Guess
 
     @property
     def turns(self) -> tuple[Message, ...]:
-        """What a perfect policy says."""
-        asked = [
+        """The turns of a perfect policy: each call, then the answer."""
+        calls = [
             {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [called(f"call_{at}", one.tool, json.dumps(one.arguments))],
+                "tool_calls": [build_call(f"call_{number}", call.tool, json.dumps(call.arguments))],
             }
-            for at, one in enumerate(self.calls, 1)
+            for number, call in enumerate(self.calls, 1)
         ]
-        return (*asked, says(self.answer))
+        return (*calls, answer_message(self.answer))
 
 
-def says(answer: str) -> Message:
+def answer_message(answer: str) -> Message:
+    """The turn that gives an answer."""
     return {"role": "assistant", "content": f"#### {answer}"}

@@ -1,0 +1,1 @@
+"""Inference engines: the embedded torch engine, SGLang servers, and a scripted one for tests."""

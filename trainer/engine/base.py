@@ -1,105 +1,111 @@
-"""An engine continues token ids; whoever holds the ledger decides what they mean."""
+"""The engine interface: an engine continues token ids, accepts new weights, and reports logprobs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from gateway.types import Image
-from trainer.ledger import Spells
+from trainer.ledger import VersionRuns
 
 if TYPE_CHECKING:
     import torch
 
-Stop = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort"]
+OnIds = Callable[[Sequence[int]], None]
+"""Is called on the event loop with ids as soon as they are sampled, in order."""
 
 
-EXACT = 1e-4
-"""Nats; what is nearer, differs by rounding alone."""
+EXACT_TOLERANCE = 1e-4
+"""Nats; smaller differences between logprobs are rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to continue. The defaults sample from the policy as it is, which is what its gradient assumes."""
+    """Sampling parameters. The defaults sample from the unmodified policy, which its gradient assumes."""
 
     max_tokens: int = 512
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps every token."""
     min_p: float = 0.0
     stop_ids: tuple[int, ...] = ()
-    """Sampling one of these ends the turn; it belongs to what was written."""
+    """Token ids that end the generation; the sampled one is part of it."""
     stop: tuple[str, ...] = ()
-    """Writing one of these ends the turn, at the token that completes it."""
-    barred: tuple[int, ...] = ()
-    """Never sampled: ids with a meaning that the policy cannot give, as an image's place without an image."""
+    """Strings that end the generation, at the token that completes one."""
+    banned_ids: tuple[int, ...] = ()
+    """Ids that are never sampled, such as an image placeholder, for which the policy has no image."""
     seed: int | None = None
-    """The same ids, weights and seed give the same continuation, whatever else is in the batch."""
+    """The same ids, weights and seed give the same generation, whatever else is in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What an engine wrote: sampled ids with the logprob that each had when it was sampled."""
+class Generation:
+    """The result of one request: sampled ids, each with its logprob at the time of sampling."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Under the policy's own distribution: temperature included, filters (top-p, top-k, min-p) not."""
-    stop: Stop
+    """After the temperature, before filters (top-p, top-k, min-p)."""
+    finish_reason: FinishReason
     version: int = 0
-    """Of the weights that sampled the last id."""
-    cached: int = 0
-    """Of the ids that were asked to be continued, how many needed no work."""
-    before: Spells = ()
-    """Where weights changed on the way: the versions that sampled the first ids, each with how many."""
-    read: int | None = None
-    """The ids that were asked to be continued, as the engine counts them: images as wide as it sees them."""
+    """The version of the weights that sampled the last id."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    earlier_versions: VersionRuns = ()
+    """The versions that sampled the first ids, if weights changed during the generation."""
+    prompt_tokens: int | None = None
+    """Prompt tokens as the engine counts them, with images expanded."""
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Of each id."""
-        known = tuple(chain.from_iterable((version,) * count for version, count in self.before))
-        return known + (self.version,) * (len(self.ids) - len(known))
+        """The version that sampled each id."""
+        earlier = tuple(chain.from_iterable((version,) * count for version, count in self.earlier_versions))
+        return earlier + (self.version,) * (len(self.ids) - len(earlier))
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
+    """What an engine can do."""
+
     name: str
-    exact: bool
-    """Logprobs equal those that the trainer computes from the same weights, to float rounding."""
-    images: bool = False
-    context: int = 0
-    """The longest sequence it can hold."""
+    is_exact: bool
+    """Logprobs equal the trainer's for the same weights, up to float rounding."""
+    supports_images: bool = False
+    context_length: int = 0
+    """The longest sequence in tokens; 0 if unlimited."""
     notes: tuple[str, ...] = ()
-    """What is not as one would expect, for whoever runs it: printed and recorded."""
+    """Surprises for the operator; printed and recorded with the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far an engine's logprobs of some ids are from the trainer's, both with the same weights."""
+    """Differences between the engine's and the trainer's logprobs of the same ids under the same weights."""
 
-    most: float
-    mean: float
-
-    @property
-    def exact(self) -> bool:
-        return self.most <= EXACT
+    max_difference: float
+    mean_difference: float
 
     @property
-    def told(self) -> dict[str, float]:
-        return {"agreement/max": self.most, "agreement/mean": self.mean}
+    def is_exact(self) -> bool:
+        """True if the differences are rounding."""
+        return self.max_difference <= EXACT_TOLERANCE
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of a step that published weights."""
+        return {"agreement/max": self.max_difference, "agreement/mean": self.mean_difference}
 
 
 class EngineError(Exception):
-    """The engine failed, not the policy: the rollout ends with its own stop reason and is never scored."""
+    """The engine failed, not the policy: the rollout ends with a stop reason of its own and is not scored."""
 
 
 class Engine(Protocol):
-    """Entered and left by one task; `generate` is called from any."""
+    """An async context manager, entered by one task; any task may call `generate`."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -112,40 +118,50 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the weights that it writes with; -1 where nobody has published to servers that came with theirs."""
+        """The version of the current weights; -1 for servers that started with weights of their own."""
         ...
 
     @property
-    def counted(self) -> Mapping[str, float]:
-        """What has happened at its servers since it was opened, by name; nothing, where it has none."""
+    def counters(self) -> Mapping[str, float]:
+        """Events at the engine's servers since it was opened, by name; empty without servers."""
         ...
 
     @property
     def agreement(self) -> Agreement | None:
-        """With the trainer, when weights were last published. Nobody asks an engine that reads with the same code."""
+        """Agreement with the trainer at the latest publish; None for an engine that runs the trainer's own code."""
         ...
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
-    ) -> Written:
-        """Continues `ids`. `key` names the rollout and `group` its siblings; cancelling frees its place."""
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        key: str = "",
+        group: str = "",
+        images: Sequence[Image] = (),
+        on_ids: OnIds | None = None,
+    ) -> Generation:
+        """Continues `ids`. `key` names the rollout, `group` its siblings. Cancelling the call frees its slot.
+
+        `on_ids` is given what is sampled as it comes; an engine that cannot leaves it until the end.
+        """
         ...
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """New weights. What is being written goes on under them, and says so by its version."""
+        """Loads new weights. Generations under way continue with them, and report both versions."""
         ...
 
-    async def lend(self) -> bool:
-        """Lends its memory to the trainer until weights are published, where it is made to; whether it did. Nobody may
-        write meanwhile."""
+    async def release_memory(self) -> bool:
+        """Frees GPU memory for the trainer until the next `publish`, if so configured; returns whether it did.
+        No generation may be under way."""
         ...
 
     async def pause(self) -> None:
-        """Nothing more is sampled until `resume`; what was being written waits."""
+        """Stops sampling until `resume`; generations under way wait."""
         ...
 
     async def resume(self) -> None: ...
 
     async def abort(self, key: str = "") -> None:
-        """Ends what is being written for one rollout, or for all: each gets what it has, with stop `abort`."""
+        """Ends one rollout's generation, or all: callers get the ids so far, with finish reason `abort`."""
         ...

@@ -1,4 +1,4 @@
-"""A policy that says what it was told to, so that everything around it can be tested without a model."""
+"""A scripted engine: returns prepared answers, so that everything around a model can be tested without one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import anyio
 import anyio.lowlevel
 
 from gateway.types import Image
-from trainer.engine.base import Agreement, Capabilities, EngineError, Sampling, Written
+from trainer.engine.base import Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
 
 if TYPE_CHECKING:
     import torch
 
-Answer = Sequence[int] | Written | EngineError
+Answer = Sequence[int] | Generation | EngineError
 Script = Callable[[Sequence[int], Sampling, str], Answer]
-LOGPROB = -0.5
-"""Of each id, where the script says none."""
+DEFAULT_LOGPROB = -0.5
+"""The logprob of ids whose answer gives none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request, as it came."""
+class RecordedRequest:
+    """The arguments of one call of `generate`."""
 
     ids: tuple[int, ...]
     sampling: Sampling
@@ -36,37 +36,37 @@ class Asked:
 class ScriptedEngine:
     """Answers by a function of ids, sampling and key, or from a list of answers for each key.
 
-    An answer is ids, which are cut as sampling says; or what was written, given as it is; or an error, which is raised.
+    An answer is a list of ids, truncated as `sampling` asks; a `Generation`, returned as it is; or an error, raised.
     """
 
-    def __init__(self, script: Script | Mapping[str, Sequence[Answer]], *, context: int = 2**20) -> None:
-        self._script = script if callable(script) else _Lists(script)
-        self._context = context
+    def __init__(self, script: Script | Mapping[str, Sequence[Answer]], *, context_length: int = 2**20) -> None:
+        self._script = script if callable(script) else _AnswerLists(script)
+        self._context_length = context_length
         self._version = 0
-        self._going = anyio.Event()
-        self._going.set()
-        self._held: dict[str, anyio.Event] = {}
-        self._turns: list[tuple[str, anyio.CancelScope]] = []
-        self._known: dict[str, tuple[int, ...]] = {}
-        self.asked: list[Asked] = []
+        self._running = anyio.Event()
+        self._running.set()
+        self._holds: dict[str, anyio.Event] = {}
+        self._in_flight: list[tuple[str, anyio.CancelScope]] = []
+        self._cache: dict[str, tuple[int, ...]] = {}
+        self.requests: list[RecordedRequest] = []
         """Every request, in order."""
         self.cancelled = 0
-        """Requests that were cancelled before they were answered."""
-        self.most = 0
-        """The most that were ever on their way at once."""
+        """The number of requests that were cancelled before they were answered."""
+        self.max_concurrent = 0
+        """The most requests that were ever under way at once."""
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("scripted", exact=False, images=True, context=self._context)
+        return Capabilities("scripted", is_exact=False, supports_images=True, context_length=self._context_length)
 
     @property
     def version(self) -> int:
         return self._version
 
     @property
-    def writing(self) -> int:
-        """How many requests are on their way."""
-        return len(self._turns)
+    def in_flight(self) -> int:
+        """The number of requests under way."""
+        return len(self._in_flight)
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,33 +77,44 @@ class ScriptedEngine:
         await self.abort()
 
     def hold(self, key: str = "") -> anyio.Event:
-        """From now on answers for this key, or for all, wait until the event is set."""
-        self._held[key] = anyio.Event()
-        return self._held[key]
+        """Makes answers for this key, or for all, wait until the returned event is set."""
+        self._holds[key] = anyio.Event()
+        return self._holds[key]
 
     async def generate(
-        self, ids: Sequence[int], sampling: Sampling, *, key: str = "", group: str = "", images: Sequence[Image] = ()
-    ) -> Written:
-        self.asked.append(Asked(tuple(ids), sampling, key, group, tuple(images)))
-        if len(ids) >= self._context:
-            raise EngineError(f"{len(ids)} ids leave no room in the context of {self._context}")
-        turn = (key, anyio.CancelScope())
-        self._turns.append(turn)
-        self.most = max(self.most, len(self._turns))
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        key: str = "",
+        group: str = "",
+        images: Sequence[Image] = (),
+        on_ids: OnIds | None = None,
+    ) -> Generation:
+        self.requests.append(RecordedRequest(tuple(ids), sampling, key, group, tuple(images)))
+        if len(ids) >= self._context_length:
+            raise EngineError(f"{len(ids)} ids leave no room in the context of {self._context_length}")
+        request = (key, anyio.CancelScope())
+        self._in_flight.append(request)
+        self.max_concurrent = max(self.max_concurrent, len(self._in_flight))
         try:
-            with turn[1]:
+            with request[1]:
                 await self._wait(key)
         except anyio.get_cancelled_exc_class():
             self.cancelled += 1
             raise
         finally:
-            self._turns.remove(turn)
-        if turn[1].cancelled_caught:
-            return Written((), (), "abort", self._version)
-        return self._say(tuple(ids), sampling, key, group)
+            self._in_flight.remove(request)
+        if request[1].cancelled_caught:
+            return Generation((), (), "abort", self._version)
+        generation = self._answer(tuple(ids), sampling, key, group)
+        for token in generation.ids if on_ids else ():
+            on_ids((token,))  # type: ignore[misc]
+            await anyio.lowlevel.checkpoint()
+        return generation
 
     @property
-    def counted(self) -> Mapping[str, float]:
+    def counters(self) -> Mapping[str, float]:
         return {}
 
     @property
@@ -112,61 +123,64 @@ class ScriptedEngine:
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self._version = version
-        self._known.clear()
+        self._cache.clear()
 
-    async def lend(self) -> bool:
+    async def release_memory(self) -> bool:
         return False
 
     async def pause(self) -> None:
-        self._going = anyio.Event()
+        self._running = anyio.Event()
 
     async def resume(self) -> None:
-        self._going.set()
+        self._running.set()
 
     async def abort(self, key: str = "") -> None:
-        for name, scope in self._turns:
-            if not key or name == key:
+        for request_key, scope in self._in_flight:
+            if not key or request_key == key:
                 scope.cancel()
 
     async def _wait(self, key: str) -> None:
         await anyio.lowlevel.checkpoint()
-        for name in {key, ""} & self._held.keys():
-            await self._held[name].wait()
-        while not self._going.is_set():
-            await self._going.wait()
+        for held_key in {key, ""} & self._holds.keys():
+            await self._holds[held_key].wait()
+        while not self._running.is_set():
+            await self._running.wait()
 
-    def _say(self, ids: tuple[int, ...], sampling: Sampling, key: str, group: str) -> Written:
+    def _answer(self, ids: tuple[int, ...], sampling: Sampling, key: str, group: str) -> Generation:
         answer = self._script(ids, sampling, key)
         if isinstance(answer, EngineError):
             raise answer
-        if isinstance(answer, Written):
+        if isinstance(answer, Generation):
             return answer
-        cached = max(_common(self._known.get(name, ()), ids) for name in (f"key {key}", f"group {group}"))
-        room = min(sampling.max_tokens, self._context - len(ids))
-        written, stopped = _cut(tuple(answer), sampling, room)
-        self._known[f"key {key}"] = self._known[f"group {group}"] = ids + written
-        logprobs = (LOGPROB,) * len(written)
-        return Written(written, logprobs, "stop" if stopped else "length", self._version, min(cached, len(ids) - 1))
+        names = (f"key {key}", f"group {group}")
+        cached = max(_common_prefix_length(self._cache.get(name, ()), ids) for name in names)
+        limit = min(sampling.max_tokens, self._context_length - len(ids))
+        sampled, stopped = _truncate(tuple(answer), sampling, limit)
+        for name in names:
+            self._cache[name] = ids + sampled
+        logprobs = (DEFAULT_LOGPROB,) * len(sampled)
+        return Generation(sampled, logprobs, "stop" if stopped else "length", self._version, min(cached, len(ids) - 1))
 
 
-def _cut(ids: tuple[int, ...], sampling: Sampling, room: int) -> tuple[tuple[int, ...], bool]:
-    """As far as an engine would have written, and whether it stopped by itself: at a stop id, or with the script."""
-    ends = [at + 1 for at, token in enumerate(ids) if token in sampling.stop_ids]
+def _truncate(ids: tuple[int, ...], sampling: Sampling, limit: int) -> tuple[tuple[int, ...], bool]:
+    """The ids up to the first stop id or the limit, and whether they ended before the limit did."""
+    ends = [index + 1 for index, token in enumerate(ids) if token in sampling.stop_ids]
     end = min(ends, default=len(ids))
-    return ids[: min(end, room)], end <= room
+    return ids[: min(end, limit)], end <= limit
 
 
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+def _common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
-class _Lists:
-    """Each key has its answers, one after the other."""
+class _AnswerLists:
+    """A script that gives each key its answers one after the other."""
 
     def __init__(self, answers: Mapping[str, Sequence[Answer]]) -> None:
-        self._answers = {key: iter(some) for key, some in answers.items()}
+        self._answers = {key: iter(key_answers) for key, key_answers in answers.items()}
 
     def __call__(self, ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
         if key not in self._answers:
-            return EngineError(f"the script says nothing for {key!r}")
-        return next(self._answers[key], EngineError(f"the script has no more for {key!r}"))
+            return EngineError(f"the script has no answers for {key!r}")
+        return next(self._answers[key], EngineError(f"the script has no more answers for {key!r}"))

@@ -1,45 +1,45 @@
-"""GLM: a call is a name and then keys and values in turn, in tags."""
+"""The parser of GLM's calls: a name, then keys and values in tags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gateway.types import ToolCall
+from trainer.parse.argument_types import build_arguments, split_arguments
+from trainer.parse.base import MarkedParser, ParsedCalls, check_name, expect_word, read_until
+from trainer.parse.json_scan import MalformedCall
 
-from .family import Found, Marked, named, until, word_after
-from .fields import arguments_of, fields_of
-from .written import Malformed
 
-
-class Glm(Marked):
-    """A value ends with the first `</arg_value>`: the format has no way to write that word in one."""
+class Glm(MarkedParser):
+    """Parses and renders GLM's calls. A value ends at the first `</arg_value>`, as the format cannot escape it."""
 
     name = "glm"
-    opens = ("<tool_call>",)
-    closes = ("</tool_call>",)
+    openers = ("<tool_call>",)
+    closers = ("</tool_call>",)
 
-    def read(self, text: str, at: int) -> Found:
-        begin = at = at + len("<tool_call>")
-        end = text.find("<", begin)
-        if end < 0:
-            raise Malformed("</tool_call> is missing", begin)
-        name = named(text[begin:end].strip(), begin)
+    def parse_call(self, text: str, start: int) -> ParsedCalls:
+        begin = start + len("<tool_call>")
+        index = text.find("<", begin)
+        if index < 0:
+            raise MalformedCall("</tool_call> is missing", begin)
+        name = check_name(text[begin:index].strip(), begin)
         fields: dict[str, str] = {}
-        at = end
         while True:
-            word, at = word_after(text, at, "<arg_key>", "</tool_call>")
+            word, index = expect_word(text, index, "<arg_key>", "</tool_call>")
             if word == "</tool_call>":
                 break
-            key, after = until(text, at, "</arg_key>")
+            key, key_end = read_until(text, index, "</arg_key>")
             if key in fields:
-                raise Malformed(f"the argument {key[:80]!r} is given twice", at)
-            fields[key], at = until(text, word_after(text, after, "<arg_value>")[1], "</arg_value>")
-        return Found(at, (ToolCall("", name, arguments_of(list(fields.items()), self.schemas.get(name))),))
+                raise MalformedCall(f"the argument {key[:80]!r} is given twice", index)
+            fields[key], index = read_until(text, expect_word(text, key_end, "<arg_value>")[1], "</arg_value>")
+        return ParsedCalls(index, (ToolCall("", name, build_arguments(list(fields.items()), self.schemas.get(name))),))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        return "\n".join(map(_rendered, calls))
+        return "\n".join(map(_render_call, calls))
 
 
-def _rendered(call: ToolCall) -> str:
-    fields = [f"<arg_key>{name}</arg_key>\n<arg_value>{text}</arg_value>" for name, text in fields_of(call.arguments)]
+def _render_call(call: ToolCall) -> str:
+    fields = [
+        f"<arg_key>{name}</arg_key>\n<arg_value>{text}</arg_value>" for name, text in split_arguments(call.arguments)
+    ]
     return "\n".join([f"<tool_call>{call.name}", *fields, "</tool_call>"])

@@ -1,4 +1,4 @@
-"""Harmony, of gpt-oss: a turn is several messages, and a message's channel says what it is."""
+"""The parser of Harmony, gpt-oss's format: a turn is several messages, each with a channel."""
 
 from __future__ import annotations
 
@@ -7,86 +7,84 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.types import ToolCall
-
-from .base import Reply
-from .family import MAX_PROBLEMS, Family, named
-from .written import Malformed, object_end, spaced
+from trainer.parse.base import MAX_PROBLEMS, CallParser, Reply, check_name
+from trainer.parse.json_scan import MalformedCall, find_object_end, skip_space
 
 _MESSAGE = "<|message|>"
-_ENDS = re.compile(r"<\|(?:end|call|return)\|>")
-_BEGINS = re.compile(r"<\|(?:start|channel)\|>")
-_FIRST = re.compile(r"\s*+to=[^\s<]++\s*+<\|channel\|>")
-"""A header whose beginning, up to the recipient, the prompt wrote."""
+_MESSAGE_END = re.compile(r"<\|(?:end|call|return)\|>")
+_HEADER_START = re.compile(r"<\|(?:start|channel)\|>")
+_CONTINUED_HEADER = re.compile(r"\s*+to=[^\s<]++\s*+<\|channel\|>")
+"""A header whose beginning, up to the recipient, is part of the prompt."""
 _HEADER = re.compile(
     r"(?:<\|start\|>)?+\s*+(?:assistant)?+\s*+(?:to=(?P<to>[^\s<]++))?+\s*+<\|channel\|>\s*+(?P<channel>[a-z]++)"
-    r"(?:\s++to=(?P<also>[^\s<]++))?+\s*+(?:<\|constrain\|>)?+\s*+\w*+\s*+"
+    r"(?:\s++to=(?P<to_after>[^\s<]++))?+\s*+(?:<\|constrain\|>)?+\s*+\w*+\s*+"
 )
 
 
 @dataclass(slots=True)
 class _Turn:
-    said: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    problems: list[Malformed] = field(default_factory=list)
+    problems: list[MalformedCall] = field(default_factory=list)
 
 
-class Harmony(Family):
-    """`analysis` is reasoning, all of it; `commentary` to a function is a call; everything else is said.
+class Harmony(CallParser):
+    """`analysis` is reasoning, `commentary` to a function is a call, and everything else is content.
 
-    A message ends with its own token or with the text: what reads a turn may have taken its last token away, and a
-    complete JSON object is known by itself.
+    A message ends with its end token or with the text, as the last token of a turn may have been removed before; the
+    end of a JSON object is known anyway.
     """
 
     name = "harmony"
 
     def parse(self, text: str) -> Reply:
-        turn, at = _Turn(), 0
+        turn, index = _Turn(), 0
         if self.thinking_open:
-            at = self._message(turn, text, 0, "analysis", None)
-        while at < len(text):
-            at = self._next(turn, text, at)
-        said = turn.said if len(turn.said) == 1 else [piece.strip() for piece in turn.said]
-        problems = tuple(self.problem(text, wrong) for wrong in turn.problems[:MAX_PROBLEMS])
-        content, reasoning = ("\n".join(filter(None, pieces)) for pieces in (said, turn.reasoning))
+            index = self._parse_body(turn, text, 0, "analysis", None)
+        while index < len(text):
+            index = self._parse_message(turn, text, index)
+        content_pieces = turn.content if len(turn.content) == 1 else [piece.strip() for piece in turn.content]
+        problems = tuple(self.format_problem(text, malformed) for malformed in turn.problems[:MAX_PROBLEMS])
+        content, reasoning = ("\n".join(filter(None, pieces)) for pieces in (content_pieces, turn.reasoning))
         return Reply(content, reasoning, tuple(turn.calls), problems)
 
-    def _next(self, turn: _Turn, text: str, at: int) -> int:
-        """Over the message that begins at `at`."""
-        mark = text.find(_MESSAGE, at)
+    def _parse_message(self, turn: _Turn, text: str, start: int) -> int:
+        """Parses the message at `start`, and returns its end."""
+        mark = text.find(_MESSAGE, start)
         if mark < 0:
-            turn.said.append(text[at:])
-            if "to=functions." in text[at:]:
-                turn.problems.append(Malformed(f"{_MESSAGE} is missing", len(text)))
+            turn.content.append(text[start:])
+            if "to=functions." in text[start:]:
+                turn.problems.append(MalformedCall(f"{_MESSAGE} is missing", len(text)))
             return len(text)
-        begins = None if _FIRST.match(text, at) else _BEGINS.search(text, at, mark)
-        begin = begins.start() if begins else at
-        if text[at:begin].strip():
-            turn.said.append(text[at:begin])
+        header_start = None if _CONTINUED_HEADER.match(text, start) else _HEADER_START.search(text, start, mark)
+        begin = header_start.start() if header_start else start
+        if text[start:begin].strip():
+            turn.content.append(text[start:begin])
         header = _HEADER.fullmatch(text, begin, mark)
         body = mark + len(_MESSAGE)
         if header:
-            return self._message(turn, text, body, header["channel"], header["to"] or header["also"])
-        turn.problems.append(Malformed("the header of a message cannot be read", begin))
-        end, after = _end(text, body)
-        turn.said.append(text[begin:end])
-        return after
+            return self._parse_body(turn, text, body, header["channel"], header["to"] or header["to_after"])
+        turn.problems.append(MalformedCall("the header of a message cannot be read", begin))
+        body_end, message_end = _find_end(text, body)
+        turn.content.append(text[begin:body_end])
+        return message_end
 
-    def _message(self, turn: _Turn, text: str, body: int, channel: str, to: str | None) -> int:
-        called = channel == "commentary" and to is not None and to.startswith("functions.")
-        if called and len(turn.problems) < MAX_PROBLEMS:
+    def _parse_body(self, turn: _Turn, text: str, body: int, channel: str, to: str | None) -> int:
+        is_call = channel == "commentary" and to is not None and to.startswith("functions.")
+        if is_call and len(turn.problems) < MAX_PROBLEMS:
             try:
-                return _call(turn, text, body, (to or "").removeprefix("functions."))
-            except Malformed as wrong:
-                turn.problems.append(wrong)
-        elif to is not None and not called:
-            turn.problems.append(Malformed("a call goes to=functions.NAME, on the commentary channel", body))
-        end, after = _end(text, body)
+                return _parse_call(turn, text, body, (to or "").removeprefix("functions."))
+            except MalformedCall as malformed:
+                turn.problems.append(malformed)
+        elif to is not None and not is_call:
+            turn.problems.append(MalformedCall("a call goes to=functions.NAME, on the commentary channel", body))
+        body_end, message_end = _find_end(text, body)
         if channel == "analysis":
-            turn.reasoning.append(text[body:end].strip())
+            turn.reasoning.append(text[body:body_end].strip())
         else:
-            turn.said.append(text[body:end])
-        return after
+            turn.content.append(text[body:body_end])
+        return message_end
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "<|start|>assistant".join(
@@ -95,18 +93,18 @@ class Harmony(Family):
         )
 
 
-def _call(turn: _Turn, text: str, body: int, name: str) -> int:
-    begin = spaced(text, body)
-    end = object_end(text, begin)
-    after = spaced(text, end)
-    closing = _ENDS.match(text, after)
+def _parse_call(turn: _Turn, text: str, body: int, name: str) -> int:
+    begin = skip_space(text, body)
+    end = find_object_end(text, begin)
+    after = skip_space(text, end)
+    closing = _MESSAGE_END.match(text, after)
     if closing is None and after < len(text):
-        raise Malformed("<|call|> is missing", after)
-    turn.calls.append(ToolCall("", named(name, body), text[begin:end]))
+        raise MalformedCall("<|call|> is missing", after)
+    turn.calls.append(ToolCall("", check_name(name, body), text[begin:end]))
     return closing.end() if closing else after
 
 
-def _end(text: str, body: int) -> tuple[int, int]:
-    """Where a message's words end, and where the next message begins."""
-    closing = _ENDS.search(text, body)
+def _find_end(text: str, body: int) -> tuple[int, int]:
+    """The end of a message's body, and of the message."""
+    closing = _MESSAGE_END.search(text, body)
     return (closing.start(), closing.end()) if closing else (len(text), len(text))

@@ -1,4 +1,4 @@
-"""Hermes, and Qwen beside its coders: a call is JSON with `name` and `arguments`, in tags."""
+"""The parser of Hermes' and Qwen's calls: a JSON object with `name` and `arguments`, in tags."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import json
 from collections.abc import Sequence
 
 from gateway.types import ToolCall
+from trainer.parse.base import MarkedParser, ParsedCalls, expect_word, parse_json_call
+from trainer.parse.json_scan import skip_space
 
-from .family import Found, Marked, json_call, word_after
-from .written import spaced
 
-
-class Hermes(Marked):
-    """`parameters`, which other families write, is no call here: the policy is told its own family's word."""
+class Hermes(MarkedParser):
+    """Parses and renders Hermes calls. `parameters`, which other families write, is a problem here."""
 
     name = "hermes"
-    opens = ("<tool_call>",)
-    closes = ("</tool_call>",)
+    openers = ("<tool_call>",)
+    closers = ("</tool_call>",)
 
-    def read(self, text: str, at: int) -> Found:
-        call, end = json_call(text, spaced(text, at + len("<tool_call>")), "arguments")
-        return Found(word_after(text, end, "</tool_call>")[1], (call,))
+    def parse_call(self, text: str, start: int) -> ParsedCalls:
+        call, end = parse_json_call(text, skip_space(text, start + len("<tool_call>")), "arguments")
+        return ParsedCalls(expect_word(text, end, "</tool_call>")[1], (call,))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "\n".join(

@@ -1,4 +1,4 @@
-"""Llama 3: a reply that begins with a JSON object of `name` and `parameters` is a call; a python tag may open it."""
+"""The parser of Llama 3's calls: a reply that starts with a JSON object of `name` and `parameters`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ import re
 from collections.abc import Sequence
 
 from gateway.types import ToolCall
-
-from .family import Found, Marked, json_call
-from .written import Malformed, spaced
+from trainer.parse.base import MarkedParser, ParsedCalls, parse_json_call
+from trainer.parse.json_scan import MalformedCall, skip_space
 
 _TAG = "<|python_tag|>"
 
 
-class Llama3(Marked):
-    """After the tag stands JSON, too: code that some Llamas write there is no call, for nobody runs it."""
+class Llama3(MarkedParser):
+    """Parses and renders Llama 3's calls. The Python tag may precede JSON; code after it is not a call."""
 
     name = "llama3"
-    opens = (_TAG,)
-    bare = re.compile(r'[ \t\r\n]*+\{\s*+"(?:name"|type"\s*+:\s*+"function")')
+    openers = (_TAG,)
+    bare_call = re.compile(r'[ \t\r\n]*+\{\s*+"(?:name"|type"\s*+:\s*+"function")')
 
-    def read(self, text: str, at: int) -> Found:
-        begin = at + len(_TAG) if text.startswith(_TAG, at) else at
-        call, end = json_call(text, spaced(text, begin), "parameters")
+    def parse_call(self, text: str, start: int) -> ParsedCalls:
+        begin = start + len(_TAG) if text.startswith(_TAG, start) else start
+        call, end = parse_json_call(text, skip_space(text, begin), "parameters")
         calls = [call]
-        while text.startswith(";", after := spaced(text, end)) and text.startswith("{", spaced(text, after + 1)):
+        while text.startswith(";", semicolon := skip_space(text, end)):
+            begin = skip_space(text, semicolon + 1)
+            if not text.startswith("{", begin):
+                break
             try:
-                call, end = json_call(text, spaced(text, after + 1), "parameters")
-            except Malformed as wrong:
-                return Found(after + 1, tuple(calls), (wrong,))
+                call, end = parse_json_call(text, begin, "parameters")
+            except MalformedCall as malformed:
+                return ParsedCalls(semicolon + 1, tuple(calls), (malformed,))
             calls.append(call)
-        return Found(end, tuple(calls))
+        return ParsedCalls(end, tuple(calls))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "; ".join(

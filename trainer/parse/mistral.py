@@ -1,4 +1,4 @@
-"""Mistral: a mark and a JSON list of calls; its later models write a mark, a name and an object for each call."""
+"""The parsers of Mistral's calls: a mark and a JSON list, or a mark, a name and an object for each call."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import replace
 from hashlib import sha256
 
 from gateway.types import ToolCall
-
-from .family import Found, Marked, json_call, named, until
-from .written import Malformed, items, object_end, spaced
+from trainer.parse.base import MarkedParser, ParsedCalls, check_name, parse_json_call, read_until
+from trainer.parse.json_scan import MalformedCall, find_items, find_object_end, skip_space
 
 _OPEN, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ID_LENGTH = 9
-"""Mistral's templates refuse any other."""
+"""Mistral's templates reject ids of another length."""
 
 
-class Mistral(Marked):
-    """Reads both forms, and renders the list. A call without an id of its own gets one that the template takes."""
+class Mistral(MarkedParser):
+    """Parses both formats, and renders the list. Calls without a valid id get one that the templates accept."""
 
     name = "mistral"
-    opens = (_OPEN,)
-    thoughts = {"[THINK]": "[/THINK]", "<think>": "</think>"}
+    openers = (_OPEN,)
+    reasoning_tags = {"[THINK]": "[/THINK]", "<think>": "</think>"}
 
-    def read(self, text: str, at: int) -> Found:
-        begin = spaced(text, at + len(_OPEN))
-        found = _listed(text, begin) if text.startswith("[", begin) else _named(text, begin)
-        return replace(found, calls=tuple(replace(call, id=_id(call, begin, i)) for i, call in enumerate(found.calls)))
+    def parse_call(self, text: str, start: int) -> ParsedCalls:
+        begin = skip_space(text, start + len(_OPEN))
+        parsed = _parse_list(text, begin) if text.startswith("[", begin) else _parse_named_call(text, begin)
+        calls = [replace(call, id=_make_id(call, begin, index)) for index, call in enumerate(parsed.calls)]
+        return replace(parsed, calls=tuple(calls))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        return f"{_OPEN}[{', '.join(map(_row, calls))}]"
+        return f"{_OPEN}[{', '.join(map(_render_item, calls))}]"
 
 
 class MistralArgs(Mistral):
-    """The same, and renders the later form."""
+    """Parses both formats, and renders the later one."""
 
     name = "mistral_args"
 
@@ -42,33 +42,34 @@ class MistralArgs(Mistral):
         return "".join(f"{_OPEN}{call.name}{_ARGS}{call.arguments}" for call in calls)
 
 
-def _row(call: ToolCall) -> str:
+def _render_item(call: ToolCall) -> str:
     id = f', "id": "{call.id}"' if call.id else ""
     return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments}{id}}}'
 
 
-def _listed(text: str, at: int) -> Found:
-    starts, end = items(text, at)
+def _parse_list(text: str, start: int) -> ParsedCalls:
+    starts, end = find_items(text, start)
     calls: list[ToolCall] = []
-    wrong: list[Malformed] = [] if starts else [Malformed("the list of calls is empty", at)]
-    for start in starts:
+    malformed: list[MalformedCall] = [] if starts else [MalformedCall("the list of calls is empty", start)]
+    for item_start in starts:
         try:
-            calls.append(json_call(text, start, "arguments")[0])
-        except Malformed as error:
-            wrong.append(error)
-    return Found(end, tuple(calls), tuple(wrong))
+            calls.append(parse_json_call(text, item_start, "arguments")[0])
+        except MalformedCall as error:
+            malformed.append(error)
+    return ParsedCalls(end, tuple(calls), tuple(malformed))
 
 
-def _named(text: str, at: int) -> Found:
-    head, begin = until(text, at, _ARGS)
+def _parse_named_call(text: str, start: int) -> ParsedCalls:
+    head, begin = read_until(text, start, _ARGS)
     name, _, id = head.partition(_ID)
-    begin = spaced(text, begin)
-    end = object_end(text, begin)
-    return Found(end, (ToolCall(id.strip(), named(name.strip(), at), text[begin:end]),))
+    begin = skip_space(text, begin)
+    end = find_object_end(text, begin)
+    return ParsedCalls(end, (ToolCall(id.strip(), check_name(name.strip(), start), text[begin:end]),))
 
 
-def _id(call: ToolCall, at: int, place: int) -> str:
+def _make_id(call: ToolCall, start: int, index: int) -> str:
+    """The call's id if it is valid, or else a hash of its content and place."""
     if len(call.id) == _ID_LENGTH and call.id.isascii() and call.id.isalnum():
         return call.id
-    seed = f"{at} {place} {call.name} {call.arguments}"
+    seed = f"{start} {index} {call.name} {call.arguments}"
     return sha256(seed.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_LENGTH]

@@ -1,45 +1,44 @@
-"""Qwen's coders: a call is a function with parameters, all of them tags, and a value is the text between two."""
+"""The parser of Qwen3-Coder's calls: a function with parameters, written as tags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gateway.types import ToolCall
+from trainer.parse.argument_types import build_arguments, split_arguments
+from trainer.parse.base import MarkedParser, ParsedCalls, check_name, expect_word, read_until
+from trainer.parse.json_scan import MalformedCall
 
-from .family import Found, Marked, named, until, word_after
-from .fields import arguments_of, fields_of
-from .written import Malformed
 
-
-class Qwen3Coder(Marked):
-    """A value ends with the first `</parameter>`: the format has no way to write that word in one."""
+class Qwen3Coder(MarkedParser):
+    """Parses and renders Qwen3-Coder's calls. A value ends at the first `</parameter>`, which cannot be escaped."""
 
     name = "qwen3_coder"
-    opens = ("<tool_call>",)
-    closes = ("</tool_call>",)
+    openers = ("<tool_call>",)
+    closers = ("</tool_call>",)
 
-    def read(self, text: str, at: int) -> Found:
-        begin = word_after(text, at + len("<tool_call>"), "<function=")[1]
-        name, at = until(text, begin, ">")
-        name = named(name, begin)
+    def parse_call(self, text: str, start: int) -> ParsedCalls:
+        begin = expect_word(text, start + len("<tool_call>"), "<function=")[1]
+        name, index = read_until(text, begin, ">")
+        name = check_name(name, begin)
         fields: dict[str, str] = {}
         while True:
-            word, at = word_after(text, at, "<parameter=", "</function>")
+            word, index = expect_word(text, index, "<parameter=", "</function>")
             if word == "</function>":
                 break
-            key, begin = until(text, at, ">")
+            key, begin = read_until(text, index, ">")
             if key in fields:
-                raise Malformed(f"the parameter {key[:80]!r} is given twice", at)
-            value, at = until(text, begin, "</parameter>")
+                raise MalformedCall(f"the parameter {key[:80]!r} is given twice", index)
+            value, index = read_until(text, begin, "</parameter>")
             fields[key] = value.removeprefix("\n").removesuffix("\n")
-        end = word_after(text, at, "</tool_call>")[1]
-        arguments = arguments_of(list(fields.items()), self.schemas.get(name))
-        return Found(end, (ToolCall("", name, arguments),))
+        end = expect_word(text, index, "</tool_call>")[1]
+        arguments = build_arguments(list(fields.items()), self.schemas.get(name))
+        return ParsedCalls(end, (ToolCall("", name, arguments),))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        return "\n".join(map(_rendered, calls))
+        return "\n".join(map(_render_call, calls))
 
 
-def _rendered(call: ToolCall) -> str:
-    fields = [f"<parameter={name}>\n{text}\n</parameter>" for name, text in fields_of(call.arguments)]
+def _render_call(call: ToolCall) -> str:
+    fields = [f"<parameter={name}>\n{text}\n</parameter>" for name, text in split_arguments(call.arguments)]
     return "\n".join(["<tool_call>", f"<function={call.name}>", *fields, "</function>", "</tool_call>"])

@@ -1,1 +1,1 @@
-"""The model that learns: what was written goes in with what it is worth, and better weights come out."""
+"""The trained model: logprobs, optimizer steps, checkpoints, memory planning, and the weights for the engine."""

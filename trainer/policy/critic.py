@@ -1,8 +1,7 @@
-"""A critic says what to expect of a rollout before each of its tokens is written; it learns from what then came."""
+"""The critic (value model) for GAE: predicts the return before each token, and learns from the actual returns."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,64 +11,71 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from gateway.types import Image
-from trainer.learn.batch import Batch
+from trainer.algorithms.packing import Batch
 from trainer.policy.errors import PolicyError
-from trainer.policy.forest import places
-from trainer.policy.reader import Reader
+from trainer.policy.logprobs import LogprobReader
+from trainer.policy.optimizers import clip_gradients
+from trainer.policy.prefix_forest import token_positions
 from trainer.policy.settings import CriticSettings, UpdateSettings
-from trainer.vision.eyes import Eyes
+from trainer.vision.image_processor import ImageProcessor
 
 
 class Critic:
-    """The policy's own body as it was in the beginning, with a head of one number, which is 0 at first."""
+    """A copy of the policy's initial model, with a scalar head that starts at 0."""
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        body: PreTrainedModel,
         settings: CriticSettings,
         update: UpdateSettings,
         dtype: torch.dtype,
-        eyes: Eyes | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
-        body = copy.deepcopy(model)
-        self._reader = Reader(body, update.chunk, dtype, eyes)
+        """Trains `body`, a copy of the policy's model."""
+        self._reader = LogprobReader(body, update.chunk, dtype, image_processor)
         width: int = body.config.get_text_config(decoder=True).hidden_size
-        self._head = torch.zeros(width, device=model.device, requires_grad=True)
-        self._learned = [*body.base_model.parameters(), self._head]
+        self._head = self._make_head(width, body.device)
+        self._parameters = [*body.base_model.parameters(), self._head]
         self._body, self._clip = body.base_model, update.clip
-        self._optimizer = torch.optim.AdamW(self._learned, lr=settings.lr, betas=update.betas, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=settings.lr, betas=update.betas, weight_decay=0.0)
 
-    def values(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> Tensor:
-        """Of each token, what was to be expected before it was written; 0 for the first of a row."""
-        hidden = self._reader.hidden(ids_T, sequence_T, images)
-        before_T = hidden.at_T.roll(1)
-        values_T = embedding(before_T, hidden.values_UD).float() @ self._head
-        return torch.where(places(sequence_T) > 0, values_T, 0)
+    def _make_head(self, width: int, device: torch.device) -> Tensor:
+        return torch.zeros(width, device=device, requires_grad=True)
 
-    def gather(self, batch: Batch, returns_T: Tensor, tokens: int) -> float:
-        """Of squared errors over what the policy wrote, a micro-batch's part of the mean."""
-        values_T = self.values(batch.ids_T, batch.sequence_T, batch.images)
+    @property
+    def _head_D(self) -> Tensor:
+        return self._head
+
+    def compute_values(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> Tensor:
+        """Predicts the return before each token; 0 for the first token of a sequence."""
+        hidden = self._reader.compute_hidden_states(ids_T, sequence_T, images)
+        previous_T = hidden.node_T.roll(1)
+        values_T = embedding(previous_T, hidden.states_UD).float() @ self._head_D
+        return torch.where(token_positions(sequence_T) > 0, values_T, 0)
+
+    def accumulate_gradient(self, batch: Batch, returns_T: Tensor, tokens: int) -> float:
+        """Adds a micro-batch's gradient of the mean squared error over `tokens` tokens; returns its loss."""
+        values_T = self.compute_values(batch.ids_T, batch.sequence_T, batch.images)
         error_T = torch.where(batch.mask_T, values_T - returns_T, 0)
         loss = (error_T**2).sum() / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.item()
 
     def step(self) -> None:
-        norm = torch.nn.utils.clip_grad_norm_(self._learned, self._clip)
+        norm = clip_gradients(self._parameters, self._clip)
         if not torch.isfinite(norm):
             raise PolicyError(f"the critic's gradient is not finite ({float(norm)})", "lower `update.critic.lr`")
         self._optimizer.step()
-        self.forget()
+        self.zero_grad()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    @property
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         body = self._body.state_dict()
         return {"body": body, "head": self._head.detach(), "optimizer": self._optimizer.state_dict()}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self._body.load_state_dict(state["body"])
         self._head.data.copy_(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])

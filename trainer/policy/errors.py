@@ -1,10 +1,10 @@
-"""What goes wrong with a policy is told to whoever runs it, with what to do about it."""
+"""The error of a training step or checkpoint, with a remedy for the operator."""
 
 from __future__ import annotations
 
 
 class PolicyError(Exception):
-    """A step that cannot be made, or a state that cannot be taken up; no weight was moved by it."""
+    """A step that cannot be made, or a state that cannot be loaded. No weight has changed."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)

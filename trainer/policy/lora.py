@@ -1,4 +1,4 @@
-"""Adapters stand beside the model's own weights: saved alone, off for the reference, merged for the engine."""
+"""LoRA adapters: adds, saves and loads them, disables them for the reference, and merges them for the engine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from transformers import PreTrainedModel
 from trainer.policy.errors import PolicyError
 from trainer.policy.settings import LoraSettings
 
-FILE = "adapter_model.safetensors"
+ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER = "default"
-BEFORE = "base_model.model."
-"""Stands before every name in a saved adapter."""
+NAME_PREFIX = "base_model.model."
+"""The prefix of every tensor's name in a saved adapter."""
 
 
-def adapt(model: PreTrainedModel, settings: LoraSettings, without: str = "") -> None:
-    """From here on, the adapters alone are learned. They begin the same each time, and change nothing at first. A part
-    of the model that is named gets none."""
+def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module: str = "") -> None:
+    """Adds adapters, which are then the only trained weights. Their initial values are deterministic, and change
+    nothing. The excluded part of the model gets none."""
     try:
         from peft import LoraConfig
     except ImportError as error:
@@ -34,7 +34,7 @@ def adapt(model: PreTrainedModel, settings: LoraSettings, without: str = "") -> 
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
         target_modules=targets,
-        exclude_modules=rf".*{re.escape(without.rpartition('.')[2])}\..*" if without else None,
+        exclude_modules=rf".*{re.escape(excluded_module.rpartition('.')[2])}\..*" if excluded_module else None,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng():
@@ -43,26 +43,26 @@ def adapt(model: PreTrainedModel, settings: LoraSettings, without: str = "") -> 
             model.add_adapter(config, ADAPTER)
         except ValueError as error:
             raise PolicyError(
-                f"`update.lora.targets`: {error}", "name layers of this model, or none for all"
+                f"`update.lora.targets`: {error}", "name layers of this model, or leave it out to adapt all"
             ) from error
 
 
-def load(model: PreTrainedModel, folder: Path) -> None:
-    """What `save_pretrained` left of the adapters."""
+def load_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Loads the adapters that `save_pretrained` wrote."""
     from peft.utils import set_peft_model_state_dict
 
-    state = {name.removeprefix(BEFORE): value for name, value in load_file(folder / FILE).items()}
-    own = sum("lora_" in name for name in model.state_dict())
-    if len(state) != own:
-        raise ValueError(f"it holds {len(state)} matrices, where {own} are learned")
-    taken: Any = set_peft_model_state_dict(model, state, ADAPTER)
-    if taken.unexpected_keys:
-        raise ValueError(f"it holds {taken.unexpected_keys[0]}, which is not learned")
+    state = {name.removeprefix(NAME_PREFIX): value for name, value in load_file(folder / ADAPTER_FILE).items()}
+    expected = sum("lora_" in name for name in model.state_dict())
+    if len(state) != expected:
+        raise ValueError(f"it has {len(state)} matrices, but {expected} are trained")
+    result: Any = set_peft_model_state_dict(model, state, ADAPTER)
+    if result.unexpected_keys:
+        raise ValueError(f"it has {result.unexpected_keys[0]}, which is not trained")
 
 
 @contextmanager
-def bare(model: PreTrainedModel) -> Iterator[None]:
-    """The model as it was before there were adapters."""
+def adapters_disabled(model: PreTrainedModel) -> Iterator[None]:
+    """Runs the model as it was before training."""
     model.disable_adapters()
     try:
         yield
@@ -70,15 +70,15 @@ def bare(model: PreTrainedModel) -> Iterator[None]:
         model.enable_adapters()
 
 
-def merged(model: PreTrainedModel) -> Mapping[str, Tensor]:
-    """All weights by the names that they have without adapters."""
+def merge_adapters(model: PreTrainedModel) -> Mapping[str, Tensor]:
+    """All weights with the adapters merged in, under the names that they have without adapters."""
     layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    made = {}
+    weights = {}
     for name, value in model.state_dict().items():
         if "lora_" in name:
             continue
         layer, base, rest = name.partition(".base_layer.")
-        made[f"{layer}.{rest}" if base else name] = value.detach()
+        weights[f"{layer}.{rest}" if base else name] = value.detach()
         if rest == "weight":
-            made[f"{layer}.weight"] = value.detach() + layers[layer].get_delta_weight(ADAPTER).detach()
-    return made
+            weights[f"{layer}.weight"] = value.detach() + layers[layer].get_delta_weight(ADAPTER).detach()
+    return weights

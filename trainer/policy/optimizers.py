@@ -1,4 +1,4 @@
-"""Maps are moved by Muon where asked, all else by AdamW, and every rate rises and falls together."""
+"""Builds the optimizers (AdamW, or Muon for matrices), and computes the learning rate schedule."""
 
 from __future__ import annotations
 
@@ -7,37 +7,50 @@ from math import cos, pi
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from trainer.policy.settings import UpdateSettings
 
-Named = Iterable[tuple[str, Tensor]]
+NamedParameters = Iterable[tuple[str, Tensor]]
 
 
-def optimizers(parameters: Named, settings: UpdateSettings) -> list[torch.optim.Optimizer]:
-    learned = [(name, value) for name, value in parameters if value.requires_grad]
-    matrices = [value for name, value in learned if settings.optimizer == "muon" and is_map(name, value)]
-    known = {id(value) for value in matrices}
-    others = [value for _, value in learned if id(value) not in known]
-    made: list[torch.optim.Optimizer] = []
+def build_optimizers(parameters: NamedParameters, settings: UpdateSettings) -> list[torch.optim.Optimizer]:
+    """Builds the optimizers for the parameters that require a gradient."""
+    trained = [(name, value) for name, value in parameters if value.requires_grad]
+    matrices = [value for name, value in trained if settings.optimizer == "muon" and is_muon_matrix(name, value)]
+    matrix_ids = {id(value) for value in matrices}
+    others = [value for _, value in trained if id(value) not in matrix_ids]
+    optimizers: list[torch.optim.Optimizer] = []
     if matrices:
-        made.append(torch.optim.Muon(matrices, lr=settings.muon_lr, weight_decay=settings.weight_decay, momentum=0.95))
+        optimizers.append(
+            torch.optim.Muon(matrices, lr=settings.muon_lr, weight_decay=settings.weight_decay, momentum=0.95)
+        )
     if others:
-        made.append(torch.optim.AdamW(others, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay))
-    return made
+        optimizers.append(
+            torch.optim.AdamW(others, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+        )
+    return optimizers
 
 
-def is_map(name: str, value: Tensor) -> bool:
-    """Embeddings and the head are tables, not maps; Muon is for maps."""
+def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
+    """Scales the gradients down to a norm of at most `limit`; returns the norm over all ranks before."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole
+
+
+def is_muon_matrix(name: str, value: Tensor) -> bool:
+    """Whether Muon applies: to matrices, except embeddings and the head, which are lookup tables."""
     return value.ndim == 2 and "embed" not in name and "lm_head" not in name
 
 
-def share(step: int, settings: UpdateSettings) -> float:
-    """Of the full rate, at a step."""
+def learning_rate_factor(step: int, settings: UpdateSettings) -> float:
+    """The learning rate at a step, as a share of the full rate: warm-up, then decay to the floor."""
     if step < settings.warmup:
         return (step + 1) / settings.warmup
     if settings.steps is None:
         return 1.0
-    gone = min(1.0, (step - settings.warmup) / max(1, settings.steps - settings.warmup))
+    progress = min(1.0, (step - settings.warmup) / max(1, settings.steps - settings.warmup))
     if settings.fall == "cosine":
-        gone = (1.0 - cos(pi * gone)) / 2
-    return 1.0 - (1.0 - settings.floor) * gone
+        progress = (1.0 - cos(pi * progress)) / 2
+    return 1.0 - (1.0 - settings.floor) * progress

@@ -1,7 +1,8 @@
-"""The model that learns: how likely it finds what was written, a step on its gradient, its weights for the engine."""
+"""The policy: a causal language model with its optimizers, checkpoints, and weights for the engine."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,47 +11,64 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
-from trainer.policy.filed import filed
-from trainer.policy.optimizers import optimizers, share
-from trainer.policy.reader import Read, Reader, Reads
-from trainer.policy.settings import UpdateSettings
-from trainer.vision.eyes import Eyes
+from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
+from trainer.policy.optimizers import build_optimizers, clip_gradients, learning_rate_factor
+from trainer.policy.ranks import ONE_RANK, Ranks
+from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.vision.image_processor import ImageProcessor
 
-STATE = "optimizer.pt"
-WHOLE = "go on from a checkpoint that is whole, with the model and the `update` settings that it was made with"
+
+def to_checkpoint_tensors(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Renames and reshapes weights as a checkpoint's files have them; in memory, a model may differ.
+
+    Copies, as of experts that are stacked in one tensor, are on the device of the weights. Of tied weights, pass one:
+    the order changes.
+    """
+    with torch.no_grad():
+        tensors: Mapping[str, Tensor] = revert_weight_conversion(model, dict(weights))
+    return tensors
+
+
+STATE_FILE = "optimizer.pt"
+RESUME_REMEDY = "continue from a complete checkpoint, with the model and the `update` settings that it was written with"
 
 
 class Policy:
     """A causal language model with its optimizers."""
+
+    ranks: Ranks = ONE_RANK
 
     def __init__(
         self,
         model: PreTrainedModel,
         settings: UpdateSettings,
         folder: Path | None = None,
-        eyes: Eyes | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
-        self.model, self.settings, self.folder, self.eyes = model, settings, folder, eyes
-        """`folder` is where the weights came from: what a reference is read from again."""
+        """`folder` is where the weights came from, and where a reference is loaded from again."""
+        self.model, self.settings, self.folder, self.image_processor = model, settings, folder, image_processor
         self.steps = 0
-        """Made so far."""
-        dtype = _dtype(settings, model.device)
-        self.critic = Critic(model, settings.critic, settings, dtype, eyes) if settings.critic else None
-        self.reader = Reader(model, settings.chunk, dtype, eyes)
-        frozen = eyes.family.eyes if eyes and not settings.looks else ""
-        if settings.lora:
-            lora.adapt(model, settings.lora, frozen)
-        elif frozen:
-            model.get_submodule(frozen).requires_grad_(False)
-        _remember(model, settings.checkpointing)
-        self._optimizers = optimizers(model.named_parameters(), settings)
-        self._rates = [[group["lr"] for group in one.param_groups] for one in self._optimizers]
+        """Optimizer steps made so far."""
+        dtype = compute_dtype(settings, model.device)
+        self.critic = self._make_critic(settings.critic, dtype) if settings.critic else None
+        self.logprob_reader = LogprobReader(model, settings.chunk, dtype, image_processor)
+        self._select_trained_weights()
+        _configure_checkpointing(model, settings.checkpointing)
+        self._optimizers = build_optimizers(model.named_parameters(), settings)
+        self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
+
+    def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
+        return Critic(copy.deepcopy(self.model), settings, self.settings, dtype, self.image_processor)
+
+    def _select_trained_weights(self) -> None:
+        select_trained_weights(self.model, self.settings, self.image_processor)
 
     @classmethod
     def load(
@@ -58,134 +76,157 @@ class Policy:
         folder: Path,
         settings: UpdateSettings,
         device: torch.device | str | None = None,
-        eyes: Eyes | None = None,
+        image_processor: ImageProcessor | None = None,
     ) -> Self:
-        """From a model's folder, on the GPU where there is one. With `eyes` that others look through as well, a picture
-        is made ready once for all of them."""
+        """Loads a model's folder, onto the GPU if there is one. A shared `image_processor` prepares each image once
+        for all who use it."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(load_model(folder, device=device), settings, folder, eyes or Eyes.load(folder))
+        processor = image_processor or ImageProcessor.load(folder)
+        return cls(load_model(folder, device=device), settings, folder, processor)
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def read(
-        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0, images: Sequence[Image] = ()
-    ) -> Read:
-        """Of the tokens `among_T` of rows that lie end to end, given those before each in its row."""
-        return self.reader.read(ids_T, sequence_T, among_T, temperature, images)
+    def compute_batch_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> Logprobs:
+        """Computes the logprobs of the selected tokens of packed sequences."""
+        return self.logprob_reader.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images)
 
-    def finds(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
-        """Of each id but the first, given those before it."""
-        return self.reader.finds(ids, images)
+    def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
+        """Computes the logprob of each id but the first, for comparison with an engine."""
+        return self.logprob_reader.compute_logprobs(ids, images)
 
-    def reference(self) -> Reads:
-        """The policy as it was in the beginning: without adapters, or from its folder once more."""
+    def load_reference(self) -> LogprobSource:
+        """The policy before training: without its adapters, or loaded from its folder again."""
         if self.settings.lora:
-            return Bare(self)
+            return WithoutAdapters(self)
         if self.folder is None:
-            raise PolicyError("a reference needs a folder, and this policy came from none", "give the reference itself")
+            raise PolicyError("the policy was not loaded from a folder, so it has no reference", "pass a reference")
         model = load_model(self.folder, device=self.device).requires_grad_(False)
-        return Reader(model, self.settings.chunk, self.reader.dtype, self.eyes)
+        return LogprobReader(model, self.settings.chunk, self.logprob_reader.dtype, self.image_processor)
 
     def step(self) -> dict[str, float]:
-        """Moves the weights by the gradient that was gathered; one that is not finite moves nothing, and says so."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        """Makes an optimizer step with the accumulated gradient. If that is not finite, raises and changes nothing."""
+        norm = clip_gradients(self.model.parameters(), self.settings.clip)
         if not torch.isfinite(norm):
-            self.forget()
-            problem = f"the gradient of step {self.steps + 1} is not finite ({float(norm)}); nothing was moved"
-            raise PolicyError(problem, "lower `update.lr`, or look for rewards or logprobs that are no numbers")
-        part = share(self.steps, self.settings)
+            self.zero_grad()
+            problem = f"the gradient of step {self.steps + 1} is not finite ({float(norm)}); no weight was changed"
+            raise PolicyError(problem, "lower `update.lr`, or look for rewards or logprobs that are not finite")
+        factor = learning_rate_factor(self.steps, self.settings)
         for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * part
+                group["lr"] = rate * factor
             optimizer.step()
-        self.forget()
+        self.zero_grad()
         self.steps += 1
-        return {"update/grad_norm": float(norm), "update/lr": self.settings.lr * part}
+        return {"update/grad_norm": float(norm), "update/lr": self.settings.lr * factor}
 
-    def forget(self) -> None:
-        """Lets go of what was gathered."""
+    def zero_grad(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def shrink(self) -> None:
-        """Gives back what the GPU holds for tensors that are gone."""
+    def release_cached_memory(self) -> None:
+        """Returns the GPU memory that torch caches for freed tensors."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """For the engine's `publish`: adapters merged, by the model's own names."""
+        """The weights for the engine's `publish`, with adapters merged, under the model's own names."""
         if self.settings.lora:
-            return lora.merged(self.model)
+            return lora.merge_adapters(self.model)
         return {name: value.detach() for name, value in self.model.state_dict().items()}
 
-    def filed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """For servers, which read them as they read the model's folder."""
-        return filed(self.model, weights)
+    def checkpoint_tensors(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Weights in the form that a server reads from the model's folder."""
+        return to_checkpoint_tensors(self.model, weights)
 
     def save(self, folder: Path) -> None:
-        """A folder that `from_pretrained` loads, of adapters alone where those are learned, and what `resume` needs."""
+        """Writes a folder that `from_pretrained` loads (only the adapters with LoRA), and what `resume` needs."""
         self.model.save_pretrained(folder)
-        state = {"steps": self.steps, "optimizers": [one.state_dict() for one in self._optimizers]}
-        torch.save(state | ({"critic": self.critic.state} if self.critic else {}), folder / STATE)
+        state = {"steps": self.steps, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        torch.save(state | ({"critic": self.critic.state_dict()} if self.critic else {}), folder / STATE_FILE)
 
     def resume(self, folder: Path) -> None:
-        """Goes on from a folder that `save` made, to the bit. Where it cannot, the error names the file."""
-        weights = folder / lora.FILE if self.settings.lora else folder / "model.safetensors"
-        with _reading(weights):
+        """Restores what `save` wrote, bit for bit. Errors name the file that cannot be loaded."""
+        weights = folder / lora.ADAPTER_FILE if self.settings.lora else folder / "model.safetensors"
+        with loading_checkpoint(weights):
             if self.settings.lora:
-                lora.load(self.model, folder)
+                lora.load_adapters(self.model, folder)
             else:
                 self.model.load_state_dict(load_model(folder).state_dict())
-        with _reading(folder / STATE):
-            state: dict[str, Any] = torch.load(folder / STATE, weights_only=True, map_location=self.device)
+        with loading_checkpoint(folder / STATE_FILE):
+            state: dict[str, Any] = torch.load(folder / STATE_FILE, weights_only=True, map_location=self.device)
             for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
             if self.critic:
-                self.critic.load(state["critic"])
+                self.critic.load_state_dict(state["critic"])
             self.steps = state["steps"]
 
 
-class Bare:
-    """A policy without its adapters."""
+class WithoutAdapters:
+    """The policy with its adapters disabled: the reference of a LoRA run."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
 
-    def read(
-        self, ids_T: Tensor, sequence_T: Tensor, among_T: Tensor, temperature: float = 1.0, images: Sequence[Image] = ()
-    ) -> Read:
-        with lora.bare(self._policy.model):
-            return self._policy.read(ids_T, sequence_T, among_T, temperature, images)
+    def compute_batch_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> Logprobs:
+        with lora.adapters_disabled(self._policy.model):
+            return self._policy.compute_batch_logprobs(ids_T, sequence_T, selected_T, temperature, images)
 
 
-def _dtype(settings: UpdateSettings, device: torch.device) -> torch.dtype:
+def select_trained_weights(
+    model: PreTrainedModel, settings: UpdateSettings, image_processor: ImageProcessor | None
+) -> None:
+    """Adds adapters, or freezes what is not trained."""
+    frozen = image_processor.family.vision_module if image_processor and not settings.trains_vision else ""
+    if settings.lora:
+        lora.add_adapters(model, settings.lora, frozen)
+    elif frozen:
+        model.get_submodule(frozen).requires_grad_(False)
+
+
+def compute_dtype(settings: UpdateSettings, device: torch.device) -> torch.dtype:
+    """The precision of matrix products."""
     if settings.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     return torch.bfloat16 if settings.dtype == "bfloat16" else torch.float32
 
 
-def _remember(model: PreTrainedModel, checkpointing: bool) -> None:
-    """Nothing is dropped at random: what was written was written without, and has to be found as likely again."""
+def _configure_checkpointing(model: PreTrainedModel, checkpointing: bool) -> None:
+    """Dropout stays off: rollouts are sampled without it, and their logprobs have to be reproduced."""
     if checkpointing:
         if not model.supports_gradient_checkpointing:
             raise PolicyError(
-                f"a {model.config.model_type} has no gradient checkpointing", "leave `update.checkpointing` off"
+                f"{model.config.model_type} models have no gradient checkpointing", "leave `update.checkpointing` off"
             )
         enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
-    model.train(checkpointing)  # Layers ask for it before they check what they remember.
+    model.train(checkpointing)  # transformers checkpoints activations in training mode only.
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.train(False)
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
+def loading_checkpoint(file: Path) -> Iterator[None]:
+    """Turns whatever goes wrong into an error that names the file."""
     try:
         yield
-    except Exception as error:  # torn files fail in as many ways as there are formats
-        what = "is missing" if not file.exists() else f"cannot be taken up ({type(error).__name__}: {error})"
-        raise PolicyError(f"{file} {what}", WHOLE) from error
+    except Exception as error:  # boundary: each file format fails in its own way
+        problem = "is missing" if not file.exists() else f"cannot be loaded ({type(error).__name__}: {error})"
+        raise PolicyError(f"{file} {problem}", RESUME_REMEDY) from error

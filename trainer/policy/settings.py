@@ -1,4 +1,4 @@
-"""How weights are moved: frozen, complete, nothing unknown let through. Field descriptions document it."""
+"""Settings of the weight update: optimizer, learning rate, micro-batches, precision, LoRA and the critic."""
 
 from __future__ import annotations
 
@@ -6,73 +6,75 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from gateway.config.models import Frozen
+from gateway.config.base import FrozenModel
 
 Rate = Annotated[float, Field(gt=0, le=10)]
-"""Of learning; beyond, there would be no numbers left after a step."""
+"""A learning rate; with larger ones, weights overflow after a step."""
 
 
-class LoraSettings(Frozen):
-    """Small matrices are learned beside the model's own, which stay as they are."""
+class LoraSettings(FrozenModel):
+    """Trains small adapter matrices instead of the model's own weights."""
 
     rank: PositiveInt = 16
-    """The smaller side of each."""
+    """The rank of the adapters."""
     alpha: PositiveFloat = 32.0
-    """They count alpha / rank times."""
+    """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Layers by the end of their names, as `q_proj`; by default all linear ones but the head."""
+    """The layers that get adapters, by the end of their names, such as `q_proj`; by default all linear layers but the
+    head."""
 
 
-class CriticSettings(Frozen):
-    """Who says what to expect of a rollout, for `algorithm.credit.kind: gae`."""
+class CriticSettings(FrozenModel):
+    """The value model for `algorithm.credit.kind: gae`."""
 
     lr: Rate = 1e-3
     """Learning rate of its AdamW."""
 
 
-class UpdateSettings(Frozen):
-    """How the weights are moved."""
+class UpdateSettings(FrozenModel):
+    """How the weights are updated."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` moves matrices by Muon and everything else by AdamW."""
+    """`muon` uses Muon for matrices and AdamW for everything else."""
     lr: Rate = 1e-3
     """Learning rate of AdamW."""
     muon_lr: Rate = 0.02
     """Learning rate of Muon."""
     betas: tuple[float, float] = (0.9, 0.98)
-    """AdamW's."""
+    """AdamW's betas."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Of either optimizer."""
+    """Weight decay of both optimizers."""
     warmup: NonNegativeInt = 0
-    """Steps on which the rate rises to its full height."""
+    """Steps over which the learning rate rises to its full value."""
     steps: PositiveInt | None = None
-    """Steps on which it then falls to `floor`; without it, the rate stays."""
+    """The step at which the learning rate reaches `floor`; by default it stays constant."""
     fall: Literal["line", "cosine"] = "line"
-    """How it falls."""
+    """The shape of the decay."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Where it falls to, as a share of the full rate."""
+    """The final learning rate, as a share of the full one."""
     clip: PositiveFloat = 1.0
-    """The gradient's norm at the most."""
+    """The largest norm of the gradient."""
     minibatches: PositiveInt = 1
-    """Steps of the optimizer that a lesson is divided into."""
+    """Optimizer steps that a training step's batch is split into."""
     epochs: PositiveInt = 1
-    """How often a lesson is gone through."""
+    """Passes over a training step's batch."""
     tokens: PositiveInt = 8192
-    """Tokens that are in memory at one time, gradients being gathered; a longer rollout goes alone."""
+    """Tokens of a micro-batch; gradients are accumulated over micro-batches. A longer rollout is alone in one."""
     chunk: PositiveInt = 1024
-    """Tokens whose logits exist at one time: a large vocabulary needs no more memory than this."""
+    """Tokens whose logits are in memory at once, which bounds the memory for a large vocabulary."""
     checkpointing: bool = False
-    """Layers are computed a second time rather than remembered: slower, in much less memory."""
+    """Gradient checkpointing: recomputes activations in the backward pass, which is slower but saves much memory."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of products; weights and optimizer stay float32. `auto` is bfloat16 on a GPU which has it, else float32."""
+    """Precision of matrix products; weights and optimizer stay float32. `auto` is bfloat16 on a GPU that supports it,
+    else float32."""
     lora: LoraSettings | None = None
-    """By default all weights are moved."""
+    """Trains adapters; by default all weights are trained."""
     vision: Literal["auto", "trained", "frozen"] = "auto"
-    """Whether a model that sees learns to see, too; `auto` is yes, but with `lora` it is no."""
+    """Whether the vision encoder is trained; `auto` trains it unless `lora` is set."""
     critic: CriticSettings | None = None
-    """Needed for `algorithm.credit.kind: gae`, and for nothing else."""
+    """The critic; required for `algorithm.credit.kind: gae`, and used by nothing else."""
 
     @property
-    def looks(self) -> bool:
-        """Whether it learns to see."""
+    def trains_vision(self) -> bool:
+        """Whether the vision encoder is trained."""
         return self.vision == "trained" or (self.vision == "auto" and self.lora is None)

@@ -1,1 +1,1 @@
-"""What a rollout is worth: functions, the weights that join them, and the deadlines that they keep."""
+"""Rewards: calls the reward functions of a run, and sums their weighted scores."""

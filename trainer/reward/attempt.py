@@ -1,4 +1,4 @@
-"""What a reward function sees: one rollout that is over, and of its words as an answer only the policy's own."""
+"""The argument of a reward function: a finished rollout with its task, and the policy's final answer as text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from itertools import takewhile
 from typing import Any
 
 from gateway.feedback.base import plain_text
-from gateway.types import Image
+from gateway.types import Image, ToolCall
 from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.run.rollout import Rollout, StopReason
-from trainer.task import Task
+from trainer.reward.attempt_text import Decoder, response_ids, verbatim_messages
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.steppers import CALLS_INFO
+from trainer.rollout.task import Task
 
 TRUNCATED = (StopReason.LENGTH_TURN, StopReason.LENGTH_ROLLOUT)
 ENDED = (StopReason.DONE, StopReason.TOOL_DONE, StopReason.FEEDBACK_DONE, StopReason.STEP_DONE)
@@ -19,29 +21,44 @@ ENDED = (StopReason.DONE, StopReason.TOOL_DONE, StopReason.FEEDBACK_DONE, StopRe
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """To be read, not changed: the ledger and the row are the run's own."""
+    """A finished rollout and its task. Read-only: the ledger and the row belong to the run."""
 
     task: Task
     rollout: Rollout
     success: bool | None = None
-    """Whether the component that tells success reached its mark; None for that component itself."""
+    """Whether the component that decides success reached its threshold; None for that component itself."""
+    decoder: Decoder | None = None
+    """Decodes token ids; every attempt of a run has one."""
+
+    @property
+    def text(self) -> str:
+        """What the policy wrote, character for character: all its turns with reasoning and calls, end tokens left out.
+
+        Nothing is between two turns. Special tokens within a turn are part of the text.
+        """
+        return "".join(self.texts)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """`text` by turn. What tools, feedback and plug-ins wrote is never in it, nor a prefill of the template."""
+        return tuple(self._decoder.decode_turn(turn.ids) for turn in self.turns)
 
     @property
     def answer(self) -> str:
-        """The words of the policy's last turn, without reasoning and calls; nothing where it was cut off.
+        """The text of the policy's last turn, without reasoning and calls; empty if the turn was truncated.
 
-        Of a turn that a plug-in wrote into, what the policy wrote after that.
+        If a plug-in wrote into the turn, the text that the policy wrote after that.
         """
         turns = self.turns
-        if not turns or turns[-1].stop != "stop":
+        if not turns or turns[-1].finish_reason != "stop":
             return ""
         last = turns[-1]
-        said = "\n".join(plain_text(message.get("content")) for message in last.messages)
+        text = "\n".join(plain_text(message.get("content")) for message in last.messages)
         if "own" not in last.info:
-            return said
-        # Of the turn's words, which were told whole, those that the policy's own text ends with as well.
-        pairs = zip(reversed(said), reversed(str(last.info["own"])), strict=False)
-        return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))[::-1]
+            return text
+        # The common suffix of the parsed turn and of what the policy itself wrote.
+        pairs = zip(reversed(text), reversed(str(last.info["own"])), strict=False)
+        return "".join(character for character, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))[::-1]
 
     @property
     def truth(self) -> Any:
@@ -50,37 +67,100 @@ class Attempt:
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """The whole row as it came."""
+        """The task's row as it was read."""
         return self.task.columns
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The whole chat; what tools and feedback said stands there too, by roles of their own; pictures as places."""
+        """The whole chat as the template takes it: turns are parsed into content, reasoning and calls.
+
+        Messages of tools and feedback are in their own roles, and images are placeholders.
+        """
         return self.rollout.ledger.messages
 
     @property
+    def verbatim_messages(self) -> list[dict[str, Any]]:
+        """The whole chat as text: the content of each turn is what the policy wrote, beside its `tool_calls`."""
+        return verbatim_messages(self.rollout, self._decoder)
+
+    @property
+    def trajectory(self) -> dict[str, Any]:
+        """The rollout as a dict: `turns`, `per_turn_rewards`, `reward`, `prompt` and `response`.
+
+        `turns` are the chat's messages as text; each has its reward from tools and feedback in `per_turn_rewards`, 0 if
+        it got none; `reward` is their sum with those at the end.
+        """
+        asked = (message for message in reversed(self.task.messages) if message["role"] == "user")
+        return {
+            "turns": self.verbatim_messages,
+            "per_turn_rewards": _message_rewards(self.ledger),
+            "reward": sum(self.rewards.values()),
+            "prompt": plain_text(next(asked, {}).get("content")),
+            "response": self.response,
+        }
+
+    @property
+    def response(self) -> str:
+        """The whole text after the prompt, of the policy, tools and feedback, without special tokens."""
+        return self._decoder.decode_without_special(self.response_ids[0])
+
+    @property
+    def response_ids(self) -> tuple[list[int], list[int]]:
+        """The ids of `response`, and a mask that is 1 for the policy's."""
+        return response_ids(self.rollout)
+
+    @property
     def images(self) -> tuple[Image, ...]:
-        """What the policy was shown at those places, in order."""
+        """The images that the policy saw, in order."""
         return self.rollout.ledger.images
 
     @property
     def ledger(self) -> Ledger:
-        """The last one, as there may be `rollout.earlier` ones."""
+        """The last ledger; earlier ones are in `rollout.earlier`."""
         return self.rollout.ledger
 
     @property
     def turns(self) -> tuple[Entry, ...]:
-        """The policy's, over all ledgers."""
+        """The policy's turns over all ledgers."""
         return self.rollout.turns
 
     @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The policy's calls over all turns, in order."""
+        return tuple(call for turn in self.turns for call in turn.calls)
+
+    @property
+    def tool_rewards(self) -> tuple[float | None, ...]:
+        """For each of `calls`, the reward that the tool gave it; None if it gave none or the call was not made."""
+        rewards: list[float | None] = []
+        calls = 0
+        for ledger in self.rollout.ledgers:
+            for entry in ledger:
+                calls += len(entry.calls)
+                if entry.author is Author.TOOL:
+                    rewards += _call_rewards(entry, calls - len(rewards))
+        return (*rewards, *[None] * (calls - len(rewards)))
+
+    @property
+    def turn_scores(self) -> tuple[float | None, ...]:
+        """For each of the policy's turns, the score that feedback gave it; None if it gave none."""
+        scores: list[float | None] = []
+        for ledger in self.rollout.ledgers:
+            for entry in ledger:
+                if entry.author is Author.POLICY:
+                    scores.append(None)
+                elif entry.author is Author.FEEDBACK and entry.reward is not None and scores:
+                    scores[-1] = (scores[-1] or 0.0) + entry.reward
+        return tuple(scores)
+
+    @property
     def infos(self) -> Mapping[str, Any]:
-        """What plug-ins and interactions passed on."""
+        """What plug-ins and interactions passed on to reward functions."""
         return self.rollout.infos
 
     @property
     def rewards(self) -> Mapping[str, float]:
-        """What came from the gateway, summed by kind: `call`, `feedback`, and `end` for last rewards."""
+        """Rewards from the gateway, summed by kind: `call`, `feedback`, and `end` for those at the end."""
         return self.rollout.rewards
 
     @property
@@ -89,16 +169,16 @@ class Attempt:
 
     @property
     def truncated(self) -> bool:
-        """The tokens ran out before the policy was done."""
+        """Whether a limit of tokens ended the rollout."""
         return self.stop in TRUNCATED
 
     @property
     def ended(self) -> bool:
-        """The policy, a tool, an interaction or a plug-in ended the rollout, and no limit did."""
+        """Whether the policy, a tool, an interaction or a plug-in ended the rollout, and not a limit."""
         return self.stop in ENDED
 
     def given(self, author: Author) -> tuple[float, ...]:
-        """Of each of the policy's turns, what it was scored by tools, or by feedback."""
+        """For each of the policy's turns, the score that tools, or feedback, gave it."""
         scores: list[float] = []
         for ledger in self.rollout.ledgers:
             for entry in ledger:
@@ -107,3 +187,32 @@ class Attempt:
                 elif entry.author is author and entry.reward is not None and scores:
                     scores[-1] += entry.reward
         return tuple(scores)
+
+    @property
+    def _decoder(self) -> Decoder:
+        if self.decoder is None:
+            raise ValueError("the attempt has no decoder, so that its ids cannot be decoded: give it the template")
+        return self.decoder
+
+
+def _message_rewards(ledger: Ledger) -> list[float]:
+    """For each message of a ledger, what tools and feedback gave for it; 0 for those that are not the policy's."""
+    rewards: list[float] = []
+    turn: int | None = None
+    for entry in ledger:
+        if entry.author is Author.POLICY and entry.messages:
+            turn = len(rewards) + len(entry.messages) - 1
+        rewards += [0.0] * len(entry.messages)
+        if entry.author is not Author.POLICY and entry.reward is not None and turn is not None:
+            rewards[turn] += entry.reward
+    return rewards
+
+
+def _call_rewards(entry: Entry, count: int) -> list[float | None]:
+    """The reward of each of `count` calls that a tool entry answers."""
+    details = entry.info.get(CALLS_INFO, ())
+    rewards = [detail.get("reward") for detail in details][:count]
+    rewards += [None] * (count - len(rewards))
+    if not details and rewards:  # A plug-in's own answer says only the sum.
+        rewards[-1] = entry.reward
+    return rewards

@@ -1,4 +1,4 @@
-"""One function with its deadline. It is the user's own code: whatever it does costs its rollout, never the run."""
+"""Calls one reward function with its deadline. Whatever user code does costs its rollout, never the run."""
 
 from __future__ import annotations
 
@@ -7,172 +7,235 @@ import math
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.config.mistakes import nearest
-from gateway.errors import ConfigError, innermost
-from gateway.native.thread import Threads
-from trainer.plug import plug_in
-from trainer.reward.apart import Apart, Late
+from gateway.config.diagnostics import closest_match
+from gateway.errors import ConfigError, UserCodeError, format_error, safe_repr, unwrap_error
+from gateway.native.thread_pool import ThreadPool
+from gateway.native.tool_results import is_plain
+from gateway.user_code import UserCode
+from trainer.plugins import load_plugin
 from trainer.reward.attempt import Attempt
+from trainer.reward.function_runner import DeadlineExceeded, FunctionRunner
+from trainer.reward.functions import BUILTIN_FUNCTIONS
 from trainer.reward.settings import ComponentSettings
-from trainer.reward.shipped import SHIPPED
 
-LARGEST = 1e15
-"""A reward beyond this is a mistake: its square is still a number in single precision, and much more is none."""
-SHOWN = 500
-"""Characters of what a user's function raised or gave."""
-
-
-class Unscored(Exception):
-    """No number came; the text is for the operator."""
+MAX_REWARD = 1e15
+"""Larger rewards are refused: the square of a much larger one overflows single precision."""
+TRAJECTORY_PARAMETERS = ("trajectory", "trajectories")
+"""A function whose first parameter has one of these names is given dicts instead of attempts."""
+MAX_EXCERPT = 500
+"""Characters of a user function's error that are shown."""
 
 
-class Places:
-    """What the components of a scorer share."""
+RewardFn = Callable[..., Any]
+Result = TypeVar("Result")
 
-    def __init__(self, most: int = 64) -> None:
-        self.asked = anyio.CapacityLimiter(most)
-        """Functions at once, so that no deadline passes in a queue."""
-        self.threads = Threads()
-        """Many more, for those that hang and keep theirs."""
+
+class ScoringError(Exception):
+    """A component gave no valid number; the text is for the operator."""
+
+
+class SharedLimits:
+    """The limiter and the threads that the components of a scorer share."""
+
+    def __init__(self, max_calls: int = 64) -> None:
+        self.limiter = anyio.CapacityLimiter(max_calls)
+        """Limits concurrent calls, so that no deadline passes while a call is queued for a thread."""
+        self.threads = ThreadPool()
+        """Has more threads than that, since functions that hang keep theirs."""
 
 
 class Component:
-    def __init__(self, name: str, settings: ComponentSettings, folder: Path | None, places: Places) -> None:
-        self.name, self.settings, self.places = name, settings, places
+    """One component of the reward: a function, its arguments and its deadline."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: ComponentSettings,
+        folder: Path | None,
+        limits: SharedLimits,
+        given: RewardFn | None = None,
+    ) -> None:
+        """`given` is the function itself, if it is not to be found by its name."""
+        self.name, self.settings, self.limits = name, settings, limits
         self.field = f"reward.components.{name}"
-        self.shipped = settings.function in SHIPPED
-        self.function = self._found(folder)
-        self._apart = Apart(self.function, places.threads)
-        self._try_on()
+        self.is_builtin = settings.function in BUILTIN_FUNCTIONS
+        self.function: RewardFn = self._load_function(folder) if given is None else given
+        self._first_parameter = _first_parameter(self.function)
+        self._runner = FunctionRunner(self.function, limits.threads)
+        self._check_signature()
 
-    async def ask(self, attempts: Sequence[Attempt]) -> list[float | Unscored]:
-        """A number for each, or why there is none."""
+    async def score(self, attempts: Sequence[Attempt]) -> list[float | ScoringError]:
+        """Scores the attempts of a group: a number for each, or the reason why there is none."""
         if self.settings.batched:
-            return await self._together(attempts)
-        given: list[float | Unscored] = [Unscored("nobody asked")] * len(attempts)
+            return await self._score_together(attempts)
+        results: list[float | ScoringError] = [ScoringError("not scored")] * len(attempts)
 
-        async def one(place: int) -> None:
-            given[place] = await self._alone(attempts[place])
+        async def score(index: int) -> None:
+            results[index] = await self._score_alone(attempts[index])
 
-        async with anyio.create_task_group() as asking:
-            for place in range(len(attempts)):
-                asking.start_soon(one, place)
-        return given
+        async with anyio.create_task_group() as tasks:
+            for index in range(len(attempts)):
+                tasks.start_soon(score, index)
+        return results
 
-    async def _alone(self, attempt: Attempt) -> float | Unscored:
-        who = f"rollout {attempt.rollout.name}"
+    async def _score_alone(self, attempt: Attempt) -> float | ScoringError:
+        where = f"rollout {attempt.rollout.name}"
         try:
-            return self._number(await self._called(attempt, who), who)
-        except Unscored as nothing:
-            return nothing
+            return await self._convert_result(self._to_number, await self._call(attempt, where), where)
+        except ScoringError as error:
+            return error
 
-    async def _together(self, attempts: Sequence[Attempt]) -> list[float | Unscored]:
-        who = "rollouts " + ", ".join(attempt.rollout.name for attempt in attempts)
+    async def _score_together(self, attempts: Sequence[Attempt]) -> list[float | ScoringError]:
+        where = "rollouts " + ", ".join(attempt.rollout.name for attempt in attempts)
         try:
-            values = self._several(await self._called(list(attempts), who), len(attempts), who)
-        except Unscored as nothing:
-            return [nothing] * len(attempts)
-        given: list[float | Unscored] = []
+            value = await self._call(list(attempts), where)
+            values = await self._convert_result(self._to_list, value, len(attempts), where)
+        except ScoringError as error:
+            return [error] * len(attempts)
+        results: list[float | ScoringError] = []
         for attempt, value in zip(attempts, values, strict=True):
             try:
-                given.append(self._number(value, f"rollout {attempt.rollout.name}"))
-            except Unscored as nothing:
-                given.append(nothing)
-        return given
+                results.append(await self._convert_result(self._to_number, value, f"rollout {attempt.rollout.name}"))
+            except ScoringError as error:
+                results.append(error)
+        return results
 
-    async def _called(self, asked: Attempt | list[Attempt], who: str) -> Any:
+    async def _call(self, argument: Attempt | list[Attempt], where: str) -> Any:
+        """Calls the reward function."""
         try:
-            if self.shipped:  # No more than a walk over the ledger: a thread would cost more than the work.
-                return self.function(asked, **self.settings.args)
-            async with self.places.asked:
-                return await self._apart.ask(self.settings.timeout_s, asked, **self.settings.args)
-        except Late:
-            raise self._unscored(f"gave nothing within {self.settings.timeout_s:g} s", who) from None
-        except (Exception, SystemExit) as error:  # boundary: a user's function may raise anything, and a script may end
-            raise self._unscored(f"raised {_told(innermost(error), self.shipped)}", who) from error
+            if self.is_builtin:  # These only walk over the ledger; a thread would cost more than the work.
+                return self.function(argument, **self.settings.args)
+            async with self.limits.limiter:
+                return await self._runner.call(self.settings.timeout_s, self._convert(argument), **self.settings.args)
+        except DeadlineExceeded:
+            raise self._error(f"returned nothing within {self.settings.timeout_s:g} s", where) from None
+        except Exception as error:  # boundary: a user's function may raise anything
+            raise self._error(f"raised {_describe_error(error, self.is_builtin)}", where) from error
 
-    def _number(self, value: Any, who: str) -> float:
-        """Any finite number, a truth value, numpy's and torch's included; a text is none."""
+    def _convert(self, argument: Attempt | list[Attempt]) -> Any:
+        """The argument in the form that the function's first parameter names: attempts, or trajectories as dicts."""
+        if self._first_parameter not in TRAJECTORY_PARAMETERS:
+            return argument
+        return [attempt.trajectory for attempt in argument] if isinstance(argument, list) else argument.trajectory
+
+    async def _convert_result(self, convert: Callable[..., Result], value: Any, *args: Any) -> Result:
+        """Converts a value. Methods of an object that a user wrote run in a thread, with the function's deadline."""
+        if is_plain(value) or inspect.iscoroutine(value):
+            return convert(value, *args)
+        where = args[-1]
+        with anyio.move_on_after(self.settings.timeout_s):
+            try:
+                result: Result = await self.limits.threads.run(convert, value, *args)
+                return result
+            except UserCodeError as error:
+                raise self._error(f"returned a value that raised {_describe_error(error, False)}", where) from error
+        raise self._error(f"returned a value that was not a number within {self.settings.timeout_s:g} s", where)
+
+    def _to_number(self, value: Any, where: str) -> float:
+        """Accepts finite numbers and booleans, including those of numpy and torch, but no text."""
         try:
             number = math.nan if isinstance(value, str | bytes) else float(value)
-        except Exception:  # boundary: anything may be asked for a number, and refuse as it likes
+        except Exception:  # boundary: a user's object may raise anything when converted
             number = math.nan
-        if not abs(number) <= LARGEST:
-            raise self._unscored(f"gave {_shown(value)}, which is no number that can be learned from", who)
+        if not abs(number) <= MAX_REWARD:
+            raise self._error(f"returned {safe_repr(value)}, which is not a usable number", where)
         return number
 
-    def _several(self, value: Any, count: int, who: str) -> Sequence[Any]:
-        """A list, a tuple, or what numpy and torch make of one."""
+    def _to_list(self, value: Any, count: int, where: str) -> Sequence[Any]:
+        """Accepts a list, a tuple, or an array of numpy or torch."""
         try:
             values = value if isinstance(value, list | tuple) else list(value.tolist())
         except Exception:  # boundary: as above
-            raise self._unscored(f"gave {_shown(value)}, not a list of {count} numbers", who) from None
+            raise self._error(f"returned {safe_repr(value)}, not a list of {count} numbers", where) from None
         if len(values) != count:
-            raise self._unscored(f"gave {len(values)} numbers for {count} rollouts", who)
+            raise self._error(f"returned {len(values)} numbers for {count} rollouts", where)
         return values
 
-    def _unscored(self, what: str, who: str) -> Unscored:
-        return Unscored(f"component {self.name!r} ({self.settings.function}) {what}; {who}")
+    def _error(self, problem: str, where: str) -> ScoringError:
+        return ScoringError(f"component {self.name!r} ({self.settings.function}) {problem}; {where}")
 
-    def _found(self, folder: Path | None) -> Callable[..., Any]:
-        named, field = self.settings.function, f"{self.field}.function"
-        if self.shipped:
-            return SHIPPED[named]
-        if ":" not in named and "." not in named:
-            near = nearest(named, SHIPPED)
-            known = f"did you mean {near!r}?" if near else f"name one of {', '.join(SHIPPED)}, or `rewards.py:{named}`"
-            raise ConfigError(f"there is no function {named!r}", field=field, remedy=known)
-        found = plug_in(named, field, folder)
-        if isinstance(found, type) or not callable(found):
-            kind = "a class" if isinstance(found, type) else f"a {type(found).__name__}"
-            remedy = "name a function, or an object with `__call__` that is made already"
-            raise ConfigError(f"{named!r} is {kind}, not a function", field=field, remedy=remedy)
-        function: Callable[..., Any] = found
+    def _load_function(self, folder: Path | None) -> Callable[..., Any]:
+        name, field = self.settings.function, f"{self.field}.function"
+        if self.is_builtin:
+            return BUILTIN_FUNCTIONS[name]
+        if ":" not in name and "." not in name:
+            close = closest_match(name, BUILTIN_FUNCTIONS)
+            names = ", ".join(BUILTIN_FUNCTIONS)
+            remedy = f"did you mean {close!r}?" if close else f"use one of {names}, or `rewards.py:{name}`"
+            raise ConfigError(f"unknown reward function {name!r}", field=field, remedy=remedy)
+        loaded = load_plugin(name, field, folder)
+        if isinstance(loaded, type):
+            loaded = _make_instance(loaded, name, field)
+        if not callable(loaded):
+            remedy = "name a function, or a class or an instance with `__call__`"
+            raise ConfigError(f"{name!r} is a {type(loaded).__name__}, not a function", field=field, remedy=remedy)
+        function: Callable[..., Any] = loaded
         return function
 
-    def _try_on(self) -> None:
-        """Whether the function can be asked with these arguments."""
-        named, args = self.settings.function, self.settings.args
-        if self.shipped and self.settings.batched:
-            raise ConfigError(f"{named!r} scores one attempt", field=f"{self.field}.batched", remedy="leave it out")
+    def _check_signature(self) -> None:
+        """Checks that the function accepts the configured arguments."""
+        name, args = self.settings.function, self.settings.args
+        if self._first_parameter == "completions":
+            remedy = (
+                "register it in its file, `orms['mine'] = ...`, and name it so:"
+                " `function: trainer.swift.orm:named`, `batched: true`, `args: {name: mine, plugins: [FILE]}`"
+            )
+            problem = f"{name!r} takes `completions`, as reward functions of ms-swift and TRL do"
+            raise ConfigError(problem, field=f"{self.field}.function", remedy=remedy)
+        if self.is_builtin and self.settings.batched:
+            raise ConfigError(f"{name!r} scores one attempt", field=f"{self.field}.batched", remedy="leave it out")
         try:
             signature = inspect.signature(self.function)
             signature.bind(None, **args)
         except TypeError as error:
-            taken = "attempts" if self.settings.batched else "attempt"
-            remedy = f"define it as `def {named.rpartition(':')[2]}({', '.join([taken, *args])})`, or correct `args`"
-            told = f"{named!r} takes {signature}: {error}"
-            raise ConfigError(told, field=f"{self.field}.args", remedy=remedy) from error
-        except ValueError:  # Something built in, which does not tell what it takes.
+            parameter = "attempts" if self.settings.batched else "attempt"
+            definition = f"def {name.rpartition(':')[2]}({', '.join([parameter, *args])})"
+            remedy = f"define it as `{definition}`, or correct `args`"
+            raise ConfigError(
+                f"{name!r} takes {signature}: {error}", field=f"{self.field}.args", remedy=remedy
+            ) from error
+        except ValueError:  # A function in C has no signature.
             return
-        if ready := getattr(self.function, "ready", None):  # It looks at its arguments before anything starts.
+        if ready := getattr(self.function, "ready", None):  # It checks its arguments before anything starts.
             ready(**args)
-        if self.shipped:
-            self._check(args)
+        if self.is_builtin:
+            self._check_builtin_args(args)
 
-    def _check(self, args: dict[str, Any]) -> None:
+    def _check_builtin_args(self, args: dict[str, Any]) -> None:
         hints = get_type_hints(self.function, include_extras=True)
         for key, value in args.items():
             try:
                 TypeAdapter(hints[key]).validate_python(value, strict=True)
             except ValidationError as error:
-                said = error.errors()[0]["msg"]
-                raise ConfigError(said, field=f"{self.field}.args.{key}", remedy=f"correct `{key}`") from None
+                problem = error.errors()[0]["msg"]
+                raise ConfigError(problem, field=f"{self.field}.args.{key}", remedy=f"correct `{key}`") from None
 
 
-def _told(error: BaseException, shipped: bool) -> str:
-    said = f"{type(error).__name__}: {error}"[:SHOWN]
-    frames = [] if shipped else traceback.extract_tb(error.__traceback__)
-    return f"{said} ({frames[-1].filename}:{frames[-1].lineno})" if frames else said
-
-
-def _shown(value: Any) -> str:
+def _make_instance(kind: type, name: str, field: str) -> Any:
+    """An instance of a class that takes no arguments."""
     try:
-        return f"{value!r:.80}"
-    except Exception:  # boundary: what does not say what it is still has a kind
-        return f"a {type(value).__name__}"
+        with UserCode(kind):
+            return kind()
+    except Exception as error:  # boundary: a user's own `__init__` may raise anything
+        problem = f"{name!r} cannot be instantiated without arguments: {_describe_error(error, is_builtin=False)}"
+        raise ConfigError(problem, field=field, remedy="name an instance of it") from error
+
+
+def _first_parameter(function: Callable[..., Any]) -> str:
+    """The name of a function's first parameter; empty if it has none, or no signature."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):
+        return ""
+
+
+def _describe_error(error: BaseException, is_builtin: bool) -> str:
+    error = unwrap_error(error)
+    text = format_error(error)[:MAX_EXCERPT]
+    frames = [] if is_builtin else traceback.extract_tb(error.__traceback__)
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

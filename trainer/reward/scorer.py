@@ -1,10 +1,11 @@
-"""Rollouts become numbers: each component is asked, what it gives is weighed, and what fails is left out by name."""
+"""Scores rollouts: calls the reward components, sums their weighted scores, and reports what could not be scored."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum, sqrt
 from pathlib import Path
 
 import anyio
@@ -12,117 +13,214 @@ import anyio
 from gateway.errors import ConfigError, ConfigErrors
 from trainer.ledger import Author
 from trainer.reward.attempt import Attempt
-from trainer.reward.component import LARGEST, Component, Places, Unscored
-from trainer.reward.scored import Failed, Scored, ScoredGroup
+from trainer.reward.attempt_text import Decoder
+from trainer.reward.component import MAX_REWARD, Component, RewardFn, ScoringError, SharedLimits
+from trainer.reward.functions import TURN_SCORE_AUTHORS
 from trainer.reward.settings import RewardSettings
-from trainer.reward.shipped import SPREAD
-from trainer.run.rollout import Rollout
-from trainer.task import Task
+from trainer.rollout.rollout import Rollout
+from trainer.rollout.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """A rollout with its reward and the scores of its turns."""
+
+    rollout: Rollout
+    """Its `rewards` are the components."""
+    components: Mapping[str, float]
+    """The unweighted scores by component, in the order of the settings."""
+    reward: float
+    """The weighted sum of the components, which the algorithm sees."""
+    turn_scores: tuple[float, ...]
+    """What tools and feedback scored each of the policy's turns, over all ledgers.
+
+    Scores of tools are weighted like the component whose function is `tools`, those of feedback like the one whose
+    function is `feedback` or `outcome`; if no component sums them, they count in full.
+    """
+    success: bool
+    """Whether the component that decides success reached its threshold."""
+    reward_from_turns: float = 0.0
+    """The part of the reward that sums turn scores. `reward - reward_from_turns` is what came at the end only, so that
+    together with `turn_scores` nothing is counted twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnscoredRollout:
+    """A rollout that could not be scored. That is not the policy's fault, so it is not a reward of 0."""
+
+    rollout: Rollout
+    reason: str
+    """For the operator: component, function, rollout, and what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """The rollouts of one task that are compared with each other, in order."""
+
+    task: Task
+    scored: tuple[ScoredRollout, ...]
+    failed: tuple[UnscoredRollout, ...] = ()
+
+
+def compute_reward_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float]:
+    """Means over all scored rollouts, with components unweighted. If there are none, only the failures are counted."""
+    groups = tuple(groups)
+    rollouts = [scored for group in groups for scored in group.scored]
+    metrics = {"reward/failed": float(sum(len(group.failed) for group in groups))}
+    if not rollouts:
+        return metrics
+    mean = _mean(scored.reward for scored in rollouts)
+    metrics |= {"reward/mean": mean, "reward/std": sqrt(_mean((scored.reward - mean) ** 2 for scored in rollouts))}
+    metrics |= {
+        f"reward/{name}": _mean(scored.components[name] for scored in rollouts) for name in rollouts[0].components
+    }
+    return metrics | {"success/sampled": _mean(float(scored.success) for scored in rollouts)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    """The exact mean, independent of the order."""
+    values = tuple(values)
+    return fsum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class GivenRewards:
+    """Reward functions that are given as Python objects, not by name."""
+
+    functions: Mapping[str, RewardFn] = field(default_factory=dict)
+    """By the name that the settings have as `function`."""
+    on_scored: Callable[[Sequence[Rollout]], None] = lambda _: None
+    """Called with the rollouts of a group when they are scored."""
+    take_metrics: Callable[[], dict[str, float]] = dict
+    """Returns what the functions measured since the last call."""
+
 
 log = logging.getLogger(__name__)
-SHOWN = 3
-"""So many examples of what cannot be scored are shown; the others are counted."""
+MAX_WARNINGS = 3
+"""How many failures are logged as warnings; later ones are logged as info."""
 
 
 class Scorer:
-    """Several groups may be scored at once. Whatever a function does, the others are scored as if it had not."""
+    """Scores groups, several at once. An error of a reward function costs only the rollouts that it was called for."""
 
-    def __init__(self, settings: RewardSettings, folder: Path | None = None) -> None:
-        """Relative paths of functions begin at `folder`. Raises ConfigError for functions that cannot be asked."""
-        self.settings = settings
+    def __init__(
+        self,
+        settings: RewardSettings,
+        folder: Path | None = None,
+        decoder: Decoder | None = None,
+        given: GivenRewards | None = None,
+    ) -> None:
+        """Relative paths of functions start at `folder`. Raises ConfigError for functions that cannot be called."""
+        self.settings, self.given = settings, given or GivenRewards()
+        self.decoder = decoder
+        """The run's template, which decodes what the policy wrote; may be set after the functions are loaded."""
         self._components: dict[str, Component] = {}
-        places, errors = Places(), []
-        for named, one in settings.components.items():
+        limits, errors = SharedLimits(), []
+        for name, component in settings.components.items():
             try:
-                self._components[named] = Component(named, one, folder, places)
+                function = self.given.functions.get(component.function)
+                self._components[name] = Component(name, component, folder, limits, function)
             except ConfigError as error:
                 errors.append(error)
         if errors:
             raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
-        self._told = 0
-        self._summed = {author: self._weight_of(author) for author in SPREAD.values()}
+        self._warnings = 0
+        self._turn_weights = {author: self._turn_weight(author) for author in TURN_SCORE_AUTHORS.values()}
 
     async def score(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
-        """The component that tells success is asked first, and the others only of what it could score."""
-        tries = [_Try(Attempt(task, rollout)) for rollout in rollouts]
-        for one in tries:
-            if one.attempt.stop.infrastructure:
-                one.fail(f"rollout {one.attempt.rollout.name} ended with {one.attempt.stop}")
-        telling = self.settings.telling
-        await self._ask(telling, _left(tries))
-        left = _left(tries)
-        for one in left:
-            one.attempt = replace(one.attempt, success=self._succeeded(one.given))
-        async with anyio.create_task_group() as asking:
-            for other in self._components:
-                if other != telling:
-                    asking.start_soon(self._ask, other, left)
-        scored = tuple(made for one in _left(tries) if (made := self._scored(one)) is not None)
-        failed = tuple(Failed(one.attempt.rollout, one.reason) for one in tries if one.reason)
+        """Scores a group. The component that decides success comes first; the others score what it could score."""
+        pending = [_PendingScore(Attempt(task, rollout, decoder=self.decoder)) for rollout in rollouts]
+        for score in pending:
+            if score.attempt.stop.is_infrastructure:
+                score.fail(f"rollout {score.attempt.rollout.name} ended with {score.attempt.stop}")
+        success_component = self.settings.success_component
+        await self._run_component(success_component, _not_failed(pending))
+        left = _not_failed(pending)
+        for score in left:
+            score.attempt = replace(score.attempt, success=self._is_success(score.components))
+        async with anyio.create_task_group() as tasks:
+            for name in self._components:
+                if name != success_component:
+                    tasks.start_soon(self._run_component, name, left)
+        scored = tuple(result for score in _not_failed(pending) if (result := self._combine(score)) is not None)
+        failed = tuple(UnscoredRollout(score.attempt.rollout, score.reason) for score in pending if score.reason)
+        self.given.on_scored(rollouts)
         for failure in failed:
-            self._told += 1
-            log.log(logging.WARNING if self._told <= SHOWN else logging.INFO, "not scored: %s", failure.reason)
+            self._warnings += 1
+            level = logging.WARNING if self._warnings <= MAX_WARNINGS else logging.INFO
+            log.log(level, "not scored: %s", failure.reason)
         return ScoredGroup(task, scored, failed)
 
-    def recalled(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
-        """Of rollouts that were scored before, by what they are known to have been given; no function is asked.
+    def score_recorded(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
+        """Scores rollouts by their recorded components, without calling a function.
 
-        One without all of its components was not scored, and is left out.
+        Rollouts that lack a component were not scored, and are left out.
         """
-        known = [one for one in rollouts if self._components.keys() <= one.rewards.keys()]
-        tries = [_Try(Attempt(task, one, self._succeeded(one.rewards)), dict(one.rewards)) for one in known]
-        return ScoredGroup(task, tuple(made for one in tries if (made := self._scored(one)) is not None))
+        recorded = [rollout for rollout in rollouts if self._components.keys() <= rollout.rewards.keys()]
+        pending = [
+            _PendingScore(Attempt(task, rollout, self._is_success(rollout.rewards)), dict(rollout.rewards))
+            for rollout in recorded
+        ]
+        return ScoredGroup(task, tuple(result for score in pending if (result := self._combine(score)) is not None))
 
-    def _succeeded(self, given: Mapping[str, float]) -> bool:
-        return given[self.settings.telling] >= self.settings.success_at
+    def _is_success(self, components: Mapping[str, float]) -> bool:
+        return components[self.settings.success_component] >= self.settings.success_at
 
-    async def _ask(self, named: str, tries: Sequence[_Try]) -> None:
-        if not tries:
+    async def _run_component(self, name: str, pending: Sequence[_PendingScore]) -> None:
+        if not pending:
             return
-        values = await self._components[named].ask([one.attempt for one in tries])
-        for one, value in zip(tries, values, strict=True):
-            if isinstance(value, Unscored):
-                one.fail(str(value))
+        values = await self._components[name].score([score.attempt for score in pending])
+        for score, value in zip(pending, values, strict=True):
+            if isinstance(value, ScoringError):
+                score.fail(str(value))
             else:
-                one.given[named] = value
+                score.components[name] = value
 
-    def _scored(self, one: _Try) -> Scored | None:
-        """None where the numbers together are none that can be learned from."""
-        attempt, components = one.attempt, {named: one.given[named] for named in self._components}
-        weights = {named: settings.weight for named, settings in self.settings.components.items()}
-        reward = sum(weights[named] * value for named, value in components.items())
-        given = {author: attempt.given(author) for author in self._summed}
-        turns = tuple(
-            sum((1.0 if weight is None else weight) * given[author][turn] for author, weight in self._summed.items())
+    def _combine(self, score: _PendingScore) -> ScoredRollout | None:
+        """Sums the components; None if the sum or a turn's score is not a usable number."""
+        attempt, components = score.attempt, {name: score.components[name] for name in self._components}
+        weights = {name: component.weight for name, component in self.settings.components.items()}
+        reward = sum(weights[name] * value for name, value in components.items())
+        by_author = {author: attempt.given(author) for author in self._turn_weights}
+        turn_scores = tuple(
+            sum(
+                (1.0 if weight is None else weight) * by_author[author][turn]
+                for author, weight in self._turn_weights.items()
+            )
             for turn in range(len(attempt.turns))
         )
-        for what, number in [("the weighted sum", reward), *(("the score of a turn", score) for score in turns)]:
-            if not abs(number) <= LARGEST:
-                one.fail(f"{what} is {number:g}, from which nothing can be learned; rollout {attempt.rollout.name}")
+        numbers = [("the weighted sum", reward), *(("the score of a turn", turn_score) for turn_score in turn_scores)]
+        for what, number in numbers:
+            if not abs(number) <= MAX_REWARD:
+                score.fail(f"{what} is {number:g}, which is not a usable number; rollout {attempt.rollout.name}")
                 return None
-        spread = sum((weight or 0.0) * score for author, weight in self._summed.items() for score in given[author])
-        rollout = replace(attempt.rollout, rewards=components, weighed=reward)
-        return Scored(rollout, components, reward, turns, bool(attempt.success), spread)
+        from_turns = sum(
+            (weight or 0.0) * turn_score
+            for author, weight in self._turn_weights.items()
+            for turn_score in by_author[author]
+        )
+        rollout = replace(attempt.rollout, rewards=components, weighted_reward=reward)
+        return ScoredRollout(rollout, components, reward, turn_scores, bool(attempt.success), from_turns)
 
-    def _weight_of(self, author: Author) -> float | None:
-        """What an author's scores of turns count in the reward; None where no component sums them."""
-        weights = [one.weight for one in self.settings.components.values() if SPREAD.get(one.function) is author]
+    def _turn_weight(self, author: Author) -> float | None:
+        """The weight of an author's turn scores in the reward; None if no component sums them."""
+        components = self.settings.components.values()
+        weights = [component.weight for component in components if TURN_SCORE_AUTHORS.get(component.function) is author]
         return sum(weights) if weights else None
 
 
 @dataclass
-class _Try:
-    """What the components say of one attempt, as far as they were asked."""
+class _PendingScore:
+    """An attempt with the component scores that it has so far."""
 
     attempt: Attempt
-    given: dict[str, float] = field(default_factory=dict)
+    components: dict[str, float] = field(default_factory=dict)
     reason: str = ""
 
     def fail(self, reason: str) -> None:
-        """The first reason stays."""
+        """Keeps the first reason."""
         self.reason = self.reason or reason
 
 
-def _left(tries: Sequence[_Try]) -> list[_Try]:
-    """Those that have not failed."""
-    return [one for one in tries if not one.reason]
+def _not_failed(pending: Sequence[_PendingScore]) -> list[_PendingScore]:
+    return [score for score in pending if not score.reason]

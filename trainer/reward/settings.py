@@ -1,4 +1,4 @@
-"""What a rollout is worth, as it is set: frozen, complete. Field descriptions are the documentation."""
+"""Settings of the reward: its components, their weights and deadlines, and what counts as success."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from gateway.config.models import Frozen
+from gateway.config.base import FrozenModel
 
-Name = Annotated[str, Field(pattern=r"^\w[\w./-]*$")]
-TAKEN = frozenset({"mean", "std", "failed"})
-"""Metrics beside which a component stands as `reward/NAME`."""
+ComponentName = Annotated[str, Field(pattern=r"^\w[\w./-]*$")]
+RESERVED_NAMES = frozenset({"mean", "std", "failed"})
+"""Other metrics under `reward/`, which a component may not be named after."""
 
 
-class ComponentSettings(Frozen):
-    """One function, and what its number counts."""
+class ComponentSettings(FrozenModel):
+    """One reward function and its weight."""
 
     function: Annotated[str, Field(min_length=1)]
-    """A shipped one (`answer`, `exact`, `outcome`, `tools`, `feedback`, `calc_reward`, `efficiency`, `tool_quality`),
-    or one's own: `module:name`, or `folder/rewards.py:name`. It is given a `trainer.reward.attempt:Attempt` and gives a
-    number. It may be async, and is then awaited in an event loop of its own, the same from call to call: what it opens
-    there is not to be shared with another function, nor with tools."""
+    """A built-in function (`answer`, `exact`, `outcome`, `tools`, `feedback`, `calc_reward`, `agent`,
+    `efficiency`, `tool_quality`), or your own: `module:name`, or `folder/rewards.py:name`. It takes a
+    `trainer.reward.attempt:Attempt` and returns a number. It may be async; it then runs in an event loop of its own,
+    the same from call to call, so what it opens there cannot be shared with another function or with tools."""
     weight: float = 1.0
-    """What its number is multiplied by; 0 measures and does not reward."""
+    """The score is multiplied by this; with 0 it is measured, but not rewarded."""
     args: dict[str, Any] = {}
-    """Passed on to the function by keyword."""
+    """Keyword arguments of the function."""
     batched: bool = False
-    """The function is given a list, all attempts of a group, and gives a list of numbers in the same order."""
+    """The function takes a list of all attempts of a group, and returns a list of numbers in the same order."""
     timeout_s: PositiveFloat = 30.0
-    """Seconds until what it was asked for is left out. An async function that blocks holds up what else it was asked at
-    that time, which is left out with it, and nothing else."""
+    """Seconds after which a call is given up and its rollouts are left out. An async function that blocks its event
+    loop delays only its own other calls, which are left out too."""
 
 
-class RewardSettings(Frozen):
+class RewardSettings(FrozenModel):
     """The reward is the weighted sum of components; each is a metric of its own."""
 
-    components: Annotated[dict[Name, ComponentSettings], Field(min_length=1)] = {
+    components: Annotated[dict[ComponentName, ComponentSettings], Field(min_length=1)] = {
         "answer": ComponentSettings(function="answer")
     }
-    """By name."""
+    """Components by name."""
     success: str | None = None
-    """The component that tells whether a rollout succeeded; the first by default."""
+    """The component that decides whether a rollout succeeded; by default the first."""
     success_at: float = 1.0
-    """It did where that component, unweighted, reaches this."""
+    """A rollout succeeded if that component's unweighted score is at least this."""
 
     @property
-    def telling(self) -> str:
-        """The component that tells success."""
+    def success_component(self) -> str:
+        """The component that decides success."""
         return self.success or next(iter(self.components))
 
     @model_validator(mode="after")
-    def _named(self) -> Self:
-        if taken := sorted(TAKEN & set(self.components)):
-            raise ValueError(f"{taken[0]!r} is a metric of all components together; name the component otherwise")
-        if self.telling not in self.components:
+    def _check_names(self) -> Self:
+        if taken := sorted(RESERVED_NAMES & set(self.components)):
+            raise ValueError(f"the component name {taken[0]!r} is reserved for a metric of all components; rename it")
+        if self.success_component not in self.components:
             raise ValueError(f"success is {self.success!r}, which is none of {', '.join(self.components)}")
         return self

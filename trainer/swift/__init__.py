@@ -1,1 +1,1 @@
-"""Files written for ms-swift's multi-turn GRPO run as they are: their schedulers, environments, rewards and flags."""
+"""Runs plug-in files written for ms-swift's multi-turn GRPO: schedulers, gym environments and reward functions."""

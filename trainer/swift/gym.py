@@ -1,4 +1,4 @@
-"""An environment answers the policy: `reset` opens a rollout, `step` answers a turn and rewards it, `close` ends it."""
+"""ms-swift's gym environments (`Env`), their registries, and the scheduler that runs them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import anyio
 
 from gateway.errors import ConfigError
+from trainer.swift.multi_turn_scheduler import MultiTurnScheduler, call_user_function
+from trainer.swift.openenv import CLOSE_TIMEOUT_S, OpenEnvScheduler
 from trainer.swift.protocol import (
     ChatCompletionResponseChoice,
     Messages,
@@ -17,31 +19,29 @@ from trainer.swift.protocol import (
     RolloutInferRequest,
     RolloutOutput,
 )
-from trainer.swift.scheduler import MultiTurnScheduler, called
-from trainer.swift.tips import MathTipsScheduler, ThinkingModelTipsScheduler
-
-CLOSE_S = 10.0
-"""For an environment to close, whatever ended the rollout."""
+from trainer.swift.tip_schedulers import MathTipsScheduler, ThinkingModelTipsScheduler
 
 
 class Env(ABC):
+    """The base class of gym environments."""
+
     def __init__(self, env_config: dict[str, Any]) -> None:
         self.env_config = env_config
 
     @abstractmethod
     async def reset(self, config: RolloutInferRequest) -> tuple[str, dict[str, Any], str]:
-        """What the policy is asked, what else is known, and a system message or an empty one."""
+        """Starts a rollout; returns the first user message, infos, and a system message or an empty one."""
 
     @abstractmethod
     async def step(self, action: Messages) -> tuple[str, float, bool, dict[str, Any]]:
-        """The answer to the chat so far, its reward, whether that was all, and what else is known."""
+        """Answers the chat so far; returns the next user message, a reward, whether it is done, and infos."""
 
     @abstractmethod
     async def close(self) -> None: ...
 
 
 class ContextManager(ABC):
-    """What of the history the policy goes on seeing."""
+    """Chooses the part of the history that the policy sees."""
 
     def __init__(self, ctx_config: dict[str, Any]) -> None:
         self.ctx_config = ctx_config
@@ -50,18 +50,18 @@ class ContextManager(ABC):
     def manage_context(self, history: Messages, trajectory_id: str) -> Messages: ...
 
 
-class _Whole(ContextManager):
+class _FullHistory(ContextManager):
     def manage_context(self, history: Messages, trajectory_id: str) -> Messages:
         return history
 
 
 envs: dict[str, Any] = {}
-context_managers: dict[str, Any] = {"dummyContextManager": _Whole}
+context_managers: dict[str, Any] = {"dummyContextManager": _FullHistory}
 
 
 @dataclass
-class _Played:
-    """One rollout's environment, and what came of it."""
+class _Episode:
+    """The environment of one rollout, with its rewards and infos so far."""
 
     env: Any
     context: Any
@@ -71,21 +71,23 @@ class _Played:
 
 
 class GYMScheduler(MultiTurnScheduler):
-    """Plays a row's environment: `env_config` and `ctx_config` are columns, whose `name` chooses."""
+    """Runs a row's environment, which the `name` in its columns `env_config` and `ctx_config` chooses."""
 
     def __init__(self, infer_engine: Any = None, max_turns: int | None = None, *args: Any, **kwargs: Any) -> None:
         super().__init__(infer_engine, max_turns, *args, **kwargs)
         self.gym_env_name = kwargs.get("gym_env")
         self.context_manager_name = kwargs.get("context_manager")
-        self._played: dict[str | None, _Played] = {}
+        self._episodes: dict[str | None, _Episode] = {}
 
     def _create_env(self, env_config: dict[str, Any]) -> Any:
         name = env_config.get("name") or self.gym_env_name
-        return _named(envs, name, "environment", "envs", "env_config.name")(env_config)
+        return _find_registered(envs, name, "environment", "envs", "env_config.name")(env_config)
 
     def _create_context_manager(self, ctx_config: dict[str, Any]) -> Any:
         name = ctx_config.get("name") or self.context_manager_name or "dummyContextManager"
-        return _named(context_managers, name, "context manager", "context_managers", "ctx_config.name")(ctx_config)
+        return _find_registered(context_managers, name, "context manager", "context_managers", "ctx_config.name")(
+            ctx_config
+        )
 
     async def run(
         self, infer_request: RolloutInferRequest, request_config: RequestConfig, **kwargs: Any
@@ -93,51 +95,55 @@ class GYMScheduler(MultiTurnScheduler):
         try:
             return await super().run(infer_request, request_config, **kwargs)
         finally:
-            played = self._played.pop(infer_request.uuid, None)
-            if played is not None:
-                with anyio.move_on_after(CLOSE_S, shield=True):
-                    await called(played.env.close)
+            episode = self._episodes.pop(infer_request.uuid, None)
+            if episode is not None:
+                with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+                    await call_user_function(episode.env.close)
 
     async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
         for request in requests:
             row = request.data_dict
-            env = await called(self._create_env, dict(row.get("env_config") or {}))
-            played = self._played[request.uuid] = _Played(env, None)
-            played.context = await called(self._create_context_manager, dict(row.get("ctx_config") or {}))
-            observation, info, system = await called(env.reset, request)
-            played.infos.append(info)
-            begun = [{"role": "system", "content": system}] if system else []
-            request.messages = [*begun, {"role": "user", "content": observation}]
-            await self._manage(played, request)
+            env = await call_user_function(self._create_env, dict(row.get("env_config") or {}))
+            episode = self._episodes[request.uuid] = _Episode(env, None)
+            episode.context = await call_user_function(self._create_context_manager, dict(row.get("ctx_config") or {}))
+            observation, info, system = await call_user_function(env.reset, request)
+            episode.infos.append(info)
+            system_messages = [{"role": "system", "content": system}] if system else []
+            request.messages = [*system_messages, {"role": "user", "content": observation}]
+            await self._apply_context_manager(episode, request)
 
     async def on_turn_end(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> dict[str, Any]:
-        played = self._played[infer_request.uuid]
-        played.observation, reward, done, info = await called(played.env.step, deepcopy(infer_request.messages))
-        played.rewards.append(float(reward))
-        played.infos.append(info)
-        told: dict[str, Any] = {"total_reward": sum(played.rewards), "step_rewards": [*played.rewards]}
-        told["gym_done"] = bool(done)
-        told |= {"trajectory_id": infer_request.uuid, "trajectory_info": [*played.infos]}
-        return {"done": bool(done), "rollout_infos": told}
+        episode = self._episodes[infer_request.uuid]
+        episode.observation, reward, done, info = await call_user_function(
+            episode.env.step, deepcopy(infer_request.messages)
+        )
+        episode.rewards.append(float(reward))
+        episode.infos.append(info)
+        infos: dict[str, Any] = {"total_reward": sum(episode.rewards), "step_rewards": [*episode.rewards]}
+        infos["gym_done"] = bool(done)
+        infos |= {"trajectory_id": infer_request.uuid, "trajectory_info": [*episode.infos]}
+        return {"done": bool(done), "rollout_infos": infos}
 
     async def step(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
     ) -> Any:
-        played = self._played[infer_request.uuid]
-        infer_request.messages.append({"role": "user", "content": played.observation})
-        await self._manage(played, infer_request)
+        episode = self._episodes[infer_request.uuid]
+        infer_request.messages.append({"role": "user", "content": episode.observation})
+        await self._apply_context_manager(episode, infer_request)
         return {"infer_request": infer_request}
 
-    async def _manage(self, played: _Played, request: RolloutInferRequest) -> None:
-        request.messages = list(await called(played.context.manage_context, request.messages, request.uuid))
+    async def _apply_context_manager(self, episode: _Episode, request: RolloutInferRequest) -> None:
+        request.messages = list(
+            await call_user_function(episode.context.manage_context, request.messages, request.uuid)
+        )
 
 
-def _named(known: dict[str, Any], name: Any, what: str, registry: str, field: str) -> Any:
+def _find_registered(known: dict[str, Any], name: Any, what: str, registry: str, field: str) -> Any:
     if name not in known:
-        problem = f"there is no {what} {name!r}"
-        remedy = f"write `{registry}[{name!r}] = ...` in a plug-in file; there are {', '.join(known) or 'none'}"
+        problem = f"unknown {what} {name!r}"
+        remedy = f"write `{registry}[{name!r}] = ...` in a plug-in file; registered are {', '.join(known) or 'none'}"
         raise ConfigError(problem, field=field, remedy=remedy)
     return known[name]
 
@@ -145,5 +151,6 @@ def _named(known: dict[str, Any], name: Any, what: str, registry: str, field: st
 multi_turns: dict[str, Any] = {
     "gym_scheduler": GYMScheduler,
     "math_tip_trick": MathTipsScheduler,
+    "openenv_scheduler": OpenEnvScheduler,
     "thinking_tips_scheduler": ThinkingModelTipsScheduler,
 }

@@ -1,4 +1,4 @@
-"""What passes between a scheduler and its engine, with the fields and defaults that ms-swift gives it."""
+"""Requests and responses between schedulers and engine, with ms-swift's fields and defaults."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def _name(kind: str) -> str:
 
 @dataclass
 class InferRequest:
+    """A chat that the policy continues."""
+
     messages: Messages
     images: list[Any] = field(default_factory=list)
     audios: list[str] = field(default_factory=list)
@@ -29,6 +31,8 @@ class InferRequest:
 
 @dataclass
 class RolloutInferRequest(InferRequest):
+    """A chat of a rollout, with its row."""
+
     data_dict: dict[str, Any] = field(default_factory=dict)
     """The row's other columns."""
     uuid: str | None = None
@@ -36,6 +40,8 @@ class RolloutInferRequest(InferRequest):
 
 @dataclass
 class RequestConfig:
+    """Sampling options of a request."""
+
     max_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -60,12 +66,16 @@ class RequestConfig:
 
 @dataclass
 class Function:
+    """A called function with its arguments."""
+
     name: str
     arguments: Any
 
 
 @dataclass
 class ChatCompletionMessageToolCall:
+    """A tool call of a message."""
+
     function: Function
     type: str = "function"
     id: str = field(default_factory=lambda: _name("toolcall"))
@@ -73,6 +83,8 @@ class ChatCompletionMessageToolCall:
 
 @dataclass
 class ChatMessage:
+    """A message of a response."""
+
     role: str
     content: Any
     tool_calls: list[ChatCompletionMessageToolCall] | None = None
@@ -81,6 +93,8 @@ class ChatMessage:
 
 @dataclass
 class ChatCompletionResponseChoice:
+    """A turn of the policy."""
+
     index: int
     message: ChatMessage
     finish_reason: str | None
@@ -94,6 +108,8 @@ RolloutResponseChoice = ChatCompletionResponseChoice
 
 @dataclass
 class UsageInfo:
+    """Token counts of a response."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -101,6 +117,8 @@ class UsageInfo:
 
 @dataclass
 class ChatCompletionResponse:
+    """The engine's response to a request."""
+
     model: str
     choices: list[ChatCompletionResponseChoice]
     usage: UsageInfo
@@ -111,7 +129,7 @@ class ChatCompletionResponse:
 
 
 class RolloutOutput(BaseModel):
-    """What a scheduler's `run` gives."""
+    """The result of a scheduler's `run`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -124,20 +142,20 @@ class RolloutOutput(BaseModel):
 
     @field_validator("response_token_ids", "response_loss_mask", "rollout_logprobs", mode="before")
     @classmethod
-    def _by_turn(cls, given: Any) -> Any:
-        """Of a single turn, the numbers may come as they are."""
-        return [given] if isinstance(given, list | tuple) and given and isinstance(given[0], int | float) else given
+    def _by_turn(cls, value: Any) -> Any:
+        """The lists by turn; a single turn may be given as a flat list."""
+        return [value] if isinstance(value, list | tuple) and value and isinstance(value[0], int | float) else value
 
     @property
     def ids_and_masks(self) -> list[tuple[int, bool]]:
-        """All ids in a row, each with whether it may be learned from."""
-        whole = [*self.response_loss_mask] or [[1] * len(ids) for ids in self.response_token_ids]
-        pairs = zip(self.response_token_ids, whole, strict=True)
+        """All ids of all turns, each with whether it may be trained."""
+        turn_masks = [*self.response_loss_mask] or [[1] * len(ids) for ids in self.response_token_ids]
+        pairs = zip(self.response_token_ids, turn_masks, strict=True)
         return [(id, bool(mask)) for ids, masks in pairs for id, mask in zip(ids, masks, strict=True)]
 
 
 def remove_response(messages: Messages) -> Any:
-    """Takes an answer at the end away, and gives its content."""
+    """Removes a final assistant message, and returns its content."""
     if messages and messages[-1]["role"] == "assistant":
         return messages.pop()["content"]
     return None

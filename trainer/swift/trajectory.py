@@ -1,4 +1,4 @@
-"""A scheduler's `run` goes on beside its rollout: what it asks its engine for, the policy of this rollout writes."""
+"""Runs a scheduler's `run` as a task beside its rollout, and answers its engine requests with the policy's turns."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from gateway.errors import told
-from gateway.plain import plain
+from gateway.await_user_code import await_user_code
+from gateway.errors import describe_exception, safe_repr
+from gateway.user_code import UserCode
+from gateway.wire import to_plain
 from trainer.ledger import Entry
-from trainer.run.rollout import StopReason
-from trainer.steps import Closing, Opening, Step, Turn
-from trainer.swift.alike import Known, left_out, next_step, opened
-from trainer.swift.chat import config_of, request_of
+from trainer.rollout.rollout import StopReason
+from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, Turn
+from trainer.swift.chat_history import (
+    ChatState,
+    build_request,
+    build_request_config,
+    find_masked_spans,
+    next_step,
+    start_history,
+)
+from trainer.swift.multi_turn_scheduler import RolloutEnded, RolloutScheduler, SchedulerError
 from trainer.swift.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
@@ -26,61 +35,64 @@ from trainer.swift.protocol import (
     RolloutOutput,
     UsageInfo,
 )
-from trainer.swift.scheduler import RolloutOver, RolloutScheduler, SchedulerError
 
-CHAT = "swift_messages"
-"""Of a rollout's infos, the chat as its scheduler knows it."""
-_here: ContextVar[Trajectory] = ContextVar("the rollout whose scheduler runs")
+CHAT_INFO = "swift_messages"
+"""The key of a rollout's infos with the scheduler's chat."""
+_current: ContextVar[Trajectory] = ContextVar("the rollout of the running scheduler")
 
 
 class Engine:
-    """What schedulers call `infer_engine`: each is answered by the policy of its own rollout."""
+    """The `infer_engine` of schedulers, answered by the policy of the current rollout."""
 
     async def infer_async(
         self, infer_request: RolloutInferRequest, request_config: RequestConfig | None = None, **kwargs: Any
     ) -> ChatCompletionResponse:
-        return await _here.get().ask(infer_request, request_config)
+        return await _current.get().ask(infer_request, request_config)
 
     @property
     def tokenizer(self) -> Any:
-        """The model's own; None before there is a rollout."""
-        here = _here.get(None)
-        return None if here is None else here.opening.template.chat.tokenizer
+        """The model's tokenizer; None outside of a rollout."""
+        current = _current.get(None)
+        return None if current is None else current.opening.template.chat.hf_tokenizer
 
 
 @dataclass
-class _Ended:
-    """The scheduler's `run` is over."""
+class _SchedulerResult:
+    """The result of the scheduler's `run`."""
 
     outputs: list[RolloutOutput]
     error: SchedulerError | None = None
 
 
 class Trajectory:
-    """One rollout, from the scheduler's first request to what its `run` gives."""
+    """One rollout, from the scheduler's first request to the result of its `run`."""
 
-    def __init__(self, scheduler: RolloutScheduler, opening: Opening) -> None:
+    def __init__(self, scheduler: RolloutScheduler, opening: RolloutStart) -> None:
         self.scheduler, self.opening = scheduler, opening
         self.template = opening.template
-        self.request = request_of(opening)
-        self.config = config_of(opening)
-        self.known = Known([], 0)
+        self.request = build_request(opening)
+        self.config = build_request_config(opening)
+        self.chat_state = ChatState([], 0)
         self.turns: list[tuple[int, ...]] = []
-        """Of each of the policy's turns, the ids that stand in the ledger."""
-        self.ended: _Ended | None = None
-        self._asking = self._closed = False
-        self._asks, self._asked = anyio.create_memory_object_stream[RolloutInferRequest | _Ended](1)
-        self._answers, self._answered = anyio.create_memory_object_stream[ChatCompletionResponse | None](1)
+        """The ids of each of the policy's turns in the ledger."""
+        self.ended: _SchedulerResult | None = None
+        self._is_waiting = self._closed = False
+        self._send_request, self._receive_request = anyio.create_memory_object_stream[
+            RolloutInferRequest | _SchedulerResult
+        ](1)
+        self._send_response, self._receive_response = anyio.create_memory_object_stream[ChatCompletionResponse | None](
+            1
+        )
 
     async def __aenter__(self) -> tuple[Step, Trajectory]:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
             self._tasks.start_soon(self._run)
-            asked = await self._asked.receive()
-            if isinstance(asked, _Ended):
-                raise asked.error or self._wrong("ended before the policy was asked")
-            return self._first(asked), self
+            request = await self._receive_request.receive()
+            if isinstance(request, _SchedulerResult):
+                raise request.error or self._error("ended without a request to its engine")
+            return self._first_step(request), self
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -88,123 +100,124 @@ class Trajectory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for stream in (self._asks, self._asked, self._answers, self._answered):
+        for stream in (self._send_request, self._receive_request, self._send_response, self._receive_response):
             stream.close()
         self._tasks.cancel_scope.cancel()
         cancelled = kind is not None and issubclass(kind, anyio.get_cancelled_exc_class())
         await self._tasks.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
     async def _run(self) -> None:
-        _here.set(self)
+        _current.set(self)
         try:
-            given = await self.scheduler.run(self.request, self.config)
-            outputs = given if isinstance(given, list) else [given]
-            if not all(isinstance(one, RolloutOutput) for one in outputs):
-                raise self._wrong(f"gave {given!r:.80}, and no RolloutOutput")
-            ended = _Ended(outputs)
-        except RolloutOver:
-            ended = _Ended([])
+            with UserCode(self.scheduler.run):
+                result = await await_user_code(self.scheduler.run(self.request, self.config))
+            outputs = result if isinstance(result, list) else [result]
+            if not all(isinstance(output, RolloutOutput) for output in outputs):
+                raise self._error(f"returned {safe_repr(result)} instead of a RolloutOutput")
+            outcome = _SchedulerResult(outputs)
+        except RolloutEnded:
+            outcome = _SchedulerResult([])
         except SchedulerError as error:
-            ended = _Ended([], error)
-        except (Exception, SystemExit) as error:  # boundary: a scheduler is the user's own, and may raise anything
-            ended = _Ended([], SchedulerError(f"{self._name}: {told(error)}"))
+            outcome = _SchedulerResult([], error)
+        except Exception as error:  # boundary: a scheduler is the user's own, and may raise anything
+            outcome = _SchedulerResult([], SchedulerError(f"{self._name}: {describe_exception(error)}"))
         try:
-            await self._asks.send(ended)
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):  # Nobody follows it any more.
+            await self._send_request.send(outcome)
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):  # The rollout has ended.
             return
 
     async def ask(self, request: RolloutInferRequest, config: RequestConfig | None) -> ChatCompletionResponse:
-        """For the scheduler: what the policy writes next."""
-        await anyio.lowlevel.checkpoint()  # So that whoever asks again and again holds nobody up.
-        if self._asking:
-            raise self._wrong("asks for two turns at once", "ask for one after the other: a rollout is one chat")
+        """The policy's next turn; called by the scheduler's task."""
+        await anyio.lowlevel.checkpoint()  # A scheduler in a loop must not block other rollouts.
+        if self._is_waiting:
+            raise self._error("requests two turns at once", "await one before the next: a rollout is one chat")
         if config is not None and config != self.config:
-            raise self._wrong("changes its `request_config`", "set `sampling` and `limits` for the whole run")
+            raise self._error("changes its `request_config`", "set `sampling` and `limits` for the whole run")
         if self._closed:
-            raise RolloutOver
-        self._asking = True
+            raise RolloutEnded
+        self._is_waiting = True
         try:
-            await self._asks.send(request)
-            answer = await self._answered.receive()
+            await self._send_request.send(request)
+            answer = await self._receive_response.receive()
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream):
             answer = None
         finally:
-            self._asking = False
+            self._is_waiting = False
         if answer is None:
             self._closed = True
-            raise RolloutOver
+            raise RolloutEnded
         return answer
 
     def check_finished(self, turn: Turn) -> bool:
-        """The scheduler says so in `step`, once it knows what the policy wrote."""
+        """Always False: the scheduler ends the rollout in `step`."""
         return False
 
     async def step(self, turn: Turn) -> Step:
-        asked = await self._told(turn)
-        if isinstance(asked, _Ended):
-            if asked.error is not None:
-                raise asked.error
+        request = await self._send_turn(turn)
+        if isinstance(request, _SchedulerResult):
+            if request.error is not None:
+                raise request.error
             return Step(stop=StopReason.STEP_DONE, source=self._name)
-        self.known, step = next_step(self.known, asked, self.template.tokens.decode)
-        if step.keep is not None:
-            self.turns[-1] = self.turns[-1][: step.keep]
+        self.chat_state, step = next_step(self.chat_state, request, self.template.tokenizer.decode)
+        if step.keep_ids is not None:
+            self.turns[-1] = self.turns[-1][: step.keep_ids]
         return replace(step, source=self._name)
 
-    async def over(self, turn: Turn | None, why: StopReason) -> Closing:
-        """What it still has to say of its last turn, and of all of them."""
+    async def finish(self, turn: Turn | None, why: StopReason) -> RolloutEnd:
+        """Gives the scheduler the last turn, and returns its infos and masked spans."""
         if self.ended is None and turn is not None:
-            await self._told(turn)
+            await self._send_turn(turn)
         if self.ended is None:
-            await self._answers.send(None)
-            await self._heard()
-        ended = self.ended or _Ended([])
-        if ended.error is not None:
-            raise ended.error
+            await self._send_response.send(None)
+            await self._next_request()
+        outcome = self.ended or _SchedulerResult([])
+        if outcome.error is not None:
+            raise outcome.error
         infos: dict[str, Any] = {}
-        for output in ended.outputs:
-            infos |= plain(output.rollout_infos)
-        chat = ended.outputs[-1].messages if ended.outputs else None
-        returned = [pair for output in ended.outputs for pair in output.ids_and_masks]
-        spans = left_out(self.turns, returned, frozenset(self.template.stop_ids))
-        return Closing({**infos, CHAT: plain(chat or self.known.whole)}, spans)
+        for output in outcome.outputs:
+            infos |= to_plain(output.rollout_infos)
+        chat = outcome.outputs[-1].messages if outcome.outputs else None
+        returned = [pair for output in outcome.outputs for pair in output.ids_and_masks]
+        spans = find_masked_spans(self.turns, returned, frozenset(self.template.stop_ids))
+        return RolloutEnd({**infos, CHAT_INFO: to_plain(chat or self.chat_state.whole)}, spans)
 
-    def _first(self, asked: RolloutInferRequest) -> Step:
-        self.known, step = opened(asked)
-        given = request_of(self.opening)
-        same = (asked.messages, asked.images) == (given.messages, given.images)
-        return replace(step, history=self.opening.task.messages) if same else step
+    def _first_step(self, request: RolloutInferRequest) -> Step:
+        self.chat_state, step = start_history(request)
+        first_request = build_request(self.opening)
+        is_unchanged = (request.messages, request.images) == (first_request.messages, first_request.images)
+        return replace(step, history=self.opening.task.messages) if is_unchanged else step
 
-    async def _told(self, turn: Turn) -> RolloutInferRequest | _Ended:
-        """What the scheduler wants once it knows this turn."""
+    async def _send_turn(self, turn: Turn) -> RolloutInferRequest | _SchedulerResult:
+        """Sends the policy's turn to the scheduler, and returns its next request or result."""
         entry = turn.ledger.entries[-1]
         self.turns.append(entry.ids)
-        ids = entry.ids[:-1] if self.template.ended(entry.ids) else entry.ids
-        written = self.template.tokens.decode(ids)
-        goes_on = bool(self.known.begun)
-        begun = self.known.begun or self.template.opened
-        self.known = replace(self.known, begun=begun, said=written, ids=ids)
-        content = written if goes_on else begun + written
-        await self._answers.send(_response(turn, entry, content))
-        return await self._heard()
+        ids = entry.ids[:-1] if self.template.is_turn_ended(entry.ids) else entry.ids
+        text = self.template.tokenizer.decode(ids)
+        continues = bool(self.chat_state.prefix)
+        prefix = self.chat_state.prefix or self.template.prefill
+        self.chat_state = replace(self.chat_state, prefix=prefix, text=text, ids=ids)
+        content = text if continues else prefix + text
+        await self._send_response.send(_build_response(turn, entry, content))
+        return await self._next_request()
 
-    async def _heard(self) -> RolloutInferRequest | _Ended:
-        asked = await self._asked.receive()
-        if isinstance(asked, _Ended):
-            self.ended = asked
-        return asked
+    async def _next_request(self) -> RolloutInferRequest | _SchedulerResult:
+        request = await self._receive_request.receive()
+        if isinstance(request, _SchedulerResult):
+            self.ended = request
+        return request
 
     @property
     def _name(self) -> str:
         return type(self.scheduler).__name__
 
-    def _wrong(self, problem: str, remedy: str = "see `run`") -> SchedulerError:
+    def _error(self, problem: str, remedy: str = "see `run`") -> SchedulerError:
         code: Any = getattr(type(self.scheduler).run, "__code__", None)
         place = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
         return SchedulerError(f"{place}{self._name} {problem}; {remedy}")
 
 
-def _response(turn: Turn, entry: Entry, content: str) -> ChatCompletionResponse:
-    stop = "length" if entry.stop == "length" else "stop"
+def _build_response(turn: Turn, entry: Entry, content: str) -> ChatCompletionResponse:
+    stop = "length" if entry.finish_reason == "length" else "stop"
     logprobs = {"content": [{"logprob": logprob} for logprob in entry.logprobs or ()]}
     message = ChatMessage("assistant", content)
     choice = ChatCompletionResponseChoice(0, message, stop, logprobs, list(entry.ids))

@@ -1,15 +1,15 @@
 """The one place where text becomes ids: prompts, tails, the probe before a run, the check after a rollout."""
 
-from .chat import Tool, schema
-from .drift import Cause, Drift, drifts
-from .errors import TemplateError
-from .load import SHIPPED
-from .probe import Finding, ProbeReport, probe
-from .template import Settings, Template
-from .written import written
+from trainer.template.chat_template import Tool, function_schema
+from trainer.template.drift import Cause, Drift, find_drifts
+from trainer.template.errors import TemplateError
+from trainer.template.probe import Finding, ProbeReport, probe
+from trainer.template.render_reply import render_reply
+from trainer.template.template import Settings, Template
+from trainer.template.tokenizer import BUILTIN_TEMPLATES
 
 __all__ = [
-    "SHIPPED",
+    "BUILTIN_TEMPLATES",
     "Cause",
     "Drift",
     "Finding",
@@ -18,8 +18,8 @@ __all__ = [
     "Template",
     "TemplateError",
     "Tool",
-    "drifts",
+    "find_drifts",
+    "function_schema",
     "probe",
-    "schema",
-    "written",
+    "render_reply",
 ]

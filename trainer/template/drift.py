@@ -1,4 +1,4 @@
-"""At a rollout's end the template writes it all anew, and every difference from the ledger is told with its cause."""
+"""Finds differences between a ledger and the template's rendering of its messages, with the cause of each."""
 
 from __future__ import annotations
 
@@ -11,181 +11,193 @@ from enum import StrEnum
 from gateway.types import ToolCall
 from trainer.ledger import Author, Ledger
 from trainer.parse.base import Reply
-
-from .chat import Tool
-from .errors import TemplateError
-from .template import Sanity, Template
-from .tokens import plain
+from trainer.template.chat_template import Tool
+from trainer.template.errors import TemplateError
+from trainer.template.template import Sanity, Template
+from trainer.template.tokenizer import strip_fences
 
 
 class Cause(StrEnum):
+    """Why a ledger differs from the template's rendering."""
+
     WHITESPACE = "whitespace"
     REASONING_STRIPPED = "reasoning_stripped"
-    """The template writes earlier reasoning otherwise, or not at all: what `history` is about."""
+    """The template changes or drops earlier reasoning; see the setting `history`."""
+    EMPTY_REASONING = "empty_reasoning"
+    """The prompt switches reasoning off by an empty block of it, which the template drops from earlier turns."""
     RETOKENISED = "retokenised"
-    """The same text, which the tokenizer would cut otherwise than the policy did."""
+    """The text is the same, but the tokenizer would split it differently."""
     ARGUMENTS_REFORMATTED = "arguments_reformatted"
-    """The same call in other words: the template writes JSON in its own way."""
+    """The call is the same, but the template formats JSON differently."""
+    EXTRA_CALLS = "extra_calls"
+    """The policy wrote more calls in a turn than are made, which the template leaves out; see `parallel_calls`."""
     TRUNCATED = "truncated"
-    """The policy did not come to the end of its turn."""
+    """The policy did not finish its turn."""
     END_TOKEN = "end_token"  # noqa: S105 -- the name of a cause
-    """The policy ended its turn with another of its end tokens than the template does."""
+    """The policy ended its turn with another end token."""
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One difference between what stands in a ledger and what the template would write."""
+    """A difference between a ledger and the template's rendering."""
 
     cause: Cause
     expected: str
     got: str
-    at: int
-    """The place in the ledger's ids where the differing part begins."""
+    token: int
+    """The index of the differing part's first token in the ledger."""
 
     @property
-    def harmless(self) -> bool:
-        """True where the policy's way of writing explains it: the ledger holds what it saw and wrote, as it should."""
+    def is_harmless(self) -> bool:
+        """True if the policy's own way of writing explains it: the ledger is what the policy saw and wrote."""
         return self.cause not in (Cause.WHITESPACE, Cause.OTHER)
 
     def __str__(self) -> str:
-        first = next((i for i, pair in enumerate(zip(self.expected, self.got, strict=False)) if pair[0] != pair[1]), 0)
-        show = slice(max(0, first - 20), first + 60)
-        return f"{self.cause} at token {self.at}: template {self.expected[show]!r}, ledger {self.got[show]!r}"
+        pairs = enumerate(zip(self.expected, self.got, strict=False))
+        first = next((index for index, (expected, got) in pairs if expected != got), 0)
+        excerpt = slice(max(0, first - 20), first + 60)
+        return f"{self.cause} at token {self.token}: template {self.expected[excerpt]!r}, ledger {self.got[excerpt]!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Of a ledger's text, what the template wrote or one whole turn of the policy."""
+    """A part of a ledger's text: one turn of the policy, or text of the template."""
 
     text: str
-    at: int
-    turn: bool
-    stop: str | None = None
+    token: int
+    is_turn: bool
+    finish_reason: str | None = None
 
 
-def drifts(
+def find_drifts(
     template: Template, ledger: Ledger, tools: Sequence[Tool] = (), *, sanity: Sanity | None = None
 ) -> tuple[Drift, ...]:
-    """How the ledger differs from a full render of its messages, as the setting `sanity` wants to hear it."""
+    """The differences from a full rendering of the ledger's messages that the setting `sanity` reports."""
     sanity = sanity or template.settings.sanity
     if sanity == "disable" or not ledger.entries:
         return ()
-    waiting = ledger.entries[-1].author is not Author.POLICY
+    needs_prompt = ledger.entries[-1].author is not Author.POLICY
     try:
-        shown = template.chat.text(ledger.messages, tools, prompt=waiting)
+        rendered = template.chat.render(ledger.messages, tools, add_generation_prompt=needs_prompt)
     except TemplateError as error:
-        return (Drift(Cause.OTHER, str(error), template.tokens.decode(ledger.ids), 0),)
-    found = tuple(_compared(_parts(template, ledger), plain(shown), template))
-    if not found:
-        found = tuple(_cut_otherwise(template, ledger, shown))
+        return (Drift(Cause.OTHER, str(error), template.tokenizer.decode(ledger.ids), 0),)
+    drifts = tuple(_compare(_split_into_parts(template, ledger), strip_fences(rendered), template))
+    if not drifts:
+        drifts = tuple(_compare_tokens(template, ledger, rendered))
     if sanity == "ignore_strippable":
-        found = tuple(drift for drift in found if drift.cause is not Cause.WHITESPACE)
-    return found
+        drifts = tuple(drift for drift in drifts if drift.cause is not Cause.WHITESPACE)
+    return drifts
 
 
-def _parts(template: Template, ledger: Ledger) -> list[_Part]:
-    """What a generation prompt opened (`<think>`) counts to the turn, for a template may take it back with it."""
+def _split_into_parts(template: Template, ledger: Ledger) -> list[_Part]:
+    """The parts of the ledger's text. A prefill such as `<think>` counts to the turn, as templates may drop both."""
     parts: list[_Part] = []
-    at, carried = 0, ""
+    token, prefill = 0, ""
     for entry in ledger:
-        text = template.tokens.decode(entry.ids)
-        goes_on = bool(parts) and parts[-1].turn
-        if entry.author is Author.POLICY or (goes_on and not entry.messages):
-            # Text that a plug-in wrote into an unfinished turn is a part of that turn.
-            before = parts.pop() if goes_on else _Part(carried, at, True)
-            parts.append(_Part(before.text + text, before.at, True, entry.stop))
+        text = template.tokenizer.decode(entry.ids)
+        continues_turn = bool(parts) and parts[-1].is_turn
+        if entry.author is Author.POLICY or (continues_turn and not entry.messages):
+            # Text that a plug-in inserted into an unfinished turn is part of that turn.
+            before = parts.pop() if continues_turn else _Part(prefill, token, True)
+            parts.append(_Part(before.text + text, before.token, True, entry.finish_reason))
         else:
-            own = text.removesuffix(template.opened)
-            carried = text[len(own) :]
-            parts.append(_Part(own, at, False))
-        at += len(entry.ids)
+            without_prefill = text.removesuffix(template.prefill)
+            prefill = text[len(without_prefill) :]
+            parts.append(_Part(without_prefill, token, False))
+        token += len(entry.ids)
     return parts
 
 
-def _compared(parts: Sequence[_Part], shown: str, template: Template) -> Iterator[Drift]:
-    place = 0
+def _compare(parts: Sequence[_Part], rendered: str, template: Template) -> Iterator[Drift]:
+    start = 0
     for index, part in enumerate(parts):
         following = parts[index + 1].text if index + 1 < len(parts) else ""
-        until = _until(part, following, shown, place)
-        if until < 0:
-            got = "".join(one.text for one in parts[index:])
-            why = Cause.WHITESPACE if _squeezed(got) == _squeezed(shown[place:]) else Cause.OTHER
-            yield Drift(why, shown[place:], got, part.at)
+        end = _find_end(part, following, rendered, start)
+        if end < 0:
+            got = "".join(part.text for part in parts[index:])
+            same = _remove_space(got) == _remove_space(rendered[start:])
+            yield Drift(Cause.WHITESPACE if same else Cause.OTHER, rendered[start:], got, part.token)
             return
-        if part.turn and (cause := _cause(template, shown[place:until], part, last=not following)):
-            yield Drift(cause, shown[place:until], part.text, part.at)
-        place = until
+        if part.is_turn and (cause := _find_cause(template, rendered[start:end], part, is_last=not following)):
+            yield Drift(cause, rendered[start:end], part.text, part.token)
+        start = end
 
 
-def _until(part: _Part, following: str, shown: str, place: int) -> int:
-    """Where the part ends in the template's text; -1 where it cannot be found there."""
-    if shown.startswith(part.text + following, place):
-        return len(shown) if part.turn and not following else place + len(part.text)
-    if not part.turn:
-        return place + len(part.text) if shown.startswith(part.text, place) else -1
-    return shown.find(following, place) if following else len(shown)
+def _find_end(part: _Part, following: str, rendered: str, start: int) -> int:
+    """The end of the part in the rendered text; -1 if it is not found."""
+    if rendered.startswith(part.text + following, start):
+        return len(rendered) if part.is_turn and not following else start + len(part.text)
+    if not part.is_turn:
+        return start + len(part.text) if rendered.startswith(part.text, start) else -1
+    return rendered.find(following, start) if following else len(rendered)
 
 
-def _cause(template: Template, expected: str, part: _Part, *, last: bool) -> Cause | None:
-    """Why a turn differs; None where it does not."""
-    wanted, got = body(template, expected), body(template, part.text)
-    if expected == part.text or (last and wanted == got):
+def _find_cause(template: Template, expected: str, part: _Part, *, is_last: bool) -> Cause | None:
+    """Why a turn differs; None if it does not."""
+    expected_body, got_body = strip_end_token(template, expected), strip_end_token(template, part.text)
+    if expected == part.text or (is_last and expected_body == got_body):
         return None
-    if wanted == got:
+    if expected_body == got_body:
         return Cause.END_TOKEN
-    ours, theirs = template.parser.parse(got), template.parser.parse(wanted)
-    if _squeezed(wanted) == _squeezed(got) and _texts(ours) == _texts(theirs):
+    got_reply, expected_reply = template.parser.parse(got_body), template.parser.parse(expected_body)
+    same_calls = _call_texts(got_reply) == _call_texts(expected_reply)
+    if _remove_space(expected_body) == _remove_space(got_body) and same_calls:
         return Cause.WHITESPACE
-    if part.stop not in (None, "stop"):
+    if part.finish_reason not in (None, "stop"):
         return Cause.TRUNCATED
-    if _squeezed(ours.content) != _squeezed(theirs.content) or _values(ours) != _values(theirs):
+    if _remove_space(got_reply.content) != _remove_space(expected_reply.content):
         return Cause.OTHER
-    if _squeezed(ours.reasoning) != _squeezed(theirs.reasoning):
+    got_calls, expected_calls = _call_values(got_reply), _call_values(expected_reply)
+    if got_calls != expected_calls:
+        # Every rollout makes at least one call of a turn.
+        is_start = bool(expected_calls) and got_calls[: len(expected_calls)] == expected_calls
+        return Cause.EXTRA_CALLS if is_start else Cause.OTHER
+    if _remove_space(got_reply.reasoning) != _remove_space(expected_reply.reasoning):
         return Cause.REASONING_STRIPPED
-    if _texts(ours) == _texts(theirs) and _unthought(wanted) == _unthought(got):
-        return Cause.REASONING_STRIPPED
-    return Cause.ARGUMENTS_REFORMATTED if ours.calls else Cause.OTHER
+    if same_calls and _remove_empty_tags(expected_body) == _remove_empty_tags(got_body):
+        return Cause.REASONING_STRIPPED if got_reply.reasoning else Cause.EMPTY_REASONING
+    return Cause.ARGUMENTS_REFORMATTED if got_reply.calls else Cause.OTHER
 
 
-def _cut_otherwise(template: Template, ledger: Ledger, shown: str) -> Iterator[Drift]:
-    """The first id that the tokenizer would have put otherwise, where the text is the same."""
-    ours = ledger.ids[:-1] if template.ended(ledger.ids) else ledger.ids
-    theirs = template.tokens.encode(shown)
-    if theirs[: len(ours)] == ours:
+def _compare_tokens(template: Template, ledger: Ledger, rendered: str) -> Iterator[Drift]:
+    """The first id that the tokenizer would choose differently for the same text."""
+    got = ledger.ids[:-1] if template.is_turn_ended(ledger.ids) else ledger.ids
+    expected = template.tokenizer.encode(rendered)
+    if expected[: len(got)] == got:
         return
-    at = next(i for i, id in enumerate(ours) if theirs[i : i + 1] != (id,))
-    decode = template.tokens.decode
-    yield Drift(Cause.RETOKENISED, decode(theirs[at : at + 8]), decode(ours[at : at + 8]), at)
+    token = next(index for index, id in enumerate(got) if expected[index : index + 1] != (id,))
+    decode = template.tokenizer.decode
+    yield Drift(Cause.RETOKENISED, decode(expected[token : token + 8]), decode(got[token : token + 8]), token)
 
 
-def body(template: Template, text: str) -> str:
-    """A turn without its end-of-turn token and what stands after that."""
-    for end in template.ends:
-        if (cut := text.rstrip()).endswith(end):
-            return cut.removesuffix(end)
+def strip_end_token(template: Template, text: str) -> str:
+    """A turn without its end token and white space after that; some templates end the last turn with two."""
+    for _ in range(template.end_count):
+        end = next((end for end in template.end_tokens if text.rstrip().endswith(end)), None)
+        text = text if end is None else text.rstrip().removesuffix(end)
     return text
 
 
-def _squeezed(text: str) -> str:
+def _remove_space(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 
-def _unthought(text: str) -> str:
-    """Without empty tags: some templates write an empty thought where there was none."""
-    return _squeezed(re.sub(r"<(\w+)>\s*</\1>", "", text))
+def _remove_empty_tags(text: str) -> str:
+    """Without empty tags: some templates write an empty thought if there was none."""
+    return _remove_space(re.sub(r"<(\w+)>\s*</\1>", "", text))
 
 
-def _texts(reply: Reply) -> list[tuple[str, str]]:
+def _call_texts(reply: Reply) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in reply.calls]
 
 
-def _values(reply: Reply) -> list[tuple[str, object]]:
-    return [(call.name, value_of(call)) for call in reply.calls]
+def _call_values(reply: Reply) -> list[tuple[str, object]]:
+    return [(call.name, parse_arguments(call)) for call in reply.calls]
 
 
-def value_of(call: ToolCall) -> object:
-    """A call's arguments as data, or as they stand where they are no JSON."""
+def parse_arguments(call: ToolCall) -> object:
+    """A call's arguments as data, or as text if they are not JSON."""
     try:
         return json.loads(call.arguments)
     except ValueError:

@@ -1,10 +1,10 @@
-"""A template that cannot be trusted stops the run before any weight is loaded."""
+"""The error of a tokenizer or chat template that cannot be used; raised before any weights are loaded."""
 
 from __future__ import annotations
 
 
 class TemplateError(Exception):
-    """What is wrong with a tokenizer or its chat template, and how to mend it."""
+    """A problem of a tokenizer or its chat template, and the remedy."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         self.problem, self.remedy = problem, remedy

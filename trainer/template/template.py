@@ -1,32 +1,35 @@
-"""The model's own chat template, appended by difference: each turn costs what is new in it, whatever came before."""
+"""Turns messages into token ids turn by turn, with the model's chat template; earlier ids are never encoded again."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from gateway.errors import ConfigError
 from trainer.ledger import Entry, Ledger, Message
-from trainer.parse.base import Parser, Reply
-from trainer.parse.choose import choose, named
-from trainer.vision.eyes import Eyes, SightError
-from trainer.vision.family import Layout
-
-from .chat import Chat, Tool, called, schema
-from .errors import TemplateError
-from .laid import Blind, Laid, lay
-from .load import stops_of, tokenizer_of
-from .tokens import Tokens, plain
+from trainer.parse.base import CallParser, Parser, Reply
+from trainer.parse.choose import choose_parser, load_parser
+from trainer.parse.hermes import Hermes
+from trainer.parse.plain import Plain
+from trainer.template.chat_template import CallFormat, ChatTemplate, Tool, build_call, function_schema
+from trainer.template.errors import TemplateError
+from trainer.template.media_layout import MediaLayout, UnsupportedMedia, prepare_media
+from trainer.template.tokenizer import FencedTokenizer, load_stop_ids, load_tokenizer, strip_fences
+from trainer.vision.family import ImageLayout
+from trainer.vision.image_processor import ImageProcessor, VisionError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 History = Literal["full", "inference_template"]
 Sanity = Literal["strict", "ignore_strippable", "disable"]
-_MARKUP = re.compile(r"[<\[](\w+)[>\]]")
+_OPENING_TAG = re.compile(r"[<\[](\w+)[>\]]")
+_NO_REASONING = re.compile(r"(?:[<\[](\w*think\w*)[>\]]\s*)?[<\[]/\w*think\w*[>\]]\s*\Z", re.IGNORECASE)
+"""An empty block of reasoning, by which templates switch reasoning off; some write only its closing tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,39 +38,54 @@ class Settings:
 
     history: History = "full"
     """`full` keeps the policy's earlier reasoning, so that a rollout is one ledger. `inference_template` shows the
-    policy what the template would at inference: where that takes reasoning away, a new ledger begins."""
+    policy what the template would at inference; if that drops reasoning, a new ledger starts."""
     sanity: Sanity = "strict"
-    """What the check at a rollout's end tells of: every difference, those beside white space, or nothing."""
+    """Which differences the check at a rollout's end reports: all, all but white space, or none."""
     chat_template: str | None = None
-    """In place of the one in the model's folder."""
+    """A template to use instead of the one in the model's folder."""
     chat_template_kwargs: Mapping[str, Any] | None = None
-    """Passed on to the template, as `enable_thinking`."""
-    images: Literal["auto"] | Layout = "auto"
-    """Where a picture stands that a tool answered with; by default as suits the model's family."""
-    blind: Blind = "note"
-    """What becomes of a picture that the model cannot see: words in its place, or the rollout's end."""
+    """Arguments for the template, such as `enable_thinking`."""
+    calls: CallFormat = "template"
+    """How tools, calls and results are written: as the template does, or as text in Hermes' format, for templates that
+    know none."""
+    images: Literal["auto"] | ImageLayout = "auto"
+    """Where images of a tool's answer go; by default as suits the model's family."""
+    blind: UnsupportedMedia = "note"
+    """What to do with media that the model cannot take: replace them by a note, or end the rollout."""
 
 
 class Template:
-    """Prompts and tails as ids. Nothing else tokenises, and nothing here tokenises what the policy wrote."""
+    """Encodes prompts and what follows a turn. Nothing else tokenizes; the policy's own ids are never re-encoded."""
 
     def __init__(
-        self, chat: Chat, parser: Parser, stops: Sequence[int], settings: Settings, eyes: Eyes | None = None
+        self,
+        chat: ChatTemplate,
+        parser: Parser,
+        stop_ids: Sequence[int],
+        settings: Settings,
+        image_processor: ImageProcessor | None = None,
     ) -> None:
-        self.chat, self.tokens, self.parser, self.settings = chat, chat.tokens, parser, settings
-        self.eyes = eyes
-        """Of a model that sees."""
-        names = {id: token for token, id in self.tokens.control.items()}
-        own = [self.tokens.last_special(chat.closing(called=False)), *_calling(chat)]
-        ids = dict.fromkeys([*stops, *(self.tokens.control[token] for token in own if token)])
+        self.chat, self.tokenizer, self.parser, self.settings = chat, chat.tokenizer, parser, settings
+        self.image_processor = image_processor
+        """For a vision-language model."""
+        names = {id: token for token, id in self.tokenizer.control_ids.items()}
+        end_tokens = [self.tokenizer.find_last_special(chat.render_closing(called=False)), *_call_end_tokens(chat)]
+        ids = dict.fromkeys([*stop_ids, *(self.tokenizer.control_ids[token] for token in end_tokens if token)])
         self.stop_ids: tuple[int, ...] = tuple(ids)
-        """Sampling one of these ends a turn."""
-        self.stops: tuple[str, ...] = tuple(names[id] for id in ids if id in names)
-        between = chat.follow([{"role": "user", "content": "Go on"}], self.stops).end
-        self.ends = tuple(dict.fromkeys([*self.stops, *([between] if between else [])]))
-        """The tokens at the end of a turn, whether sampling them stops or not."""
-        self.opened = _unclosed(plain(chat.prompt))
-        """What of the policy's turn the generation prompt wrote already: `<think>`, where reasoning is begun for it."""
+        """Ids that end a turn when sampled."""
+        self.stop_tokens: tuple[str, ...] = tuple(names[id] for id in ids if id in names)
+        suffix = chat.render_suffix([{"role": "user", "content": "Go on"}], self.stop_tokens)
+        between, self.closing = suffix.end, strip_fences(suffix.closing).strip()
+        self.end_tokens = tuple(dict.fromkeys([*self.stop_tokens, *([between] if between else [])]))
+        """Tokens at the end of a turn, including those that do not stop sampling."""
+        closing = chat.render_closing(called=False)
+        self.lead = chat.lead
+        """White space that the template writes before an answer, and the policy therefore, too."""
+        self.end_count = max(1, sum(closing.count(end) for end in self.end_tokens))
+        """How many of them the template writes after a conversation's last turn."""
+        marks = [token for token in self.tokenizer.special_tokens if "think" not in token.lower()]
+        self.prefill = _find_prefill(strip_fences(chat.generation_prompt), marks)
+        """The start of the policy's turn that the generation prompt contains: `<think>`, or an empty block of it."""
 
     @classmethod
     def load(
@@ -77,129 +95,179 @@ class Template:
         settings: Settings | None = None,
         tools: Sequence[Tool] = (),
     ) -> Self:
-        """From a model's folder, or for a tokenizer at hand; `TemplateError` says what is missing.
+        """Loads from a model's folder, or for a given tokenizer. Raises TemplateError, which says what is missing.
 
-        The parser is given, or named, or chosen by what the template looks like; some want to know the tools.
+        The parser is an object, a name, or chosen by the template's source; some parsers need the tools.
         """
         settings = settings or Settings()
-        tokenizer = tokenizer_of(source, settings.chat_template)
+        tokenizer = load_tokenizer(source, settings.chat_template)
         kwargs = settings.chat_template_kwargs or {}
-        chat = Chat(tokenizer, Tokens(tokenizer), settings.chat_template, kwargs)
+        chat = ChatTemplate(tokenizer, FencedTokenizer(tokenizer), settings.chat_template, kwargs, settings.calls)
         try:
-            eyes = Eyes.load(Path(source)) if isinstance(source, str | Path) else None
-        except SightError as error:
+            image_processor = ImageProcessor.load(Path(source)) if isinstance(source, str | Path) else None
+        except VisionError as error:
             raise TemplateError(str(error)) from error
         if parser is None or isinstance(parser, str):
-            functions = [schema(tool)["function"] for tool in tools]
-            schemas = {one["name"]: one.get("parameters") or {} for one in functions}
-            parser = named(parser, schemas) if parser else _chosen(chat, schemas, eyes)
-        return cls(chat, parser, stops_of(source, tokenizer), settings, eyes)
+            schemas = _schemas(tools)
+            parser = load_parser(parser, schemas) if parser else _choose_parser(chat, schemas, image_processor)
+        return cls(chat, parser, load_stop_ids(source, tokenizer), settings, image_processor)
+
+    def with_tools(self, tools: Sequence[Tool]) -> Self:
+        """This template with a parser that knows other tools; some formats need them to tell numbers from text."""
+        if not isinstance(self.parser, CallParser):
+            return self
+        template = copy(self)
+        template.parser = type(self.parser)(_schemas(tools), thinking_open=self.parser.thinking_open)
+        return template
 
     @property
-    def barred(self) -> tuple[int, ...]:
-        """Ids that no policy may write: they stand for what it cannot give."""
-        return self.eyes.family.barred if self.eyes else ()
+    def banned_ids(self) -> tuple[int, ...]:
+        """Ids that a policy must not sample, such as image placeholders."""
+        return self.image_processor.family.banned_ids if self.image_processor else ()
 
     @property
-    def remedy(self) -> str:
-        """Where the template writes no calls, and one that does comes with the package; else nothing."""
-        return _shipped(self.eyes)
+    def calls_remedy(self) -> str:
+        """The remedy if the template writes no calls, or not as training needs them."""
+        return _calls_remedy(self.chat, self.image_processor)
 
     @property
-    def layout(self) -> Layout:
-        """Where a picture stands that a tool answered with."""
+    def max_calls(self) -> int | None:
+        """How many calls of a turn the template writes; None for any number."""
+        return None if self.chat.writes_several_calls else 1
+
+    @property
+    def image_layout(self) -> ImageLayout:
+        """Where images of a tool's answer go."""
         if self.settings.images != "auto":
             return self.settings.images
-        return self.eyes.family.layout if self.eyes else "in_tool_message"
+        return self.image_processor.family.image_layout if self.image_processor else "in_tool_message"
 
-    def lay(self, messages: Sequence[Message]) -> Laid:
-        """Takes media out of messages that hold any, and says what of them the model sees."""
-        return lay(messages, self.eyes, self.layout, self.settings.blind)
+    def prepare_media(self, messages: Sequence[Message]) -> MediaLayout:
+        """Replaces media in messages by placeholders or notes."""
+        return prepare_media(messages, self.image_processor, self.image_layout, self.settings.blind)
 
-    def places(self, ids: Sequence[int]) -> int:
-        """How many pictures these ids have a place for."""
-        return sum(token == self.eyes.family.image for token in ids) if self.eyes else 0
+    def count_images(self, ids: Sequence[int]) -> int:
+        """The number of image placeholders."""
+        return sum(token == self.image_processor.family.image_id for token in ids) if self.image_processor else 0
 
-    def placed(self, laid: Laid, entry: Entry) -> Entry:
-        """The entry of these messages: each medium stands where its place is among the ids, if there are any."""
-        spans = laid.spans(entry.ids, self.eyes.family.image) if self.eyes and laid.media and entry.ids else ()
-        widths = laid.widths if spans else ()
-        return replace(entry, messages=laid.messages, parts=laid.parts(entry.parts), spans=spans, widths=widths)
+    def attach_media(self, layout: MediaLayout, entry: Entry) -> Entry:
+        """The entry with the layout's messages and media, and the spans of their placeholders."""
+        processor = self.image_processor if layout.media and entry.ids else None
+        spans = layout.find_spans(entry.ids, processor.family.image_id) if processor else ()
+        widths = layout.widths if spans else ()
+        parts = layout.replace_media(entry.parts)
+        return replace(entry, messages=layout.messages, parts=parts, spans=spans, widths=widths)
 
-    def open(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
-        """The prompt of a conversation, up to where the policy writes."""
-        return self.tokens.encode(self.chat.text(messages, tools, prompt=True))
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+        """The prompt of a conversation, including the generation prompt."""
+        return self.tokenizer.encode(self.chat.render(messages, tools, add_generation_prompt=True))
 
-    def tail(self, after: Sequence[Message], *, ended: bool) -> tuple[int, ...]:
-        """What follows a policy's turn: its closing (unless the policy `ended` it), the new messages, the prompt."""
-        follow = self.chat.follow(after, self.stops)
+    def encode_tail(
+        self, messages: Sequence[Message], *, ended: bool, calls: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """What follows a policy's turn: its end (unless the policy `ended` it), the messages, the generation prompt.
+
+        `calls` are those of the turn, as in its message.
+        """
+        suffix = self.chat.render_suffix(messages, self.stop_tokens, calls)
         if ended:
-            return self.tokens.encode(follow.rest, after=follow.end)
-        return self.tokens.encode(follow.closing + follow.end + follow.rest)
+            return self.tokenizer.encode(suffix.rest, after=suffix.end)
+        return self.tokenizer.encode(suffix.closing + suffix.end + suffix.rest)
 
-    def insert(self, text: str) -> tuple[int, ...]:
-        """Text that goes on in the policy's unfinished turn; its markup is meant, its special tokens are not."""
-        return self.tokens.encode(self.tokens.fenced(text, markup=True), after=self.stops[0])
+    def encode_insert(self, text: str) -> tuple[int, ...]:
+        """Text to insert into the policy's unfinished turn; it may contain markup, but no special tokens."""
+        return self.tokenizer.encode(self.tokenizer.fence(text, markup=True), after=self.stop_tokens[0])
 
-    def anew(self, ledger: Ledger, tools: Sequence[Tool] = ()) -> tuple[int, ...] | None:
-        """Where `history` is as at inference and that takes words back: the prompt that a new ledger begins with.
+    def rerender_prompt(self, ledger: Ledger, tools: Sequence[Tool] = ()) -> tuple[int, ...] | None:
+        """The prompt of a new ledger, if `history` is `inference_template` and the template changes the history.
 
-        Costs a render of the history each time. What the policy wrote in tokens of its own choice is not taken back.
+        Renders the whole history each time. Ids that only differ by the policy's tokenization are kept.
         """
         if self.settings.history == "full":
             return None
-        shown = self.chat.text(ledger.messages, tools, prompt=True)
-        return None if plain(shown) == self.tokens.decode(ledger.ids) else self.tokens.encode(shown)
+        text = self.chat.render(ledger.messages, tools, add_generation_prompt=True)
+        if strip_fences(text) == self.tokenizer.decode(ledger.ids):
+            return None
+        return self.tokenizer.encode(text)
 
-    def ended(self, ids: Sequence[int]) -> bool:
-        """Whether the policy itself ended the turn that these ids end with."""
+    def is_turn_ended(self, ids: Sequence[int]) -> bool:
+        """Whether the policy ended its turn itself, at the last of these ids."""
         return bool(ids) and ids[-1] in self.stop_ids
 
-    def read(self, ids: Sequence[int]) -> Reply:
-        """What the policy wrote in one turn, for reading only."""
-        return self.parser.parse(self.opened + self.words(ids))
+    def parse_turn(self, ids: Sequence[int]) -> Reply:
+        """The content, reasoning and calls of a turn."""
+        text = self.decode_turn(ids)
+        if self.closing and text.rstrip().endswith(self.closing):  # A mark between an answer and its end token.
+            text = text.rstrip().removesuffix(self.closing)
+        return self.parser.parse(self.prefill + text.removeprefix(self.lead))
 
-    def words(self, ids: Sequence[int]) -> str:
-        """The text of these ids, reasoning and calls included, without what ended the turn."""
-        return self.tokens.decode(ids[:-1] if self.ended(ids) else ids)
+    def decode_turn(self, ids: Sequence[int]) -> str:
+        """The text of a turn, with reasoning and calls, but without its end token."""
+        return self.tokenizer.decode(ids[:-1] if self.is_turn_ended(ids) else ids)
 
-    def message(self, reply: Reply) -> Message:
-        """The chat message of a policy's turn, as a ledger keeps it."""
+    def decode_without_special(self, ids: Sequence[int]) -> str:
+        """The text of ids without special tokens, as transformers decodes it with `skip_special_tokens`."""
+        return str(self.chat.hf_tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def build_message(self, reply: Reply) -> Message:
+        """The chat message of a policy's turn, for the ledger."""
         message: dict[str, Any] = {"role": "assistant", "content": reply.content}
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         if reply.calls:
-            message["tool_calls"] = [called(call.id, call.name, call.arguments) for call in reply.calls]
+            message["tool_calls"] = [build_call(call.id, call.name, call.arguments) for call in reply.calls]
         return message
 
 
-def _chosen(chat: Chat, schemas: Mapping[str, Mapping[str, Any]], eyes: Eyes | None) -> Parser:
+def _schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
+    """Each tool's parameters."""
+    functions = (function_schema(tool)["function"] for tool in tools)
+    return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
+def _choose_parser(
+    chat: ChatTemplate, schemas: Mapping[str, Mapping[str, Any]], image_processor: ImageProcessor | None
+) -> Parser:
+    if chat.call_format == "text":
+        return Hermes(schemas)
     try:
-        return choose(chat.source, schemas)
+        return choose_parser(chat.source, schemas)
     except ConfigError as error:
-        if chat.calls or not _shipped(eyes):
+        if not schemas:
+            return Plain()
+        if chat.writes_calls:
             raise
-        raise ConfigError(error.problem, field=error.field, remedy=_shipped(eyes)) from error
+        raise TemplateError(NO_CALLS, _calls_remedy(chat, image_processor)) from error
 
 
-def _shipped(eyes: Eyes | None) -> str:
-    name = eyes.family.chat if eyes else None
-    return f"set `template.chat_template: {name}`, which comes with the package for this family" if name else ""
+NO_CALLS = "the chat template does not write the assistant's calls"
 
 
-def _calling(chat: Chat) -> list[str]:
-    """The end of a turn with calls, which some templates end otherwise; none where it cannot write calls."""
+def _calls_remedy(chat: ChatTemplate, image_processor: ImageProcessor | None) -> str:
+    name = image_processor.family.builtin_template if image_processor else None
+    if name:
+        return f"set `template.chat_template: {name}`, which comes with the package for this family"
+    text = "set `template.calls: text`, which writes tools and calls as text, or another `template.chat_template`"
+    return text if chat.call_format == "template" else "set another `template.chat_template`"
+
+
+def _call_end_tokens(chat: ChatTemplate) -> list[str]:
+    """The end token of a turn with calls, if it differs; none if the template writes no calls."""
     try:
-        end = chat.tokens.last_special(chat.closing(called=True))
+        end = chat.tokenizer.find_last_special(chat.render_closing(called=True))
     except TemplateError:
         return []
     # A closing tag ends a call, not a turn.
     return [] if end.startswith(("</", "[/")) else [end]
 
 
-def _unclosed(prompt: str) -> str:
-    """The end of a generation prompt from a tag that it leaves open."""
-    for tag in _MARKUP.finditer(prompt):
-        if f"/{tag[1]}" not in prompt[tag.end() :]:
+def _find_prefill(prompt: str, marks: Collection[str]) -> str:
+    """The end of a generation prompt, from a tag that it leaves open, or from an empty block of reasoning.
+
+    `marks` are tokens in the form of a tag that do not open reasoning, such as `<start_of_turn>`.
+    """
+    for tag in _OPENING_TAG.finditer(prompt):
+        if tag[0] not in marks and f"/{tag[1]}" not in prompt[tag.end() :]:
             return prompt[tag.start() :]
-    return ""
+    block = _NO_REASONING.search(prompt)
+    return block[0] if block else ""

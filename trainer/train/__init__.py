@@ -1,1 +1,1 @@
-"""A run that learns: its settings, its loop, its folder, and what is told of it."""
+"""Training runs: settings, the training loop, checkpoints, evaluation, alarms, and the run folder."""

@@ -1,6 +1,7 @@
-"""What goes wrong in training is quiet: an alarm says what is seen, what it likely means, and what to turn.
+"""Alarms about training that goes wrong quietly, with likely cause and remedy; `train_loop.py` prints them.
 
-Alarms are told and decide nothing. Each speaks once, and again only after all was well for a while.
+Alarms only print; they change nothing. Each is printed once, and again only after its sign was gone for some steps.
+`train_loop.py` prints them.
 """
 
 from __future__ import annotations
@@ -10,335 +11,340 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, isfinite, sqrt
 
-from gateway.types import Outcome
-from trainer.ledger import NOTHING
-from trainer.run.rollout import StopReason
+from gateway.types import EMPTY, Outcome
+from trainer.rollout.rollout import StopReason
 
 Metrics = Mapping[str, float]
 
-REMEMBERED = 200
-"""Steps that are looked back on."""
-WELL = 5
-"""Looks without a sign, until an alarm may speak again: what flickers is one trouble and not many."""
-START = 5
-"""Steps whose mean stands for how it began."""
+HISTORY_STEPS = 200
+"""Steps that alarms look back on."""
+QUIET_STEPS = 5
+"""Steps without a sign before an alarm may be printed again."""
+FIRST_STEPS = 5
+"""Steps whose mean stands for the start of the run."""
 EASY, HARD = 0.95, 0.05
-"""Success beyond which groups are alike because all is right, or all is wrong."""
-CUT = 0.9
+"""Success rates beyond which groups are alike because the tasks are too easy or too hard."""
+MANY_TRUNCATED = 0.9
 """Share of rollouts that ended at a limit."""
-LATELY, MORE = 30, 0.1
-"""Steps over which shares are compared, and the rise of one that is a trend."""
-OUTCOMES, TOOLS = "engine/outcomes/", "engine/tools/"
-FAILED = ("error", "timeout", "unavailable", "unknown")
-FAILING, FEW = 0.3, 20
-"""Share of the calls of a step, of one tool or of all, and of fewer calls nothing is said."""
-CERTAIN, FALLEN = 0.02, 0.1
-"""Entropy that leaves nothing to try: nats a token, and the share of what it was."""
-LOOKS = 3
-"""Evaluations after the first, before the reward's rise and theirs are compared."""
-RISE = 0.03
-"""Greedy success that counts as a gain; less is luck of the draw."""
-SURE = 3.0
-"""Standard errors by which the reward has to have risen."""
-DRIFT, MOVED, OFF = 0.01, 0.1, 10.0
-"""Nats a token: engine from trainer, new policy from the one that wrote, policy from its reference."""
-LOST = 0.2
+TREND_STEPS, TREND_RISE = 30, 0.1
+"""Steps over which shares are compared, and the rise that counts as a trend."""
+OUTCOME_PREFIX, TOOL_PREFIX = "engine/outcomes/", "engine/tools/"
+FAILED_OUTCOMES = ("error", "timeout", "unavailable", "unknown")
+MANY_FAILED, MIN_CALLS = 0.3, 20
+"""Share of failed calls of a step, of one tool or of all; with fewer calls there is no alarm."""
+LOW_ENTROPY, LOW_ENTROPY_SHARE = 0.02, 0.1
+"""Collapsed entropy: in nats per token, and as a share of the entropy at the start."""
+COMPARED_EVALUATIONS = 3
+"""Evaluations after the first, before the rises of reward and evaluation are compared."""
+MIN_GAIN = 0.03
+"""Greedy success that counts as a gain; less may be chance."""
+STANDARD_ERRORS = 3.0
+"""Standard errors by which a metric must have risen."""
+MAX_MISMATCH_KL, MAX_OLD_KL, MAX_REFERENCE_KL = 0.01, 0.1, 10.0
+"""Nats per token: engine from trainer, new policy from the one that sampled, policy from its reference."""
+MANY_LOST = 0.2
 """Share of rollouts that infrastructure ended."""
-BITES, BITTEN = 5, 0.1
-"""Steps in a row that dropped what was too stale, and the share of all that they came by."""
+STALE_STEPS, MANY_STALE = 5, 0.1
+"""Steps in a row that dropped stale groups, and the share of groups that they dropped."""
 
-KNOBS = {
+LIMIT_SETTINGS = {
     StopReason.LENGTH_TURN: "limits.turn_tokens",
     StopReason.LENGTH_ROLLOUT: "limits.rollout_tokens",
     StopReason.ASSISTANT_TURNS: "limits.assistant_turns",
     StopReason.TOOL_CALLS: "limits.tool_calls",
 }
-"""Limits that cut off what goes on; a limit on feedback's turns is how a rollout ends well."""
+"""Limits that truncate a rollout; reaching the limit on feedback turns is a regular end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """What an alarm judges by."""
+class AlarmInput:
+    """The metrics that alarms are decided by."""
 
-    now: Metrics
-    past: Sequence[Metrics] = ()
-    """Oldest first, `now` the last of them."""
-    start: Sequence[Metrics] = ()
-    """The run's first steps."""
-    reasons: Mapping[str, int] = field(default_factory=lambda: NOTHING)
-    """Why rollouts were lost, and how many for each reason."""
+    latest: Metrics
+    history: Sequence[Metrics] = ()
+    """Oldest first, `latest` included."""
+    first_steps: Sequence[Metrics] = ()
+    lost_reasons: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    """Why rollouts were lost, with the number for each reason."""
 
 
-def nothing_to_compare(looked: Looked) -> str | None:
-    if looked.now.get("groups/teaching") != 0:
+def check_learning_signal(given: AlarmInput) -> str | None:
+    """Alarms if all rewards are equal within each group."""
+    if given.latest.get("groups/teaching") != 0:
         return None
-    success = _known(looked.now, "success/sampled")
-    means = "whether one succeeds depends on the task and hardly on the attempt"
-    remedy = "try each task more often (`n`), or leave `sampling.temperature` at 1"
+    success = _get_finite(given.latest, "success/sampled")
+    cause = "success depends on the task, and hardly on the attempt"
+    remedy = "make more attempts per task (`n`), or leave `sampling.temperature` at 1"
     if success is not None and success >= EASY:
-        means = f"{success:.0%} succeed: the tasks have become too easy"
-        remedy = "end here, or give harder tasks (`data`, `curriculum`)"
+        cause = f"{success:.0%} succeed: the tasks have become too easy"
+        remedy = "stop here, or add harder tasks (`data`, `curriculum`)"
     elif success is not None and success <= HARD:
-        means = f"{success:.0%} succeed: the tasks are too hard as yet"
+        cause = f"{success:.0%} succeed: the tasks are still too hard"
         remedy = (
-            "begin with easier tasks (`curriculum`) or a better start (`model`), try each more often (`n`), or let"
-            " `reward` pay for what is half right"
+            "start with easier tasks (`curriculum`) or a better model (`model`), make more attempts per task (`n`), or"
+            " give partial credit (`reward`)"
         )
-    return _said("no group teaches: within each, all rewards are the same, and the step changed nothing", means, remedy)
-
-
-def all_cut_off(looked: Looked) -> str | None:
-    shares = {stop: _known(looked.now, f"stops/{stop}") or 0.0 for stop in KNOBS}
-    if (_known(looked.now, "rollout/turns") or 0.0) <= 1:
-        shares[StopReason.ASSISTANT_TURNS] = 0.0  # One turn is all that was asked for.
-    if sum(shares.values()) < CUT:
-        return None
-    commonest = max(shares, key=lambda stop: shares[stop])
-    return _said(
-        f"{sum(shares.values()):.0%} of the rollouts are cut off, {shares[commonest]:.0%} by {commonest}",
-        "the limit is too low for the task, or the policy has forgotten how to stop; what was never finished is scored"
-        " all the same, and its reward says little",
-        f"raise `{KNOBS[commonest]}`; if lengths grew from step to step, lower `update.lr`, or let length cost"
-        " something (`algorithm.overlong`)",
+    return _format_alarm(
+        "no group has a learning signal: the rewards within each group are all equal, so the step changed nothing",
+        cause,
+        remedy,
     )
 
 
-def cut_off_more(looked: Looked) -> str | None:
-    risen = _risen(list(looked.past)[-LATELY:], "rollout/truncated")
-    if risen is None or risen[1] - risen[0] < MORE:
+def check_truncation(given: AlarmInput) -> str | None:
+    """Alarms if almost all rollouts end at a limit."""
+    shares = {stop: _get_finite(given.latest, f"stops/{stop}") or 0.0 for stop in LIMIT_SETTINGS}
+    if (_get_finite(given.latest, "rollout/turns") or 0.0) <= 1:
+        shares[StopReason.ASSISTANT_TURNS] = 0.0  # The run is configured for one turn.
+    if sum(shares.values()) < MANY_TRUNCATED:
         return None
-    return _said(
-        f"more and more rollouts are cut off at a limit of tokens: {risen[0]:.0%} before, {risen[1]:.0%} of late",
-        "the policy writes longer from step to step, or forgets how to stop; what was never finished is scored all the"
-        " same",
-        "read some (`mtrl-train view`); raise `limits.rollout_tokens` where length helps, or let length cost something"
+    commonest = max(shares, key=lambda stop: shares[stop])
+    return _format_alarm(
+        f"{sum(shares.values()):.0%} of the rollouts are truncated, {shares[commonest]:.0%} by {commonest}",
+        "the limit is too low for the task, or the policy has forgotten how to stop; unfinished rollouts are scored"
+        " too, so the reward means little",
+        f"raise `{LIMIT_SETTINGS[commonest]}`; if lengths grew from step to step, lower `update.lr`, or add a length"
+        " penalty (`algorithm.overlong`)",
+    )
+
+
+def check_truncation_trend(given: AlarmInput) -> str | None:
+    """Alarms if more and more rollouts reach a token limit."""
+    rise = _find_rise(list(given.history)[-TREND_STEPS:], "rollout/truncated")
+    if rise is None or rise[1] - rise[0] < TREND_RISE:
+        return None
+    return _format_alarm(
+        f"more and more rollouts are truncated by a token limit: {rise[0]:.0%} before, {rise[1]:.0%} recently",
+        "the policy writes longer from step to step, or forgets how to stop; unfinished rollouts are scored too",
+        "read some rollouts (`mtrl-train view`); raise `limits.rollout_tokens` if length helps, or add a length penalty"
         " (`algorithm.overlong`)",
     )
 
 
-def tools_fail(looked: Looked) -> str | None:
-    """The tool that fails most; all together where none of them was called often enough."""
-    named = [(f" of `{name}`", ends) for name, ends in _ends(looked.now)]
-    failing = [one for one in named if _failing(one[1])] or [("", _outcomes(looked.now, OUTCOMES))]
-    of, ends = max(failing, key=lambda one: _failed(one[1]) / max(1.0, fsum(one[1].values())))
-    if not _failing(ends):
+def check_tool_failures(given: AlarmInput) -> str | None:
+    """Alarms about the tool that fails most; about all tools together if none was called often enough."""
+    by_tool = [(f" of `{name}`", outcomes) for name, outcomes in _tool_outcomes(given.latest)]
+    all_tools = [("", _read_outcomes(given.latest, OUTCOME_PREFIX))]
+    failing = [item for item in by_tool if _is_failing(item[1])] or all_tools
+    of_tool, outcomes = max(failing, key=lambda item: _count_failed(item[1]) / max(1.0, fsum(item[1].values())))
+    if not _is_failing(outcomes):
         return None
-    calls, worst = fsum(ends.values()), max(FAILED, key=lambda outcome: ends.get(outcome, 0.0))
-    return _said(
-        f"{_failed(ends) / calls:.0%} of the answers to calls{of} are failures, {ends[worst]:,.0f} of {calls:,.0f}"
-        f" answers are `{worst}`",
-        "a tool breaks on what it is asked, or its server is down, or too slow for so many at once; the policy learns"
-        " to do without it",
-        "read such calls (`mtrl-train view`, by outcome), and mend the tool, or give it more time (`timeout_s`)",
+    calls, worst = fsum(outcomes.values()), max(FAILED_OUTCOMES, key=lambda outcome: outcomes.get(outcome, 0.0))
+    return _format_alarm(
+        f"{_count_failed(outcomes) / calls:.0%} of the calls{of_tool} fail; {outcomes[worst]:,.0f} of {calls:,.0f}"
+        f" calls end as `{worst}`",
+        "a tool raises errors, or its server is down or too slow for so many calls at once; the policy learns to do"
+        " without it",
+        "look at failed calls (`mtrl-train view`, by outcome), and fix the tool, or give it more time (`timeout_s`)",
     )
 
 
-def _ends(metrics: Metrics) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of each tool, how its calls ended."""
-    names = {name.removeprefix(TOOLS).rpartition("/")[0] for name in metrics if name.startswith(TOOLS)}
-    return ((name, _outcomes(metrics, f"{TOOLS}{name}/")) for name in sorted(names))
+def _tool_outcomes(metrics: Metrics) -> Iterator[tuple[str, dict[str, float]]]:
+    """How the calls of each tool ended."""
+    names = {name.removeprefix(TOOL_PREFIX).rpartition("/")[0] for name in metrics if name.startswith(TOOL_PREFIX)}
+    return ((name, _read_outcomes(metrics, f"{TOOL_PREFIX}{name}/")) for name in sorted(names))
 
 
-def _outcomes(metrics: Metrics, area: str) -> dict[str, float]:
-    return {one: value for one in Outcome if (value := _known(metrics, area + one)) is not None}
+def _read_outcomes(metrics: Metrics, prefix: str) -> dict[str, float]:
+    return {outcome: value for outcome in Outcome if (value := _get_finite(metrics, prefix + outcome)) is not None}
 
 
-def _failed(ends: Mapping[str, float]) -> float:
-    return fsum(ends.get(outcome, 0.0) for outcome in FAILED)
+def _count_failed(outcomes: Mapping[str, float]) -> float:
+    return fsum(outcomes.get(outcome, 0.0) for outcome in FAILED_OUTCOMES)
 
 
-def _failing(ends: Mapping[str, float]) -> bool:
-    calls = fsum(ends.values())
-    return calls >= FEW and _failed(ends) >= FAILING * calls
+def _is_failing(outcomes: Mapping[str, float]) -> bool:
+    calls = fsum(outcomes.values())
+    return calls >= MIN_CALLS and _count_failed(outcomes) >= MANY_FAILED * calls
 
 
-def entropy_gone(looked: Looked) -> str | None:
-    entropy, before = _known(looked.now, "entropy"), _mean(looked.start, "entropy")
-    success = _known(looked.now, "success/sampled") or 0.0
-    if entropy is None or before is None or success >= EASY:
+def check_entropy(given: AlarmInput) -> str | None:
+    """Alarms if the entropy has collapsed."""
+    entropy, first = _get_finite(given.latest, "entropy"), _mean(given.first_steps, "entropy")
+    success = _get_finite(given.latest, "success/sampled") or 0.0
+    if entropy is None or first is None or success >= EASY:
         return None
-    if entropy >= CERTAIN or entropy >= FALLEN * before:
+    if entropy >= LOW_ENTROPY or entropy >= LOW_ENTROPY_SHARE * first:
         return None
-    return _said(
-        f"entropy is gone: {entropy:.2g} nats a token, {before:.2g} at the start, while {success:.0%} succeed",
-        "the policy writes the same again and again and tries nothing new, so that there is little left to learn from",
-        "begin again, or from an earlier checkpoint, with a lower `update.lr`, a higher `algorithm.clip_high`, or some"
-        " `algorithm.kl.coefficient`",
+    return _format_alarm(
+        f"the entropy has collapsed: {entropy:.2g} nats per token, {first:.2g} at the start; {success:.0%} succeed",
+        "the policy writes the same again and again and tries nothing new, so there is little left to learn from",
+        "start again, or from an earlier checkpoint, with a lower `update.lr`, a higher `algorithm.clip_high`, or a KL"
+        " term (`algorithm.kl.coefficient`)",
     )
 
 
-def better_on_paper(looked: Looked) -> str | None:
-    """The reward rose since an evaluation some time ago, and what evaluations find did not."""
-    places = [place for place, one in enumerate(looked.past) if _known(one, "eval/greedy") is not None]
-    if len(places) <= LOOKS:
+def check_reward_against_evaluation(given: AlarmInput) -> str | None:
+    """Alarms if the reward rose over the last evaluations, and greedy success did not (possible reward hacking)."""
+    evaluated = [i for i, metrics in enumerate(given.history) if _get_finite(metrics, "eval/greedy") is not None]
+    if len(evaluated) <= COMPARED_EVALUATIONS:
         return None
-    since = list(looked.past)[places[-1 - LOOKS] : places[-1] + 1]
+    since = list(given.history)[evaluated[-1 - COMPARED_EVALUATIONS] : evaluated[-1] + 1]
     before, now = since[0]["eval/greedy"], since[-1]["eval/greedy"]
-    risen = _risen(since[1:], "reward/mean")
-    if risen is None or now - before >= RISE or now >= EASY:
+    rise = _find_rise(since[1:], "reward/mean")
+    if rise is None or now - before >= MIN_GAIN or now >= EASY:
         return None
     seen = (
-        f"the reward rose from {risen[0]:.3g} to {risen[1]:.3g} over the last {LOOKS} evaluations, and greedy success"
-        f" on their tasks did not: {before:.0%} then, {now:.0%} now"
+        f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} over the last {COMPARED_EVALUATIONS} evaluations, but"
+        f" greedy success on the evaluation tasks did not: {before:.0%} then, {now:.0%} now"
     )
-    if _risen(since[1:], "success/sampled"):
-        return _said(
+    if _find_rise(since[1:], "success/sampled"):
+        return _format_alarm(
             seen,
-            "sampled success rose too, so the policy grows surer of what it could do already, as a lower temperature"
-            " would make it, or it learns the training tasks by heart",
-            "give more varied tasks (`data`), raise `algorithm.clip_high`, and do not believe the reward alone",
+            "sampled success rose too, so the policy becomes surer of what it could do already, as with a lower"
+            " temperature, or it memorises the training tasks",
+            "use more varied tasks (`data`), raise `algorithm.clip_high`, and do not rely on the reward alone",
         )
-    return _said(
+    return _format_alarm(
         seen,
-        "sampled success did not rise either, so the policy earns its reward by something else than the task",
-        "read rollouts (`mtrl-train show`) to see what is paid for, and mend or weigh down that component of `reward`",
+        "sampled success did not rise either, so the policy earns reward without solving the task (reward hacking)",
+        "read rollouts (`mtrl-train show`) to see what is rewarded, and fix that component of `reward`, or lower its"
+        " weight",
     )
 
 
-def far_apart(looked: Looked) -> str | None:
-    mismatch = _known(looked.now, "mismatch/kl")
-    if mismatch is None or mismatch < DRIFT:
+def check_engine_mismatch(given: AlarmInput) -> str | None:
+    """Alarms if engine and trainer disagree about logprobs."""
+    mismatch = _get_finite(given.latest, "mismatch/kl")
+    if mismatch is None or mismatch < MAX_MISMATCH_KL:
         return None
-    return _said(
-        f"engine and trainer disagree on what was written: mismatch/kl is {mismatch:.2g} nats a token",
-        "the policy that writes is not the one that learns: other weights, other precision, or a sampling filter",
-        "see that each step's weights reach the engine, and leave `sampling` at its defaults; until then set"
+    return _format_alarm(
+        f"the logprobs of engine and trainer differ: mismatch/kl is {mismatch:.2g} nats per token",
+        "the engine samples from another policy than the one that is trained: other weights, other precision, or a"
+        " sampling filter",
+        "check that each step's weights reach the engine, and leave `sampling` at its defaults; until then set"
         " `algorithm.mismatch.truncate: token`",
     )
 
 
-def moved_far(looked: Looked) -> str | None:
-    old, reference = _known(looked.now, "kl/old") or 0.0, _known(looked.now, "kl/reference") or 0.0
-    if old >= MOVED and _known(looked.now, "staleness/max"):
-        return _said(
-            f"the policy is far from those that wrote what it learns from: kl/old is {old:.2g} nats a token",
-            "versions are so different that most ratios are clipped, and what was written teaches little",
+def check_policy_drift(given: AlarmInput) -> str | None:
+    """Alarms if the policy moved too far from the one that sampled, or from its reference."""
+    old, reference = _get_finite(given.latest, "kl/old") or 0.0, _get_finite(given.latest, "kl/reference") or 0.0
+    if old >= MAX_OLD_KL and _get_finite(given.latest, "staleness/max"):
+        return _format_alarm(
+            f"the policy is far from the versions that sampled its rollouts: kl/old is {old:.2g} nats per token",
+            "the versions differ so much that most ratios are clipped, and little is learned from the rollouts",
             "lower `max_staleness` or `update.lr`",
         )
-    if old >= MOVED:
-        return _said(
-            f"one step moves the policy far: kl/old is {old:.2g} nats a token",
-            "the step is too large: what was written no longer tells how the new policy writes",
+    if old >= MAX_OLD_KL:
+        return _format_alarm(
+            f"a single step moves the policy far: kl/old is {old:.2g} nats per token",
+            "the step is too large: the rollouts no longer represent the new policy",
             "lower `update.lr` or `update.clip`",
         )
-    if reference >= OFF:
-        return _said(
-            f"the policy has left its reference far behind: kl/reference is {reference:.2g} nats a token",
-            "it found a way to be rewarded for what nobody would write",
+    if reference >= MAX_REFERENCE_KL:
+        return _format_alarm(
+            f"the policy is far from its reference: kl/reference is {reference:.2g} nats per token",
+            "it gets rewards for text that no natural model would write",
             "read rollouts (`mtrl-train show`); raise `algorithm.kl.coefficient`, or lower `update.lr`",
         )
     return None
 
 
-def many_lost(looked: Looked) -> str | None:
-    lost, counted = _known(looked.now, "rollout/lost") or 0.0, _known(looked.now, "rollout/count") or 0.0
-    if not lost or lost < LOST * (lost + counted):
+def check_lost_rollouts(given: AlarmInput) -> str | None:
+    """Alarms if many rollouts are lost to infrastructure or to reward functions."""
+    lost, counted = (_get_finite(given.latest, f"rollout/{name}") or 0.0 for name in ("lost", "count"))
+    if not lost or lost < MANY_LOST * (lost + counted):
         return None
-    reason, count = max(looked.reasons.items(), key=lambda item: item[1], default=("", 0))
-    named = f", {count:,} of them by: {reason.rstrip('.')}" if reason else ""
+    reason, count = max(given.lost_reasons.items(), key=lambda item: item[1], default=("", 0))
+    reasons = f", {count:,} of them because of: {reason.rstrip('.')}" if reason else ""
     if reason.startswith("component "):
-        return _said(
-            f"{lost:,.0f} of {lost + counted:,.0f} rollouts have no reward{named}",
-            "a reward function fails on them; they are left out, and those that are left may be the easy ones",
-            "mend that function of `reward`, so that it gives a number for every rollout",
+        return _format_alarm(
+            f"{lost:,.0f} of {lost + counted:,.0f} rollouts have no reward{reasons}",
+            "a reward function fails on them; they are dropped, and the remaining ones may be the easy ones",
+            "fix that reward function, so that it returns a number for every rollout",
         )
-    return _said(
-        f"{lost:,.0f} of {lost + counted:,.0f} rollouts were lost to what surrounds the policy{named}",
-        "something is down or overloaded; lost rollouts are left out, and those that are left may be the easy ones",
-        "mend what the reason names (`mtrl-train check` looks at it), or ask less of it at once (`admission.open`)",
+    return _format_alarm(
+        f"{lost:,.0f} of {lost + counted:,.0f} rollouts were lost to infrastructure{reasons}",
+        "something is down or overloaded; lost rollouts are dropped, and the remaining ones may be the easy ones",
+        "fix what the reason names (`mtrl-train check` tests it), or run fewer rollouts at once (`admission.open`)",
     )
 
 
-def bound_bites(looked: Looked) -> str | None:
-    late = [_dropped(one) for one in list(looked.past)[-BITES:]]
-    if len(late) < BITES or not min(late) or fsum(late) < BITTEN * BITES:
+def check_stale_groups(given: AlarmInput) -> str | None:
+    """Alarms if many finished groups are dropped as too stale."""
+    shares = [_dropped_share(metrics) for metrics in list(given.history)[-STALE_STEPS:]]
+    if len(shares) < STALE_STEPS or not min(shares) or fsum(shares) < MANY_STALE * STALE_STEPS:
         return None
-    return _said(
-        f"{fsum(late) / BITES:.0%} of the groups of the last {BITES} steps were too stale once over, and dropped",
-        "some rollouts take as long as several steps, and the long ones are those that are lost",
-        "raise `max_staleness`; or let steps take longer (`prompts`, `n`) or rollouts end sooner (`limits`)",
+    return _format_alarm(
+        f"{fsum(shares) / STALE_STEPS:.0%} of the groups of the last {STALE_STEPS} steps were dropped as too stale when"
+        " they were finished",
+        "some rollouts take as long as several steps, so the long ones are lost",
+        "raise `max_staleness`; or make steps longer (`prompts`, `n`) or rollouts shorter (`limits`)",
     )
 
 
-def _dropped(metrics: Metrics) -> float:
-    """A share of the groups that a step came by."""
-    dropped = _known(metrics, "staleness/dropped") or 0.0
-    return dropped / (dropped + (_known(metrics, "groups/count") or 0.0)) if dropped else 0.0
+def _dropped_share(metrics: Metrics) -> float:
+    """The share of a step's finished groups that were dropped as too stale."""
+    dropped = _get_finite(metrics, "staleness/dropped") or 0.0
+    return dropped / (dropped + (_get_finite(metrics, "groups/count") or 0.0)) if dropped else 0.0
 
 
-def _said(seen: str, means: str, remedy: str) -> str:
-    return f"{seen}\n  likely: {means}\n  remedy: {remedy}"
+def _format_alarm(seen: str, cause: str, remedy: str) -> str:
+    return f"{seen}\n  likely: {cause}\n  remedy: {remedy}"
 
 
-Alarm = Callable[[Looked], str | None]
+Alarm = Callable[[AlarmInput], str | None]
 ALARMS: Sequence[Alarm] = (
-    nothing_to_compare,
-    all_cut_off,
-    cut_off_more,
-    tools_fail,
-    entropy_gone,
-    better_on_paper,
-    far_apart,
-    moved_far,
-    many_lost,
-    bound_bites,
-)
+    check_learning_signal, check_truncation, check_truncation_trend, check_tool_failures, check_entropy,
+    check_reward_against_evaluation, check_engine_mismatch, check_policy_drift, check_lost_rollouts, check_stale_groups,
+)  # fmt: skip
 
 
 class Alarms:
-    """Looks at each step's metrics; a run that goes on has it look at its history first."""
+    """Checks each step's metrics. A resumed run checks its history first."""
 
     def __init__(self) -> None:
-        self._past: deque[Metrics] = deque(maxlen=REMEMBERED)
-        self._start: list[Metrics] = []
-        self._quiet: dict[Alarm, int] = {}
-        """Of an alarm that has spoken, the looks left until it may speak again."""
+        self._history: deque[Metrics] = deque(maxlen=HISTORY_STEPS)
+        self._first_steps: list[Metrics] = []
+        self._quiet_left: dict[Alarm, int] = {}
+        """For alarms that were printed: steps without a sign that are left until they may be printed again."""
 
-    def look(self, metrics: Metrics, reasons: Mapping[str, int] = NOTHING) -> list[str]:
-        """What is to be said now. `reasons` are those for which rollouts were lost."""
-        self._past.append(metrics)
-        if len(self._start) < START and "reward/mean" in metrics:
-            self._start.append(metrics)
-        looked = Looked(metrics, self._past, self._start, reasons)
-        return [said for alarm in ALARMS if (said := self._spoken(alarm, alarm(looked)))]
+    def check(self, metrics: Metrics, lost_reasons: Mapping[str, int] = EMPTY) -> list[str]:
+        """Returns the texts of new alarms."""
+        self._history.append(metrics)
+        if len(self._first_steps) < FIRST_STEPS and "reward/mean" in metrics:
+            self._first_steps.append(metrics)
+        given = AlarmInput(metrics, self._history, self._first_steps, lost_reasons)
+        return [text for alarm in ALARMS if (text := self._suppress_repeated(alarm, alarm(given)))]
 
-    def _spoken(self, alarm: Alarm, said: str | None) -> str | None:
-        if said is None:
-            left = self._quiet.pop(alarm, 0) - 1
+    def _suppress_repeated(self, alarm: Alarm, text: str | None) -> str | None:
+        if text is None:
+            left = self._quiet_left.pop(alarm, 0) - 1
             if left > 0:
-                self._quiet[alarm] = left
+                self._quiet_left[alarm] = left
             return None
-        spoke_before = alarm in self._quiet
-        self._quiet[alarm] = WELL
-        return None if spoke_before else said
+        was_printed = alarm in self._quiet_left
+        self._quiet_left[alarm] = QUIET_STEPS
+        return None if was_printed else text
 
 
-def _known(metrics: Metrics, name: str) -> float | None:
+def _get_finite(metrics: Metrics, name: str) -> float | None:
     value = metrics.get(name)
     return value if value is not None and isfinite(value) else None
 
 
-def _values(past: Sequence[Metrics], name: str) -> list[float]:
-    return [value for one in past if (value := _known(one, name)) is not None]
+def _finite_values(history: Sequence[Metrics], name: str) -> list[float]:
+    return [value for metrics in history if (value := _get_finite(metrics, name)) is not None]
 
 
-def _mean(past: Sequence[Metrics], name: str) -> float | None:
-    values = _values(past, name)
+def _mean(history: Sequence[Metrics], name: str) -> float | None:
+    values = _finite_values(history, name)
     return fsum(values) / len(values) if values else None
 
 
-def _risen(past: Sequence[Metrics], name: str) -> tuple[float, float] | None:
-    """The means of the first and the last third, if the rise is more than their scatter explains."""
-    values = _values(past, name)
+def _find_rise(history: Sequence[Metrics], name: str) -> tuple[float, float] | None:
+    """The means of the first and the last third, if the rise exceeds what their scatter explains."""
+    values = _finite_values(history, name)
     third = len(values) // 3
     if third < 2:
         return None
     first, last = values[:third], values[-third:]
-    (low, low_error), (high, high_error) = _spread(first), _spread(last)
-    return (low, high) if high - low > SURE * sqrt(low_error + high_error) + 1e-9 else None
+    (low, low_error), (high, high_error) = _mean_and_error(first), _mean_and_error(last)
+    return (low, high) if high - low > STANDARD_ERRORS * sqrt(low_error + high_error) + 1e-9 else None
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and its squared standard error."""
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and its squared standard error."""
     mean = fsum(values) / len(values)
     return mean, fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)

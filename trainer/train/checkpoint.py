@@ -1,33 +1,36 @@
-"""A checkpoint is there whole or not at all; whoever goes on from one has looked at every byte of it.
+"""Writes and reads checkpoints: each is complete or absent, and every byte is verified before a run resumes from it.
 
 RUN/checkpoints/000012/          the model as `save_pretrained` writes it, the optimizer, and
-RUN/checkpoints/000012/state.json    where the run stood, and the sha256 of every other file
+RUN/checkpoints/000012/state.json    the run's state, and the sha256 of every other file
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-NAME = "checkpoints"
-STATE = "state.json"
-BESIDE = ".writing"
+from gateway.disk_errors import require_same_folder, sync_path, write_error_reason, write_error_remedy
+from trainer.policy.errors import PolicyError
+from trainer.storage.rollout_file import resume_hint
+
+CHECKPOINTS_FOLDER = "checkpoints"
+STATE_FILE = "state.json"
+TEMPORARY_FOLDER = ".writing"
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be written or read. Its text is complete: what, where, and how to mend it."""
+    """A checkpoint that cannot be written or read. The message says what, where, and how to fix it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a run stood after a step."""
+    """A verified checkpoint of the state after a step."""
 
     step: int
     folder: Path
@@ -35,94 +38,99 @@ class Checkpoint:
 
 
 class Checkpoints:
+    """The checkpoints of a run; the latest `keep` are kept."""
+
     def __init__(self, run: Path, keep: int = 2) -> None:
-        self.folder, self.keep = run / NAME, keep
+        self.folder, self.keep = run / CHECKPOINTS_FOLDER, keep
 
     def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-        """`write` puts the files into a folder; the older ones go once the new one is safe on the disk."""
-        whole, beside = self.folder / f"{step:06}", self.folder / BESIDE
+        """Saves a checkpoint, whose files `write` puts into a folder. Older ones are deleted once it is on the disk."""
+        final, temporary = self.folder / f"{step:06}", self.folder / TEMPORARY_FOLDER
+        replaced = self.folder / f".replaced-{step:06}"
         try:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
-            write(beside)
-            digests = {file.relative_to(beside).as_posix(): _digest(file) for file in _files(beside)}
-            told = {"step": step, "state": state, "files": digests}
-            (beside / STATE).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-            for file in [*_files(beside), beside]:
-                _sync(file)
-            shutil.rmtree(whole, ignore_errors=True)  # Of a run that went back to an earlier step.
-            beside.rename(whole)
-            _sync(self.folder)
-        except Exception as error:  # boundary: a full disk is another error in each format that is written
-            shutil.rmtree(beside, ignore_errors=True)
-            raise CheckpointError(self._unwritten(step, error)) from error
-        for old in self._all()[: -self.keep]:
+            shutil.rmtree(replaced, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            self.folder.mkdir(exist_ok=True)  # Its parent is the run, which is not made anew if it was removed.
+            with require_same_folder(self.folder):
+                temporary.mkdir()
+                write(temporary)
+            digests = {file.relative_to(temporary).as_posix(): _digest(file) for file in _list_files(temporary)}
+            content = {"step": step, "state": state, "files": digests}
+            (temporary / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            for file in [*_list_files(temporary), temporary]:
+                sync_path(file)
+            if final.exists():  # Left by a run that went back to an earlier step.
+                final.rename(replaced)
+            temporary.rename(final)
+            sync_path(self.folder)
+            shutil.rmtree(replaced, ignore_errors=True)
+        except Exception as error:  # boundary: each file format reports a full disk in its own way
+            message = self._describe_write_error(step, error)  # Before the disk has room again.
+            shutil.rmtree(temporary, ignore_errors=True)
+            if replaced.is_dir() and not final.exists():
+                replaced.rename(final)
+            for folder in (self.folder, self.folder.parent):  # If the run was removed, `write` may have made them.
+                with suppress(OSError):
+                    folder.rmdir()
+            if isinstance(error, PolicyError):  # Such as a lost rank, which has nothing to do with the disk.
+                raise
+            raise CheckpointError(message) from error
+        for old in self._list_all()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
-        return whole
+        return final
 
-    def latest(self, told: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
-        """The newest one that is whole; `told` hears why newer ones are not. None where there never was any."""
-        found = self._all()
-        for folder in reversed(found):
+    def find_latest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
+        """The newest intact checkpoint; warns about newer ones that are not. None if there are no checkpoints."""
+        folders = self._list_all()
+        for folder in reversed(folders):
             try:
-                return _read(folder)
+                return _load_verified(folder)
             except CheckpointError as error:
-                told(f"{error}; going on from the one before it")
-        if found:
+                warn(f"{error}; using the previous checkpoint")
+        if folders:
             remedy = "restore one of them from a copy, or start again with another --out"
-            raise CheckpointError(f"{self.folder}: none of {len(found)} checkpoints is whole\n  remedy: {remedy}")
+            raise CheckpointError(f"{self.folder}: none of {len(folders)} checkpoints is intact\n  remedy: {remedy}")
         return None
 
-    def before(self, step: int) -> Checkpoint | None:
-        """The newest whole one of an earlier step."""
-        for folder in reversed(self._all()):
+    def find_before(self, step: int) -> Checkpoint | None:
+        """The newest checkpoint of an earlier step."""
+        for folder in reversed(self._list_all()):
             if int(folder.name) < step:
-                return _read(folder)
+                return _load_verified(folder)
         return None
 
-    def _all(self) -> list[Path]:
+    def _list_all(self) -> list[Path]:
         return sorted(folder for folder in self.folder.glob("[0-9]*") if folder.is_dir())
 
-    def _unwritten(self, step: int, error: Exception) -> str:
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room on the disk" if full else "look at the disk's room and the folder's owner"
-        why = getattr(error, "strerror", None) or error
-        stands = self._all()
-        kept = f"that of step {int(stands[-1].name)} stands" if stands else "there is none yet"
-        return (
-            f"{self.folder}: the checkpoint of step {step} cannot be written ({why}); {kept}\n"
-            f"  remedy: {remedy}, then go on with --resume"
+    def _describe_write_error(self, step: int, error: Exception) -> str:
+        reason, remedy = (
+            write_error_reason(error),
+            write_error_remedy(self.folder, error, resume_hint(self.folder.parent)),
         )
+        existing = self._list_all()
+        kept = f"that of step {int(existing[-1].name)} is kept" if existing else "there is no earlier one"
+        return f"{self.folder}: the checkpoint of step {step} cannot be written ({reason}); {kept}\n  remedy: {remedy}"
 
 
-def _read(folder: Path) -> Checkpoint:
+def _load_verified(folder: Path) -> Checkpoint:
     try:
-        told = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        step, state, digests = int(told["step"]), told["state"], dict(told["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / STATE} cannot be read ({type(error).__name__})") from error
+        content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        step, state, digests = int(content["step"]), content["state"], dict(content["files"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{folder / STATE_FILE} cannot be read ({type(error).__name__})") from error
     for name, digest in digests.items():
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing")
         if _digest(file) != digest:
-            raise CheckpointError(f"{file} is not what was written")
+            raise CheckpointError(f"{file} has changed since it was written")
     return Checkpoint(step, folder, state)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     return (file for file in sorted(folder.rglob("*")) if file.is_file())
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return file_digest(opened, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """On the disk, not only on its way there."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()

@@ -1,88 +1,233 @@
-"""Whether a policy can do it is asked on tasks that it was not trained on, sampled and by its likeliest tokens."""
+"""Evaluation: success rates on held-out tasks, during a run and as a comparison of the model before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
+from pathlib import Path
 
 import anyio
+from anyio import to_thread
+from rich.console import Console
+from rich.table import Table
 
-from trainer.config import Admission
-from trainer.groups import Group, Groups
-from trainer.play import Player
-from trainer.reward.scored import ScoredGroup
-from trainer.reward.scorer import Scorer
-from trainer.task import Task
+from gateway.disk_errors import describe_write_error, write_atomically
+from gateway.errors import ConfigError
+from trainer.engine.base import Engine
+from trainer.policy.policy import Policy
+from trainer.reward.scorer import ScoredGroup, Scorer
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.observer import NullObserver
+from trainer.rollout.scheduler import Group, Scheduler
+from trainer.rollout.settings import AdmissionSettings
+from trainer.rollout.task import Task
+from trainer.storage.rollout_file import RolloutWriter, RunError
+from trainer.train.checkpoint import Checkpoints
+from trainer.train.job import Job, JobObjects, open_job
+from trainer.train.run_folder import load_run_settings
+from trainer.train.settings import EvaluationSettings
 
-NAME = "e-"
-"""Before the number of a group, so that its rollouts are not those of a step."""
-SURE = 1.96
-"""Of a normal distribution, so many deviations to either side hold 95 %."""
+GROUP_PREFIX = "e-"
+"""Prefix of group names, so that evaluation rollouts are distinct from those of steps."""
+Z_95 = 1.96
+"""The standard normal quantile of a 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """How often it went well."""
+class SuccessRate:
+    """Successes out of attempts."""
 
-    right: int
+    succeeded: int
     tried: int
 
     @property
     def value(self) -> float:
-        return self.right / self.tried if self.tried else 0.0
+        return self.succeeded / self.tried if self.tried else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's, 95 %: it stays within 0 and 1, and says something of 0 out of 50 as well."""
+        """Wilson's 95 % interval, which stays within 0 and 1, and is informative for 0 out of 50 too."""
         if not self.tried:
             return 0.0, 1.0
-        square, tried = SURE**2, self.tried
+        square, tried = Z_95**2, self.tried
         middle = (self.value + square / (2 * tried)) / (1 + square / tried)
-        half = SURE / (1 + square / tried) * sqrt(self.value * (1 - self.value) / tried + square / (4 * tried**2))
+        half = Z_95 / (1 + square / tried) * sqrt(self.value * (1 - self.value) / tried + square / (4 * tried**2))
         return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    all: Rate
-    kinds: Mapping[str, Rate]
+    """Success rates over all tasks and by kind of task."""
+
+    all: SuccessRate
+    kinds: Mapping[str, SuccessRate]
     lost: int
-    """Rollouts that could not be scored, and count neither way."""
+    """Rollouts that could not be scored; they are not counted in the rates."""
     groups: tuple[ScoredGroup, ...] = ()
 
     @classmethod
-    def of(cls, groups: Sequence[ScoredGroup], lost: int, column: str) -> Evaluation:
-        right: dict[str, int] = {}
+    def from_groups(cls, groups: Sequence[ScoredGroup], lost: int, column: str) -> Evaluation:
+        succeeded: dict[str, int] = {}
         tried: dict[str, int] = {}
         for group in groups:
             kind = group.task.kind(column)
             tried[kind] = tried.get(kind, 0) + len(group.scored)
-            right[kind] = right.get(kind, 0) + sum(one.success for one in group.scored)
-        kinds = {kind: Rate(right[kind], tried[kind]) for kind in sorted(tried)}
-        whole = Rate(sum(right.values()), sum(tried.values()))
-        return cls(whole, kinds, lost, tuple(groups))
+            succeeded[kind] = succeeded.get(kind, 0) + sum(scored.success for scored in group.scored)
+        kinds = {kind: SuccessRate(succeeded[kind], tried[kind]) for kind in sorted(tried)}
+        total = SuccessRate(sum(succeeded.values()), sum(tried.values()))
+        return cls(total, kinds, lost, tuple(groups))
 
-    def by_kind(self, name: str) -> dict[str, float]:
-        """As metrics, where there is more than one kind."""
+    def metrics_by_kind(self, name: str) -> dict[str, float]:
+        """A metric for each kind, if there is more than one."""
         return {f"{name}/{kind}": rate.value for kind, rate in self.kinds.items()} if len(self.kinds) > 1 else {}
 
 
 async def evaluate(
-    player: Player, scorer: Scorer, tasks: Sequence[Task], admission: Admission, column: str
+    runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task], admission: AdmissionSettings, kind_column: str
 ) -> Evaluation:
-    """Each task once. `column` tells their kinds apart."""
-    done: dict[int, ScoredGroup] = {}
+    """Runs each task once."""
+    scored: dict[int, ScoredGroup] = {}
     lost = 0
 
     async def score(group: Group) -> None:
-        done[int(group.rollouts[0].group.removeprefix(NAME))] = await scorer.score(group.task, group.rollouts)
+        index = int(group.rollouts[0].group.removeprefix(GROUP_PREFIX))
+        scored[index] = await scorer.score(group.task, group.rollouts)
 
-    groups = Groups(player, 1, admission=admission)
-    async with groups.play(tasks, name=NAME) as playing, anyio.create_task_group() as scoring:
-        async for group in playing:
+    scheduler = Scheduler(runner, 1, admission=admission)
+    async with scheduler.submit(tasks, name=GROUP_PREFIX) as groups, anyio.create_task_group() as scoring:
+        async for group in groups:
             lost += not group.rollouts
             if group.rollouts:
                 scoring.start_soon(score, group)
-    ordered = [done[place] for place in sorted(done)]
-    return Evaluation.of(ordered, lost + sum(len(group.failed) for group in ordered), column)
+    ordered = [scored[index] for index in sorted(scored)]
+    return Evaluation.from_groups(ordered, lost + sum(len(group.failed) for group in ordered), kind_column)
+
+
+EVALUATION_FOLDER = "eval"
+COMPARISON_FILE = "comparison.json"
+VARIANTS = ("sampled_before", "greedy_before", "sampled", "greedy")
+"""The compared evaluations, in the order in which they are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Success before and after training, sampled and greedy."""
+
+    variants: Mapping[str, Evaluation]
+    step: int
+    tasks: int
+    is_held_out: bool
+    """Whether the run did not train on these tasks."""
+
+    @property
+    def json(self) -> str:
+        rates = {name: round(evaluation.all.value, 4) for name, evaluation in self.variants.items()}
+        by_kind = {
+            kind: {
+                name: round(evaluation.kinds[kind].value, 4)
+                for name, evaluation in self.variants.items()
+                if kind in evaluation.kinds
+            }
+            for kind in self._kinds
+        }
+        intervals = {
+            name: [round(bound, 4) for bound in evaluation.all.interval] for name, evaluation in self.variants.items()
+        }
+        return json.dumps(
+            rates
+            | {
+                "by_kind": by_kind,
+                "intervals": intervals,
+                "tasks": self.tasks,
+                "lost": sum(evaluation.lost for evaluation in self.variants.values()),
+                "held_out": self.is_held_out,
+                "step": self.step,
+            }
+        )
+
+    @property
+    def table(self) -> Table:
+        tasks = f"{self.tasks} held-out tasks" if self.is_held_out else f"{self.tasks} of the training tasks"
+        table = Table(title=f"success on {tasks}, before and after {self.step} steps, with 95 % intervals")
+        table.add_column("")
+        for name in VARIANTS:
+            table.add_column(name.replace("_", " ") if "before" in name else f"{name} after", justify="right")
+        table.add_row("all", *(_format_rate(self.variants[name].all) for name in VARIANTS), style="bold")
+        for kind in self._kinds if len(self._kinds) > 1 else ():
+            rates = (self.variants[name].kinds.get(kind, SuccessRate(0, 0)) for name in VARIANTS)
+            table.add_row(kind, *map(_format_rate, rates))
+        if lost := sum(evaluation.lost for evaluation in self.variants.values()):
+            table.caption = f"{lost} rollouts could not be scored and are not counted"
+        return table
+
+    @property
+    def _kinds(self) -> list[str]:
+        return sorted({kind for evaluation in self.variants.values() for kind in evaluation.kinds})
+
+
+def _format_rate(rate: SuccessRate) -> str:
+    low, high = rate.interval
+    return f"{rate.value:.3f} [{low:.2f}, {high:.2f}]" if rate.tried else "-"
+
+
+async def compare_run(
+    run: Path, rows: int | None, data: str | None, console: Console, objects: JobObjects | None = None
+) -> Comparison:
+    """Compares the model before training with a run's latest intact checkpoint."""
+    settings = load_run_settings(run)
+    overrides = {name: value for name, value in (("rows", rows), ("data", data)) if value is not None}
+    evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
+    checkpoint = Checkpoints(run).find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
+    if checkpoint is None:
+        raise ConfigError("the run has no checkpoint yet", file=run, remedy="continue the run with --resume")
+    evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
+    async with open_job(evaluated, objects=objects) as job:
+        policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
+        log = partial(console.print, markup=False)
+        async with job.make_engine(run / EVALUATION_FOLDER, policy, log) as engine:
+            if engine.version:
+                await engine.publish(policy.weights, 0)
+            await to_thread.run_sync(policy.resume, checkpoint.folder)
+            async with job.open_workers(engine, run / EVALUATION_FOLDER, log):
+                return await compare_policies(job, engine, policy, checkpoint.step, run, log)
+
+
+async def compare_policies(
+    job: Job, engine: Engine, policy: Policy, step: int, run: Path, log: Callable[[str], None]
+) -> Comparison:
+    """Evaluates the weights that the engine has, then publishes the policy's weights and evaluates those."""
+    tasks = job.held_out(job.settings.evaluation.rows)
+    variants: dict[str, Evaluation] = {}
+    for name in VARIANTS:
+        if name == "sampled":
+            await engine.publish(policy.weights, step)
+        variants[name] = await _evaluate_variant(job, engine, tasks, greedy=name.startswith("greedy"))
+        log(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}")
+        await to_thread.run_sync(_save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
+    comparison = Comparison(variants, step, len(tasks), job.tasks.is_held_out)
+    file = run / EVALUATION_FOLDER / COMPARISON_FILE
+    try:
+        write_atomically(file, (comparison.json + "\n").encode())
+    except OSError as error:
+        remedy = f"then evaluate again with `mtrl-train eval {run}`"
+        raise RunError(describe_write_error(file, error, remedy)) from error
+    return comparison
+
+
+async def _evaluate_variant(job: Job, engine: Engine, tasks: Sequence[Task], *, greedy: bool) -> Evaluation:
+    runner = job.make_runner(engine, NullObserver())
+    runner = job.make_greedy(runner) if greedy else runner
+    return await evaluate(runner, job.scorer, tasks, job.settings.admission, job.settings.evaluation.kind)
+
+
+def _save_rollouts(folder: Path, evaluation: Evaluation) -> None:
+    """Replaces the rollouts of an earlier evaluation; `mtrl-train show` reads them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with RolloutWriter(folder) as writer:
+        for group in evaluation.groups:
+            for scored in group.scored:
+                writer.add(scored.rollout)

@@ -1,4 +1,4 @@
-"""What a run stands on, opened in the order in which mistakes cost least: files, servers, template, memory, weights."""
+"""Opens and checks the inputs of a training run, cheapest first: tasks, rewards, tool servers, model, chat template."""
 
 from __future__ import annotations
 
@@ -6,205 +6,302 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.session import AnyGateway
-from gateway.tape import recorded
-from gateway.types import ToolSpec
-from trainer.config import ServingSettings
-from trainer.data.check import check
-from trainer.data.curriculum import Course
-from trainer.data.tasks import load
+from gateway.tape import record_gateway
+from gateway.tool_table import Source
+from trainer.agents.agent_host import AgentHost
+from trainer.agents.agent_runner import with_agents
+from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
+from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_token_weight_fn
+from trainer.data.curriculum import TaskStream
+from trainer.data.tasks import check_task_names
 from trainer.engine.base import Engine
-from trainer.engines import Publisher, Told, engine_of
-from trainer.learn.rounds import Weigh, reading, weigh_of
-from trainer.play import Player, Watch
-from trainer.reward.scorer import Scorer
-from trainer.stage import down, gateway_of, sampling_of, stepper_of, template_of
-from trainer.steps import Stepper
-from trainer.swift.importing import standing_in
-from trainer.task import Task
+from trainer.engines import Log, WeightSource, make_engine
+from trainer.reward.scorer import GivenRewards, Scorer
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.observer import RolloutObserver
+from trainer.rollout.settings import ServingSettings
+from trainer.rollout.steppers import Stepper
+from trainer.rollout.task import Task
+from trainer.setup import (
+    load_data,
+    load_template,
+    make_gateway,
+    make_sampling,
+    make_stepper,
+    probe_for_job,
+    unavailable_servers,
+)
+from trainer.swift.compat_names import enable_stand_ins
 from trainer.train.settings import DEMOS, TrainSettings
+from trainer.worker_thread import WorkerThread
+from trainer.workers.worker_job import make_worker_job
+from trainer.workers.worker_pool import WorkerPool, read_worker_token, with_workers
 
 if TYPE_CHECKING:
     from trainer.demo.problem import Split
     from trainer.template import Cause, Template
 
-Warming = Callable[[int, int, float], None]
-"""Told step, steps in all, and loss."""
-DRAWN = 4096
-"""Of the demo's tasks, which have no end: so many are trained on."""
-HELD_OUT = 10**6
-"""The demo's evaluation has tasks of its own, whatever the run's seed."""
-SPOKEN = ("tokenizer*", "vocab*", "merges.txt", "added_tokens.json", "special_tokens_map.json", "chat_template*")
-SHOWN = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""Files of a model that are neither its weights nor their configuration: how it is spoken to, and shown pictures."""
-LOOKED_AT = 20
-"""Of the demo's tasks, which are all alike, so many are looked at."""
+WarmStartProgress = Callable[[int, int, float], None]
+"""Called with the step, the number of steps, and the loss."""
+DEMO_TASKS = 4096
+"""Training tasks that are drawn from a demo, whose supply is unlimited."""
+DEMO_HELD_OUT_SEED = 10**6
+"""The seed of a demo's evaluation tasks, whatever the run's seed."""
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template*",
+)
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""With `TOKENIZER_FILES`: a model's files besides weights and configuration, which checkpoints need too."""
+DEMO_TASKS_CHECKED = 20
+"""Tasks of a demo that are checked; all are alike."""
 
 
 @dataclass(frozen=True)
-class Tasks:
+class JobObjects:
+    """Python objects that a job is given, where its settings have only names for them."""
+
+    tasks: Mapping[str, Callable[[], Sequence[Task]]] = field(default_factory=dict)
+    """Opens the tasks, by the name in `data` and `evaluation.data`."""
+    make_sources: Callable[[], Sequence[Source]] = tuple
+    """Makes toolsets that are offered beside those of the settings."""
+    rewards: GivenRewards = field(default_factory=GivenRewards)
+    make_stepper: Callable[[], Stepper] | None = None
+    """Makes the stepper, within the run's event loop."""
+
+
+NO_OBJECTS = JobObjects()
+
+
+@dataclass(frozen=True)
+class TrainTasks:
+    """The tasks of a run, for training and for evaluation."""
+
     train: Mapping[str | None, Sequence[Task]]
     """By the name that a stage of the curriculum gives them."""
     held_out: Sequence[Task]
-    apart: bool
-    """False where nothing but the training tasks was there to evaluate on."""
+    is_held_out: bool
+    """False if there are only the training tasks to evaluate on."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What an operator should know of an evaluation."""
-        return () if self.apart else ("no tasks are held out: success is looked at on those that are trained on",)
+        """What the operator should know about the evaluation."""
+        return () if self.is_held_out else ("no tasks are held out: success is measured on the training tasks",)
 
 
-def tasks_of(settings: TrainSettings) -> Tasks:
-    named = {stage.data for stage in settings.curriculum.stages}
-    train = {name: _source(name or settings.data, settings) for name in named}
-    if settings.evaluation.data is not None:
-        held_out = load(
-            settings.evaluation.data, system=settings.system, split=settings.evaluation.split, columns=settings.columns
-        )
-        return Tasks(train, held_out, apart=True)
+def load_tasks(settings: TrainSettings, objects: JobObjects = NO_OBJECTS) -> TrainTasks:
+    """Loads the tasks of all stages, and those for evaluation."""
+    names = {stage.data for stage in settings.curriculum.stages}
+    train = {name: _load_source(name or settings.data, settings, objects) for name in names}
+    evaluation = settings.evaluation
+    held_out: Sequence[Task]
+    if evaluation.data is not None and evaluation.data in objects.tasks:
+        return TrainTasks(train, objects.tasks[evaluation.data](), is_held_out=True)
+    if evaluation.data is not None:
+        held_out = load_data(settings, evaluation.data, evaluation.split)
+        return TrainTasks(train, held_out, is_held_out=True)
     if settings.data in DEMOS:
-        return Tasks(train, _drawn(settings, settings.data, HELD_OUT, settings.evaluation.rows, "held_out"), apart=True)
-    return Tasks(train, next(iter(train.values())), apart=False)
+        held_out = _demo_tasks(settings, settings.data, DEMO_HELD_OUT_SEED, evaluation.rows, "held_out")
+        return TrainTasks(train, held_out, is_held_out=True)
+    return TrainTasks(train, next(iter(train.values())), is_held_out=False)
 
 
-def _source(name: str, settings: TrainSettings) -> Sequence[Task]:
+def _load_source(name: str, settings: TrainSettings, objects: JobObjects) -> Sequence[Task]:
+    if name in objects.tasks:
+        return objects.tasks[name]()
     if name not in DEMOS:
-        return load(name, system=settings.system, columns=settings.columns)
-    return _drawn(settings, name, settings.seed, DRAWN, "train")
+        return load_data(settings, name)
+    return _demo_tasks(settings, name, settings.seed, DEMO_TASKS, "train")
 
 
-def _drawn(settings: TrainSettings, name: str, seed: int, rows: int, split: Split) -> Sequence[Task]:
-    from trainer.demo.data import Drawn
-    from trainer.demo.demos import demo
+def _demo_tasks(settings: TrainSettings, name: str, seed: int, count: int, split: Split) -> Sequence[Task]:
+    from trainer.demo.demos import DemoTasks, load_demo
 
-    return Drawn(demo(name), seed, rows, split, settings.kinds)
+    return DemoTasks(load_demo(name), seed, count, split, settings.kinds)
 
 
-def mistakes(settings: TrainSettings, tasks: Tasks, gateway: AnyGateway) -> list[ConfigError]:
-    """All that is wrong with what the rows and the curriculum ask of the gateway."""
-    found = [ConfigError(one.problem, remedy=one.remedy) for one in down(gateway) if not one.optional]
+def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGateway) -> list[ConfigError]:
+    """Tool servers that are down, and tools and interactions in rows and curriculum that the gateway does not offer."""
+    mistakes = [
+        ConfigError(server.problem, remedy=server.remedy)
+        for server in unavailable_servers(gateway)
+        if not server.optional
+    ]
     for source in [*tasks.train.values(), tasks.held_out]:
-        found += check(source[:LOOKED_AT] if settings.data in DEMOS else source, gateway.specs)
-    if found and settings.data in DEMOS:
-        found.append(ConfigError("the demo's tasks need the shipped tools", remedy="name tasks of yours with --data"))
-    return found + settings.curriculum.check(gateway.specs)
+        checked = source[:DEMO_TASKS_CHECKED] if settings.data in DEMOS else source
+        mistakes += check_task_names(checked, gateway.specs)
+        mistakes += find_agent_mistakes(checked) if settings.agent else []
+    if mistakes and settings.data in DEMOS:
+        remedy = "pass `--tools tool_configs/`, or name your own tasks with --data"
+        mistakes.append(ConfigError("the demo's tasks need the tools that come with mtrl", remedy=remedy))
+    return mistakes + settings.curriculum.check_names(gateway.specs)
 
 
-async def model_of(settings: TrainSettings, progress: Warming = lambda *_: None) -> Path:
-    """The model's folder; the demo's is made where it is not there yet."""
-    from trainer.model import settle
+async def prepare_model(settings: TrainSettings, on_warm_start: WarmStartProgress = lambda *_: None) -> Path:
+    """The model's folder. A demo's model is built if it does not exist yet."""
+    from trainer.model import configure_torch
 
-    settle()
+    configure_torch()
     if settings.model not in DEMOS:
-        return _whole(Path(settings.model))
-    stopped = Event()
+        return _check_complete(Path(settings.model))
+    is_cancelled = Event()
 
-    def told(step: int, steps: int, loss: float) -> None:
-        if stopped.is_set():  # Whoever waited has gone: the thread lets go as well, of what it has half made too.
+    def report(step: int, steps: int, loss: float) -> None:
+        if is_cancelled.is_set():  # Ends the thread, and removes the unfinished model.
             raise SystemExit
-        progress(step, steps, loss)
+        on_warm_start(step, steps, loss)
 
-    try:
-        return await to_thread.run_sync(_demo, settings, told)
-    finally:
-        stopped.set()
+    with WorkerThread("demo model") as thread:  # Ctrl-C waits for it, so that no unfinished folder is left.
+        return await thread.run(partial(_build_demo_model, settings, report), on_cancel=is_cancelled.set)
 
 
-def _whole(folder: Path) -> Path:
+def _check_complete(folder: Path) -> Path:
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-        remedy = "merge them into their model (peft's `merge_and_unload`), save it whole, and name that folder"
-        raise ConfigError("holds adapters alone", file=folder, field="model", remedy=remedy)
+        remedy = "merge them into their model (peft's `merge_and_unload`), save the result, and name that folder"
+        raise ConfigError("the folder has only adapters", file=folder, field="model", remedy=remedy)
     return folder
 
 
-def _demo(settings: TrainSettings, told: Warming) -> Path:
-    from trainer.demo.demos import demo
-    from trainer.demo.folder import made
+def _build_demo_model(settings: TrainSettings, report: WarmStartProgress) -> Path:
+    from trainer.demo.demos import load_demo
+    from trainer.demo.model_cache import find_or_build_model
 
-    recipe = demo(settings.model).recipes[settings.warm]
-    return made(replace(recipe, seed=settings.seed), told=told)
+    recipe = load_demo(settings.model).recipes[settings.warm]
+    return find_or_build_model(replace(recipe, seed=settings.seed), report=report)
 
 
 @dataclass
 class Job:
-    """What a run is made with, all of it found in order."""
+    """What a run needs, opened and checked."""
 
     settings: TrainSettings
-    tasks: Tasks
-    course: Course
+    tasks: TrainTasks
+    task_stream: TaskStream
     gateway: AnyGateway
     stepper: Stepper
     template: Template
     scorer: Scorer
-    rounds: Weigh
+    token_weight_fn: TokenWeightFn
     model: Path
-    shown: set[Cause] = field(default_factory=set)
-    """The causes of drift that an example was shown of, by whatever player."""
+    agents: AgentHost | None = None
+    """The endpoint for agents, if they play the rollouts."""
+    workers: WorkerPool | None = None
+    """The rollout workers, while there are any."""
+    shown_drift_causes: set[Cause] = field(default_factory=set)
+    """Causes of template drift of which an example was printed, by any runner."""
 
-    def held_out(self, most: int) -> list[Task]:
-        """As the last stage of the curriculum asks for them: what the run is to learn in the end."""
-        return [self.settings.curriculum.stages[-1].of(task) for task in islice(self.tasks.held_out, most)]
+    def held_out(self, count: int) -> list[Task]:
+        """Evaluation tasks, as the last stage of the curriculum changes them."""
+        last_stage = self.settings.curriculum.stages[-1]
+        return [last_stage.apply(task) for task in islice(self.tasks.held_out, count)]
 
-    def player(self, engine: Engine, watch: Watch) -> Player:
-        chosen = sampling_of(self.settings)
-        limits, seed, kind = self.settings.limits, self.settings.seed, self.settings.evaluation.kind
-        fixed = (self.template, self.gateway, limits, chosen, self.stepper, watch, seed, self.shown, kind)
-        return Player(engine, *fixed)
+    def make_runner(self, engine: Engine, observer: RolloutObserver) -> RolloutRunner:
+        runner = RolloutRunner(
+            engine,
+            self.template,
+            self.gateway,
+            self.settings.limits,
+            make_sampling(self.settings),
+            self.stepper,
+            observer,
+            self.settings.seed,
+            self.shown_drift_causes,
+            self.settings.evaluation.kind,
+        )
+        if self.workers is not None:
+            settings = self.settings
+            acts_unseen = bool(settings.agent or settings.environment or settings.stepper)
+            return with_workers(runner, self.workers, acts_unseen=acts_unseen)
+        return runner if self.agents is None else with_agents(runner, self.agents)
 
-    def greedy(self, player: Player) -> Player:
-        return replace(player, sampling=replace(player.sampling, temperature=0.0))
+    @asynccontextmanager
+    async def open_workers(self, engine: Engine, folder: Path, log: Log) -> AsyncIterator[None]:
+        """Has rollout workers play the rollouts meanwhile, if the settings ask for them; they log to `folder`."""
+        settings, rollout = self.settings, self.settings.rollout
+        if not rollout.is_used:
+            yield
+            return
+        kind_column = settings.evaluation.kind
+        about = make_worker_job(settings, self.model, kind_column, engine.capabilities, rollout.silent_s)
+        async with WorkerPool(rollout, about, engine, folder, log) as self.workers:
+            log(f"rollouts are played by rollout workers: {self.workers.describe()}")
+            try:
+                yield
+            finally:
+                self.workers = None
 
-    def spoken(self, folder: Path) -> None:
-        """Puts beside weights what they are spoken to with, and shown pictures."""
-        for pattern in (*SPOKEN, *SHOWN):
+    def make_greedy(self, runner: RolloutRunner) -> RolloutRunner:
+        return replace(runner, sampling=replace(runner.sampling, temperature=0.0))
+
+    def copy_tokenizer_files(self, folder: Path) -> None:
+        """Copies the model's tokenizer, chat template and image processor into a checkpoint."""
+        for pattern in (*TOKENIZER_FILES, *PROCESSOR_FILES):
             for file in self.model.glob(pattern):
                 shutil.copyfile(file, folder / file.name)
 
-    def engine(self, folder: Path, policy: Publisher, told: Told, serving: ServingSettings | None = None) -> Engine:
-        """`folder` is where servers log, `policy` what publishes, `told` hears how servers start, and `serving` is
-        as it was planned, where it was."""
+    def make_engine(
+        self, folder: Path, policy: WeightSource | None, log: Log, serving: ServingSettings | None = None
+    ) -> Engine:
+        """Makes the engine. Servers log to `folder`; `serving` overrides the settings with the planned placement."""
         settings = self.settings.model_copy(update={"serving": serving}) if serving else self.settings
-        return engine_of(settings, self.model, self.template, folder, policy=policy, told=told)
+        return make_engine(settings, self.model, self.template, folder, policy=policy, log=log)
 
 
 @asynccontextmanager
-async def opened(
+async def open_job(
     settings: TrainSettings,
     *,
     tape: Path | None = None,
     gateway: AnyGateway | None = None,
-    warming: Warming = lambda *_: None,
+    on_warm_start: WarmStartProgress = lambda *_: None,
+    objects: JobObjects | None = None,
 ) -> AsyncIterator[Job]:
-    """`tape` is where to record; a `gateway` that is given, as a tape's, takes the place of the tools."""
-    tasks = tasks_of(settings)
-    stepper, rounds = stepper_of(settings), weigh_of(settings.algorithm.credit.rounds)
-    with standing_in(folders=[Path.cwd()]):
-        scorer = Scorer(settings.reward)
+    """Opens a job. `tape` is where calls are recorded; a given `gateway`, such as a tape's, replaces the tools."""
+    if objects is None and settings.objects:
+        problem = f"the run uses Python objects ({', '.join(settings.objects)}), which its settings cannot hold"
+        raise ConfigError(problem, remedy="continue or evaluate it in the script that made it: docs/migration-trl.md")
+    objects = objects or NO_OBJECTS
+    read_worker_token(settings.rollout)
+    tasks = load_tasks(settings, objects)
+    stepper = objects.make_stepper() if objects.make_stepper else make_stepper(settings)
+    host = make_agent_host(settings.agent)
+    token_weight_fn = load_token_weight_fn(settings.algorithm.credit.rounds)
+    with enable_stand_ins(folders=[Path.cwd()]):
+        scorer = Scorer(settings.reward, given=objects.rewards)
     async with AsyncExitStack() as stack:
-        used = gateway or gateway_of(settings)
+        used_gateway = gateway or make_gateway(settings, objects.make_sources())
         if tape is not None:
-            used = recorded(used, tape)  # type: ignore[arg-type]
-        await stack.enter_async_context(used)
-        if gateway is None and (found := mistakes(settings, tasks, used)):
-            raise ConfigErrors(found)
-        model = await model_of(settings, warming)
-        template = _template(settings, model, used.specs)
-        course = Course(settings.curriculum, tasks.train, seed=settings.seed)
-        yield Job(settings, tasks, course, used, stepper, template, scorer, reading(rounds, template.words), model)
-
-
-def _template(settings: TrainSettings, model: Path, specs: Sequence[ToolSpec]) -> Template:
-    from trainer.template import probe
-
-    template = template_of(model, settings.template, specs)
-    probe(template).require()
-    return template
+            used_gateway = record_gateway(used_gateway, tape)  # type: ignore[arg-type]
+        await stack.enter_async_context(used_gateway)
+        if gateway is None and (mistakes := find_mistakes(settings, tasks, used_gateway)):
+            raise ConfigErrors(mistakes)
+        model = await prepare_model(settings, on_warm_start)
+        template = load_template(model, settings.template, used_gateway.specs)
+        sources = [*tasks.train.values(), tasks.held_out]
+        probe_for_job(template, settings, used_gateway.specs, sources).raise_if_failed()
+        scorer.decoder = template
+        agents = await stack.enter_async_context(host) if host else None
+        yield Job(
+            settings,
+            tasks,
+            TaskStream(settings.curriculum, tasks.train, seed=settings.seed),
+            used_gateway,
+            stepper,
+            template,
+            scorer,
+            bind_decoder(token_weight_fn, template.decode_turn),
+            model,
+            agents,
+        )

@@ -1,4 +1,4 @@
-"""How far rolling out runs ahead of learning is chosen once: a step asks for its rollouts, and is given them."""
+"""Sync, one-step-off and async modes: how far rollouts run ahead of training. A step takes its rollouts from here."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Protocol, Self
 
 import anyio
 
-from trainer.data.curriculum import Course
-from trainer.train.beside import Beside
-from trainer.train.flow import Flow
-from trainer.train.rolling import Rolled, Roller
+from trainer.data.curriculum import TaskStream
+from trainer.train.async_queue import AsyncRollouts, BackgroundTasks
+from trainer.train.collect import StepCollector, StepRollouts
 from trainer.train.settings import TrainSettings
 
 
-class Rolling(Protocol):
-    """Entered and left by the task that learns."""
+class RolloutSource(Protocol):
+    """Where steps take their rollouts from. Entered and left by the training task."""
 
     phase: str
-    """What the trainer is in while it asks."""
+    """The trainer's phase while it waits for rollouts."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -28,59 +27,59 @@ class Rolling(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None: ...
 
-    async def take(self, step: int) -> Rolled:
-        """What the step learns from."""
+    async def take(self, step: int) -> StepRollouts:
+        """The rollouts that the step trains on."""
         ...
 
-    async def rest(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Waits until weights may change."""
         ...
 
-    def published(self) -> None:
-        """Weights have changed."""
+    def on_published(self) -> None:
+        """Called after new weights were published."""
         ...
 
     @property
-    def untaken(self) -> list[Rolled]:
-        """What no step was given."""
+    def pending(self) -> list[StepRollouts]:
+        """Rollouts that no step has taken yet."""
         ...
 
 
-def rolling_of(roller: Roller, course: Course, version: Callable[[], int]) -> Rolling:
-    """`version` tells the weights that there are."""
-    match roller.settings.mode:
+def make_rollout_source(collector: StepCollector, task_stream: TaskStream, version: Callable[[], int]) -> RolloutSource:
+    """Makes the source for the configured mode; `version` returns the version of the present weights."""
+    match collector.settings.mode:
         case "synchronous":
-            return InStep(roller, course)
+            return SyncRollouts(collector, task_stream)
         case "one_step_off":
-            return Ahead(roller, course)
+            return OneStepOffRollouts(collector, task_stream)
         case "asynchronous":
-            return Flow(roller, course, version)
+            return AsyncRollouts(collector, task_stream, version)
 
 
-def told(settings: TrainSettings) -> str:
-    """For whoever is about to begin."""
+def describe_mode(settings: TrainSettings) -> str:
+    """The mode in words, for the operator."""
     match settings.mode:
         case "synchronous":
-            return "synchronous: rollouts and learning take turns, and every token is of the newest weights"
+            return "synchronous: rollouts and training take turns, and every token is sampled by the newest weights"
         case "one_step_off":
-            return "one step off: a step's rollouts are made while the one before it learns, one version behind"
+            return "one step off: a step's rollouts are made during the previous step, one version behind"
         case "asynchronous":
-            most = settings.max_staleness
-            groups = (most + 1) * settings.prompts
+            versions = settings.max_staleness
+            groups = (versions + 1) * settings.prompts
             return (
-                f"asynchronous: a step learns from tokens that are at most {most} version{'s'[: most > 1]} old; what is"
-                f" older is dropped and counted; at most {groups} groups are open at once"
+                f"asynchronous: a step trains on tokens that are at most {versions} version{'s'[: versions > 1]} old;"
+                f" older ones are dropped and counted; at most {groups} groups are open at once"
             )
 
 
-class InStep:
-    """Rollouts and learning take turns."""
+class SyncRollouts:
+    """Rollouts and training take turns: nothing runs outside of `take`."""
 
     phase = "rolling_out"
 
-    def __init__(self, roller: Roller, course: Course) -> None:
-        self._roller, self._course = roller, course
-        self.untaken: list[Rolled] = []
+    def __init__(self, collector: StepCollector, task_stream: TaskStream) -> None:
+        self._collector, self._task_stream = collector, task_stream
+        self.pending: list[StepRollouts] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,59 +87,59 @@ class InStep:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is under way but within `take`."""
+        pass
 
-    async def take(self, step: int) -> Rolled:
-        self.untaken = [rolled := Rolled()]
-        await self._roller.step(step, self._course, rolled)
-        self.untaken = []
-        return rolled
+    async def take(self, step: int) -> StepRollouts:
+        self.pending = [rollouts := StepRollouts()]
+        await self._collector.collect(step, self._task_stream, rollouts)
+        self.pending = []
+        return rollouts
 
-    async def rest(self) -> None:
-        """Nothing is under way."""
+    async def wait_until_idle(self) -> None:
+        pass
 
-    def published(self) -> None:
-        """Nothing is under way."""
+    def on_published(self) -> None:
+        pass
 
 
-class Ahead(Beside):
-    """While a step learns, the next one's rollouts are made, all of them with the weights before its own."""
+class OneStepOffRollouts(BackgroundTasks):
+    """Makes the next step's rollouts during a step, all of them with the weights before it."""
 
     phase = "waiting"
 
-    def __init__(self, roller: Roller, course: Course) -> None:
+    def __init__(self, collector: StepCollector, task_stream: TaskStream) -> None:
         super().__init__()
-        self._roller, self._course = roller, course
-        self._next: Rolled | None = None
+        self._collector, self._task_stream = collector, task_stream
+        self._next: StepRollouts | None = None
         self._done = anyio.Event()
         self._done_at = 0.0
 
     @property
-    def untaken(self) -> list[Rolled]:
+    def pending(self) -> list[StepRollouts]:
         return [self._next] if self._next else []
 
-    async def take(self, step: int) -> Rolled:
+    async def take(self, step: int) -> StepRollouts:
         if self._next:
             self._next.waited_s = time.monotonic() - self._done_at
-        taken = self._next or self._begin(step)
+        rollouts = self._next or self._start(step)
         await self._done.wait()
         self._next = None
-        if step < self._roller.settings.steps:
-            self._begin(step + 1)
-        return taken
+        if step < self._collector.settings.steps:
+            self._start(step + 1)
+        return rollouts
 
-    async def rest(self) -> None:
+    async def wait_until_idle(self) -> None:
         await self._done.wait()
 
-    def published(self) -> None:
-        """The next step begins with them."""
+    def on_published(self) -> None:
+        """Does nothing: the next rollouts start when a step takes the present ones."""
 
-    def _begin(self, step: int) -> Rolled:
-        self._next, self._done = rolled, done = Rolled(), anyio.Event()
-        self._tasks.start_soon(self._roll, step, rolled, done)
-        return rolled
+    def _start(self, step: int) -> StepRollouts:
+        self._next, self._done = rollouts, done = StepRollouts(), anyio.Event()
+        self._tasks.start_soon(self._collect, step, rollouts, done)
+        return rollouts
 
-    async def _roll(self, step: int, into: Rolled, done: anyio.Event) -> None:
-        await self._roller.step(step, self._course, into)
+    async def _collect(self, step: int, into: StepRollouts, done: anyio.Event) -> None:
+        await self._collector.collect(step, self._task_stream, into)
         self._done_at = time.monotonic()
         done.set()

@@ -1,4 +1,4 @@
-"""How a run learns: frozen, complete, nothing unknown let through. Field descriptions are the documentation."""
+"""Settings of a training run: the contents of a run file."""
 
 from __future__ import annotations
 
@@ -7,102 +7,122 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from gateway.config.models import Frozen
-from trainer.config import PlaySettings
+from gateway.config.base import FrozenModel
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.data.curriculum import Curriculum
-from trainer.learn.settings import AlgorithmSettings
+from trainer.distributed.settings import DistributedSettings
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings
-from trainer.task import KIND
+from trainer.rollout.settings import BaseRolloutSettings, WorkerSettings
+from trainer.rollout.task import KIND_COLUMN
 
-DEFAULT = "default"
-"""The job that is run where nobody names another."""
+DEFAULT_JOB = "default"
+"""The run file that is used if none is named."""
 DEMO = "demo"
-"""Names the default job's model and tasks, which are made on the spot."""
+"""The name of the default job's model and tasks, which are generated."""
 DEMOS = (DEMO, "sight")
-"""And those of a model that sees."""
+"""Names of generated models and tasks; `sight` is the one with images."""
 
 
-class EvaluationSettings(Frozen):
-    """What tells whether it helps: tasks that are not trained on."""
+class EvaluationSettings(FrozenModel):
+    """Evaluation on tasks that are not trained on."""
 
     data: str | None = None
-    """A file as `data` is; by default the demo's own held-out tasks, or the tasks that are trained on, and it says so.
-    """
+    """The evaluation tasks, named as in `data`. By default a demo's own held-out tasks, or else the training tasks,
+    with a note that says so."""
     split: str = "test"
-    """Of a data set that has any."""
+    """The split of a data set that has splits."""
     rows: PositiveInt = 300
-    """Of these, so many are tried before and after."""
+    """How many tasks are used for the evaluation before and after training."""
     every: NonNegativeInt = 10
-    """Steps between two looks on the way; 0 looks at none."""
+    """Steps between two evaluations during the run; 0 turns them off."""
     few: PositiveInt = 50
-    """Tasks of such a look, each tried once, by the likeliest tokens."""
+    """Tasks of an evaluation during the run, each tried once with greedy decoding."""
     after: bool = False
-    """At the end, all of them are tried sampled and by the likeliest tokens, with the model as it was and as it is."""
-    kind: str = KIND
-    """The column that tells kinds of tasks apart."""
+    """Evaluates at the end, sampled and greedy, with the model before and after training."""
+    kind: str = KIND_COLUMN
+    """The column with the kind of a task; success is also reported by kind."""
 
 
-class CheckpointSettings(Frozen):
-    """What a later start goes on from."""
+class CheckpointSettings(FrozenModel):
+    """Checkpoints, from which a run can be resumed."""
 
     every: PositiveInt | None = None
-    """Steps between two; by default one after each step, as long as that takes less than `share` of the time."""
+    """Steps between two checkpoints; by default one after each step, as long as saving stays within `share`."""
     share: PositiveFloat = 0.1
-    """Of the time, what saving may take where `every` is not set."""
+    """The share of the time that saving may take if `every` is not set."""
     keep: PositiveInt = Field(default=2, ge=2)
-    """The latest ones that are kept. One alone could be lost in the midst of being replaced."""
+    """How many of the latest checkpoints are kept; at least 2, so that one is intact while another is replaced."""
 
 
-class TrainSettings(PlaySettings):
-    """What `mtrl-train` does; a run keeps it beside its metrics."""
+class TrainSettings(BaseRolloutSettings):
+    """The settings of `mtrl-train`; a run saves them in its run.json."""
 
     model: str = DEMO
-    """A folder with a model as `save_pretrained` writes it; or `demo`, a tiny one that is made and kept,
-    or `sight`, one that sees."""
+    """A model's folder as `save_pretrained` writes it; or `demo`, a tiny model that is built and cached, or `sight`,
+    one with vision."""
     data: str = DEMO
-    """A JSONL or parquet file, a saved data set's folder, a data set's name; or `demo`, tasks made up on the spot, or
-    `sight`, such as only pictures answer."""
+    """A JSONL or parquet file, the folder of a saved data set, or a data set's name; or `demo`, generated tasks, or
+    `sight`, generated tasks about images."""
     out: Path | None = None
     """The run's folder; by default the next free one in `runs/`."""
     steps: PositiveInt = 100
-    """Steps of the run; each rolls out, scores, and learns."""
+    """Training steps; each generates and scores rollouts, and trains on them."""
     prompts: PositiveInt = 16
-    """Tasks of a step."""
+    """Tasks per step."""
     n: PositiveInt = 8
-    """Rollouts of each task, which are compared with each other."""
+    """Rollouts per task: the group that is compared."""
     kinds: tuple[str, ...] = ()
-    """Of a demo's tasks, the kinds that are drawn; by default all of its job."""
+    """The kinds of a demo's tasks; by default all of its job."""
     warm: Literal["habit", "plain"] = "habit"
-    """How a demo's model was warm-started: with the habit of guessing, or on other kinds of tasks alone."""
+    """How a demo's model is warm-started: `habit` teaches it to guess, `plain` shows it other kinds of tasks only."""
     mode: Literal["synchronous", "one_step_off", "asynchronous"] = "synchronous"
-    """How far rolling out runs ahead of learning. `synchronous`: a step's rollouts are made with the newest weights,
-    while nothing else goes on. `one_step_off`: while a step learns, the next one's are made, with the weights before
-    its own. `asynchronous`: they flow, go on under new weights, and a step takes the groups that are over."""
+    """How far rollouts run ahead of training. `synchronous`: a step's rollouts are made with the newest weights, and
+    nothing else runs meanwhile. `one_step_off`: the next step's rollouts are made during a step, with the weights
+    before it. `asynchronous`: rollouts run continuously, continue under new weights, and a step takes finished
+    groups."""
     max_staleness: PositiveInt = 1
-    """With `mode: asynchronous`: the versions that the oldest token of a group may be behind when a step takes it. What
-    is older is dropped and counted; no more is begun than steps could have by then."""
+    """With `mode: asynchronous`: how many versions old the oldest token of a group may be when a step takes the group.
+    Older groups are dropped and counted; only as many are started as steps can take in time."""
     draws: NonNegativeInt = 3
-    """With `algorithm.dynamic`: how often groups that teach nothing are replaced before a step goes on with fewer."""
+    """With `algorithm.dynamic`: how often groups without a learning signal are replaced before a step continues with
+    fewer."""
+    rollout: WorkerSettings = WorkerSettings()
     reward: RewardSettings = RewardSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     update: UpdateSettings = UpdateSettings()
+    distributed: DistributedSettings = DistributedSettings()
     curriculum: Curriculum = Curriculum()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    objects: tuple[str, ...] = ()
+    """Names in these settings that stand for Python objects: tools, data and reward functions that a script gives to
+    `trainer.api`. Only that script can resume and evaluate such a run. Not for run files."""
     report: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
-    """Who is told the metrics, beside metrics.jsonl and TensorBoard."""
+    """Where metrics are reported, besides metrics.jsonl and TensorBoard."""
 
     @model_validator(mode="after")
-    def _together(self) -> Self:
-        if self.model in DEMOS and self.data != self.model:
-            raise ValueError("a demo's model knows no words but its own tasks'; name a model of yours")
+    def _check_combinations(self) -> Self:
+        if self.model in DEMOS and self.data != self.model and self.data not in self.objects:
+            raise ValueError("a demo's model knows only the words of its own tasks; name a model of yours")
         if self.model == "sight" and self.warm != "habit":
-            raise ValueError("the demo's model that sees has the habit of guessing; leave `warm` out")
+            raise ValueError("the model of `sight` has only one warm start; leave `warm` out")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
+        if self.rollout.is_used:
+            self._check_workers()
         if self.mode != "synchronous" and self.serving.placement == "together":
-            raise ValueError("`serving.placement: together` needs times in which nothing is written; leave `mode` out")
+            raise ValueError("`serving.placement: together` works in synchronous mode only; leave `mode` out")
         if not self.sampling.temperature:
-            raise ValueError("what is sampled at temperature 0 cannot be learned from; raise `sampling.temperature`")
+            raise ValueError("training needs sampling at a temperature above 0; raise `sampling.temperature`")
         return self
+
+    def _check_workers(self) -> None:
+        """Raises for settings that rollout workers cannot have."""
+        if self.objects:
+            raise ValueError("`rollout` and Python objects exclude each other: workers load everything by its name")
+        if self.record:
+            raise ValueError("`rollout` and `record` exclude each other: leave `record` out, or `rollout`")
+        if self.agent is not None and (self.agent.external or self.agent.port or self.agent.public_url):
+            problem = "`rollout` excludes `agent.external`, `agent.port` and `agent.public_url`"
+            raise ValueError(f"{problem}: each worker serves its agents at an address of its own")

@@ -1,4 +1,4 @@
-"""A run begins where its folder says: at its first step, or behind the last one that is safe."""
+"""Starts or resumes a training run: checks everything, loads the model, starts the engine, and runs the loop."""
 
 from __future__ import annotations
 
@@ -7,55 +7,74 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError
-from trainer.engines import notes
-from trainer.policy import chance
-from trainer.policy.learner import Learner
-from trainer.policy.placement import placement
+from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_shards, open_ranks
+from trainer.distributed.rank_commands import LeaderChannel
+from trainer.engine.base import Engine
+from trainer.engines import engine_notes
+from trainer.policy import rng
+from trainer.policy.memory_plan import plan_placement
 from trainer.policy.policy import Policy
-from trainer.run.file import Writer
-from trainer.thread import OwnThread
+from trainer.policy.update import PolicyUpdater
+from trainer.storage.rollout_file import RolloutWriter, resume_hint
+from trainer.storage.run_files import METRICS_FILE, MetricsWriter
 from trainer.train import modes
 from trainer.train.checkpoint import Checkpoint
-from trainer.train.compare import compare
-from trainer.train.folder import METRICS, Folder, differences
-from trainer.train.job import Job, opened
-from trainer.train.loop import Training
-from trainer.train.metrics import Metrics
-from trainer.train.reports import Reports, packages
+from trainer.train.evaluate import compare_run
+from trainer.train.job import Job, JobObjects, open_job
+from trainer.train.reporters import Reporters, import_packages
+from trainer.train.run_folder import RunFolder, changed_settings
 from trainer.train.settings import TrainSettings
-from trainer.view.training import TrainingProgress
-from trainer.view.warming import warming
+from trainer.train.train_loop import TrainLoop
+from trainer.view.progress import show_warm_start
+from trainer.view.training_progress import TrainingProgress
+from trainer.worker_thread import WorkerThread
+
+ENDED_IN = (
+    "the process before this one ended without a word while user code was running: {names}\n"
+    "  remedy: if nobody killed it, look there for `os._exit` or for a library that crashes the interpreter"
+)
 
 
-async def train(settings: TrainSettings, path: Path, console: Console, *, resume: bool = False) -> None:
-    """Everything that can be wrong is looked at before the weights are loaded."""
-    packages(settings.report)
-    with Folder(path, settings.checkpoint.keep) as folder:
-        found = _found(folder, settings, console) if resume else None
-        if not resume and folder.begun:
-            remedy = "go on with it by --resume, or name another folder with --out"
-            raise ConfigError("there is a run already", file=folder.path, remedy=remedy)
-        step = found.step if found else 0
+async def train(
+    settings: TrainSettings,
+    path: Path,
+    console: Console,
+    *,
+    resume: bool = False,
+    objects: JobObjects | None = None,
+) -> None:
+    """Runs a training run in a folder. Whatever can be wrong is checked before the weights are loaded."""
+    import_packages(settings.report)
+    with RunFolder(path, settings.checkpoint.keep) as folder:
+        if folder.ended_in:
+            console.print(ENDED_IN.format(names=", ".join(folder.ended_in)), markup=False)
+        checkpoint = _find_checkpoint(folder, settings, console) if resume else None
+        if not resume and folder.has_run:
+            remedy = "continue it with --resume, or name another folder with --out"
+            raise ConfigError("the folder already has a run", file=folder.path, remedy=remedy)
+        step = checkpoint.step if checkpoint else 0
         async with AsyncExitStack() as stack:
-            tape = folder.tape(step + 1) if settings.record else None
-            with warming(console) as shown:
-                job = await stack.enter_async_context(opened(settings, tape=tape, warming=shown))
-            training = await _training(job, folder, found, stack, console)
-            with _loaded():
-                await training.run()
+            tape = folder.new_tape(step + 1) if settings.record else None
+            with show_warm_start(console) as on_progress:
+                opening = open_job(settings, tape=tape, on_warm_start=on_progress, objects=objects)
+                job = await stack.enter_async_context(opening)
+            loop = await _build_train_loop(job, folder, checkpoint, stack, console)
+            with _frozen_garbage_collection():
+                await loop.run()
         if settings.evaluation.after:
-            console.print("what it has learned: the model as it was, and as it is", markup=False)
-            console.print((await compare(folder.path, None, None, console)).table)
+            console.print("comparing the model before and after training", markup=False)
+            console.print((await compare_run(folder.path, None, None, console, objects)).table)
 
 
 @contextmanager
-def _loaded() -> Iterator[None]:
-    """What is there by now stays until the end: to look through it for garbage was a twentieth of each step."""
+def _frozen_garbage_collection() -> Iterator[None]:
+    """Exempts the objects that exist now from garbage collection, which took a twentieth of each step."""
     gc.collect()
     gc.freeze()
     try:
@@ -64,62 +83,87 @@ def _loaded() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _found(folder: Folder, settings: TrainSettings, console: Console) -> Checkpoint | None:
-    """Where to go on; None where the run was ended before its first checkpoint."""
-    changed = differences(folder.settings(), settings)
+def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Console) -> Checkpoint | None:
+    """The checkpoint to resume from; None if the run ended before its first one."""
+    changed = changed_settings(folder.load_settings(), settings)
     if changed:
-        remedy = "leave that out to go on with the run, or begin another without --resume"
-        raise ConfigError(f"was begun with other settings: {'; '.join(changed)}", file=folder.path, remedy=remedy)
-    return folder.checkpoints.latest(lambda said: console.print(said, markup=False, soft_wrap=True))
+        remedy = "undo these changes to resume the run, or start another one without --resume"
+        raise ConfigError(f"the run has other settings: {'; '.join(changed)}", file=folder.path, remedy=remedy)
+    return folder.checkpoints.find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
 
 
-async def _training(
-    job: Job, folder: Folder, found: Checkpoint | None, stack: AsyncExitStack, console: Console
-) -> Training:
-    settings, step = job.settings, found.step if found else 0
-    placed = await to_thread.run_sync(placement, settings, job.model)
-    placed.plan.require()
-    policy = await to_thread.run_sync(_policy, job, found)
-    told = partial(console.print, markup=False, soft_wrap=True)
-    serving = placed.serving(settings.serving)
-    if placed.fraction is not None:
-        told(str(placed))  # Before the server starts: where it does not, that is what one wants to know.
-    engine = await stack.enter_async_context(job.engine(folder.path, policy, told, serving))
-    if engine.version != step:
-        await engine.publish(policy.weights, step)
-    told(f"rollouts are written by the {engine.capabilities.name} engine")
-    if settings.mode != "synchronous":
-        told(modes.told(settings))
-    for note in (*notes(engine.capabilities), *job.tasks.notes):
-        told(note)
-    if found:
-        job.course.resume(found.state["position"])
-    folder.cut(found.state["rollouts"] if found else 0, step)
-    metrics = stack.enter_context(Metrics(folder.path / METRICS))
-    history = metrics.cut(step if found else -1)  # Without a checkpoint it begins anew, step 0 included.
-    writer = stack.enter_context(Writer(folder.path))
-    progress = stack.enter_context(TrainingProgress(settings.steps, console=console, history=history))
+async def _build_train_loop(
+    job: Job, folder: RunFolder, checkpoint: Checkpoint | None, stack: AsyncExitStack, console: Console
+) -> TrainLoop:
+    settings, step = job.settings, checkpoint.step if checkpoint else 0
+    plan = partial(plan_placement, settings, job.model, shards=count_shards(settings.distributed))
+    placement = await to_thread.run_sync(plan)
+    placement.plan.require()
     dumped = settings.model_dump(mode="json")
-    reports = Reports(settings.report, folder.path, dumped, folder.path.name, said=progress.said)
-    stack.callback(reports.close)
-    exact, temperature = engine.capabilities.exact, settings.sampling.temperature
-    learner = Learner(policy, settings.algorithm, exact=exact, temperature=temperature)
-    thread = stack.enter_context(OwnThread("learning"))
-    folder.describe(settings, job.model, engine.capabilities.name)
-    training = Training(
-        job, folder, engine, policy, learner, progress, metrics, reports, writer, thread, step, saved=step
+    channel = await stack.enter_async_context(open_ranks(settings.distributed, dumped, job.model, folder.path))
+    policy = await to_thread.run_sync(_load_policy, job, checkpoint, channel)
+    log = partial(console.print, markup=False, soft_wrap=True)
+    serving = placement.apply_to(settings.serving)
+    if placement.fraction is not None:
+        log(str(placement))  # Before the server starts: it helps if the start fails.
+    engine = await stack.enter_async_context(job.make_engine(folder.path, policy, log, serving))
+    if engine.version != step:
+        await engine.publish(await to_thread.run_sync(lambda: policy.weights), step)
+    await stack.enter_async_context(job.open_workers(engine, folder.path, log))
+    for note in _describe_run(job, engine, channel):
+        log(note)
+    if checkpoint:
+        job.task_stream.restore(checkpoint.state["position"])
+    if missing := folder.truncate(checkpoint.state["rollouts"] if checkpoint else 0, step):
+        log(f"rollouts.jsonl lacks {missing} bytes of rollouts before step {step + 1}; training is not affected")
+    metrics = stack.enter_context(MetricsWriter(folder.path / METRICS_FILE))
+    history = metrics.truncate_after(step if checkpoint else -1)  # Without a checkpoint, step 0 is repeated too.
+    writer = stack.enter_context(RolloutWriter(folder.path, resume_hint(folder.path)))
+    progress = stack.enter_context(TrainingProgress(settings.steps, console=console, history=history))
+    reporters = Reporters(settings.report, folder.path, dumped, folder.path.name, warn=progress.print_message)
+    stack.callback(reporters.close)
+    updater = await to_thread.run_sync(_make_updater, policy, settings, engine.capabilities.is_exact)
+    thread = stack.enter_context(WorkerThread("learning"))
+    folder.write_run_info(settings, job.model, engine.capabilities.name)
+    if job.workers is not None:
+        progress.describe_workers = job.workers.describe
+    loop = TrainLoop(
+        job, folder, engine, policy, updater, progress, metrics, reporters, writer, thread, step, saved_step=step
     )
-    if found:
-        chance.resume(found.folder)
+    if checkpoint:
+        rng.restore_state(checkpoint.folder)
     else:
-        chance.begin(settings.seed)
-    for measured in history:  # What was alarming then was told then.
-        training.alarms.look(measured)
-    return training
+        rng.seed_all(settings.seed)
+    for step_metrics in history:  # Alarms about these steps were printed then.
+        loop.alarms.check(step_metrics)
+    return loop
 
 
-def _policy(job: Job, found: Checkpoint | None) -> Policy:
-    policy = Policy.load(job.model, job.settings.update, eyes=job.template.eyes)
-    if found:
-        policy.resume(found.folder)
+def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None) -> Iterator[str]:
+    """What the operator should know about how the run is played and trained."""
+    if channel:
+        yield f"{channel.ranks.size} ranks train together"
+    yield f"rollouts are generated by the {engine.capabilities.name} engine"
+    if job.settings.mode != "synchronous":
+        yield modes.describe_mode(job.settings)
+    yield from engine_notes(engine.capabilities)
+    yield from job.tasks.notes
+
+
+def _make_updater(policy: Policy, settings: TrainSettings, is_exact: bool) -> PolicyUpdater:
+    """Makes the updater, here or on all ranks."""
+    make: Any = LeadUpdater if isinstance(policy, LeadPolicy) else PolicyUpdater
+    updater: PolicyUpdater = make(policy, settings.algorithm, exact=is_exact, temperature=settings.sampling.temperature)
+    return updater
+
+
+def _load_policy(job: Job, checkpoint: Checkpoint | None, channel: LeaderChannel | None) -> Policy:
+    """Loads the policy here, or on all ranks."""
+    update, processor = job.settings.update, job.template.image_processor
+    if channel:
+        policy: Policy = LeadPolicy.lead(channel, job.model, update, processor)
+    else:
+        policy = Policy.load(job.model, update, image_processor=processor)
+    if checkpoint:
+        policy.resume(checkpoint.folder)
     return policy

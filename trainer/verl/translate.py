@@ -1,123 +1,130 @@
-"""Every key is looked up: it becomes a setting, or is told to say nothing here, or is refused in its place."""
+"""Translates another trainer's configuration to a run file: keys to settings, with a report and a table of all keys.
+
+Every key becomes a setting, is reported as ignored, or is rejected with its place; none is dropped silently.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.config.env import path
-from gateway.config.mistakes import nearest
+from gateway.config.diagnostics import closest_match
+from gateway.config.environment import format_loc
 from gateway.errors import ConfigError, ConfigErrors
+from trainer.shell.word import UNKNOWN_TEXT
 from trainer.train.settings import TrainSettings
-from trainer.verl.resolve import resolved
-from trainer.verl.row import Asked, How, No, Row, Table
-from trainer.verl.shell import UNKNOWN
-from trainer.verl.table import VERL
-from trainer.verl.written import Keys
+from trainer.verl.key_rule import Effect, KeyTable, Rule, SourceConfig, UnsupportedValue
+from trainer.verl.read_config import COMMAND_LINE, Keys, resolve_references
+from trainer.verl.table import VERL_TABLE
 
-UNREAD = "only a shell would know what "
-"""How a mistake begins that leaves a key unread; of such a key nothing more is said."""
+SHELL_ONLY = "only a shell can evaluate "
+"""The start of the error about a value that cannot be read; no further errors are reported for such a key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Became:
-    """One key and what became of it."""
+class TranslatedKey:
+    """A key of the configuration with its rule, and the value of the setting if it sets one."""
 
     key: str
     place: str
-    row: Row
+    rule: Rule
     value: Any
-    """Here, where the row sets something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
+    """Settings for `TrainSettings`, with the keys that they come from."""
+
     settings: Mapping[str, Any]
-    """As `TrainSettings` takes them."""
-    became: tuple[Became, ...]
-    """Of each key that was written."""
+    keys: tuple[TranslatedKey, ...]
     sources: Mapping[str, str]
-    """Of each setting, the key that it comes from."""
-    table: Table
+    """The key of each setting."""
+    table: KeyTable
 
 
-def translate(keys: Keys, table: Table = VERL) -> Translation:
-    """Raises ConfigErrors with every key that is unknown, and every one that would change the result."""
-    mistakes: list[ConfigError] = []
-    asked = _asked(keys, table, mistakes)
+def translate(keys: Keys, table: KeyTable = VERL_TABLE) -> Translation:
+    """Raises ConfigErrors with all unknown keys and all values that are not supported."""
+    errors: list[ConfigError] = []
+    config = _collect_keys(keys, table, errors)
     settings: dict[str, Any] = {}
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for row in table.rows:
+    for rule in table.rules:
         try:
-            value = row.make(asked[row.name], asked) if row.make is not None else asked[row.name]
-        except No as no:
-            found, told = _no(row, asked, no, table), {(one.field, one.problem) for one in mistakes}
-            unread = {one.field for one in mistakes if one.problem.startswith(UNREAD)}
-            if not (found.field in unread or (found.field, found.problem) in told):
-                mistakes.append(found)
+            value = rule.convert(config[rule.name], config) if rule.convert is not None else config[rule.name]
+        except UnsupportedValue as unsupported:
+            error = _unsupported_error(rule, config, unsupported, table)
+            reported = {(other.field, other.problem) for other in errors}
+            unreadable = {other.field for other in errors if other.problem.startswith(SHELL_ONLY)}
+            if not (error.field in unreadable or (error.field, error.problem) in reported):
+                errors.append(error)
             continue
-        if row.ours and value is not None:
-            made[row.name] = value
-            sources[row.ours] = row.name
-            _set(settings, row.ours, value)
-    for ours, (value, _) in table.beside.items():
-        _set(settings, ours, value)
-    if not mistakes:
-        mistakes += _invalid(settings, sources, asked, table)
-    if mistakes:
-        raise ConfigErrors(mistakes)
-    rows = ((key, given, table.row_of(key)) for key, given in keys.items())
-    became = (Became(key, given.place, row, made.get(row.name)) for key, given, row in rows if row is not None)
-    return Translation(settings, tuple(became), sources, table)
+        if rule.setting and value is not None:
+            values[rule.name] = value
+            sources[rule.setting] = rule.name
+            _set_nested(settings, rule.setting, value)
+    for setting, (value, _) in table.extra_settings.items():
+        _set_nested(settings, setting, value)
+    if not errors:
+        errors += _validate_settings(settings, sources, config, table)
+    if errors:
+        raise ConfigErrors(errors)
+    ruled = ((key, placed, table.find_rule(key)) for key, placed in keys.items())
+    translated = (
+        TranslatedKey(key, placed.place, rule, values.get(rule.name)) for key, placed, rule in ruled if rule is not None
+    )
+    return Translation(settings, tuple(translated), sources, table)
 
 
-def _asked(keys: Keys, table: Table, mistakes: list[ConfigError]) -> Asked:
-    """All keys under the names that count; a key that is written twice, in two spellings, must say one thing."""
-    found: Keys = {}
-    for key, given in resolved(keys, table.defaults).items():
-        row = table.row_of(key)
-        if row is None:
-            mistakes.append(_unknown(key, given.place, table))
+def _collect_keys(keys: Keys, table: KeyTable, errors: list[ConfigError]) -> SourceConfig:
+    """All keys under their canonical names; two spellings of a key must not conflict."""
+    collected: Keys = {}
+    for key, placed in resolve_references(keys, table.defaults).items():
+        rule = table.find_rule(key)
+        if rule is None:
+            errors.append(_unknown_key_error(key, placed.place, table))
             continue
-        if isinstance(given.value, str) and UNKNOWN in given.value and row.how is not How.IDLE:
-            problem = f"{UNREAD}{given.value.replace(UNKNOWN, '$(...)')!r} is"
-            mistakes.append(ConfigError(problem, file=given.place, field=key, remedy="write the value"))
+        if isinstance(placed.value, str) and UNKNOWN_TEXT in placed.value and rule.effect is not Effect.IGNORED:
+            problem = f"{SHELL_ONLY}{placed.value.replace(UNKNOWN_TEXT, '$(...)')!r}"
+            errors.append(ConfigError(problem, file=placed.place, field=key, remedy="write the value"))
             continue
-        name = row.named(key)
-        if name in found and given.value is None:
-            continue  # Of two spellings, one was left as it was.
-        if name in found and found[name].value not in (None, given.value):
-            problem = f"is also written at {found[name].place}, and says something else there"
-            mistakes.append(ConfigError(problem, file=given.place, field=key, remedy="keep one of them"))
-        found[name] = given
-    return Asked(found, table.defaults)
+        name = rule.canonical_name(key)
+        if name in collected and placed.value is None:
+            continue  # The other spelling has the value.
+        is_override = placed.place == COMMAND_LINE and name in collected and collected[name].place != COMMAND_LINE
+        if name in collected and collected[name].value not in (None, placed.value) and not is_override:
+            problem = f"conflicts with its value at {collected[name].place}"
+            errors.append(ConfigError(problem, file=placed.place, field=key, remedy="keep one of them"))
+        collected[name] = placed
+    return SourceConfig(collected, table.defaults)
 
 
-def _unknown(key: str, place: str, table: Table) -> ConfigError:
-    near = nearest(key, [name for name in table.names if not name.endswith(".*")])
-    remedy = f"did you mean `{near}`?" if near else "take it out, if it changes no result, or see `translate --table`"
-    return ConfigError("is no key that is known here", file=place, field=key, remedy=remedy)
+def _unknown_key_error(key: str, place: str, table: KeyTable) -> ConfigError:
+    near = closest_match(key, [name for name in table.rule_by_name if not name.endswith(".*")])
+    remedy = f"did you mean `{near}`?" if near else "remove it if it changes no result, or see `translate --table`"
+    return ConfigError("unknown key", file=place, field=key, remedy=remedy)
 
 
-def _no(row: Row, asked: Asked, no: No, table: Table) -> ConfigError:
-    """At the key that was written, be it the row's own or one that it looks at."""
-    key = no.key or row.name
-    given = asked.keys.get(key)
-    place = given.place if given is not None else next(_near(row, asked), table.left_out)
-    return ConfigError(no.problem, file=place, field=key, remedy=no.remedy)
+def _unsupported_error(rule: Rule, config: SourceConfig, unsupported: UnsupportedValue, table: KeyTable) -> ConfigError:
+    """The error at the place of the key to correct: the rule's own, or one that its conversion read."""
+    key = unsupported.key or rule.name
+    placed = config.keys.get(key)
+    place = placed.place if placed is not None else next(_places_below(rule, config), table.default_place)
+    return ConfigError(unsupported.problem, file=place, field=key, remedy=unsupported.remedy)
 
 
-def _near(row: Row, asked: Asked) -> Iterator[str]:
-    stem = row.name.removesuffix("*")
-    return (given.place for key, given in asked.keys.items() if key.startswith(stem))
+def _places_below(rule: Rule, config: SourceConfig) -> Iterator[str]:
+    stem = rule.name.removesuffix("*")
+    return (placed.place for key, placed in config.keys.items() if key.startswith(stem))
 
 
-def _set(settings: dict[str, Any], ours: str, value: Any) -> None:
-    *above, last = ours.split(".")
+def _set_nested(settings: dict[str, Any], path: str, value: Any) -> None:
+    *above, last = path.split(".")
     for name in above:
         settings = settings.setdefault(name, {})
     if isinstance(value, dict) and isinstance(settings.get(last), dict):
@@ -126,17 +133,99 @@ def _set(settings: dict[str, Any], ours: str, value: Any) -> None:
         settings[last] = value
 
 
-def _invalid(
-    settings: Mapping[str, Any], sources: Mapping[str, str], asked: Asked, table: Table
+def _validate_settings(
+    settings: Mapping[str, Any], sources: Mapping[str, str], config: SourceConfig, table: KeyTable
 ) -> Iterator[ConfigError]:
-    """What our own settings refuse, told of the key that it came from."""
+    """Errors of `TrainSettings`, each at the key that its setting comes from."""
     try:
         TrainSettings.model_validate(settings)
     except ValidationError as error:
         for detail in error.errors(include_url=False):
-            ours = path(detail["loc"])
-            source = next((theirs for name, theirs in sources.items() if f"{ours}.".startswith(f"{name}.")), "")
-            given = asked.keys.get(source)
-            said = detail["msg"].removeprefix("Value error, ")
-            place = given.place if given is not None else table.left_out
-            yield ConfigError(f"{said} (here: {ours})", file=place, field=source, remedy="correct the value")
+            setting = format_loc(detail["loc"])
+            source = next((key for name, key in sources.items() if f"{setting}.".startswith(f"{name}.")), "")
+            placed = config.keys.get(source)
+            problem = detail["msg"].removeprefix("Value error, ")
+            place = placed.place if placed is not None else table.default_place
+            yield ConfigError(f"{problem} (here: {setting})", file=place, field=source, remedy="correct the value")
+
+
+REPORT_SECTIONS = (
+    (Effect.SAME, "Same meaning"),
+    (Effect.CHANGED, "Different meaning, and why"),
+    (Effect.FIXED, "Supported with this value only"),
+    (Effect.IGNORED, "Ignored"),
+)
+PLAIN_SCALAR = re.compile(r"[A-Za-z_][\w./ -]*")
+YAML_KEYWORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "none"})
+
+
+def format_report(translation: Translation) -> str:
+    """All keys of the configuration, grouped by what they do here."""
+    sections = [
+        _format_section(title, [key for key in translation.keys if key.rule.effect is effect])
+        for effect, title in REPORT_SECTIONS
+    ]
+    extra = "\n".join(
+        f"  {setting}: {_to_yaml_scalar(value)} - {why}"
+        for setting, (value, why) in translation.table.extra_settings.items()
+    )
+    return "\n\n".join([*filter(None, sections), f"Set in addition\n{extra}"])
+
+
+def _format_section(title: str, keys: list[TranslatedKey]) -> str:
+    return "\n".join([title, *(f"  {_format_key(key)}" for key in keys)]) if keys else ""
+
+
+def _format_key(key: TranslatedKey) -> str:
+    rule = key.rule
+    setting = f" -> {rule.setting}: {_to_flow_yaml(key.value)}" if rule.setting and key.value is not None else ""
+    note = f" - {rule.note}" if rule.note and rule.effect is not Effect.FIXED else ""
+    return f"{key.key}{setting} ({key.place}){note}"
+
+
+def format_run_file(translation: Translation) -> str:
+    """The settings as YAML, each with the key that it comes from as a comment."""
+    head = f"# Translated from {translation.table.framework}; run it with `mtrl-train --config FILE`.\n"
+    return head + "\n".join(_yaml_lines(translation.settings, translation.sources)) + "\n"
+
+
+def _yaml_lines(tree: Mapping[str, Any], sources: Mapping[str, str], above: str = "") -> Iterator[str]:
+    indent = "  " * above.count(".")
+    for name, value in tree.items():
+        setting = f"{above}{name}"
+        source = f"  # {sources[setting]}" if setting in sources else ""
+        has_one_source = setting in sources and not any(other.startswith(f"{setting}.") for other in sources)
+        if isinstance(value, dict) and value and not has_one_source:
+            yield f"{indent}{name}:{source}"
+            yield from _yaml_lines(value, sources, f"{setting}.")
+        else:
+            yield f"{indent}{name}: {_to_flow_yaml(value)}{source}"
+
+
+def _to_flow_yaml(value: Any) -> str:
+    if isinstance(value, dict):
+        return (
+            "{" + ", ".join(f"{_to_yaml_scalar(name)}: {_to_flow_yaml(inner)}" for name, inner in value.items()) + "}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_to_flow_yaml(inner) for inner in value) + "]"
+    return _to_yaml_scalar(value)
+
+
+def _to_yaml_scalar(value: Any) -> str:
+    if isinstance(value, str):
+        is_plain = PLAIN_SCALAR.fullmatch(value) and value == value.strip() and value.lower() not in YAML_KEYWORDS
+        return value if is_plain else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
+
+
+def format_table(table: KeyTable = VERL_TABLE) -> str:
+    """A Markdown table of all keys: the other trainer's, mtrl's setting, and the differences."""
+    rows = [f"| {table.framework} | mtrl | what differs, and why |", "|---|---|---|"]
+    for rule in table.rules:
+        names = ", ".join(f"`{name}`" for name in rule.names)
+        setting = f"`{rule.setting}`" if rule.setting else "-"
+        effect = "" if rule.effect is Effect.SAME else f"{rule.effect}: " if rule.note else f"{rule.effect}"
+        default = "" if rule.default is None else f" (default there: {_to_flow_yaml(rule.default)})"
+        rows.append(f"| {names} | {setting} | {effect}{rule.note.replace('|', chr(92) + '|')}{default} |")
+    return "\n".join(rows)

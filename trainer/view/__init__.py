@@ -1,5 +1,5 @@
-"""Reading a run: what a person sees is a fold over ledgers, and nothing here is ever decided by."""
+"""Shows runs: tables and charts in the terminal, progress panels, figures and data frames."""
 
-from trainer.view.frames import Frames, load
+from trainer.view.dataframes import RunTables, load
 
-__all__ = ["Frames", "load"]
+__all__ = ["RunTables", "load"]

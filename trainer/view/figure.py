@@ -1,4 +1,4 @@
-"""The charts on paper: raw values pale, smoothed ones strong, told apart by colour and by dashes."""
+"""Draws the charts with matplotlib: pale raw values, strong smoothed ones, distinguished by colour and dashes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trainer.view.chart import Curve
 from trainer.view.curves import Chart, smooth
+from trainer.view.terminal_chart import Curve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#444444")
-"""Okabe and Ito's, which people tell apart whatever colours they see."""
+"""The palette of Okabe and Ito, which is safe for colour-blind people."""
 DASHES = ("-", "--", "-.", ":")
 MARKS = "osD^"
-INCHES = 5.2, 2.7
-"""Of one chart."""
+CHART_INCHES = 5.2, 2.7
+"""The width and height of a chart."""
 HEADROOM = 1.35
-"""Above the times, for their names."""
-FEW = 30
-"""Points that are their own curve: there is nothing to smooth."""
+"""Space for the legend above the stacked times."""
+SMOOTH_FROM_POINTS = 30
+"""With fewer points, curves are not smoothed."""
 STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -37,30 +37,31 @@ STYLE: dict[Any, Any] = {
     "legend.framealpha": 0.8,
 }
 
-Spent = dict[str, list[tuple[float, float]]]
+PhaseSeconds = dict[str, list[tuple[float, float]]]
 
 
-def save(charts: Sequence[Chart], spent: Spent, title: str, file: Path) -> None:
+def save_figure(charts: Sequence[Chart], spent: PhaseSeconds, title: str, file: Path) -> None:
+    """Saves the charts and the time per phase as a PNG or SVG."""
     count = len(charts) + bool(spent)
     with rc_context(STYLE):
-        figure = Figure(figsize=(2 * INCHES[0], ceil(count / 2) * INCHES[1] + 0.5), layout="constrained")
-        places = figure.subplots(ceil(count / 2), 2, squeeze=False).flat
-        for chart, axes in zip(charts, places, strict=False):
-            _draw(axes, chart)
+        figure = Figure(figsize=(2 * CHART_INCHES[0], ceil(count / 2) * CHART_INCHES[1] + 0.5), layout="constrained")
+        subplots = figure.subplots(ceil(count / 2), 2, squeeze=False).flat
+        for chart, axes in zip(charts, subplots, strict=False):
+            _draw_chart(axes, chart)
         if spent:
-            _stack(figure.axes[count - 1], spent)
+            _draw_phase_seconds(figure.axes[count - 1], spent)
         for axes in figure.axes[count:]:
             axes.remove()
         figure.suptitle(title, fontweight="bold")
         figure.savefig(file, dpi=150, format="svg" if file.suffix == ".svg" else "png")
 
 
-def _draw(axes: Axes, chart: Chart) -> None:
-    for place, curve in enumerate(chart.curves):
-        colour, dashes = COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)]
+def _draw_chart(axes: Axes, chart: Chart) -> None:
+    for index, curve in enumerate(chart.curves):
+        colour, dashes = COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
         if curve.sparse:
-            axes.plot(*_xy(curve), dashes, marker=MARKS[place % len(MARKS)], ms=4, color=colour, label=curve.name)
-        elif len(curve.points) < FEW:
+            axes.plot(*_xy(curve), dashes, marker=MARKS[index % len(MARKS)], ms=4, color=colour, label=curve.name)
+        elif len(curve.points) < SMOOTH_FROM_POINTS:
             axes.plot(*_xy(curve), dashes, color=colour, label=curve.name)
         else:
             axes.plot(*_xy(curve), color=colour, lw=0.7, alpha=0.35)
@@ -70,19 +71,19 @@ def _draw(axes: Axes, chart: Chart) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     elif chart.scale == "log":
         axes.set_yscale("log")
-    _named(axes, chart.title, chart.unit, legend=len(chart.curves) > 1)
+    _label_axes(axes, chart.title, chart.unit, legend=len(chart.curves) > 1)
 
 
-def _stack(axes: Axes, spent: Spent) -> None:
+def _draw_phase_seconds(axes: Axes, spent: PhaseSeconds) -> None:
     steps = [step for step, _ in next(iter(spent.values()))]
     seconds = [[value for _, value in points] for points in spent.values()]
     axes.stackplot(steps, seconds, labels=list(spent), colors=COLOURS, step="mid", lw=0)
     axes.set_ylim(0, HEADROOM * max(map(sum, zip(*seconds, strict=True))))
-    _named(axes, "Time", "seconds a step", legend=True)
+    _label_axes(axes, "Time", "seconds a step", legend=True)
     axes.legend(loc="upper left", ncols=3)
 
 
-def _named(axes: Axes, title: str, unit: str, *, legend: bool) -> None:
+def _label_axes(axes: Axes, title: str, unit: str, *, legend: bool) -> None:
     axes.set_title(title, loc="left", fontweight="bold", fontsize=10)
     axes.set_xlabel("step")
     axes.set_ylabel(unit)

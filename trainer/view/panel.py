@@ -1,4 +1,4 @@
-"""One glance says whether a run is well: as a panel that keeps its shape, or as one plain line."""
+"""Formats the counters of rollouts as a panel of constant size, or as one line for logs."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.types import Outcome
-from trainer.run.rollout import StopReason
-from trainer.view.counts import STATES, Seen
-from trainer.view.text import line, share
+from trainer.rollout.rollout import StopReason
+from trainer.view.counters import STATES, CounterSnapshot
+from trainer.view.text import format_share, to_line
 
-WIDTH = 100
-"""Wider lines are harder to read."""
-ROOM = 2
-"""A terminal echoes `^C` behind the panel; were that to wrap, the picture would slip by a line."""
-NAME = 24
-"""More of a tool's name than this would push its times out of sight."""
+MAX_WIDTH = 100
+"""Panels are not wider than this."""
+MARGIN = 2
+"""Space for the `^C` that a terminal prints after the panel, which must not wrap."""
+MAX_NAME = 24
+"""Longer tool names are shortened, so that their durations stay visible."""
 QUIET, BAD = "dim", "red"
-Piece = tuple[str, str]
-"""A text and its style."""
+StyledText = tuple[str, str]
+"""A text with its style."""
 
 
-def panel(seen: Seen, per_s: float, width: int, *, over: bool = False) -> RenderableType:
-    """`per_s` is the tokens written per second of late. Only colours that every palette has, light or dark."""
-    return framed(rollouts(seen, per_s), _when(seen, over=over), width)
+def rollout_panel(counters: CounterSnapshot, per_s: float, width: int, *, over: bool = False) -> RenderableType:
+    """The panel for rollouts; `per_s` is the current rate of generated tokens. Uses the 16 standard colours."""
+    return frame(rollout_rows(counters, per_s), _format_times(counters, over=over), width)
 
 
-def framed(content: RenderableType, when: str, width: int) -> Panel:
+def frame(content: RenderableType, when: str, width: int) -> Panel:
+    """A panel with the elapsed time as its title."""
     return Panel(
         content,
         title=Text(when, style="default"),
         title_align="right",
         border_style=QUIET,
-        width=min(width - ROOM, WIDTH),
+        width=min(width - MARGIN, MAX_WIDTH),
     )
 
 
-def rows(**content: RenderableType) -> Table:
-    """Each under its name."""
+def labeled_rows(**content: RenderableType) -> Table:
+    """A table with a labelled row for each argument."""
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(style=QUIET, no_wrap=True, width=8)
     table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -51,33 +52,38 @@ def rows(**content: RenderableType) -> Table:
     return table
 
 
-def rollouts(seen: Seen, per_s: float) -> Table:
-    return rows(
-        rollouts=bar(seen.ended, seen.total),
-        now=joined(_plain(seen.states.get(state, 0), state) for state in STATES),
-        tokens=joined(_tokens(seen, per_s)),
-        slowest=joined(_slowest(seen)),
-        answers=joined(_outcomes(seen.outcomes)),
-        ended=joined([*_refilled(seen), *_counted(seen.stops.items())]),
+def rollout_rows(counters: CounterSnapshot, per_s: float) -> Table:
+    """The rows of the panel for rollouts."""
+    return labeled_rows(
+        rollouts=progress_bar(counters.ended, counters.total),
+        now=join_texts(_format_count(counters.states.get(state, 0), state) for state in STATES),
+        tokens=join_texts(_format_tokens(counters, per_s)),
+        slowest=join_texts(_format_slowest_tool(counters)),
+        answers=join_texts(_format_outcomes(counters.outcomes)),
+        ended=join_texts([*_format_retried(counters), *_format_counts(counters.stops.items())]),
     )
 
 
-def plain(seen: Seen, per_s: float, *, over: bool = False) -> str:
-    """The same for logs."""
-    of = f" of {seen.total}" if seen.total else ""
+def format_status(counters: CounterSnapshot, per_s: float, *, over: bool = False) -> str:
+    """The content of the panel as one line for logs."""
+    of = f" of {counters.total}" if counters.total else ""
     sections = (
-        [(f"{seen.ended}{of} rollouts", "")],
-        [_plain(count, state) for state in STATES if (count := seen.states.get(state, 0))],
-        _tokens(seen, per_s),
-        [(f"slowest {text}" if not place else text, style) for place, (text, style) in enumerate(_slowest(seen))],
-        [] if not seen.waits and not seen.outcomes else _outcomes(seen.outcomes),
-        [*_refilled(seen), *_counted(seen.stops.items())],
-        [(_when(seen, over=over), "")],
+        [(f"{counters.ended}{of} rollouts", "")],
+        [_format_count(count, state) for state in STATES if (count := counters.states.get(state, 0))],
+        _format_tokens(counters, per_s),
+        [
+            (f"slowest {text}" if not index else text, style)
+            for index, (text, style) in enumerate(_format_slowest_tool(counters))
+        ],
+        [] if not counters.durations and not counters.outcomes else _format_outcomes(counters.outcomes),
+        [*_format_retried(counters), *_format_counts(counters.stops.items())],
+        [(_format_times(counters, over=over), "")],
     )
     return "; ".join(", ".join(text for text, _ in section) for section in sections if section)
 
 
-def bar(done: int, total: int) -> RenderableType:
+def progress_bar(done: int, total: int) -> RenderableType:
+    """A bar with its count; only the count if the total is unknown."""
     if not total:
         return Text(f"{done:,}")
     row = Table.grid(padding=(0, 1), expand=True)
@@ -88,57 +94,59 @@ def bar(done: int, total: int) -> RenderableType:
     return row
 
 
-def _plain(count: int, what: str) -> Piece:
+def _format_count(count: int, what: str) -> StyledText:
     return f"{count:,} {what}", "" if count else QUIET
 
 
-def _tokens(seen: Seen, per_s: float) -> list[Piece]:
+def _format_tokens(counters: CounterSnapshot, per_s: float) -> list[StyledText]:
     return [
         (f"{per_s:,.0f} per s", "bold"),
-        (f"{seen.written:,} in {seen.turns:,} turns", ""),
-        (f"cached {share(seen.cached, seen.possible)} of possible", ""),
+        (f"{counters.written:,} in {counters.turns:,} turns", ""),
+        (f"cached {format_share(counters.cached, counters.possible)} of possible", ""),
     ]
 
 
-def _slowest(seen: Seen) -> list[Piece]:
-    if seen.slowest is None:
+def _format_slowest_tool(counters: CounterSnapshot) -> list[StyledText]:
+    if counters.slowest is None:
         return []
-    name, waits = seen.slowest
-    shown = line(name)
-    shown = shown if len(shown) <= NAME else f"{shown[: NAME - 1]}…"
+    name, waits = counters.slowest
+    shown = to_line(name)
+    shown = shown if len(shown) <= MAX_NAME else f"{shown[: MAX_NAME - 1]}…"
     return [
         (shown, "bold"),
-        (f"p50 {duration(waits.within_s(0.5))}", ""),
-        (f"p95 {duration(waits.within_s(0.95))}", ""),
-        (f"max {duration(waits.longest_s)}", ""),
+        (f"p50 {format_duration(waits.quantile_s(0.5))}", ""),
+        (f"p95 {format_duration(waits.quantile_s(0.95))}", ""),
+        (f"max {format_duration(waits.longest_s)}", ""),
         (f"{waits.count:,} call{'' if waits.count == 1 else 's'}", ""),
     ]
 
 
-def _outcomes(outcomes: Mapping[Outcome, int]) -> list[Piece]:
+def _format_outcomes(outcomes: Mapping[Outcome, int]) -> list[StyledText]:
     failed = [(outcome, count) for outcome, count in outcomes.items() if outcome is not Outcome.OK]
-    return [(f"{outcomes.get(Outcome.OK, 0):,} ok", ""), *_counted(failed)]
+    return [(f"{outcomes.get(Outcome.OK, 0):,} ok", ""), *_format_counts(failed)]
 
 
-def _counted(counts: Iterable[tuple[Outcome | StopReason, int]]) -> list[Piece]:
-    """What infrastructure did comes first and in red, so that no narrow terminal hides it; then what there is most."""
-    ranked = sorted(counts, key=lambda item: (not item[0].infrastructure, -item[1]))
-    return [(f"{count:,} {what}", BAD if what.infrastructure else "") for what, count in ranked]
+def _format_counts(counts: Iterable[tuple[Outcome | StopReason, int]]) -> list[StyledText]:
+    """Counts in descending order, infrastructure failures first and in red so that a narrow terminal shows them."""
+    ranked = sorted(counts, key=lambda item: (not item[0].is_infrastructure, -item[1]))
+    return [(f"{count:,} {what}", BAD if what.is_infrastructure else "") for what, count in ranked]
 
 
-def _refilled(seen: Seen) -> list[Piece]:
-    return [(f"{seen.refilled:,} made anew", "")] if seen.refilled else []
+def _format_retried(counters: CounterSnapshot) -> list[StyledText]:
+    return [(f"{counters.retried:,} retried", "")] if counters.retried else []
 
 
-def _when(seen: Seen, *, over: bool) -> str:
-    return when(seen.elapsed_s, None if over else seen.left_s)
+def _format_times(counters: CounterSnapshot, *, over: bool) -> str:
+    return format_times(counters.elapsed_s, None if over else counters.left_s)
 
 
-def when(elapsed_s: float, left_s: float | None) -> str:
-    return clock(elapsed_s) if left_s is None else f"{clock(elapsed_s)}, {clock(left_s)} left"
+def format_times(elapsed_s: float, left_s: float | None) -> str:
+    """The elapsed and the remaining time."""
+    return format_clock(elapsed_s) if left_s is None else f"{format_clock(elapsed_s)}, {format_clock(left_s)} left"
 
 
-def joined(pieces: Iterable[Piece]) -> Text:
+def join_texts(pieces: Iterable[StyledText]) -> Text:
+    """Texts joined by dots."""
     text = Text()
     for piece in pieces:
         text.append(" · " if text else "", QUIET)
@@ -146,11 +154,13 @@ def joined(pieces: Iterable[Piece]) -> Text:
     return text if text else Text("none yet", QUIET)
 
 
-def clock(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """A short duration in ms or s."""
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"

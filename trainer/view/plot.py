@@ -1,4 +1,4 @@
-"""How a run went, read off its metrics: at once in the terminal, and as a PNG or SVG to keep."""
+"""Plots a run's metrics in the terminal, and as a PNG or SVG file."""
 
 from __future__ import annotations
 
@@ -11,79 +11,87 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.errors import ConfigError
-from trainer.run.file import RunError
-from trainer.run.history import NAME, history
-from trainer.view.chart import QUIET, drawn
-from trainer.view.curves import Chart, History, charts, smooth, spent
-from trainer.view.panel import clock, duration
-from trainer.view.text import line
+from trainer.storage.rollout_file import RunError
+from trainer.storage.run_files import METRICS_FILE, read_metrics
+from trainer.view.curves import Chart, History, build_charts, phase_seconds, smooth
+from trainer.view.panel import format_clock, format_duration
+from trainer.view.terminal_chart import QUIET, draw_chart
+from trainer.view.text import to_line
 
-PNG = "curves.png"
+DEFAULT_FILE = "curves.png"
 WIDTH, HEIGHT = 60, 8
-"""Of one chart in a terminal, at the most; two stand side by side where there is room."""
-NARROW = 46
-"""Two charts narrower than this say less than one below the other."""
+"""The maximal size of a chart in characters; a wide terminal shows two side by side."""
+MIN_COLUMN_WIDTH = 46
+"""If two columns would be narrower than this, there is one."""
 MINUTE_S = 60.0
-DENSE = 60
-"""Steps from which on a terminal shows the smoothed curve alone: it has no room for both."""
+SMOOTH_FROM_STEPS = 60
+"""With this many steps, the terminal shows smoothed curves."""
 
 
-def plot(run: Path, out: Path | None, console: Console) -> None:
-    """The picture goes to `out`, an SVG where it is called one; by default a PNG goes into the run's folder.
+def plot_run(run: Path, out: Path | None, console: Console) -> None:
+    """Prints charts of the run, and saves them to `out` (.svg or PNG), by default as a PNG in the run's folder.
 
-    Raises RunError where there is nothing to show.
+    Raises RunError if there are no metrics.
     """
-    measured = history(run / NAME)
-    shown = charts(measured)
+    measured = read_metrics(run / METRICS_FILE)
+    shown = build_charts(measured)
     if not shown:
-        raise RunError(f"{run / NAME}: nothing is measured yet\n  remedy: wait until the first step is over")
-    width = min(WIDTH, console.width // 2 - 1) if console.width // 2 > NARROW else min(WIDTH + 20, console.width)
-    texts = [_drawn(chart, width) for chart in shown] + [text for text in [_times(measured, width)] if text]
-    for row in _rows(texts, 2 if console.width // 2 > NARROW else 1):
+        raise RunError(f"{run / METRICS_FILE}: has no metrics yet\n  remedy: wait until the first step has ended")
+    width = (
+        min(WIDTH, console.width // 2 - 1) if console.width // 2 > MIN_COLUMN_WIDTH else min(WIDTH + 20, console.width)
+    )
+    texts = [_draw_chart(chart, width) for chart in shown] + [
+        text for text in [_draw_phase_times(measured, width)] if text
+    ]
+    for row in _arrange_rows(texts, 2 if console.width // 2 > MIN_COLUMN_WIDTH else 1):
         console.print(row)
-    _png(shown, measured, run, out, console)
+    _save_figure(shown, measured, run, out, console)
 
 
-def _drawn(chart: Chart, width: int) -> Text:
-    curves = [curve if curve.sparse or len(curve.points) < DENSE else smooth(curve) for curve in chart.curves]
+def _draw_chart(chart: Chart, width: int) -> Text:
+    curves = [
+        curve if curve.sparse or len(curve.points) < SMOOTH_FROM_STEPS else smooth(curve) for curve in chart.curves
+    ]
     title = Text.assemble((chart.title, "bold"), (f", {chart.unit}", QUIET))
-    return drawn(title, curves, width, HEIGHT, scale=chart.scale)
+    return draw_chart(title, curves, width, HEIGHT, scale=chart.scale)
 
 
-def _times(measured: History, width: int) -> Text | None:
-    sums = {line(name): sum(seconds for _, seconds in points) for name, points in spent(measured).items()}
-    whole = sum(sums.values())
-    if not whole:
+def _draw_phase_times(measured: History, width: int) -> Text | None:
+    sums = {to_line(name): sum(seconds for _, seconds in points) for name, points in phase_seconds(measured).items()}
+    total = sum(sums.values())
+    if not total:
         return None
-    told = clock if whole >= MINUTE_S else duration
-    text = Text.assemble(("Time", "bold"), (f", {told(whole)} in all\n", QUIET))
+    format_seconds = format_clock if total >= MINUTE_S else format_duration
+    text = Text.assemble(("Time", "bold"), (f", {format_seconds(total)} in all\n", QUIET))
     name_width = max(map(len, sums))
     for name, seconds in sums.items():
         text.append(f"{name:>{name_width}} ", QUIET)
-        text.append("█" * round(seconds / whole * (width - name_width - 16)), "green")
-        text.append(f" {seconds / whole:.0%} {told(seconds)}\n")
+        text.append("█" * round(seconds / total * (width - name_width - 16)), "green")
+        text.append(f" {seconds / total:.0%} {format_seconds(seconds)}\n")
     return text
 
 
-def _rows(texts: Sequence[Text], columns: int) -> Iterator[Table]:
+def _arrange_rows(texts: Sequence[Text], columns: int) -> Iterator[Table]:
     for row in zip_longest(*[iter(texts)] * columns, fillvalue=Text()):
         table = Table.grid(padding=(0, 2, 1, 0))
         table.add_row(*row)
         yield table
 
 
-def _png(shown: Sequence[Chart], measured: History, run: Path, out: Path | None, console: Console) -> None:
+def _save_figure(shown: Sequence[Chart], measured: History, run: Path, out: Path | None, console: Console) -> None:
     try:
         from trainer.view import figure
     except ImportError as error:
         remedy = "pip install -e '.[plot]'"
         if out is not None:
-            raise ConfigError(f"a picture needs matplotlib ({error})", remedy=remedy) from error
+            raise ConfigError(f"image files need matplotlib ({error})", remedy=remedy) from error
         console.print(Text(f"no PNG without matplotlib: {remedy}"), soft_wrap=True)
         return
-    file = out or run / PNG
+    file = out or run / DEFAULT_FILE
     try:
-        figure.save(shown, spent(measured), f"{run.resolve().name}, {measured[-1]['step']:.0f} steps", file)
+        figure.save_figure(
+            shown, phase_seconds(measured), f"{run.resolve().name}, {measured[-1]['step']:.0f} steps", file
+        )
     except OSError as error:
         raise RunError(f"{file}: cannot be written ({error.strerror})\n  remedy: name another file") from error
-    console.print(Text(f"drawn in {file}"), soft_wrap=True)
+    console.print(Text(f"saved to {file}"), soft_wrap=True)

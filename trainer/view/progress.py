@@ -1,48 +1,52 @@
-"""A run is watched while it goes: a panel in a terminal, now and then a line elsewhere, the same numbers as metrics."""
+"""Live progress of rollouts and of the demo's warm start: a panel in a terminal, otherwise occasional log lines."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
-from trainer.view.counts import Counts, Seen
-from trainer.view.panel import panel, plain
+from trainer.view.counters import CounterSnapshot, RolloutCounters
+from trainer.view.panel import format_status, rollout_panel
 
 log = logging.getLogger(__name__)
 
 PANEL_S = 0.2
-"""Five pictures a second look alive and cost next to nothing."""
-LATE_S = 10.0
-"""Tokens per second are those of this long."""
-LEAVE_S = 2.0
+"""The time between two updates of the panel."""
+RATE_WINDOW_S = 10.0
+"""The window over which tokens per second are measured."""
+JOIN_TIMEOUT_S = 2.0
 
 
 class Display(ABC):
-    """A block in which something is shown. Leaving it, however that comes, leaves the last picture."""
+    """A context manager that shows progress from a thread, and on exit shows the final state."""
 
     def __init__(self, console: Console, every_s: float) -> None:
-        """`every_s` is for lines, where there is no terminal."""
+        """`every_s` is the interval of log lines without a terminal."""
         self.console = console
         alive = console.is_terminal and not console.is_dumb_terminal
         self._live = Live(console=console, auto_refresh=False) if alive else None
         self._period_s = PANEL_S if alive else every_s
-        self._over = Event()
-        self._thread = Thread(target=self._go_on, name="progress", daemon=True)
+        self._ended = Event()
+        self._thread = Thread(target=self._refresh, name="progress", daemon=True)
 
     @abstractmethod
-    def picture(self, *, over: bool) -> RenderableType:
-        """For a terminal."""
+    def render(self, *, over: bool) -> RenderableType:
+        """The panel for a terminal."""
 
     @abstractmethod
-    def line(self, *, over: bool) -> str:
-        """For anything else; nothing where there is nothing to say."""
+    def format_line(self, *, over: bool) -> str:
+        """A log line without a terminal; an empty one is not printed."""
 
     def __enter__(self) -> Self:
         if self._live:
@@ -53,59 +57,90 @@ class Display(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
-        self._thread.join(LEAVE_S)
+        self._ended.set()
+        self._thread.join(JOIN_TIMEOUT_S)
         self._draw()
         if self._live:
             self._live.stop()
 
-    def _go_on(self) -> None:
-        while not self._over.wait(self._period_s):
+    def _refresh(self) -> None:
+        while not self._ended.wait(self._period_s):
             self._draw()
 
     def _draw(self) -> None:
-        over = self._over.is_set()
+        over = self._ended.is_set()
         try:
             if self._live:
-                self._live.update(self.picture(over=over), refresh=True)
-            elif line := self.line(over=over):
+                self._live.update(self.render(over=over), refresh=True)
+            elif line := self.format_line(over=over):
                 self.console.file.write(line + "\n")
                 self.console.file.flush()
-        except Exception as problem:  # boundary: a terminal that has gone must not take the run with it
+        except Exception as problem:  # boundary: a closed terminal must not end the run
             log.debug("progress cannot be shown: %s", problem)
 
 
-class Pace:
-    """Tokens per second of late."""
+class TokenRate:
+    """Generated tokens per second over the last seconds."""
 
     def __init__(self) -> None:
-        self._late: deque[tuple[float, int]] = deque([(0.0, 0)])
+        self._samples: deque[tuple[float, int]] = deque([(0.0, 0)])
 
-    def per_s(self, seen: Seen, *, over: bool) -> float:
+    def per_s(self, counters: CounterSnapshot, *, over: bool) -> float:
         if over:
-            return seen.written / max(seen.elapsed_s, 1e-9)
-        if seen.elapsed_s < self._late[-1][0]:
-            self._late = deque([(0.0, 0)])  # It is counted from the start again.
-        self._late.append((seen.elapsed_s, seen.written))
-        while self._late[0][0] < seen.elapsed_s - LATE_S and len(self._late) > 2:
-            self._late.popleft()
-        since_s, before = self._late[0]
-        return (seen.written - before) / max(seen.elapsed_s - since_s, 1e-9)
+            return counters.written / max(counters.elapsed_s, 1e-9)
+        if counters.elapsed_s < self._samples[-1][0]:
+            self._samples = deque([(0.0, 0)])  # The counters were restarted.
+        self._samples.append((counters.elapsed_s, counters.written))
+        while self._samples[0][0] < counters.elapsed_s - RATE_WINDOW_S and len(self._samples) > 2:
+            self._samples.popleft()
+        since_s, before = self._samples[0]
+        return (counters.written - before) / max(counters.elapsed_s - since_s, 1e-9)
 
 
-class Progress(Counts, Display):
-    """A `Watch`, and a block in which it is shown."""
+class RolloutProgress(RolloutCounters, Display):
+    """A `Watch` that counts rollouts and shows their progress."""
 
     def __init__(self, total: int = 0, *, console: Console | None = None, every_s: float = 10.0) -> None:
-        """`total` is how many rollouts there will be; `every_s` is for lines, where there is no terminal."""
-        Counts.__init__(self, total)
+        """`total` is the number of rollouts, `every_s` the interval of log lines without a terminal."""
+        RolloutCounters.__init__(self, total)
         Display.__init__(self, console or Console(), every_s)
-        self._pace = Pace()
+        self._rate = TokenRate()
 
-    def picture(self, *, over: bool) -> RenderableType:
-        seen = self.seen()
-        return panel(seen, self._pace.per_s(seen, over=over), self.console.width, over=over)
+    def render(self, *, over: bool) -> RenderableType:
+        counters = self.snapshot()
+        return rollout_panel(counters, self._rate.per_s(counters, over=over), self.console.width, over=over)
 
-    def line(self, *, over: bool) -> str:
-        seen = self.seen()
-        return plain(seen, self._pace.per_s(seen, over=over), over=over)
+    def format_line(self, *, over: bool) -> str:
+        counters = self.snapshot()
+        return format_status(counters, self._rate.per_s(counters, over=over), over=over)
+
+
+LOG_LINES = 5
+"""Log lines of a warm start without a terminal."""
+
+
+@contextmanager
+def show_warm_start(console: Console) -> Iterator[Callable[[int, int, float], None]]:
+    """Shows the warm start of the demo model: yields a function to call with step, total steps and loss."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = ProgressBar(*columns, console=console, transient=True)
+    shown = False
+
+    def report(step: int, steps: int, loss: float) -> None:
+        nonlocal shown
+        if not shown:
+            shown = True
+            console.print("no model is given: a tiny one is built and warm-started once, and cached for later runs")
+            if console.is_terminal:
+                bar.start()
+                bar.add_task("warm start", total=steps)
+        if console.is_terminal:
+            bar.update(bar.task_ids[0], completed=step, description=f"warm start, loss {loss:.3f}")
+        elif step % max(1, steps // LOG_LINES) == 0:
+            console.print(f"warm start: step {step} of {steps}, loss {loss:.3f}")
+
+    try:
+        yield report
+    finally:
+        if shown and console.is_terminal:
+            bar.stop()

@@ -1,4 +1,4 @@
-"""What models and tools wrote is shown to people as text only: it paints nothing, moves no cursor, hides nothing."""
+"""Formats ledger text safely for terminals: control characters, which could move the cursor, are escaped."""
 
 from __future__ import annotations
 
@@ -8,60 +8,65 @@ from math import fsum, isclose
 from typing import Any
 
 from trainer.ledger import Author, Entry, Message
-from trainer.run.rollout import Rollout
+from trainer.rollout.rollout import Rollout
 
 Decode = Callable[[Sequence[int]], str]
-"""A tokenizer's own text of ids."""
+"""The tokenizer's text of ids."""
 
 STYLES = {Author.TASK: "blue", Author.POLICY: "bold green", Author.TOOL: "yellow", Author.FEEDBACK: "magenta"}
-FEW = 32
-"""As many ids as stand in a line or two."""
+MAX_SHOWN_IDS = 32
+"""Ids shown if there is neither a tokenizer nor messages."""
 
 
-def printable(text: str) -> str:
-    """Whatever acts instead of being seen stands as its code: control codes, direction marks, halves of characters."""
-    return "".join(char if char.isprintable() or char in "\n\t" else _code(char) for char in text)
+def to_printable(text: str) -> str:
+    """The text with control codes, direction marks and lone surrogates escaped."""
+    return "".join(char if char.isprintable() or char in "\n\t" else _escape(char) for char in text)
 
 
-def line(text: str) -> str:
-    """The same in one line."""
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+def to_line(text: str) -> str:
+    """The printable text in one line, with line breaks and tabs escaped."""
+    return to_printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def parts(rollout: Rollout) -> str:
-    """What its reward is made of; that they do not simply add up is said."""
-    told = ", ".join(f"{name} {value:g}" for name, value in rollout.rewards.items())
-    alike = isclose(rollout.reward or 0.0, fsum(rollout.rewards.values()), abs_tol=1e-9)
-    return told if alike else f"{told}, weighted"
+def format_rewards(rollout: Rollout) -> str:
+    """The components of a rollout's reward, with a note if the reward is a weighted sum."""
+    components = ", ".join(f"{name} {value:g}" for name, value in rollout.rewards.items())
+    is_sum = isclose(rollout.reward or 0.0, fsum(rollout.rewards.values()), abs_tol=1e-9)
+    return components if is_sum else f"{components}, weighted"
 
 
-def share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
+def format_share(part: int, total: int) -> str:
+    """A share in percent."""
+    return f"{part / total:.0%}" if total else "-"
 
 
-def said(entry: Entry, decode: Decode | None) -> str:
-    """The text of the ids; without a tokenizer the messages that they say, or else the ids themselves."""
+def entry_text(entry: Entry, decode: Decode | None) -> str:
+    """The text of an entry's ids; without a tokenizer its messages, or else the ids."""
     if decode is not None and entry.ids:
-        return printable(decode(entry.ids))
+        return to_printable(decode(entry.ids))
     if entry.messages:
-        return printable("\n".join(map(_message, entry.messages)))
-    more = len(entry.ids) - FEW
-    return f"ids {' '.join(map(str, entry.ids[:FEW]))}{f' and {more} more' if more > 0 else ''}" if entry.ids else ""
+        return to_printable("\n".join(map(_format_message, entry.messages)))
+    more = len(entry.ids) - MAX_SHOWN_IDS
+    return (
+        f"ids {' '.join(map(str, entry.ids[:MAX_SHOWN_IDS]))}{f' and {more} more' if more > 0 else ''}"
+        if entry.ids
+        else ""
+    )
 
 
-def _message(message: Message) -> str:
-    """As it was before a template rendered it: plain text where it is text, else JSON."""
+def _format_message(message: Message) -> str:
+    """A message as text, with JSON for contents that are not text."""
     role, content = message.get("role", "?"), message.get("content")
     rest = {key: value for key, value in message.items() if key not in ("role", "content") and value}
-    parts = [_plain(content)] if content else []
-    parts += [f"{key}: {_plain(value)}" for key, value in rest.items()]
+    parts = [_format_value(content)] if content else []
+    parts += [f"{key}: {_format_value(value)}" for key, value in rest.items()]
     return f"{role}: " + "\n".join(parts)
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _code(char: str) -> str:
+def _escape(char: str) -> str:
     number = ord(char)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

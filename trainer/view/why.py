@@ -1,4 +1,4 @@
-"""Why a token is trained or not is read off the ledger: it was decided when somebody wrote it, and only then."""
+"""Explains a token: who wrote it, under which policy version, and why it is trained or not, with its credit."""
 
 from __future__ import annotations
 
@@ -6,18 +6,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.ledger import Author, Entry, Ledger
-from trainer.run.credits import Credit
-from trainer.run.rollout import LEFT_OUT, Rollout
-from trainer.view.credited import UNKNOWN, Credited
-from trainer.view.text import Decode, line, parts
-
-AROUND = 12
-"""So many tokens on each side make a line of surroundings."""
+from trainer.rollout.rollout import BRANCH, EXCLUDED_SPANS, Rollout
+from trainer.storage.token_credit import CreditReader, CreditSpan, get_step
+from trainer.view.text import Decode, format_rewards, to_line
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
-    """All that is known of one token. Its text and surroundings are None without a tokenizer."""
+class RolloutCredit:
+    """The credit that a train step gave to a rollout, or the reason why no step trained on it."""
+
+    ledgers: tuple[Sequence[CreditSpan], ...] = ()
+    """For each ledger, over expanded tokens; empty for a ledger without policy tokens."""
+    untrained_reason: str = ""
+    """Empty if the rollout was trained, or if it is unknown."""
+
+    @classmethod
+    def load(cls, rollout: Rollout, credits: CreditReader) -> RolloutCredit:
+        spans = credits.read_rollout(rollout)
+        if spans is None:
+            return cls(untrained_reason=_explain_untrained_rollout(rollout, credits))
+        remaining = iter(spans)
+        return cls(tuple(next(remaining, ()) if any(ledger.mask) else () for ledger in rollout.ledgers))
+
+    def expand(self, ledger: int) -> list[CreditSpan]:
+        """The credit of each expanded token of a ledger; empty if it is unknown."""
+        spans = self.ledgers[ledger] if self.ledgers else ()
+        return [(1, advantage, weight) for count, advantage, weight in spans for _ in range(count)]
+
+
+UNKNOWN_CREDIT = RolloutCredit()
+
+
+def _explain_untrained_rollout(rollout: Rollout, credits: CreditReader) -> str:
+    step, steps = get_step(rollout), credits.steps
+    if step is None or not steps or not any(turn.ids for turn in rollout.turns):
+        return ""
+    if not step:
+        return (
+            "no step trained on its group: it was too stale (`max_staleness`), had no signal (`algorithm.dynamic`),"
+            " or came too late"
+        )
+    if step > max(steps):
+        return f"step {step}, for which it was collected, has not trained on it yet"
+    if step in steps:
+        return f"step {step} did not train on its group, which had no signal and was replaced (`algorithm.dynamic`)"
+    return ""
+
+
+CONTEXT_TOKENS = 12
+"""Tokens shown before and after the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReport:
+    """All that is known about one token. Its text and context are None without a tokenizer."""
 
     rollout: int
     token: int
@@ -25,166 +67,176 @@ class Why:
     author: Author
     source: str
     turn: int | None
-    """The policy's turn that wrote it or that it answers, counted from 0; None for what the task opens with."""
+    """The policy turn that wrote it or that it answers, from 0; None in the prompt."""
     version: int | None
     logprob: float | None
     reused: int
-    """How many later requests found it at hand,"""
+    """The later requests for which it was in the prefix cache."""
     requests: int
-    """of how many that began with it."""
+    """The later requests whose prompt has it."""
     trained: bool
-    because: str
+    reason: str
     advantage: float | None = None
-    """What its step made of it, where that is known."""
-    shows: str = ""
-    """The medium that it stands for."""
+    """Its advantage in its train step, if it is known."""
+    media: str = ""
+    """A description of the image, audio or video that it stands for."""
     text: str | None = None
     before: str | None = None
     after: str | None = None
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_format_lines(self))
 
 
-def why(
+def explain_token(
     run: Sequence[Rollout],
     rollout: int,
     token: int,
     decode: Decode | None = None,
-    credited: Credited = UNKNOWN,
+    credited: RolloutCredit = UNKNOWN_CREDIT,
     ledger: int = -1,
-) -> Why:
-    """Of the token at this place in one of the rollout's ledgers, by default the last. Raises IndexError where there is
-    no such rollout, ledger or token."""
-    told = run[rollout]
-    place = _place(told, ledger)
-    own = told.ledgers[place]
-    entry, turn = own.entry_at(token), own.turn_of(token)
-    credit = _credit(credited, place, own.widened(token)) if entry.author is Author.POLICY else None
-    within = token - max(start for start in own.starts if start <= token)
-    answers = () if turn is None else own.rewards[turn]
-    trained, reason = because(told, entry, answers, credit, credited.nothing, [within])
-    ahead = [
-        later.cached > own.widened(token)
-        for start, later in zip(own.starts, own, strict=True)
+) -> TokenReport:
+    """The report on a token of one of the rollout's ledgers, by default the last.
+
+    Raises IndexError if there is no such rollout, ledger or token.
+    """
+    shown = run[rollout]
+    index = _ledger_index(shown, ledger)
+    tokens = shown.ledgers[index]
+    entry, turn = tokens.entry_at(token), tokens.turn_at(token)
+    credit = _find_credit(credited, index, tokens.to_expanded(token)) if entry.author is Author.POLICY else None
+    offset = token - max(start for start in tokens.starts if start <= token)
+    answers = () if turn is None else tokens.rewards[turn]
+    trained, reason = explain_training(shown, entry, answers, credit, credited.untrained_reason, [offset])
+    hits = [
+        later.cached_tokens > tokens.to_expanded(token)
+        for start, later in zip(tokens.starts, tokens, strict=True)
         if later.author is Author.POLICY and start > token
     ]
-    return Why(
+    return TokenReport(
         rollout=rollout,
         token=token,
-        id=own.ids[token],
+        id=tokens.ids[token],
         author=entry.author,
         source=entry.source,
-        turn=None if turn is None else turn + sum(len(before.turns) for before in told.ledgers[:place]),
-        version=own.versions[token],
-        logprob=own.logprobs[token] if entry.author is Author.POLICY else None,
-        reused=sum(ahead),
-        requests=len(ahead),
+        turn=None if turn is None else turn + sum(len(before.turns) for before in shown.ledgers[:index]),
+        version=tokens.versions[token],
+        logprob=tokens.logprobs[token] if entry.author is Author.POLICY else None,
+        reused=sum(hits),
+        requests=len(hits),
         trained=trained,
-        because=reason,
+        reason=reason,
         advantage=credit[1] if credit else None,
-        shows=_shows(own, token),
-        text=decode([own.ids[token]]) if decode else None,
-        before=decode(own.ids[max(0, token - AROUND) : token]) if decode else None,
-        after=decode(own.ids[token + 1 : token + 1 + AROUND]) if decode else None,
+        media=_describe_media(tokens, token),
+        text=decode([tokens.ids[token]]) if decode else None,
+        before=decode(tokens.ids[max(0, token - CONTEXT_TOKENS) : token]) if decode else None,
+        after=decode(tokens.ids[token + 1 : token + 1 + CONTEXT_TOKENS]) if decode else None,
     )
 
 
-def _place(rollout: Rollout, ledger: int) -> int:
+def _ledger_index(rollout: Rollout, ledger: int) -> int:
     count = len(rollout.ledgers)
     if not -count <= ledger < count:
-        raise IndexError(f"rollout {rollout.name} has {count} ledgers, counted from 0, and no ledger {ledger}")
+        raise IndexError(f"rollout {rollout.name} has {count} ledgers, counted from 0: there is no ledger {ledger}")
     return ledger % count
 
 
-def _shows(ledger: Ledger, token: int) -> str:
-    for number, (place, wide) in enumerate(zip(ledger.places, ledger.expanded.places, strict=True), 1):
-        if place.start <= token < place.stop:
-            kind, seen = type(place.medium).__name__.lower(), wide.stop - wide.start
-            return f"{kind} {number} ({place.medium.mime}, {len(place.medium.data):,} bytes), seen as {seen} tokens"
+def _describe_media(ledger: Ledger, token: int) -> str:
+    for number, (placeholder, expanded) in enumerate(
+        zip(ledger.media_spans, ledger.expanded.media_spans, strict=True), 1
+    ):
+        if placeholder.start <= token < placeholder.stop:
+            kind, count = type(placeholder.medium).__name__.lower(), expanded.stop - expanded.start
+            medium = placeholder.medium
+            return f"{kind} {number} ({medium.mime}, {len(medium.data):,} bytes), expanded to {count} tokens"
     return ""
 
 
-def _credit(credited: Credited, ledger: int, token: int) -> Credit | None:
-    return next(iter(credited.tokens(ledger)[token : token + 1]), None)
+def _find_credit(credited: RolloutCredit, ledger: int, token: int) -> CreditSpan | None:
+    return next(iter(credited.expand(ledger)[token : token + 1]), None)
 
 
-def because(
+def explain_training(
     rollout: Rollout,
     entry: Entry,
     answers: Sequence[float] = (),
-    credit: Credit | None = None,
-    nothing: str = "",
-    places: Sequence[int] | None = None,
+    credit: CreditSpan | None = None,
+    untrained_reason: str = "",
+    offsets: Sequence[int] | None = None,
 ) -> tuple[bool, str]:
-    """Whether an entry's tokens are trained, and why: all of them, or those at `places` within it.
+    """Whether an entry's tokens (all, or those at `places` within it) are trained, and why.
 
-    `answers` are the scores that its turn was answered with, `nothing` why no step learned from the rollout.
+    `answers` are the rewards of tools and users for its turn, `nothing` is the reason if no step trained the rollout.
     """
-    source = f" {entry.source!r}" if entry.source else ""
-    match entry.author:
-        case Author.TASK:
-            return False, f"the task{source} put it there, and only what the policy wrote is trained"
-        case Author.TOOL:
-            return False, f"the tool{source} wrote it, and only what the policy wrote is trained"
-        case Author.FEEDBACK:
-            return False, f"feedback{source} wrote it, and only what the policy wrote is trained"
-    if rollout.stop.infrastructure:
+    if entry.author is not Author.POLICY:
+        return False, _explain_other_author(entry)
+    if rollout.stop.is_infrastructure:
         reason = f" ({rollout.reason})" if rollout.reason else ""
-        return False, f"the policy wrote it, but is not to blame for how the rollout ended: {rollout.stop}{reason}"
+        return False, f"the policy wrote it, but an infrastructure failure ended the rollout: {rollout.stop}{reason}"
     if rollout.reward is None:
         return False, "the policy wrote it, but the rollout was not scored"
-    if nothing:
-        return False, f"the policy wrote it, but {nothing}"
+    if untrained_reason:
+        return False, f"the policy wrote it, but {untrained_reason}"
     if credit is not None and not credit[2]:
-        return False, weightless(entry, range(len(entry.ids)) if places is None else places)
-    worth = _worth(rollout, answers)
+        return False, explain_zero_weight(entry, range(len(entry.ids)) if offsets is None else offsets)
+    reward = _describe_reward(rollout, answers)
     if credit is not None and not credit[1]:
-        return (
-            True,
-            f"the policy wrote it, and it counts with {worth}; but siblings earned the same, so it moves nothing",
-        )
-    counts = "a step that learns from it counts it" if credit is None else "it counts"
-    return True, f"the policy wrote it, and {counts} with {worth}"
+        reason = f"the policy wrote it, and it is trained with {reward}"
+        return True, f"{reason}; its advantage is 0, since its group has equal rewards"
+    trained = "it will be trained" if credit is None else "it is trained"
+    return True, f"the policy wrote it, and {trained} with {reward}"
 
 
-def weightless(entry: Entry, places: Sequence[int]) -> str:
-    """Why tokens of the policy's turn, at these places within it, have no weight."""
-    spans = [(start, stop) for start, stop in entry.info.get(LEFT_OUT, ())]
-    left = [any(start <= place < stop for start, stop in spans) for place in places]
-    if not any(left):
+def _explain_other_author(entry: Entry) -> str:
+    """Why tokens that the policy did not write here are not trained."""
+    source = f" {entry.source!r}" if entry.source else ""
+    if entry.source == BRANCH:
+        return "the policy wrote it in another branch of the rollout, and it is trained there"
+    if entry.source == "agent" and entry.author is Author.TASK:
+        return "the agent wrote it, and only the policy's tokens are trained"
+    writers = {Author.TASK: f"it is from the task{source}", Author.TOOL: f"the tool{source} wrote it"}
+    return f"{writers.get(entry.author, f'feedback{source} wrote it')}, and only the policy's tokens are trained"
+
+
+def explain_zero_weight(entry: Entry, offsets: Sequence[int]) -> str:
+    """Why tokens of a policy turn, at these places within it, have weight 0."""
+    spans = [(start, stop) for start, stop in entry.info.get(EXCLUDED_SPANS, ())]
+    excluded = [any(start <= offset < stop for start, stop in spans) for offset in offsets]
+    if not any(excluded):
         return "the policy wrote it, but `algorithm.credit.rounds` gives it no weight"
-    if all(left):
-        return "the policy wrote it, but a plug-in left it out of what is learned"
-    told = ", ".join(f"{start}-{stop - 1}" for start, stop in spans if start < stop)
+    if all(excluded):
+        return "the policy wrote it, but a plug-in excluded it from training"
+    ranges = ", ".join(f"{start}-{stop - 1}" for start, stop in spans if start < stop)
     return (
-        f"the policy wrote it, but a plug-in left it out of what is learned (tokens {told} of the turn, from 0), or"
+        f"the policy wrote it, but a plug-in excluded it from training (tokens {ranges} of the turn, from 0), or"
         " `algorithm.credit.rounds` gives it no weight (the others)"
     )
 
 
-def _worth(rollout: Rollout, answers: Sequence[float]) -> str:
-    answered = f"; its turn was answered with {', '.join(f'{value:g}' for value in answers)}" if answers else ""
-    return f"the rollout's reward {rollout.reward:.4g} ({parts(rollout)}){answered}"
+def _describe_reward(rollout: Rollout, answers: Sequence[float]) -> str:
+    answered = f"; its turn got {', '.join(f'{value:g}' for value in answers)}" if answers else ""
+    return f"the rollout's reward {rollout.reward:.4g} ({format_rewards(rollout)}){answered}"
 
 
-def _lines(told: Why) -> list[str]:
-    lines = [f"token {told.token} of rollout {told.rollout}: id {told.id}"]
-    if told.text is not None:
-        lines[0] += f", text '{line(told.text)}'"
-        lines.append(f"  within      {line(told.before or '')}»{line(told.text)}«{line(told.after or '')}")
-    if told.shows:
-        lines.append(f"  stands for  {line(told.shows)}")
-    turn = "before the first turn" if told.turn is None else f"turn {told.turn}"
-    lines.append(f"  written by  {told.author}{f' {line(told.source)}' if told.source else ''}, {turn}")
-    if told.author is Author.POLICY:
-        version = "an unknown version" if told.version is None else f"version {told.version}"
-        lines.append(f"  sampled     under {version}, logprob {told.logprob:.6g}")
-    if told.advantage is not None:
-        lines.append(f"  advantage   {told.advantage:+.6g}")
-    again = "it begins no later request"
-    if told.requests:
-        again = f"at hand for {told.reused} of the {told.requests} requests that begin with it"
-    lines.append(f"  cached      {again}")
-    lines.append(f"  {'trained     ' if told.trained else 'not trained '}{line(told.because)}")
+def _format_lines(report: TokenReport) -> list[str]:
+    lines = [f"token {report.token} of rollout {report.rollout}: id {report.id}"]
+    if report.text is not None:
+        lines[0] += f", text '{to_line(report.text)}'"
+        lines.append(
+            f"  within      {to_line(report.before or '')}»{to_line(report.text)}«{to_line(report.after or '')}"
+        )
+    if report.media:
+        lines.append(f"  stands for  {to_line(report.media)}")
+    turn = "before the first turn" if report.turn is None else f"turn {report.turn}"
+    lines.append(f"  written by  {report.author}{f' {to_line(report.source)}' if report.source else ''}, {turn}")
+    if report.author is Author.POLICY:
+        version = "an unknown version" if report.version is None else f"version {report.version}"
+        lines.append(f"  sampled     under {version}, logprob {report.logprob:.6g}")
+    if report.advantage is not None:
+        lines.append(f"  advantage   {report.advantage:+.6g}")
+    cached = "no later request has it in its prompt"
+    if report.requests:
+        cached = f"for {report.reused} of {report.requests} later requests"
+    lines.append(f"  cached      {cached}")
+    lines.append(f"  {'trained     ' if report.trained else 'not trained '}{to_line(report.reason)}")
     return lines

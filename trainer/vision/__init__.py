@@ -1,1 +1,1 @@
-"""What models see: pictures become numbers once, take their places among the ids, and are the same to all who look."""
+"""Vision preprocessing for Qwen-VL models, shared by the template, the engines and the trainer."""

@@ -1,4 +1,4 @@
-"""A family of models that see is one file: which ids stand for a picture, where they stand, what is seen there."""
+"""The interface of a vision-language model family: its placeholder ids, image sizes, positions and encoder."""
 
 from __future__ import annotations
 
@@ -11,77 +11,81 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Layout = Literal["in_tool_message", "user_message"]
-"""Where a picture stands that a tool answered with: in the tool's message, or in a user's behind it."""
+ImageLayout = Literal["in_tool_message", "user_message"]
+"""Where images of a tool's answer go: into the tool's message, or into a user message after it."""
 Grid = tuple[int, int, int]
-"""Patches of a picture: in time, from top to bottom, from left to right."""
+"""Patches of an image: in time, vertically, horizontally."""
 
 
-class Seen(NamedTuple):
-    """What the model's eyes make of pictures, a row for each id that stands for them."""
+class ImageFeatures(NamedTuple):
+    """The vision encoder's output for images, one row for each placeholder token."""
 
-    rows_FD: Tensor
-    deep: tuple[Tensor, ...] = ()
-    """Where the family does so, what is added after each of the first layers; rows as above."""
+    features_FD: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+    """For families with DeepStack, what is added after each of the first layers; the same rows."""
 
 
-class Family(Protocol):
-    image: int
-    """The id that stands for a picture; as often as it is wide, where the model sees it."""
+class VisionFamily(Protocol):
+    """What the template, the engines and the trainer need to know about a family."""
+
+    image_id: int
+    """The placeholder id of an image, repeated to the image's token count in the model."""
     frame: tuple[tuple[int, ...], tuple[int, ...]]
-    """What stands before and behind a picture, where anything does."""
-    barred: tuple[int, ...]
-    """What no policy may write, since it has no picture to give."""
-    layout: Layout
-    """What the family's own chat template can do."""
-    chat: str | None
-    """A chat template that comes with the package, where the family's own writes no calls."""
-    eyes: str
-    """The model's part that sees, by its name in the model."""
-    words: str
-    """And its part that reads."""
+    """The ids before and after an image, if any."""
+    banned_ids: tuple[int, ...]
+    """Ids that a policy must not sample, since it has no image to insert."""
+    image_layout: ImageLayout
+    """What the family's own chat template supports."""
+    builtin_template: str | None
+    """The name of a chat template in this package, for a family whose own writes no calls."""
+    vision_module: str
+    """The name of the vision encoder in the model."""
+    text_module: str
+    """The name of the language model in the model."""
 
-    def processor(self, folder: Path) -> Any:
-        """The image processor of transformers, on PIL alone."""
+    def load_processor(self, folder: Path) -> Any:
+        """The image processor of transformers, in its PIL version."""
         ...
 
-    def sides(self, processor: Any, width: int, height: int) -> tuple[int, int]:
-        """To which its processor brings a picture; itself, of one that it takes as it is. Raises ValueError."""
+    def fit_size(self, processor: Any, width: int, height: int) -> tuple[int, int]:
+        """The size to which its processor would resize an image. Raises ValueError."""
         ...
 
-    def width(self, grid: Grid) -> int:
-        """Ids that stand for a picture."""
+    def count_tokens(self, grid: Grid) -> int:
+        """The number of placeholder tokens of an image."""
         ...
 
-    def places(self, count: int, pictures: Sequence[tuple[int, Grid]]) -> Tensor:
-        """Of each of `count` ids, its place on three axes. Pictures stand in order, each where it begins."""
+    def compute_positions(self, count: int, images: Sequence[tuple[int, Grid]]) -> Tensor:
+        """The positions of `count` ids on three axes; `images` are in order, each with its first index."""
         ...
 
-    def see(self, eyes: nn.Module, pixels: Tensor, grids: Tensor) -> Seen: ...
+    def encode(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> ImageFeatures:
+        """Runs the vision encoder."""
+        ...
 
 
-NAMES: Mapping[str, str] = {
-    "qwen2_vl": "trainer.vision.qwen2_vl:Qwen2VL",
-    "qwen2_5_vl": "trainer.vision.qwen2_5_vl:Qwen25VL",
-    "qwen3_vl": "trainer.vision.qwen3_vl:Qwen3VL",
+FAMILIES: Mapping[str, str] = {
+    "qwen2_vl": "trainer.vision.qwen_vl:Qwen2VL",
+    "qwen2_5_vl": "trainer.vision.qwen_vl:Qwen25VL",
+    "qwen3_vl": "trainer.vision.qwen_vl:Qwen3VL",
 }
 """By a configuration's `model_type`."""
 
 
-def family_of(config: Mapping[str, Any]) -> Family | None:
-    """Of a model's configuration; None where it sees nothing, or nobody has said how."""
-    name = NAMES.get(str(config.get("model_type")))
-    if name is None:
+def family_from_config(config: Mapping[str, Any]) -> VisionFamily | None:
+    """The family of a model's configuration; None for a text model, or one that is not supported."""
+    path = FAMILIES.get(str(config.get("model_type")))
+    if path is None:
         return None
-    module, _, kind = name.partition(":")
-    made: Family = getattr(import_module(module), kind)(config)
-    return made
+    module, _, class_name = path.partition(":")
+    family: VisionFamily = getattr(import_module(module), class_name)(config)
+    return family
 
 
-def family_in(folder: Path) -> Family | None:
-    """Of the model in a folder."""
+def load_family(folder: Path) -> VisionFamily | None:
+    """The family of the model in a folder."""
     try:
-        told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return family_of(told) if isinstance(told, Mapping) else None
+    return family_from_config(config) if isinstance(config, Mapping) else None

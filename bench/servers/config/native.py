@@ -1,4 +1,4 @@
-"""The native counterpart of the echo server."""
+"""Native tools like those of the echo server."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections import Counter
 
 import anyio
 
-_seen: Counter[str] = Counter()
-_all_here: list[anyio.Event] = []
+_counts: Counter[str] = Counter()
+_all_arrived: list[anyio.Event] = []
 
 
 async def echo(token: str) -> str:
-    """Says the token again."""
+    """Returns the token."""
     return token
 
 
 def echo_in_thread(token: str) -> str:
-    """Says the token again, from a worker thread."""
+    """Returns the token from a worker thread."""
     return token
 
 
 async def hold(token: str, among: int) -> str:
-    """Says the token again once `among` calls are here."""
-    if not _all_here:
-        _all_here.append(anyio.Event())
-    _seen[token] += 1
-    if _seen.total() >= among:
-        _all_here[0].set()
-    await _all_here[0].wait()
+    """Returns the token once `among` calls have arrived."""
+    if not _all_arrived:
+        _all_arrived.append(anyio.Event())
+    _counts[token] += 1
+    if _counts.total() >= among:
+        _all_arrived[0].set()
+    await _all_arrived[0].wait()
     return token
 
 
 async def seen() -> str:
-    """How often each token came to `hold`."""
-    return json.dumps(_seen)
+    """How often each token arrived at `hold`."""
+    return json.dumps(_counts)

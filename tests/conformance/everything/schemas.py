@@ -1,4 +1,4 @@
-"""The schemas whose every keyword the conformance suite looks for at the other end."""
+"""Schemas that the conformance suite expects to arrive with every keyword."""
 
 from __future__ import annotations
 

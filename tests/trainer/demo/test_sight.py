@@ -1,4 +1,4 @@
-"""The demo for a model that sees: its houses, its tools over their real transports, and that it learns to look."""
+"""The vision demo: its houses, its tools over real transports, and that a model learns to look."""
 
 from __future__ import annotations
 
@@ -15,34 +15,32 @@ import torch
 from PIL import Image as Pictures
 from rich.console import Console
 
-from bench.bars import controls
+from bench.image_controls import run_controls
 from gateway.errors import ConfigErrors
 from gateway.session import AnyGateway
 from gateway.types import Image, Outcome, Task, ToolCall
-from tests.trainer.typed import Run
-from trainer.config import PlaySettings
-from trainer.demo.data import Drawn
-from trainer.demo.demonstrate import Writer
-from trainer.demo.demos import demo
-from trainer.demo.folder import made
-from trainer.demo.problem import Problem, says
-from trainer.demo.sight.house import COLOURS, DARK, GREY, LIT, WINDOWS, House, inside, neighbour, outside
-from trainer.demo.sight.model import build
-from trainer.demo.sight.task import KIND, TOOLS, guess, problem
-from trainer.demo.warm import Recipe
+from tests.trainer.cli_data import RunCommand
+from trainer.demo.demos import DemoTasks, load_demo
+from trainer.demo.model_cache import find_or_build_model
+from trainer.demo.problem import Problem, answer_message
+from trainer.demo.sight.house import COLOURS, DARK, GREY, LIT, WINDOWS, House, draw_inside, draw_outside, neighbour_of
+from trainer.demo.sight.sight_demo import build_model
+from trainer.demo.sight.sight_tasks import KIND, TOOLS, draw_guess, draw_problem
+from trainer.demo.warm_start import DemonstrationWriter, Recipe
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.play import Player
 from trainer.reward.attempt import Attempt
-from trainer.reward.shipped import exact
-from trainer.run.history import NAME, history
-from trainer.stage import gateway_of
+from trainer.reward.functions import exact
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.settings import BaseRolloutSettings
+from trainer.setup import make_gateway
+from trainer.storage.run_files import METRICS_FILE, read_metrics
 from trainer.template import Template
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
 TOOL_CONFIGS = str(Path(__file__).parents[3] / "tool_configs")
-SHORT = Recipe(demo="sight", clean=260, habit=30, kinds=(KIND,))
+SHORT = Recipe(demo="sight", skill_steps=260, habit_steps=30, kinds=(KIND,))
 JOB = {
     "model": "sight",
     "data": "sight",
@@ -68,12 +66,12 @@ def picture(png: bytes) -> Pictures.Image:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
-    return Template.load(build(tmp_path_factory.mktemp("sight") / "model"))
+    return Template.load(build_model(tmp_path_factory.mktemp("sight") / "model"))
 
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[AnyGateway]:
-    async with gateway_of(PlaySettings(tools=TOOL_CONFIGS)) as opened:
+    async with make_gateway(BaseRolloutSettings(tools=TOOL_CONFIGS)) as opened:
         yield opened
 
 
@@ -83,53 +81,53 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("looked")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    settings = TrainSettings.model_validate(JOB | {"model": str(made(SHORT, place))})
+    settings = TrainSettings.model_validate(JOB | {"model": str(find_or_build_model(SHORT, place))})
     anyio.run(train, settings, place / "run", Console(file=io.StringIO()))
     torch.set_num_threads(threads)
     return place / "run"
 
 
-def test_a_house_is_all_in_its_name_and_only_its_lit_window_shows_from_outside() -> None:
-    house, seen = House.named(HOUSE), picture(outside(HOUSE))
-    assert outside(HOUSE) == outside(HOUSE)
+def test_house_is_determined_by_its_name_and_shows_only_its_lit_window() -> None:
+    house, seen = House.from_name(HOUSE), picture(draw_outside(HOUSE))
+    assert draw_outside(HOUSE) == draw_outside(HOUSE)
     for window, (left, top) in WINDOWS.items():
         assert seen.getpixel((left + 3, top + 3)) == (LIT if window == house.lit else DARK)
-        assert picture(inside(HOUSE, window)).getpixel((8, 8)) == COLOURS[house.rooms[window]]
+        assert picture(draw_inside(HOUSE, window)).getpixel((8, 8)) == COLOURS[house.rooms[window]]
 
 
-def test_the_controls_show_nothing_or_the_house_that_each_changes_places_with() -> None:
-    assert neighbour(neighbour(HOUSE)) == HOUSE != neighbour(HOUSE)
-    assert outside(HOUSE, "neighbour") == outside(neighbour(HOUSE))
-    assert inside(HOUSE, "upper left", "neighbour") == inside(neighbour(HOUSE), "upper left")
-    assert {picture(outside(HOUSE, "nothing")).getpixel((x, x)) for x in range(16)} == {GREY}
+def test_controls_show_a_blank_or_a_swapped_image() -> None:
+    assert neighbour_of(neighbour_of(HOUSE)) == HOUSE != neighbour_of(HOUSE)
+    assert draw_outside(HOUSE, "neighbour") == draw_outside(neighbour_of(HOUSE))
+    assert draw_inside(HOUSE, "upper left", "neighbour") == draw_inside(neighbour_of(HOUSE), "upper left")
+    assert {picture(draw_outside(HOUSE, "nothing")).getpixel((x, x)) for x in range(16)} == {GREY}
 
 
-def test_no_house_is_trained_on_and_held_out_and_every_colour_is_as_likely() -> None:
-    sight = demo("sight")
-    train = {str(task.columns["house"]) for task in Drawn(sight, 0, 1500)}
-    held = {str(task.columns["house"]) for task in Drawn(sight, 0, 300, "held_out")}
+def test_training_and_held_out_houses_are_disjoint_with_balanced_colours() -> None:
+    sight = load_demo("sight")
+    train = {str(task.columns["house"]) for task in DemoTasks(sight, 0, 1500)}
+    held = {str(task.columns["house"]) for task in DemoTasks(sight, 0, 300, "held_out")}
     assert len(held) > 100 and not train & held
-    shares = [sum(House.named(name).answer == colour for name in train) / len(train) for colour in COLOURS]
+    shares = [sum(House.from_name(name).answer == colour for name in train) / len(train) for colour in COLOURS]
     assert max(shares) < 0.2 and min(shares) > 0.06
 
 
-def saying(writer: Writer, one: Problem, turns: Sequence[object]) -> ScriptedEngine:
+def saying(writer: DemonstrationWriter, one: Problem, turns: Sequence[object]) -> ScriptedEngine:
     left = list(turns)
 
     def script(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
-        return writer.says(left.pop(0))  # type: ignore[arg-type]
+        return writer.encode_turn(left.pop(0))  # type: ignore[arg-type]
 
     return ScriptedEngine(script)
 
 
-async def test_a_perfect_policy_is_right_over_the_real_tools_and_writes_what_is_demonstrated(
+async def test_perfect_policy_solves_every_task_with_the_demonstrated_text(
     template: Template, gateway: AnyGateway
 ) -> None:
-    writer = Writer(template, TOOLS)
+    writer = DemonstrationWriter(template, TOOLS)
     for place in range(6):
-        one = problem("held", place, KIND, "held_out")
-        rollout = await Player(saying(writer, one, one.turns), template, gateway).play(one.task)
-        shown = writer.demonstration(one, Random(0))
+        one = draw_problem("held", place, KIND, "held_out")
+        rollout = await RolloutRunner(saying(writer, one, one.turns), template, gateway).run(one.task)
+        shown = writer.write(one, Random(0))
         assert exact(Attempt(one.task, rollout)) == 1.0
         assert rollout.ledger.ids == shown.ids and rollout.ledger.mask == shown.mask
         assert rollout.ledger.expanded.ids == shown.expanded.ids
@@ -137,17 +135,22 @@ async def test_a_perfect_policy_is_right_over_the_real_tools_and_writes_what_is_
         assert len(shown.expanded) == len(shown) + 2 * 3  # Four ids for each of two pictures, in place of one.
 
 
-async def test_a_guess_earns_nothing_but_by_chance(template: Template, gateway: AnyGateway) -> None:
-    writer, draw, right = Writer(template, TOOLS), Random(0), 0.0
+async def test_guessing_succeeds_only_by_chance(template: Template, gateway: AnyGateway) -> None:
+    writer, draw, right = DemonstrationWriter(template, TOOLS), Random(0), 0.0
     for place in range(40):
-        one = problem("guess", place)
+        one = draw_problem("guess", place)
         right += exact(
-            Attempt(one.task, await Player(saying(writer, one, [says(guess(draw))]), template, gateway).play(one.task))
+            Attempt(
+                one.task,
+                await RolloutRunner(saying(writer, one, [answer_message(draw_guess(draw))]), template, gateway).run(
+                    one.task
+                ),
+            )
         )
     assert right <= 12
 
 
-async def test_the_camera_says_which_windows_there_are(gateway: AnyGateway) -> None:
+async def test_camera_lists_the_windows(gateway: AnyGateway) -> None:
     async with gateway.open(Task(tools=("zoom",))) as session:
         seen, unknown = await session.calls(
             [
@@ -155,35 +158,35 @@ async def test_the_camera_says_which_windows_there_are(gateway: AnyGateway) -> N
                 ToolCall("2", "zoom", '{"house": "Leo Oslo 3", "window": "cellar"}'),
             ]
         )
-    assert [part.data for part in seen.parts if isinstance(part, Image)] == [inside(HOUSE, "upper left")]
+    assert [part.data for part in seen.parts if isinstance(part, Image)] == [draw_inside(HOUSE, "upper left")]
     assert unknown.outcome is Outcome.ERROR and "upper left, upper right" in str(unknown.parts[0])
 
 
-def test_a_demos_model_and_tasks_belong_together() -> None:
+def test_demo_model_and_tasks_must_match() -> None:
     for wrong in ({"model": "sight"}, {"model": "sight", "data": "sight", "warm": "plain"}):
         with pytest.raises((ConfigErrors, ValueError)):
             TrainSettings.model_validate(wrong)
 
 
-def test_a_model_that_guesses_learns_to_look_and_answers_from_what_it_sees(looked: Path, one_thread: None) -> None:
-    before, *steps = history(looked / NAME)
+def test_guessing_model_learns_to_look_and_answer_from_the_image(looked: Path, one_thread: None) -> None:
+    before, *steps = read_metrics(looked / METRICS_FILE)
     assert before["eval/greedy"] <= 0.35 and steps[0]["success/sampled"] <= 0.35
     assert steps[-1]["eval/greedy"] >= 0.85
     assert mean(step["success/sampled"] for step in steps[-3:]) >= 0.6
-    found = controls(looked, 40)
+    found = run_controls(looked, 40)
     assert found["blank"] <= 0.35 and found["exchanged"] <= 0.35 and found["follows"] >= 0.85
 
 
-def test_a_step_with_pictures_is_made_again_from_its_tape(looked: Path, run: Run) -> None:
+def test_step_with_images_is_replayed_from_its_tape(looked: Path, run: RunCommand) -> None:
     """With the model that there was, though one of this name would be made otherwise now."""
     about = json.loads((looked / "run.json").read_text())
     about["settings"]["model"] = "sight"
     (looked / "run.json").write_text(json.dumps(about))
     told = run("replay", looked, 10).output
-    assert "64 rollouts of step 10 played again, 0 of them differ" in told and ", as it was" in told
+    assert "replayed 64 rollouts of step 10; 0 differ" in told and ", as recorded" in told
 
 
-def test_before_a_run_it_is_told_what_becomes_of_pictures(looked: Path, run: Run) -> None:
+def test_check_reports_how_images_are_handled(looked: Path, run: RunCommand) -> None:
     told = run("check", "--tools", TOOL_CONFIGS, "--model", looked / "checkpoints/000010").output
-    assert "it sees: what a tool shows stands in its message (template.images)" in told
-    assert "it never writes <|image_pad|>, <|video_pad|>, <|vision_start|>, <|vision_end|>" in told
+    assert "it reads images: those of tools are in its message (template.images)" in told
+    assert "it never samples <|image_pad|>, <|video_pad|>, <|vision_start|>, <|vision_end|>" in told

@@ -1,4 +1,4 @@
-"""A server that is a part of a process group, as SGLang's are: gloo between threads of this process."""
+"""A fake server in a process group: gloo between threads of this process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Speaks what SGLang speaks, in this process: its model says what follows each id alone, and its cache is as it should
-be. What real servers do is tested in `tests/sglang`; here it is what ours does with it."""
+"""A fake SGLang server in this process: each id determines the next one's logprobs, and its cache works as it should.
+
+Real servers are tested in `tests/sglang`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import base64
 import json
 import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.types import Image
@@ -66,6 +68,10 @@ class Fake:
     """Of each request, its path and its body."""
     cached: dict[str | None, list[tuple[int, ...]]] = field(default_factory=dict)
     updating: bool = False
+    sends_new_only: bool = False
+    """Events of a stream have what is new, not all so far."""
+    breaks_off: bool = False
+    """A stream ends in its middle."""
     going: anyio.Event = field(default_factory=anyio.Event)
     aborted: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
@@ -74,7 +80,7 @@ class Fake:
     """Of each continuation, so many ids are written before it waits for `released`."""
     released: anyio.Event = field(default_factory=anyio.Event)
     writing: int = 0
-    lent: set[str] = field(default_factory=set)
+    released_tags: set[str] = field(default_factory=set)
     fails: dict[str, Response] = field(default_factory=dict)
     """By path, what is answered in place of an answer."""
     told: Counter[str] = field(default_factory=Counter)
@@ -131,6 +137,10 @@ class Fake:
                 await anyio.sleep_forever()
             if path == "/generate" and body.get("rid", "") in self.named - {""}:
                 return JSONResponse({"detail": "Duplicate request ID detected"}, 400)
+            if path not in self.fails and body.get("stream"):
+                return StreamingResponse(
+                    _events(await act(body), self.sends_new_only, self.breaks_off), media_type="text/event-stream"
+                )
             return self.fails.get(path) or JSONResponse(await act(body))
 
         return answer
@@ -150,7 +160,7 @@ class Fake:
 
     async def generate(self, body: Any) -> Any:
         await self.going.wait()
-        if self.lent:
+        if self.released_tags:
             self.break_down()
         ids, params, rid = list(body["input_ids"]), body["sampling_params"], body.get("rid", "")
         cached = self._cached(body.get("extra_key"), ids)
@@ -232,16 +242,16 @@ class Fake:
         """A server that still writes ends over it."""
         if self.writing and self.going.is_set():
             self.break_down()
-        self.lent |= {*body["tags"]}
+        self.released_tags |= {*body["tags"]}
         self.cached.clear()
         if "weights" in body["tags"]:
             self.weights = {name: torch.zeros_like(value) for name, value in self.weights.items()}
 
     async def resume_memory(self, body: Any) -> None:
         """As does one that is asked for what it has not lent."""
-        if not {*body["tags"]} <= self.lent:
+        if not {*body["tags"]} <= self.released_tags:
             self.break_down()
-        self.lent -= {*body["tags"]}
+        self.released_tags -= {*body["tags"]}
 
     async def begin(self, _: Any) -> Any:
         before, self.updating = self.updating, True
@@ -271,7 +281,7 @@ class Fake:
     join = from_group = leave = nothing
 
     def _took(self, named: dict[str, torch.Tensor], body: Any) -> Any:
-        if self.lent & {"weights"}:
+        if self.released_tags & {"weights"}:
             return {"success": False, "message": "there is no memory for weights"}
         if not self.deaf:
             self.weights = self.weights | named
@@ -289,3 +299,17 @@ def _spans(versions: Sequence[str]) -> list[dict[str, object]]:
             spans.append({"version": version, "start": place})
         spans[-1]["end"] = place + 1
     return spans
+
+
+def _events(answer: Any, new_only: bool, breaks_off: bool) -> Iterator[str]:
+    """The events of a streamed answer."""
+    ids, meta = answer["output_ids"], answer["meta_info"]
+    for end in range(1, len(ids) + 1):
+        if breaks_off and end > 1:
+            raise ConnectionError("the server is lost")
+        start = end - 1 if new_only else 0
+        pairs = meta["output_token_logprobs"][start:end]
+        so_far = {**meta, "output_token_logprobs": pairs, "completion_tokens": end}
+        event = {"text": "", "output_ids": ids[start:end], "meta_info": so_far}
+        yield f"data: {json.dumps(event)}\n\n"
+    yield "data: [DONE]\n\n"

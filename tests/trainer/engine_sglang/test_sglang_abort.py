@@ -1,4 +1,4 @@
-"""Whoever ends a turn ends it wherever it is: not only while a server writes it."""
+"""Aborting a turn in every state: generating, between requests, waiting for weights or servers."""
 
 from __future__ import annotations
 
@@ -9,57 +9,60 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
-from tests.trainer.engine_sglang.asked import opened, until
+from tests.trainer.engine_sglang.engine_harness import opened
 from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, weights
-from trainer.engine.base import Sampling, Written
-from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.wire import Wire
+from tests.waiting import wait_until
+from trainer.engine.base import Generation, Sampling
+from trainer.engine.sglang.http_client import SGLangClient
+from trainer.engine.sglang.sglang_engine import SGLangEngine
 
-NOTHING = Written((), (), "abort")
+NOTHING = Generation((), (), "abort")
 
 
 @asynccontextmanager
-async def writing(fake: Fake) -> AsyncIterator[tuple[SGLangEngine, TaskGroup, dict[str, Written]]]:
+async def writing(fake: Fake) -> AsyncIterator[tuple[SGLangEngine, TaskGroup, dict[str, Generation]]]:
     """And what has ended, by rollout."""
     async with opened(fake) as engine, anyio.create_task_group() as tasks:
         yield engine, tasks, {}
 
 
-async def write(engine: SGLangEngine, ended: dict[str, Written], key: str, sampling: Sampling, group: str = "") -> None:
+async def write(
+    engine: SGLangEngine, ended: dict[str, Generation], key: str, sampling: Sampling, group: str = ""
+) -> None:
     ended[key] = await engine.generate(IDS, sampling, key=key, group=group)
 
 
-async def test_a_turn_is_ended_between_two_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abort_between_two_requests_ends_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """An id that is barred was written last: a further request was to follow."""
-    fake, post = Fake(), Wire.post
-    sampling = Sampling(max_tokens=400, barred=(*range(0, 40, 4),))
+    fake, post = Fake(), SGLangClient.post
+    sampling = Sampling(max_tokens=400, banned_ids=(*range(0, 40, 4),))
 
     found: list[set[str]] = []
     async with writing(fake) as (engine, tasks, ended):
         begun = len(fake.bodies("/generate"))
 
-        async def aborts(wire: Wire, path: str, body: object, **more: float) -> object:
-            answer = await post(wire, path, body, **more)  # type: ignore[arg-type]
+        async def aborts(client: SGLangClient, path: str, body: object, **more: float) -> object:
+            answer = await post(client, path, body, **more)  # type: ignore[arg-type]
             if path == "/generate" and len(fake.bodies("/generate")) == begun + 3:
                 tasks.start_soon(abort)
-                await until(lambda: fake.aborted)
+                await wait_until(lambda: fake.aborted)
             return answer
 
         async def abort() -> None:
             await engine.abort("t/1")
             found.append({*ended})
 
-        monkeypatch.setattr(Wire, "post", aborts)
+        monkeypatch.setattr(SGLangClient, "post", aborts)
         tasks.start_soon(write, engine, ended, "t/1", sampling)
-        await until(lambda: found)
+        await wait_until(lambda: found)
         assert found == [{"t/1"}]
         assert len(fake.bodies("/generate")) == begun + 3
-    assert ended["t/1"].stop == "abort"
+    assert ended["t/1"].finish_reason == "abort"
     assert 0 < len(ended["t/1"].ids) == len(ended["t/1"].logprobs) < 400
-    assert not {*ended["t/1"].ids} & {*sampling.barred}
+    assert not {*ended["t/1"].ids} & {*sampling.banned_ids}
 
 
-async def test_a_turn_is_ended_that_waits_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abort_ends_a_turn_that_waits_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, sent, go = Fake(), anyio.Event(), anyio.Event()
     took = fake.from_tensor
 
@@ -76,79 +79,77 @@ async def test_a_turn_is_ended_that_waits_for_weights(monkeypatch: pytest.Monkey
             tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3))
         await anyio.wait_all_tasks_blocked()
         await engine.abort("t/1")
-        await until(lambda: ended)
+        await wait_until(lambda: ended)
         assert ended == {"t/1": NOTHING}
         go.set()
-        await until(lambda: len(ended) == 2)
-    assert ended["t/2"].stop == "length" and ended["t/2"].version == 1
+        await wait_until(lambda: len(ended) == 2)
+    assert ended["t/2"].finish_reason == "length" and ended["t/2"].version == 1
 
 
-async def test_a_turn_is_ended_that_waits_for_a_server_to_come_back() -> None:
+async def test_abort_ends_a_turn_that_waits_for_a_server() -> None:
     fake = Fake()
     async with writing(fake) as (engine, tasks, ended):
         await engine.publish(weights(1), 1)
         fake.break_down()
         for key in ("t/1", "t/2"):
             tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3))
-        await until(lambda: not engine.replicas[0].up)
+        await wait_until(lambda: not engine.replicas[0].up)
         await engine.abort("t/1")
-        await until(lambda: ended)
-        assert ended["t/1"].stop == "abort" and not ended["t/1"].ids
+        await wait_until(lambda: ended)
+        assert ended["t/1"].finish_reason == "abort" and not ended["t/1"].ids
         fake.start_anew()
-        await until(lambda: len(ended) == 2)
-    assert ended["t/2"].stop == "length" and ended["t/2"].version == 1
+        await wait_until(lambda: len(ended) == 2)
+    assert ended["t/2"].finish_reason == "length" and ended["t/2"].version == 1
 
 
-async def test_a_turn_is_ended_that_is_written_by_a_server_which_is_held_to_be_lost() -> None:
+async def test_abort_ends_a_turn_on_a_server_presumed_lost() -> None:
     """Another request of its broke; this one goes on."""
     fake = Fake(hold_at=2)
     async with writing(fake) as (engine, tasks, ended):
         tasks.start_soon(write, engine, ended, "t/1", Sampling(max_tokens=5))
-        await until(lambda: fake.writing)
+        await wait_until(lambda: fake.writing)
         fake.break_down()
         tasks.start_soon(write, engine, ended, "t/2", Sampling(max_tokens=3))
-        await until(lambda: not engine.replicas[0].up)
+        await wait_until(lambda: not engine.replicas[0].up)
         await engine.abort("t/1")
-        assert ended["t/1"].stop == "abort" and len(ended["t/1"].ids) == 2
+        assert ended["t/1"].finish_reason == "abort" and len(ended["t/1"].ids) == 2
         fake.start_anew()
-        await until(lambda: len(ended) == 2)
-    assert ended["t/2"].stop == "length"
+        await wait_until(lambda: len(ended) == 2)
+    assert ended["t/2"].finish_reason == "length"
 
 
-async def test_all_turns_are_ended_wherever_they_are() -> None:
+async def test_abort_ends_all_turns() -> None:
     fake = Fake(hold_at=2)
     async with writing(fake) as (engine, tasks, ended):
         tasks.start_soon(write, engine, ended, "t/1", Sampling(max_tokens=5))
-        await until(lambda: fake.writing)
+        await wait_until(lambda: fake.writing)
         await engine.pause()
         tasks.start_soon(write, engine, ended, "t/2", Sampling(max_tokens=3))
-        await until(lambda: engine.replicas[0].load == 2)
+        await wait_until(lambda: engine.replicas[0].load == 2)
         tasks.start_soon(engine.resume)
         await engine.abort()
-        assert {key: one.stop for key, one in ended.items()} == {"t/1": "abort", "t/2": "abort"}
+        assert {key: one.finish_reason for key, one in ended.items()} == {"t/1": "abort", "t/2": "abort"}
 
 
 @pytest.mark.parametrize(("one", "other"), [("t/1", "t/2"), ("t/2", "t/1")])
-async def test_of_siblings_the_one_that_reads_what_both_begin_with_is_ended_or_the_one_that_waits(
-    one: str, other: str
-) -> None:
+async def test_abort_ends_the_prefilling_or_the_waiting_sibling(one: str, other: str) -> None:
     """The other is written in either case, and reads for itself where nobody does for it."""
     fake = Fake()
     async with writing(fake) as (engine, tasks, ended):
         await engine.pause()
         for key in ("t/1", "t/2"):
             tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3), "t")
-        await until(lambda: engine.replicas[0].load)
+        await wait_until(lambda: engine.replicas[0].load)
         await engine.abort(one)
-        await until(lambda: ended)
+        await wait_until(lambda: ended)
         assert ended == {one: NOTHING}
         await engine.resume()
-        await until(lambda: len(ended) == 2)
-    assert ended[other].stop == "length"
+        await wait_until(lambda: len(ended) == 2)
+    assert ended[other].finish_reason == "length"
 
 
-async def test_a_turn_that_begins_after_is_not_ended() -> None:
+async def test_abort_does_not_affect_later_turns() -> None:
     async with writing(Fake()) as (engine, _, ended):
         await engine.abort()
         await write(engine, ended, "t/1", Sampling(max_tokens=3))
-    assert ended["t/1"].stop == "length"
+    assert ended["t/1"].finish_reason == "length"

@@ -1,4 +1,4 @@
-"""Behind a router: weights go to each server, what is written goes through it, and whichever server failed is found."""
+"""The engine behind `sglang-router`: weights go to every server, requests go through the router."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.trainer.engine_sglang.asked import hosting, serving, until
+from tests.trainer.engine_sglang.engine_harness import hosting, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
-from trainer.engine.base import EngineError, Sampling, Written
-from trainer.engine.sglang import engine as engines
-from trainer.engine.sglang.engine import SGLangEngine
-from trainer.engine.sglang.own import Own
-from trainer.engine.sglang.publish.tensors import ByTensors
+from tests.waiting import wait_until
+from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.sglang import sglang_engine as engines
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.tensors import TensorSync
+from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
 
 class Turns:
@@ -49,16 +50,19 @@ class Turns:
 async def routed(*fakes: Fake) -> AsyncIterator[tuple[SGLangEngine, Turns]]:
     async with serving(*fakes) as urls:
         router = Turns(*urls)
-        async with hosting(router.app()) as url, SGLangEngine([url], ByTensors(), own=Own(reads(weights(1)))) as engine:
+        async with (
+            hosting(router.app()) as url,
+            SGLangEngine([url], TensorSync(), reference=TrainerReference(reads(weights(1)))) as engine,
+        ):
             with anyio.fail_after(30):
                 await engine.publish(weights(1), 1)
                 yield engine, router
 
 
-async def test_weights_reach_each_server_and_each_is_asked_how_likely_it_finds_a_prompt() -> None:
+async def test_router_publishes_to_and_verifies_every_server() -> None:
     fakes = [Fake(), Fake()]
     async with routed(*fakes) as (engine, router):
-        assert engine.capabilities.name == "sglang 0.5.23 x 2 behind a router" and engine.capabilities.exact
+        assert engine.capabilities.name == "sglang 0.5.23 x 2 behind a router" and engine.capabilities.is_exact
         written = [await engine.generate(IDS, Sampling(max_tokens=3), key=str(place)) for place in range(4)]
     assert all(fake.version == "1" and fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)
     assert all(one.version == 1 and len(one.ids) == 3 for one in written) and router.asked == 4
@@ -72,8 +76,8 @@ async def test_one_server_with_other_weights_ends_the_run() -> None:
             await engine.publish(weights(1), 2)
 
 
-async def test_an_abort_reaches_whichever_server_writes() -> None:
-    fakes, ended = [Fake(hold_at=2), Fake(hold_at=2)], list[Written]()
+async def test_abort_reaches_the_generating_server() -> None:
+    fakes, ended = [Fake(hold_at=2), Fake(hold_at=2)], list[Generation]()
 
     async def write() -> None:
         ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
@@ -81,13 +85,13 @@ async def test_an_abort_reaches_whichever_server_writes() -> None:
     async with routed(*fakes) as (engine, router), anyio.create_task_group() as tasks:
         router.turn = cycle([router.urls[1]])
         tasks.start_soon(write)
-        await until(lambda: fakes[1].writing)
+        await wait_until(lambda: fakes[1].writing)
         await engine.abort("a")
-        await until(lambda: ended)
-    assert (ended[0].stop, len(ended[0].ids)) == ("abort", 2)
+        await wait_until(lambda: ended)
+    assert (ended[0].finish_reason, len(ended[0].ids)) == ("abort", 2)
 
 
-async def test_a_server_that_was_started_anew_is_found_and_given_the_weights_before_more_is_written() -> None:
+async def test_restarted_server_gets_the_weights_before_it_generates() -> None:
     fakes = [Fake(), Fake()]
     async with routed(*fakes) as (engine, _):
         fakes[1].start_anew()
@@ -97,10 +101,10 @@ async def test_a_server_that_was_started_anew_is_found_and_given_the_weights_bef
     assert fakes[1].version == "1" and fakes[1].weights[NAME].equal(weights(1)[NAME])
 
 
-async def test_what_a_server_that_is_gone_was_to_write_is_asked_of_the_router_again(
+async def test_turns_of_a_lost_server_are_requested_from_the_router_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engines, "SETTLE_S", 0.1)
+    monkeypatch.setattr(engines, "ROUTER_SETTLE_S", 0.1)
     fakes = [Fake(), Fake()]
     async with routed(*fakes) as (engine, router):
         fakes[0].break_down()
@@ -112,23 +116,23 @@ async def test_what_a_server_that_is_gone_was_to_write_is_asked_of_the_router_ag
 @pytest.mark.parametrize(
     ("urls", "more", "problem"),
     [
-        ((), {}, "has no servers: name them to it"),
-        (("grpc://a:1",), {}, "not spoken to over HTTP"),
-        (("http://a:1",), {"worker_type": "prefill"}, "does prefill alone"),
+        ((), {}, "has no servers: start it with --worker-urls"),
+        (("grpc://a:1",), {}, "served over gRPC, not HTTP"),
+        (("http://a:1",), {"worker_type": "prefill"}, "is a prefill server only"),
         (("http://a:1@0",), {}, "is a part of a server"),
     ],
 )
-async def test_a_router_that_cannot_be_worked_with_is_named_with_what_to_do(
+async def test_unusable_router_is_reported_with_a_remedy(
     urls: tuple[str, ...], more: dict[str, str], problem: str
 ) -> None:
     async with hosting(Turns(*urls, **more).app()) as url:
         with pytest.raises(EngineError, match=problem):
-            async with SGLangEngine([url], ByTensors()):
+            async with SGLangEngine([url], TensorSync()):
                 pass
 
 
-async def test_a_router_beside_servers_is_refused() -> None:
+async def test_router_together_with_servers_is_refused() -> None:
     async with serving(Fake()) as urls, hosting(Turns(*urls).app()) as url:
         with pytest.raises(EngineError, match="is a router: name it alone, or the servers"):
-            async with SGLangEngine([url, *urls], ByTensors()):
+            async with SGLangEngine([url, *urls], TensorSync()):
                 pass

@@ -1,4 +1,4 @@
-"""Tiny models learn on one thread."""
+"""One thread for all tests here, which train tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step is made whole or not at all, and a run that was broken off goes on to the bit."""
+"""Tests optimizer steps, the learning rate schedule, and saving and resuming a policy."""
 
 from __future__ import annotations
 
@@ -8,103 +8,110 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.policy.made import logprobs, model
+from tests.trainer.policy.tiny_policies import policy_logprobs, tiny_model
 from trainer.policy.errors import PolicyError
-from trainer.policy.optimizers import share
+from trainer.policy.optimizers import learning_rate_factor
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 
 ROWS = [[1, 2, 3, 4], [7, 8, 9]]
 
 
-def learned(policy: Policy, steps: int) -> Policy:
+def train_steps(policy: Policy, steps: int) -> Policy:
     for _ in range(steps):
-        (-logprobs(policy, ROWS).sum()).backward()
+        (-policy_logprobs(policy, ROWS).sum()).backward()
         policy.step()
     return policy
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_steps_make_what_is_rewarded_likelier(optimizer: str) -> None:
-    policy = Policy(model(), UpdateSettings(optimizer=optimizer, lr=2e-2, warmup=2, steps=8))  # type: ignore[arg-type]
-    before = logprobs(policy, ROWS).sum().item()
-    (-logprobs(learned(policy, 7), ROWS).sum()).backward()
-    told = policy.step()
-    assert logprobs(policy, ROWS).sum().item() > before + 5
-    assert policy.steps == 8 and told["update/lr"] < 2e-2
+def test_steps_raise_the_logprobs_of_the_trained_tokens(optimizer: str) -> None:
+    policy = Policy(tiny_model(), UpdateSettings(optimizer=optimizer, lr=2e-2, warmup=2, steps=8))  # type: ignore[arg-type]
+    before = policy_logprobs(policy, ROWS).sum().item()
+    (-policy_logprobs(train_steps(policy, 7), ROWS).sum()).backward()
+    metrics = policy.step()
+    assert policy_logprobs(policy, ROWS).sum().item() > before + 5
+    assert policy.steps == 8 and metrics["update/lr"] < 2e-2
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing_and_says_what_to_do() -> None:
-    policy = Policy(model(), UpdateSettings())
+def test_gradient_that_is_not_finite_changes_nothing_and_raises() -> None:
+    policy = Policy(tiny_model(), UpdateSettings())
     before = {name: value.clone() for name, value in policy.weights.items()}
-    (logprobs(policy, ROWS).sum() * float("nan")).backward()
+    (policy_logprobs(policy, ROWS).sum() * float("nan")).backward()
     with pytest.raises(PolicyError, match=r"not finite[^\n]*\n  remedy: lower `update.lr`"):
         policy.step()
     assert policy.steps == 0
     assert all(torch.equal(before[name], value) for name, value in policy.weights.items())
 
 
-def test_the_rate_rises_stays_and_falls() -> None:
+def test_learning_rate_warms_up_stays_and_decays() -> None:
     settings = UpdateSettings(warmup=4, steps=14, floor=0.2)
-    shares = [share(step, settings) for step in range(20)]
+    shares = [learning_rate_factor(step, settings) for step in range(20)]
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0] and shares[4] == 1.0
     assert shares[14:] == pytest.approx([0.2] * 6) and sorted(shares[4:], reverse=True) == shares[4:]
-    assert share(100, UpdateSettings()) == 1.0
+    assert learning_rate_factor(100, UpdateSettings()) == 1.0
 
 
-def test_a_rate_that_falls_in_a_cosine_meets_the_line_at_both_ends_and_halfway() -> None:
+def test_cosine_decay_equals_linear_decay_at_the_ends_and_halfway() -> None:
     line, curve = (UpdateSettings(warmup=4, steps=14, floor=0.2, fall=fall) for fall in ("line", "cosine"))
     for step in (0, 3, 4, 9, 14, 30):
-        assert share(step, curve) == pytest.approx(share(step, line))
-    assert share(6, curve) > share(6, line) and share(12, curve) < share(12, line)
-    assert share(6, curve) == pytest.approx(0.2 + 0.8 * 0.9045084971874737)
+        assert learning_rate_factor(step, curve) == pytest.approx(learning_rate_factor(step, line))
+    assert learning_rate_factor(6, curve) > learning_rate_factor(6, line) and learning_rate_factor(
+        12, curve
+    ) < learning_rate_factor(12, line)
+    assert learning_rate_factor(6, curve) == pytest.approx(0.2 + 0.8 * 0.9045084971874737)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_going_on_from_a_saved_step_gives_the_same_weights_to_the_bit(tmp_path: Path, optimizer: str) -> None:
+def test_resumed_policy_gets_identical_weights(tmp_path: Path, optimizer: str) -> None:
     update = UpdateSettings(optimizer=optimizer, steps=10)  # type: ignore[arg-type]
-    through = learned(Policy(model(), update), 6)
-    learned(Policy(model(), update), 3).save(tmp_path)
-    again = Policy(model(), update)
-    again.resume(tmp_path)
-    learned(again, 3)
-    assert again.steps == 6
-    assert all(torch.equal(value, again.weights[name]) for name, value in through.weights.items())
+    uninterrupted = train_steps(Policy(tiny_model(), update), 6)
+    train_steps(Policy(tiny_model(), update), 3).save(tmp_path)
+    resumed = Policy(tiny_model(), update)
+    resumed.resume(tmp_path)
+    train_steps(resumed, 3)
+    assert resumed.steps == 6
+    assert all(torch.equal(value, resumed.weights[name]) for name, value in uninterrupted.weights.items())
 
 
-def test_what_is_saved_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
-    policy = learned(Policy(model(), UpdateSettings()), 1)
+def test_saved_folder_is_loaded_by_transformers(tmp_path: Path) -> None:
+    policy = train_steps(Policy(tiny_model(), UpdateSettings()), 1)
     policy.save(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert all(torch.equal(value, policy.weights[name]) for name, value in loaded.state_dict().items())
-    again = Policy.load(tmp_path, UpdateSettings(), "cpu")
-    assert torch.equal(logprobs(again, ROWS), logprobs(policy, ROWS)) and again.steps == 0
+    resumed = Policy.load(tmp_path, UpdateSettings(), "cpu")
+    assert torch.equal(policy_logprobs(resumed, ROWS), policy_logprobs(policy, ROWS)) and resumed.steps == 0
 
 
-def cut(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-@pytest.mark.parametrize("spoil", [cut, Path.unlink, lambda file: file.write_bytes(b"")], ids=["cut", "gone", "empty"])
-def test_a_file_that_is_not_whole_is_named_with_its_remedy(tmp_path: Path, name: str, spoil) -> None:  # type: ignore[no-untyped-def]
-    policy = learned(Policy(model(), UpdateSettings()), 1)
+@pytest.mark.parametrize(
+    "damage", [truncate, Path.unlink, lambda file: file.write_bytes(b"")], ids=["truncated", "missing", "empty"]
+)
+def test_damaged_checkpoint_file_is_named_with_a_remedy(tmp_path: Path, name: str, damage) -> None:  # type: ignore[no-untyped-def]
+    policy = train_steps(Policy(tiny_model(), UpdateSettings()), 1)
     policy.save(tmp_path)
-    spoil(tmp_path / name)
+    damage(tmp_path / name)
     with pytest.raises(PolicyError) as caught:
-        Policy(model(), UpdateSettings()).resume(tmp_path)
-    assert str(tmp_path / name) in caught.value.problem and "that is whole" in caught.value.remedy
+        Policy(tiny_model(), UpdateSettings()).resume(tmp_path)
+    assert str(tmp_path / name) in caught.value.problem and "complete checkpoint" in caught.value.remedy
 
 
-def test_a_state_of_other_settings_is_refused(tmp_path: Path) -> None:
-    learned(Policy(model(), UpdateSettings()), 1).save(tmp_path)
-    with pytest.raises(PolicyError, match=r"optimizer\.pt cannot be taken up"):
-        Policy(model(), UpdateSettings(optimizer="muon")).resume(tmp_path)
+def test_state_of_other_settings_is_rejected(tmp_path: Path) -> None:
+    train_steps(Policy(tiny_model(), UpdateSettings()), 1).save(tmp_path)
+    with pytest.raises(PolicyError, match=r"optimizer\.pt cannot be loaded"):
+        Policy(tiny_model(), UpdateSettings(optimizer="muon")).resume(tmp_path)
 
 
-def test_bfloat16_is_near_and_its_weights_stay_float32() -> None:
-    near, exact = Policy(model(), UpdateSettings(dtype="bfloat16")), Policy(model(), UpdateSettings(dtype="auto"))
-    off = (logprobs(near, ROWS) - logprobs(exact, ROWS)).abs().max()
-    assert 0 < off < 0.5
-    learned(near, 1)
-    assert {value.dtype for value in near.weights.values()} == {torch.float32}
+def test_bfloat16_is_close_and_weights_stay_float32() -> None:
+    bfloat16, exact = (
+        Policy(tiny_model(), UpdateSettings(dtype="bfloat16")),
+        Policy(tiny_model(), UpdateSettings(dtype="auto")),
+    )
+    difference = (policy_logprobs(bfloat16, ROWS) - policy_logprobs(exact, ROWS)).abs().max()
+    assert 0 < difference < 0.5
+    train_steps(bfloat16, 1)
+    assert {value.dtype for value in bfloat16.weights.values()} == {torch.float32}

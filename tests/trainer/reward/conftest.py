@@ -1,4 +1,4 @@
-"""Reward functions come from files; each test writes its own."""
+"""Fixtures for reward tests, which write their own reward functions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.trainer.reward.attempts import Write
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Scoring needs no torch."""
+    """Both backends: scoring does not need torch."""
     return str(request.param)
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes my_rewards.py, and tells its folder."""
+    """A function that writes my_rewards.py, and returns its folder."""
 
-    def written(text: str) -> Path:
+    def write_file(text: str) -> Path:
         (tmp_path / "my_rewards.py").write_text(text)
         return tmp_path
 
-    return written
+    return write_file

@@ -1,4 +1,4 @@
-"""Settings that make no sense are refused; those that do say which component tells success."""
+"""Tests the reward settings: the success component, invalid values, and the documentation."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from trainer.reward.functions import BUILTIN_FUNCTIONS
 from trainer.reward.settings import RewardSettings
-from trainer.reward.shipped import SHIPPED
 
 RIGHT = {"function": "answer"}
 
 
-def test_the_first_component_tells_success_unless_another_is_named() -> None:
-    made = RewardSettings.model_validate({"components": {"right": RIGHT, "tidy": {"function": "efficiency"}}})
-    assert made.telling == "right" and made.components["tidy"].weight == 1.0
-    assert made.model_copy(update={"success": "tidy"}).telling == "tidy"
-    assert RewardSettings().telling == "answer"
-    assert RewardSettings.model_validate(made.model_dump()) == made
+def test_first_component_decides_success_by_default() -> None:
+    settings = RewardSettings.model_validate({"components": {"right": RIGHT, "tidy": {"function": "efficiency"}}})
+    assert settings.success_component == "right" and settings.components["tidy"].weight == 1.0
+    assert settings.model_copy(update={"success": "tidy"}).success_component == "tidy"
+    assert RewardSettings().success_component == "answer"
+    assert RewardSettings.model_validate(settings.model_dump()) == settings
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "message"),
     [
         ({"components": {}}, "at least 1"),
-        ({"components": {"mean": RIGHT}}, "'mean' is a metric of all components together"),
+        ({"components": {"mean": RIGHT}}, "the component name 'mean' is reserved for a metric of all components"),
         ({"components": {"a b": RIGHT}}, "pattern"),
         ({"components": {"right": RIGHT}, "success": "wrong"}, "success is 'wrong', which is none of right"),
         ({"components": {"right": RIGHT | {"timeout_s": 0}}}, "timeout_s"),
@@ -34,13 +34,13 @@ def test_the_first_component_tells_success_unless_another_is_named() -> None:
         ({"components": {"right": {"function": ""}}}, "function"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(raw: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+def test_invalid_settings_are_rejected(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         RewardSettings.model_validate(raw)
 
 
-def test_the_documentation_names_every_shipped_function() -> None:
+def test_documentation_names_every_builtin_function() -> None:
     described = RewardSettings.model_json_schema()["$defs"]["ComponentSettings"]["properties"]["function"][
         "description"
     ]
-    assert all(f"`{name}`" in described for name in SHIPPED)
+    assert all(f"`{name}`" in described for name in BUILTIN_FUNCTIONS)

@@ -1,4 +1,4 @@
-"""The command, in a folder of the test's own."""
+"""Fixtures of the training tests: the command line, in a folder of each test's own."""
 
 from __future__ import annotations
 

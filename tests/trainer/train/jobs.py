@@ -1,4 +1,4 @@
-"""A small job on the demo's tasks, with a model that was shown them for a moment only."""
+"""A small job on the demo's tasks, with a barely trained model."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ SMALL: dict[str, Any] = {
 
 
 @cache
-def model() -> Path:
+def demo_model() -> Path:
     """Shown enough to be right at times: there must be something to compare."""
-    from trainer.demo.folder import made
-    from trainer.demo.warm import Recipe
+    from trainer.demo.model_cache import find_or_build_model
+    from trainer.demo.warm_start import Recipe
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     kept = Path(os.environ.get("MTRL_TEST_MODELS") or mkdtemp(prefix="mtrl-models-"))
     try:
-        return made(Recipe(clean=200, habit=0, kinds=("fact", "sum")), kept)
+        return find_or_build_model(Recipe(skill_steps=200, habit_steps=0, kinds=("fact", "sum")), kept)
     finally:
         torch.set_num_threads(before)
 
 
-def small(**changes: Any) -> TrainSettings:
-    return TrainSettings.model_validate({**SMALL, "model": str(model()), **changes})
+def small_job(**changes: Any) -> TrainSettings:
+    return TrainSettings.model_validate({**SMALL, "model": str(demo_model()), **changes})

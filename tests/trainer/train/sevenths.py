@@ -1,4 +1,4 @@
-"""A reward that even random weights meet at times, and that depends on nothing but ids."""
+"""A reward that random weights earn sometimes, and that depends on nothing but ids."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def sevenths(attempt: Attempt) -> float:
     return sum(id % 7 == 0 for id in ids) / max(1, len(ids))
 
 
-async def at_once(attempt: Attempt) -> float:
+async def async_sevenths(attempt: Attempt) -> float:
     """The same without a thread."""
     return sevenths(attempt)

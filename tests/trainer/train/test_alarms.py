@@ -1,4 +1,4 @@
-"""An alarm says what is seen, what it likely means and what to turn; once, until all was well for a while."""
+"""Alarms: each with its observation, likely cause and remedy, raised once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from math import inf, nan
 import pytest
 from pydantic import BaseModel
 
-from trainer.run.rollout import StopReason
-from trainer.train.alarms import ALARMS, KNOBS, WELL, Alarms
+from trainer.rollout.rollout import StopReason
+from trainer.train.alarms import ALARMS, LIMIT_SETTINGS, QUIET_STEPS, Alarms
 from trainer.train.settings import TrainSettings
 
-Told = dict[str, float]
-GOOD: Told = {
+Metrics = dict[str, float]
+HEALTHY: Metrics = {
     "reward/mean": 0.5,
     "success/sampled": 0.5,
     "entropy": 0.8,
@@ -30,61 +30,67 @@ GOOD: Told = {
 }
 
 
-def heard(*steps: Told, reasons: Mapping[str, int] = {}) -> list[str]:
-    """All that is said over these steps, each of which is well but for what is given."""
+def check_steps(*steps: Metrics, reasons: Mapping[str, int] = {}) -> list[str]:
+    """The alarms over these steps; metrics that are not given are healthy."""
     alarms = Alarms()
-    return [said for step in steps for said in alarms.look(GOOD | step, reasons)]
+    return [alarm for step in steps for alarm in alarms.check(HEALTHY | step, reasons)]
 
 
-def test_a_run_that_is_well_is_left_in_peace() -> None:
+def test_healthy_run_raises_no_alarm() -> None:
     climbing = [
         {"reward/mean": step / 50, "success/sampled": step / 50, "entropy": 1 - step / 60} for step in range(50)
     ]
-    looked = [
+    evaluated = [
         step | ({"eval/greedy": step["success/sampled"]} if place % 5 == 0 else {})
         for place, step in enumerate(climbing)
     ]
-    assert heard(*looked) == []
+    assert check_steps(*evaluated) == []
 
 
-def test_truncation_that_rises_is_told_before_all_is_cut_off() -> None:
+def test_rising_truncation_raises_an_alarm_early() -> None:
     rising = [{"rollout/truncated": 0.02 * step} for step in range(12)]
-    (said,) = heard(*rising)
-    assert said.startswith("more and more rollouts are cut off") and "`limits.rollout_tokens`" in said
-    assert heard(*[{"rollout/truncated": 0.3}] * 12) == []
+    (alarm,) = check_steps(*rising)
+    assert alarm.startswith("more and more rollouts are truncated") and "`limits.rollout_tokens`" in alarm
+    assert check_steps(*[{"rollout/truncated": 0.3}] * 12) == []
 
 
-def test_tools_that_fail_are_told_with_how_most_of_them_end() -> None:
+def test_failing_tools_raise_an_alarm_with_the_commonest_outcome() -> None:
     calls = {"engine/outcomes/ok": 50.0, "engine/outcomes/timeout": 40.0, "engine/outcomes/error": 5.0}
-    (said,) = heard(calls)
-    assert said.startswith("47% of the answers to calls are failures, 40 of 95 answers are `timeout`")
-    assert heard(calls | {"engine/outcomes/ok": 500.0}) == []
-    assert heard({"engine/outcomes/error": 5.0}) == [], "so few say nothing"
-    assert heard({"engine/outcomes/invalid": 95.0}) == [], "what the policy gets wrong is no tool's failure"
+    (alarm,) = check_steps(calls)
+    assert alarm.startswith("47% of the calls fail; 40 of 95 calls end as `timeout`")
+    assert check_steps(calls | {"engine/outcomes/ok": 500.0}) == []
+    assert check_steps({"engine/outcomes/error": 5.0}) == [], "so few say nothing"
+    assert check_steps({"engine/outcomes/invalid": 95.0}) == [], "what the policy gets wrong is no tool's failure"
 
 
-def test_one_tool_that_is_down_is_named_however_well_the_others_answer() -> None:
+def test_failing_tool_is_named_even_if_the_others_work() -> None:
     calls = {"engine/outcomes/ok": 80.0, "engine/outcomes/unavailable": 20.0, "engine/tools/look up/p50_s": 0.1}
     tools = {"engine/tools/look up/ok": 80.0, "engine/tools/a/b/unavailable": 20.0, "engine/tools/rare/error": 3.0}
-    (said,) = heard(calls | tools)
-    assert said.startswith("100% of the answers to calls of `a/b` are failures, 20 of 20 answers are `unavailable`")
-    assert heard(calls) == heard(calls | tools | {"engine/tools/a/b/ok": 80.0}) == []
+    (alarm,) = check_steps(calls | tools)
+    assert alarm.startswith("100% of the calls of `a/b` fail; 20 of 20 calls end as `unavailable`")
+    assert check_steps(calls) == check_steps(calls | tools | {"engine/tools/a/b/ok": 80.0}) == []
 
 
-def test_a_bound_on_staleness_that_bites_all_the_time_is_told() -> None:
-    bitten = {"staleness/dropped": 3.0, "staleness/max": 1.0, "groups/count": 9.0}
-    (said,) = heard(*[bitten] * 5)
-    assert said.startswith("25% of the groups of the last 5 steps were too stale") and "`max_staleness`" in said
-    assert heard(*[bitten] * 4, bitten | {"staleness/dropped": 0.0}, *[bitten] * 4) == []
+def test_groups_dropped_as_too_stale_in_every_step_raise_an_alarm() -> None:
+    dropping = {"staleness/dropped": 3.0, "staleness/max": 1.0, "groups/count": 9.0}
+    (alarm,) = check_steps(*[dropping] * 5)
+    assert (
+        alarm.startswith("25% of the groups of the last 5 steps were dropped as too stale")
+        and "`max_staleness`" in alarm
+    )
+    assert check_steps(*[dropping] * 4, dropping | {"staleness/dropped": 0.0}, *[dropping] * 4) == []
 
 
-def test_far_from_those_that_wrote_is_told_apart_from_a_step_that_is_too_large() -> None:
-    (far,), (large,) = heard({"kl/old": 0.2, "staleness/max": 2.0}), heard({"kl/old": 0.2, "staleness/max": 0.0})
+def test_large_kl_from_staleness_differs_from_a_too_large_step() -> None:
+    (far,), (large,) = (
+        check_steps({"kl/old": 0.2, "staleness/max": 2.0}),
+        check_steps({"kl/old": 0.2, "staleness/max": 0.0}),
+    )
     assert "lower `max_staleness`" in far and "max_staleness" not in large
 
 
-def test_a_run_that_ends_with_all_right_and_no_entropy_is_well() -> None:
-    assert heard({"entropy": 0.8}, {"entropy": 0.001, "success/sampled": 0.99, "groups/teaching": 1.0}) == []
+def test_solved_run_without_entropy_raises_no_alarm() -> None:
+    assert check_steps({"entropy": 0.8}, {"entropy": 0.001, "success/sampled": 0.99, "groups/teaching": 1.0}) == []
 
 
 @pytest.mark.parametrize(
@@ -95,121 +101,130 @@ def test_a_run_that_ends_with_all_right_and_no_entropy_is_well() -> None:
         (0.5, "hardly on the attempt", "`n`"),
     ],
 )
-def test_no_group_teaches(success: float, means: str, remedy: str) -> None:
-    (said,) = heard({"groups/teaching": 0.0, "success/sampled": success})
-    assert said.startswith("no group teaches: ")
-    assert means in said and remedy in said.partition("remedy: ")[2]
+def test_no_learning_signal_raises_an_alarm_with_its_likely_cause(success: float, means: str, remedy: str) -> None:
+    (alarm,) = check_steps({"groups/teaching": 0.0, "success/sampled": success})
+    assert alarm.startswith("no group has a learning signal: ")
+    assert means in alarm and remedy in alarm.partition("remedy: ")[2]
 
 
-@pytest.mark.parametrize(("stop", "knob"), KNOBS.items())
-def test_everything_is_cut_off_and_the_limit_is_named(stop: StopReason, knob: str) -> None:
-    other = next(one for one in KNOBS if one is not stop)
-    (said,) = heard({f"stops/{stop}": 0.8, f"stops/{other}": 0.15, "stops/done": 0.05})
-    assert said.startswith(f"95% of the rollouts are cut off, 80% by {stop}\n")
-    assert f"raise `{knob}`" in said
+@pytest.mark.parametrize(("stop", "setting"), LIMIT_SETTINGS.items())
+def test_truncation_alarm_names_the_limit(stop: StopReason, setting: str) -> None:
+    other = next(one for one in LIMIT_SETTINGS if one is not stop)
+    (alarm,) = check_steps({f"stops/{stop}": 0.8, f"stops/{other}": 0.15, "stops/done": 0.05})
+    assert alarm.startswith(f"95% of the rollouts are truncated, 80% by {stop}\n")
+    assert f"raise `{setting}`" in alarm
 
 
-def test_rollouts_of_one_turn_are_not_cut_off_after_it() -> None:
-    assert heard({"stops/assistant_turns": 1.0, "stops/done": 0.0, "rollout/turns": 1.0}) == []
+def test_single_turn_rollouts_raise_no_truncation_alarm() -> None:
+    assert check_steps({"stops/assistant_turns": 1.0, "stops/done": 0.0, "rollout/turns": 1.0}) == []
 
 
-def test_entropy_is_gone_while_there_is_something_left_to_learn() -> None:
-    (said,) = heard({}, {}, {"entropy": 0.01, "success/sampled": 0.4})
-    assert said.startswith("entropy is gone: 0.01 nats a token, 0.54 at the start, while 40% succeed")
-    assert heard({"entropy": 0.015}, {"entropy": 0.01}) == []  # It was never much.
+def test_entropy_collapse_raises_an_alarm_unless_the_tasks_are_solved() -> None:
+    (alarm,) = check_steps({}, {}, {"entropy": 0.01, "success/sampled": 0.4})
+    assert alarm.startswith("the entropy has collapsed: 0.01 nats per token, 0.54 at the start; 40% succeed")
+    assert check_steps({"entropy": 0.015}, {"entropy": 0.01}) == []  # It was never much.
 
 
-def looks(success: Iterable[float], greedy: float = 0.0) -> list[Told]:
+def evaluated_steps(success: Iterable[float], greedy: float = 0.0) -> list[Metrics]:
     """40 steps on which the reward climbs, and every tenth an evaluation that finds so much more than the last."""
-    steps: list[Told] = [{"reward/mean": 0.2 + place / 50, "success/sampled": one} for place, one in enumerate(success)]
+    steps: list[Metrics] = [
+        {"reward/mean": 0.2 + place / 50, "success/sampled": one} for place, one in enumerate(success)
+    ]
     return [{"reward/mean": 0.2, "eval/greedy": 0.3}] + [
         step | ({"eval/greedy": 0.3 + greedy * (place // 10 + 1)} if place % 10 == 9 else {})
         for place, step in enumerate(steps)
     ]
 
 
-def test_reward_that_rises_without_success_is_earned_by_something_else() -> None:
-    (said,) = heard(*looks([0.3, 0.32] * 20))
-    assert said.startswith("the reward rose from 0.29 to ")
-    assert "greedy success on their tasks did not: 30% then, 30% now" in said
-    assert "something else than the task" in said and "`mtrl-train show`" in said
+def test_reward_that_rises_without_success_raises_a_reward_hacking_alarm() -> None:
+    (alarm,) = check_steps(*evaluated_steps([0.3, 0.32] * 20))
+    assert alarm.startswith("the reward rose from 0.29 to ")
+    assert "greedy success on the evaluation tasks did not: 30% then, 30% now" in alarm
+    assert "reward hacking" in alarm and "`mtrl-train show`" in alarm
 
 
-def test_success_that_rises_by_samples_alone_is_sharpening() -> None:
-    (said,) = heard(*looks([0.2 + place / 60 for place in range(40)]))
-    assert "grows surer of what it could do already" in said
+def test_sampled_success_without_greedy_success_raises_a_sharpening_alarm() -> None:
+    (alarm,) = check_steps(*evaluated_steps([0.2 + place / 60 for place in range(40)]))
+    assert "becomes surer of what it could do already" in alarm
 
 
-def test_success_that_rises_everywhere_is_no_alarm() -> None:
-    assert heard(*looks([0.3] * 40, greedy=0.02)) == []
-    assert heard(*looks([0.3] * 40, greedy=0.2)) == []
+def test_rising_greedy_success_raises_no_alarm() -> None:
+    assert check_steps(*evaluated_steps([0.3] * 40, greedy=0.02)) == []
+    assert check_steps(*evaluated_steps([0.3] * 40, greedy=0.2)) == []
 
 
-def test_a_reward_that_only_scatters_has_not_risen() -> None:
-    steps = [step | {"reward/mean": 0.5 + (place * 7919 % 13 - 6) / 20} for place, step in enumerate(looks([0.3] * 40))]
-    assert heard(*steps) == []
+def test_noisy_reward_raises_no_alarm() -> None:
+    steps = [
+        step | {"reward/mean": 0.5 + (place * 7919 % 13 - 6) / 20}
+        for place, step in enumerate(evaluated_steps([0.3] * 40))
+    ]
+    assert check_steps(*steps) == []
 
 
 @pytest.mark.parametrize(
-    ("metrics", "seen", "knob"),
+    ("metrics", "seen", "setting"),
     [
         ({"mismatch/kl": 0.05}, "mismatch/kl is 0.05 nats", "algorithm.mismatch.truncate"),
         ({"kl/old": 0.3}, "kl/old is 0.3 nats", "update.lr"),
         ({"kl/reference": 14.0}, "kl/reference is 14 nats", "algorithm.kl.coefficient"),
     ],
 )
-def test_policies_that_are_far_apart(metrics: Told, seen: str, knob: str) -> None:
-    (said,) = heard(metrics)
-    assert seen in said.splitlines()[0]
-    assert knob in said.splitlines()[2]
+def test_large_divergences_raise_alarms_with_their_setting(metrics: Metrics, seen: str, setting: str) -> None:
+    (alarm,) = check_steps(metrics)
+    assert seen in alarm.splitlines()[0]
+    assert setting in alarm.splitlines()[2]
 
 
-def test_many_lost_rollouts_are_told_with_the_commonest_reason() -> None:
+def test_many_lost_rollouts_raise_an_alarm_with_the_commonest_reason() -> None:
     reasons = {"tool_failed: search: no answer within 5 s.": 30, "wall_time: not over within 600 s": 2}
-    (said,) = heard({"rollout/count": 96.0, "rollout/lost": 32.0}, reasons=reasons)
-    assert said.splitlines()[0] == (
-        "32 of 128 rollouts were lost to what surrounds the policy, 30 of them by:"
+    (alarm,) = check_steps({"rollout/count": 96.0, "rollout/lost": 32.0}, reasons=reasons)
+    assert alarm.splitlines()[0] == (
+        "32 of 128 rollouts were lost to infrastructure, 30 of them because of:"
         " tool_failed: search: no answer within 5 s"
     )
-    assert heard({"rollout/count": 126.0, "rollout/lost": 2.0}) == []
-    assert heard({"rollout/count": 0.0, "rollout/lost": 8.0})[0].startswith("8 of 8 rollouts were lost")
+    assert check_steps({"rollout/count": 126.0, "rollout/lost": 2.0}) == []
+    assert check_steps({"rollout/count": 0.0, "rollout/lost": 8.0})[0].startswith("8 of 8 rollouts were lost")
 
 
-def test_an_alarm_speaks_once_until_all_was_well_for_a_while() -> None:
+def test_alarm_is_raised_once_until_the_run_was_healthy_for_a_while() -> None:
     bad, well = {"groups/teaching": 0.0}, {}
-    assert len(heard(bad, bad, bad)) == 1
-    assert len(heard(bad, *[well] * (WELL - 1), bad)) == 1
-    assert len(heard(bad, *[well] * WELL, bad)) == 2
+    assert len(check_steps(bad, bad, bad)) == 1
+    assert len(check_steps(bad, *[well] * (QUIET_STEPS - 1), bad)) == 1
+    assert len(check_steps(bad, *[well] * QUIET_STEPS, bad)) == 2
 
 
 def test_alarms_do_not_silence_each_other() -> None:
-    assert len(heard({"groups/teaching": 0.0}, {"groups/teaching": 0.0, "kl/old": 1.0})) == 2
+    assert len(check_steps({"groups/teaching": 0.0}, {"groups/teaching": 0.0, "kl/old": 1.0})) == 2
 
 
-def test_who_goes_on_hears_no_alarm_twice() -> None:
+def test_resumed_run_does_not_repeat_alarms() -> None:
     alarms, again = Alarms(), Alarms()
-    past = [GOOD | {"mismatch/kl": 1.0} for _ in range(3)]
-    assert [len(alarms.look(step)) for step in past] == [1, 0, 0]
+    past = [HEALTHY | {"mismatch/kl": 1.0} for _ in range(3)]
+    assert [len(alarms.check(step)) for step in past] == [1, 0, 0]
     for step in past:
-        again.look(step)
-    assert alarms.look(past[0]) == again.look(past[0]) == []
+        again.check(step)
+    assert alarms.check(past[0]) == again.check(past[0]) == []
 
 
-@pytest.mark.parametrize("metrics", [{}, dict.fromkeys(GOOD, nan), {"eval/greedy": nan}, {"kl/old": inf}])
-def test_what_is_not_known_raises_no_alarm(metrics: Told) -> None:
-    assert Alarms().look(metrics) == []
+@pytest.mark.parametrize("metrics", [{}, dict.fromkeys(HEALTHY, nan), {"eval/greedy": nan}, {"kl/old": inf}])
+def test_missing_or_non_finite_metrics_raise_no_alarm(metrics: Metrics) -> None:
+    assert Alarms().check(metrics) == []
 
 
 def every_alarm() -> list[str]:
-    cut: list[Told] = [{f"stops/{stop}": 1.0} for stop in KNOBS]
-    none: list[Told] = [{"groups/teaching": 0.0, "success/sampled": success} for success in (0.0, 0.5, 1.0)]
-    far: list[Told] = [{"mismatch/kl": 1.0}, {"kl/old": 1.0}, {"kl/reference": 99.0}, {"rollout/lost": 99.0}]
-    said = [text for step in [*cut, *none, *far] for text in heard(step)]
-    said += heard({}, {"entropy": 0.0}) + heard(*looks([0.3] * 40)) + heard(*looks([place / 40 for place in range(40)]))
-    return said
+    cut: list[Metrics] = [{f"stops/{stop}": 1.0} for stop in LIMIT_SETTINGS]
+    none: list[Metrics] = [{"groups/teaching": 0.0, "success/sampled": success} for success in (0.0, 0.5, 1.0)]
+    far: list[Metrics] = [{"mismatch/kl": 1.0}, {"kl/old": 1.0}, {"kl/reference": 99.0}, {"rollout/lost": 99.0}]
+    texts = [text for step in [*cut, *none, *far] for text in check_steps(step)]
+    texts += (
+        check_steps({}, {"entropy": 0.0})
+        + check_steps(*evaluated_steps([0.3] * 40))
+        + check_steps(*evaluated_steps([place / 40 for place in range(40)]))
+    )
+    return texts
 
 
-def test_every_alarm_names_settings_that_there_are() -> None:
+def test_every_alarm_names_existing_settings() -> None:
     named = {
         name for text in every_alarm() for name in re.findall(r"`([a-z_.]+)(?:: \w+)?`", text.partition("remedy")[2])
     }
@@ -223,6 +238,6 @@ def test_every_alarm_names_settings_that_there_are() -> None:
             model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), BaseModel)
 
 
-def test_every_alarm_says_what_is_seen_what_it_means_and_what_to_turn() -> None:
+def test_every_alarm_has_observation_likely_cause_and_remedy() -> None:
     for text in every_alarm():
         assert re.fullmatch(r"\S.*\n  likely: \S.*\n  remedy: \S.*", text)

@@ -1,4 +1,4 @@
-"""The run files that come with the package, on small stand-ins of the models and the data that they name."""
+"""The shipped run files, on small stand-ins of their models and data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from tests.trainer.models import tiny_model
+from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.train.jobs import ROOT
 from tests.trainer.train.trainings import Run
-from trainer.cli.settings import JOBS, job
-from trainer.run.file import Rollouts
+from trainer.cli.options import JOBS_FOLDER
+from trainer.cli.run_file import find_run_file
+from trainer.storage.rollout_file import Rollouts
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
@@ -25,19 +26,19 @@ ROWS = (
 )
 
 
-def written(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(job(name).read_text())
+def load_run_file(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(find_run_file(name).read_text())
     return found
 
 
-def test_the_help_names_every_job_that_comes_with_the_package(run: Run) -> None:
-    told = " ".join(run("--help").replace("\n", " ").split())
-    assert f"are examples: {', '.join(sorted(file.stem for file in JOBS.glob('*.yaml')))}." in told
+def test_help_lists_every_shipped_job(run: Run) -> None:
+    output = " ".join(run("--help").replace("\n", " ").split())
+    assert f"are examples: {', '.join(sorted(file.stem for file in JOBS_FOLDER.glob('*.yaml')))}." in output
 
 
-@pytest.mark.parametrize("file", sorted(JOBS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_a_shipped_job_says_nothing_that_the_settings_do_not_know(file: Path) -> None:
-    TrainSettings.model_validate(written(file.stem))
+@pytest.mark.parametrize("file", sorted(JOBS_FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_jobs_have_valid_settings(file: Path) -> None:
+    TrainSettings.model_validate(load_run_file(file.stem))
 
 
 @pytest.fixture
@@ -46,12 +47,12 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k_feedback"])
-async def test_gsm8k_is_trained_on_with_a_stand_in_of_the_same_architecture(
+async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     name: str, tmp_path: Path, one_thread: None
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    values = written(name)
-    values |= {"tools": str(ROOT / "tool_configs"), "model": str(tiny_model(tmp_path / "model", kind="qwen2"))}
+    values = load_run_file(name)
+    values |= {"tools": str(ROOT / "tool_configs"), "model": str(save_tiny_model(tmp_path / "model", kind="qwen2"))}
     values |= {"data": str(tmp_path / "rows.jsonl"), "steps": 1, "prompts": 2, "n": 2}
     values["evaluation"] |= {"data": str(tmp_path / "rows.jsonl"), "few": 2}
     values["limits"] |= {"turn_tokens": 16}

@@ -1,4 +1,4 @@
-"""Whatever a step is made of, it goes on to the bit and is made again: each way of learning, two steps long."""
+"""Every algorithm and setting: two steps, resumed bit-identically and replayed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.trainer.train.jobs import SMALL, small
-from trainer.run.file import Rollouts
-from trainer.train.again import again
+from tests.trainer.train.jobs import SMALL, small_job
+from trainer.storage.rollout_file import Rollouts
+from trainer.train.replay_step import replay_step
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
+from trainer.view.metrics import is_repeated
 
-MACHINE = ("time/", "engine/")
-OWN = '''
+USER_CODE = '''
 import anyio
 
 
@@ -37,7 +37,7 @@ async def slowly(attempt):
 
 
 def ranks(attempts):
-    """The shorter, the better, beside its siblings: what is asked of one alone is not told."""
+    """A reward that depends on the group: shorter than its siblings is better."""
     sizes = sorted(sum(len(turn.ids) for turn in one.turns) for one in attempts)
     return [1 - sizes.index(sum(len(turn.ids) for turn in one.turns)) / len(sizes) for one in attempts]
 
@@ -79,7 +79,7 @@ JOB: dict[str, Any] = {
     },
     "evaluation": {"every": 0},
 }
-WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "grpo": {
         "algorithm": {"name": "grpo", "kl": {"coefficient": 0.05, "estimator": "k3+"}},
         "update": {"optimizer": "muon", "minibatches": 2, "tokens": 300},
@@ -144,43 +144,43 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("ways")
     (place / "tools").mkdir()
     (place / "tools/tools.yaml").write_text(TOOLS)
-    (place / "own.py").write_text(OWN)
+    (place / "own.py").write_text(USER_CODE)
     return place
 
 
-def job(place: Path, way: str) -> TrainSettings:
-    given = {**JOB, "tools": str(place / "tools"), "algorithm": {"name": "grpo"}, **WAYS[way]}
-    return small(**{**given, "update": SMALL["update"] | WAYS[way].get("update", {})})
+def make_job(place: Path, way: str) -> TrainSettings:
+    given = {**JOB, "tools": str(place / "tools"), "algorithm": {"name": "grpo"}, **VARIANTS[way]}
+    return small_job(**{**given, "update": SMALL["update"] | VARIANTS[way].get("update", {})})
 
 
-def measured(run: Path) -> list[dict[str, Any]]:
+def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith(MACHINE)} for line in lines]
+    return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
 
 
-def said(run: Path) -> list[object]:
+def rollout_contents(run: Path) -> list[object]:
     """What was written, and how likely it was; how much of it the engine knew already is the machine's."""
     return [(one.name, one.stop, one.ledger.ids, one.ledger.logprobs, one.rewards) for one in Rollouts(run)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_step_goes_on_to_the_bit_and_is_made_again(
+@pytest.mark.parametrize("way", VARIANTS)
+async def test_a_step_resumes_bit_identically_and_is_replayed(
     way: str, place: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
     monkeypatch.chdir(place)
-    told, run, settings = Console(file=io.StringIO(), width=200), place / way, job(place, way)
-    await train(settings, run, told)
-    whole, written = measured(run), said(run)
+    console, run, settings = Console(file=io.StringIO(), width=200), place / way, make_job(place, way)
+    await train(settings, run, console)
+    whole, written = read_metrics_without_times(run), rollout_contents(run)
     assert len(whole) == 2 and any(line.get("update/grad_norm") for line in whole), whole
     for line in whole:
         scored = [one.rewards for one in Rollouts(run) if one.rewards and one.group.startswith(f"{line['step']}-")]
         for name in scored[0]:
             assert line[f"reward/{name}"] == fsum(one[name] for one in scored) / len(scored)
     shutil.rmtree(run / "checkpoints/000002")
-    await train(settings, run, told, resume=True)
-    assert measured(run) == whole
-    assert said(run) == written
+    await train(settings, run, console, resume=True)
+    assert read_metrics_without_times(run) == whole
+    assert rollout_contents(run) == written
     for step in (1, 2):
-        assert await again(run, step, told), told.file.getvalue()  # type: ignore[attr-defined]
+        assert await replay_step(run, step, console), console.file.getvalue()  # type: ignore[attr-defined]
     losses = [line["loss"] for line in whole if "loss" in line]
-    assert all(f"the loss is {loss!r}, as it was" in told.file.getvalue() for loss in losses)  # type: ignore[attr-defined]
+    assert all(f"the loss is {loss!r}, as recorded" in console.file.getvalue() for loss in losses)  # type: ignore[attr-defined]

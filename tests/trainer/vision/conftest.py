@@ -1,4 +1,4 @@
-"""Each kind of model that sees is made once."""
+"""Fixtures of the vision tests: each kind of vision model is made once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.vision.seeing import KINDS, seeing_model
+from tests.trainer.vision.vision_models import KINDS, seeing_model
 
 
 @pytest.fixture(autouse=True)

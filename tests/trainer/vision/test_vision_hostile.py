@@ -1,30 +1,30 @@
-"""Whatever a tool answers with, the rollout goes on: what cannot be seen is told in its place, and no more is lost."""
+"""Hostile images from tools: replaced by a message, and the rollout continues."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.media.admit import LOST
+from gateway.media.media_filter import REFUSED_METRIC
 from gateway.types import Image, Outcome, Part, Text, ToolResult
-from tests.drawn import SVG, bomb, moving, truncated
-from tests.trainer.vision.played import Looking, lesson_of, play
-from tests.trainer.vision.seeing import picture
-from trainer.learn.settings import AlgorithmSettings
+from tests.sample_images import SVG, animation, decompression_bomb, truncated_png
+from tests.trainer.vision.vision_models import picture
+from tests.trainer.vision.vision_rollouts import Looking, lesson_of, play
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.ledger import Author
-from trainer.policy.learner import Learner
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
-from trainer.run.rollout import StopReason
-from trainer.steps import OF_CALLS
+from trainer.policy.update import PolicyUpdater
+from trainer.rollout.rollout import StopReason
+from trainer.rollout.steppers import CALLS_INFO
 
 SEEN = picture(1)
 MANY = tuple(picture(number, 8, 8) for number in range(2, 51))
 """With the one that is seen, fifty."""
 HOSTILE: dict[str, tuple[tuple[Part, ...], str, int, int]] = {
-    "bomb": ((Image(bomb()),), "[image left out: 31623x31623 pixels, more than 64000000]", 0, 1),
-    "truncated": ((Image(truncated()),), "[image left out: not a readable picture: ", 0, 1),
-    "drawing": ((Image(SVG, "image/svg+xml"),), "[image left out: SVG is a drawing in words", 0, 1),
-    "animated": ((Image(moving("GIF")),), "[the image is animated: this is how it begins]", 1, 0),
+    "bomb": ((Image(decompression_bomb()),), "[image left out: 31623x31623 pixels, more than 64000000]", 0, 1),
+    "truncated": ((Image(truncated_png()),), "[image left out: not a readable image: ", 0, 1),
+    "drawing": ((Image(SVG, "image/svg+xml"),), "[image left out: SVG images are not supported", 0, 1),
+    "animated": ((Image(animation("GIF")),), "[the image is animated: this is its first frame]", 1, 0),
     "many": (MANY, "[34 more images left out: at most 16 of one result are shown]", 15, 34),
 }
 """What is answered, what the policy reads of it, how many pictures of it are seen, and how many are not."""
@@ -36,7 +36,7 @@ async def look(kind: str) -> ToolResult:
     return ToolResult((Text("Here:"), SEEN, *HOSTILE[kind][0], Text("seen.")))
 
 
-async def test_what_is_hostile_is_told_in_its_place_and_the_rollout_goes_on_to_the_gradient(sees: Path) -> None:
+async def test_hostile_image_is_replaced_by_a_message_and_the_rollout_trains(sees: Path) -> None:
     asked = Looking(*(("look", f'{{"kind": "{kind}"}}') for kind in HOSTILE))
     rollouts = await play(sees, look, n=2, stepper=asked)
     for rollout in rollouts:
@@ -47,6 +47,6 @@ async def test_what_is_hostile_is_told_in_its_place_and_the_rollout_goes_on_to_t
             assert (words[0], words[-1], answer.outcomes) == ("Here:", "seen.", (Outcome.OK,)), kind
             assert len(words) == 3 and words[1].startswith(told) and told in str(answer.messages), kind
             assert answer.parts[1] == SEEN and len(answer.spans) == len(answer.widths) == 1 + seen, kind
-            assert answer.info[OF_CALLS][0].get("metrics", {}) == ({LOST: lost} if lost else {}), kind
+            assert answer.info[CALLS_INFO][0].get("metrics", {}) == ({REFUSED_METRIC: lost} if lost else {}), kind
     policy = Policy.load(sees, UpdateSettings())
-    assert Learner(policy, GRPO, exact=True).learn(lesson_of(rollouts, GRPO))["mismatch/max"] < 1e-5
+    assert PolicyUpdater(policy, GRPO, exact=True).train_step(lesson_of(rollouts, GRPO))["mismatch/max"] < 1e-5

@@ -1,4 +1,4 @@
-"""A run keeps each picture once, shows where it stood, and can be played again."""
+"""Runs with images: storage, display and replay."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from rich.console import Console
 from transformers import AutoModelForImageTextToText
 
-from tests.trainer.rollouts import bits
-from tests.trainer.scripts import calling, says
-from tests.trainer.vision.played import play
-from tests.trainer.vision.seeing import loaded, picture
+from tests.trainer.policy_scripts import encode_turns, render_calls
+from tests.trainer.rollout_strategies import bitwise_key
+from tests.trainer.vision.vision_models import loaded, picture
+from tests.trainer.vision.vision_rollouts import play
 from trainer.engine.scripted import ScriptedEngine
-from trainer.replay import differs
-from trainer.replay import says as said_before
-from trainer.run.blobs import Folder
-from trainer.run.line import dump, load
-from trainer.run.rollout import Rollout
-from trainer.steps import ToolsAndFeedback
+from trainer.replay_rollouts import describe_difference
+from trainer.replay_rollouts import scripted_policy as said_before
+from trainer.rollout.rollout import Rollout
+from trainer.rollout.steppers import ToolsAndFeedback
+from trainer.storage.blobs import BlobFolder
+from trainer.storage.rollout_line import dump_rollout, load_rollout
 from trainer.template import Template
 from trainer.train.job import Job
-from trainer.view.show import show
-from trainer.view.why import why
+from trainer.view.show import print_rollouts
+from trainer.view.why import explain_token
 
 PICTURES = [picture(1), picture(2, 24, 8)]
 
@@ -32,56 +32,56 @@ PICTURES = [picture(1), picture(2, 24, 8)]
 async def rolled(folder: Path, count: int = 1) -> list[Rollout]:
     """Two looks and an answer."""
     template = Template.load(folder)
-    turns = [calling(("look", {"number": 0})), calling(("look", {"number": 1})), "Two cats."]
+    turns = [render_calls(("look", {"number": 0})), render_calls(("look", {"number": 1})), "Two cats."]
     found = []
     for _ in range(count):
-        said = iter(says(template, *turns))
-        engine = ScriptedEngine(lambda ids, sampling, key, said=said: next(said))  # type: ignore[misc]
+        scripted = iter(encode_turns(template, *turns))
+        engine = ScriptedEngine(lambda ids, sampling, key, scripted=scripted: next(scripted))  # type: ignore[misc]
         found += await play(folder, PICTURES, template=template, engine=engine, stepper=ToolsAndFeedback())
     return found
 
 
-async def test_a_picture_is_kept_once_however_often_it_was_shown(sees: Path, tmp_path: Path) -> None:
-    blobs = Folder(tmp_path)
+async def test_image_is_stored_once(sees: Path, tmp_path: Path) -> None:
+    blobs = BlobFolder(tmp_path)
     rollouts = await rolled(sees, 3)
-    lines = [dump(rollout, blobs) for rollout in rollouts]
+    lines = [dump_rollout(rollout, blobs) for rollout in rollouts]
     assert {*os.listdir(tmp_path)} == {one.digest for one in PICTURES}
     assert not any(base64.b64encode(one.data)[:40] in line for one in PICTURES for line in lines)
     for rollout, line in zip(rollouts, lines, strict=True):
-        again = load(line, blobs)
-        assert bits(again.ledger) == bits(rollout.ledger)
+        again = load_rollout(line, blobs)
+        assert bitwise_key(again.ledger) == bitwise_key(rollout.ledger)
         assert again.ledger.expanded.ids == rollout.ledger.expanded.ids
 
 
-async def test_a_rollout_with_pictures_is_played_again_to_the_same_ids(sees: Path) -> None:
+async def test_rollout_with_images_is_replayed_to_the_same_ids(sees: Path) -> None:
     [before] = await rolled(sees)
     engine = ScriptedEngine(said_before(before))
     [after] = await play(sees, PICTURES, engine=engine, stepper=ToolsAndFeedback())
-    assert differs(before, after) == "" and after.ledger.places == before.ledger.places
+    assert describe_difference(before, after) == "" and after.ledger.media_spans == before.ledger.media_spans
 
 
-async def test_pictures_are_named_at_their_place(sees: Path) -> None:
+async def test_show_names_images_at_their_position(sees: Path) -> None:
     [rollout] = await rolled(sees)
-    decode = Template.load(sees).tokens.decode
-    first, second = rollout.ledger.places
+    decode = Template.load(sees).tokenizer.decode
+    first, second = rollout.ledger.media_spans
     console = Console(width=200, record=True, file=io.StringIO())
-    show([rollout], console, rollout=0, decode=decode)
+    print_rollouts([rollout], console, rollout=0, decode=decode)
     shown = console.export_text()
     size = len(PICTURES[1].data)
-    assert f"▣ image (image/png, {size:,} bytes) at tokens {second.start}-{second.start}, seen as 3" in shown
+    assert f"▣ image (image/png, {size:,} bytes) at tokens {second.start}-{second.start}, expanded to 3" in shown
     assert "<|vision_start|><|image_pad|><|vision_end|>" in shown
-    told = why([rollout], 0, second.start, decode)
-    assert f"stands for  image 2 (image/png, {size:,} bytes), seen as 3 tokens" in str(told)
-    assert not told.trained and not why([rollout], 0, first.start - 1).shows
-    assert why([rollout], 0, first.start).requests == 2
+    explanation = explain_token([rollout], 0, second.start, decode)
+    assert f"stands for  image 2 (image/png, {size:,} bytes), expanded to 3 tokens" in str(explanation)
+    assert not explanation.trained and not explain_token([rollout], 0, first.start - 1).media
+    assert explain_token([rollout], 0, first.start).requests == 2
 
 
-def test_what_is_saved_loads_with_its_image_processor(sees: Path, tmp_path: Path) -> None:
+def test_saved_policy_loads_with_its_image_processor(sees: Path, tmp_path: Path) -> None:
     class Saved:
         model = sees
 
     loaded(sees).save_pretrained(tmp_path)
-    Job.spoken(Saved, tmp_path)  # type: ignore[arg-type]
+    Job.copy_tokenizer_files(Saved, tmp_path)  # type: ignore[arg-type]
     assert AutoModelForImageTextToText.from_pretrained(tmp_path).num_parameters() == loaded(sees).num_parameters()
     template = Template.load(tmp_path)
-    assert template.eyes is not None and template.eyes.look(PICTURES[1]).width == 3
+    assert template.image_processor is not None and template.image_processor.prepare(PICTURES[1]).token_count == 3

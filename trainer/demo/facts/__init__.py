@@ -1,1 +1,1 @@
-"""Facts about people in cities, which only a tool can tell."""
+"""The default demo: questions about people and cities whose facts are drawn for each task, and known to a tool only."""

@@ -1,4 +1,4 @@
-"""A tool over facts that differ from rollout to rollout: what it answers can be learned nowhere else."""
+"""The native tool `look_up`, over facts that differ from rollout to rollout, so the policy cannot memorise them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class LookUp(BaseTool):
-    """`create` takes the rollout's `facts`, by name."""
+    """Looks up the facts that the rollout's `create` received."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         super().__init__(config, tool_schema or OpenAIFunctionToolSchema.model_validate(SCHEMA))
@@ -39,8 +39,8 @@ class LookUp(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        found = self._facts[instance_id].get(str(parameters["name"]))
-        return ToolResponse(text=found or "unknown"), 0.0, {}
+        fact = self._facts[instance_id].get(str(parameters["name"]))
+        return ToolResponse(text=fact or "unknown"), 0.0, {}
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         self._facts.pop(instance_id, None)

@@ -1,1 +1,1 @@
-"""The demo for a model that sees: what it is asked stands in pictures alone, and only tools show them."""
+"""The vision demo: the answer is visible in images only, which tools return."""

@@ -1,4 +1,4 @@
-"""Houses: of four windows one is lit, and the room behind it has a colour. A house is all in its name."""
+"""Draws the houses of the vision demo: one of four windows is lit, and its room has a colour. The name decides all."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Literal
 from PIL import Image, ImageDraw
 
 Show = Literal["house", "nothing", "neighbour"]
-"""What the tools show of a house: itself, or, as controls, a grey picture, or the house that it changes places with."""
+"""What the tools show: the house, or as a control experiment a grey image, or the neighbouring house."""
 SIDE = 16
-"""Pixels: so small a picture is four places to a model whose patches are four wide, two by two of them one place."""
+"""Image side in pixels. With patches of 4 pixels, merged two by two, an image is four tokens."""
 WINDOWS: Mapping[str, tuple[int, int]] = {
     "upper left": (0, 0),
     "upper right": (8, 0),
     "lower left": (0, 8),
     "lower right": (8, 8),
 }
-"""Where each begins."""
+"""The top left corner of each window."""
 COLOURS: Mapping[str, tuple[int, int, int]] = {
     "red": (205, 35, 35),
     "green": (40, 160, 50),
@@ -37,16 +37,17 @@ WALLS = ((150, 110, 90), (170, 160, 140), (110, 120, 130), (190, 150, 110))
 
 @dataclass(frozen=True, slots=True)
 class House:
+    """A house, determined by its name."""
+
     wall: tuple[int, int, int]
     lit: str
-    """The window."""
+    """The lit window."""
     rooms: Mapping[str, str]
-    """The colour behind each window."""
+    """The colour of the room behind each window."""
 
     @classmethod
-    def named(cls, name: str) -> House:
-        """The same for the same name, whoever asks."""
-        draw = Random(f"house/{name}")  # noqa: S311 - no secret
+    def from_name(cls, name: str) -> House:
+        draw = Random(f"house/{name}")  # noqa: S311 - not security-relevant
         rooms = {window: draw.choice(tuple(COLOURS)) for window in WINDOWS}
         return cls(draw.choice(WALLS), draw.choice(tuple(WINDOWS)), rooms)
 
@@ -55,40 +56,40 @@ class House:
         return self.rooms[self.lit]
 
 
-def neighbour(name: str) -> str:
-    """Of two houses each is the other's: the last digit's partner."""
+def neighbour_of(name: str) -> str:
+    """The name of the neighbouring house: houses are paired by their last digit."""
     return name[:-1] + str(int(name[-1]) ^ 1) if name[-1:].isdigit() else name
 
 
-def outside(name: str, show: Show = "house") -> bytes:
-    """A PNG of the whole house: which window is lit can be told, what is behind it cannot."""
-    house = _shown(name, show)
-    picture = Image.new("RGB", (SIDE, SIDE), house.wall if house else GREY)
+def draw_outside(name: str, show: Show = "house") -> bytes:
+    """A PNG of the house: shows which window is lit, but not the colour of its room."""
+    house = _house_to_show(name, show)
+    image = Image.new("RGB", (SIDE, SIDE), house.wall if house else GREY)
     if house:
-        pen = ImageDraw.Draw(picture)
+        pen = ImageDraw.Draw(image)
         for window, (left, top) in WINDOWS.items():
             pen.rectangle((left + 1, top + 1, left + 6, top + 6), LIT if window == house.lit else DARK)
-    return _png(picture)
+    return _encode_png(image)
 
 
-def inside(name: str, window: str, show: Show = "house") -> bytes:
-    """A PNG of what is behind a window. Raises ValueError where there is no such window."""
+def draw_inside(name: str, window: str, show: Show = "house") -> bytes:
+    """A PNG of the room behind a window. Raises ValueError if there is no such window."""
     if window not in WINDOWS:
         raise ValueError(f"there is no window {window!r}; there are {', '.join(WINDOWS)}")
-    house = _shown(name, show)
-    picture = Image.new("RGB", (SIDE, SIDE), house.wall if house else GREY)
+    house = _house_to_show(name, show)
+    image = Image.new("RGB", (SIDE, SIDE), house.wall if house else GREY)
     if house:
-        ImageDraw.Draw(picture).rectangle((2, 2, SIDE - 3, SIDE - 3), COLOURS[house.rooms[window]])
-    return _png(picture)
+        ImageDraw.Draw(image).rectangle((2, 2, SIDE - 3, SIDE - 3), COLOURS[house.rooms[window]])
+    return _encode_png(image)
 
 
-def _shown(name: str, show: Show) -> House | None:
+def _house_to_show(name: str, show: Show) -> House | None:
     if show == "nothing":
         return None
-    return House.named(neighbour(name) if show == "neighbour" else name)
+    return House.from_name(neighbour_of(name) if show == "neighbour" else name)
 
 
-def _png(picture: Image.Image) -> bytes:
-    out = io.BytesIO()
-    picture.save(out, format="PNG")
-    return out.getvalue()
+def _encode_png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()

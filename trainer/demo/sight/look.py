@@ -1,11 +1,11 @@
-"""A native tool that answers with a picture: a house from outside."""
+"""The native tool `look`, which returns an image of a house."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
-from trainer.demo.sight.house import outside
+from trainer.demo.sight.house import draw_outside
 
 SCHEMA: dict[str, Any] = {
     "type": "function",
@@ -22,7 +22,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class Look(BaseTool):
-    """`config.show` may be `nothing` or `neighbour`, to see whether an answer comes from what is shown."""
+    """Shows a house from outside. `config.show` may be `nothing` or `neighbour`, as a control experiment."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         super().__init__(config, tool_schema or OpenAIFunctionToolSchema.model_validate(SCHEMA))
@@ -31,4 +31,4 @@ class Look(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        return ToolResponse(image=[outside(parameters["house"], self._show)]), 0.0, {}
+        return ToolResponse(image=[draw_outside(parameters["house"], self._show)]), 0.0, {}

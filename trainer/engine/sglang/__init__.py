@@ -1,1 +1,1 @@
-"""Rollouts on SGLang: real servers, spoken to over HTTP, in an environment of their own."""
+"""Rollouts on SGLang servers over HTTP: generation, routing, health checks, weight sync. SGLang has its own Python."""

@@ -1,20 +1,21 @@
-"""Starts SGLang as it is; where there is no CUDA, first makes up for what its wheel leaves out there.
+"""Launches SGLang; without CUDA, it first provides what SGLang's wheel lacks there.
 
-SGLang's own Python runs this file, so it knows nothing of mtrl: `python -P launch.py --model-path FOLDER ...` takes the
-options of `sglang.launch_server`. With CUDA it does nothing else.
+SGLang's own Python runs this file, so it imports nothing of mtrl: `python -P launch.py --model-path FOLDER ...` takes
+the options of `sglang.launch_server`. With CUDA it does nothing else.
 
-Without CUDA, SGLang does everything in PyTorch, by fallbacks of its own; but its wheel is made for CUDA, and does not
-start. Three things are set up in each of its processes before it is imported, and no file of it is changed:
+Without CUDA, SGLang can compute everything in PyTorch, but its wheel is built for CUDA and does not start. Three things
+are set up in each of its processes before it is imported; no file of it is changed:
 
-1. `SGLANG_USE_CPU_ENGINE=1` and the options and variables below, which choose those fallbacks. The caller's win.
-2. torchvision's wheel is one for CUDA as well, and its compiled operators do not load: two are declared, without a
-   body, so that it can be imported. Whoever calls one of them gets PyTorch's error.
-3. `sgl_kernel`, SGLang's compiled kernels, does not exist for CPUs as a wheel: a module of the same name offers what is
-   imported from it, all of it for speculative decoding, and its operators that models which see look up are declared
-   without a body. It computes nothing: each raises when it is called.
+1. `SGLANG_USE_CPU_ENGINE=1` and the options and variables below select the fallbacks. The caller's values win.
 
-That is not a combination its makers support, so only versions that were tested are started. What it computes is held
-against the trainer's own logprobs in `tests/sglang`.
+2. The compiled operators of torchvision's CUDA wheel do not load: two are declared without a body, so that torchvision
+can be imported. Calling one of them raises PyTorch's error.
+
+3. `sgl_kernel`, SGLang's compiled kernels, has no wheel for CPUs: a module of that name offers what is imported from it
+(for speculative decoding), and declares the operators that vision models look up. Calling any of them raises.
+
+SGLang does not support this combination, so only tested versions are started. `tests/sglang` compares its logprobs with
+the trainer's.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # Otherwise the rotary table is rounded, and logprobs are off by 1e-3 instead of 1e-6.
     "SGLANG_ROPE_CACHE_FP32": "1",
-    # Its processes fight for the cores otherwise.
+    # Otherwise its processes compete for the cores.
     "OMP_NUM_THREADS": "1",
 }
 OPTIONS = (
     *("--device", "cpu"),
     *("--attention-backend", "torch_native"),
     *("--dtype", "float32"),
-    # Else as much as the machine has free.
+    # The default is all free memory.
     *("--max-total-tokens", "65536"),
     *("--max-running-requests", "64"),
-    # Else a server that has nothing to do takes a core, which the trainer needs.
+    # Otherwise an idle server takes a core, which the trainer needs.
     "--sleep-on-idle",
 )
 KERNELS = (
@@ -64,10 +65,11 @@ OPERATORS = (
     "fused_qkvzba_split_reshape_cat_contiguous_cpu",
     "fused_sigmoid_mul_cpu",
 )
-"""Of Qwen3.5 alone; but with it the families that see are imported together, or not at all."""
+"""Used by Qwen3.5 alone, but SGLang imports all vision models together or none."""
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Starts `sglang.launch_server` in this process."""
     if on_cpu(arguments):
         check(installed())
         for name, value in ENVIRONMENT.items():
@@ -75,12 +77,12 @@ def main(arguments: Sequence[str]) -> None:
         stand_in()
         arguments = [*OPTIONS, *arguments]
     sys.argv = ["sglang.launch_server", *arguments]
-    # The processes it spawns run the file of `__main__` first, which stays this one.
+    # Processes that it spawns run the file of `__main__` first, which remains this one.
     runpy.run_module("sglang.launch_server", run_name="__main__")
 
 
 def on_cpu(arguments: Sequence[str]) -> bool:
-    """As asked for; else where nothing better is there."""
+    """Whether SGLang runs on the CPU: as asked for, else where there is no CUDA."""
     words = [part for word in arguments for part in word.split("=", 1)]
     if "--device" in words:
         return words[words.index("--device") + 1] == "cpu"
@@ -90,21 +92,22 @@ def on_cpu(arguments: Sequence[str]) -> bool:
 
 
 def installed() -> str:
+    """The installed release of SGLang."""
     try:
         return version("sglang")
     except PackageNotFoundError:
         sys.exit(f"launch: {sys.executable} has no SGLang: `make sglang` makes an environment that has")
 
 
-def check(found: str) -> None:
-    """An untested version may start and compute something else."""
-    if found not in TESTED:
+def check(release: str) -> None:
+    """Refuses untested versions, which may start and compute something else."""
+    if release not in TESTED:
         tested = ", ".join(TESTED)
-        sys.exit(f"launch: SGLang {found} was not tested without CUDA; tested: {tested} (`make sglang` installs it)")
+        sys.exit(f"launch: SGLang {release} was not tested without CUDA; tested: {tested} (`make sglang` installs it)")
 
 
 def stand_in() -> None:
-    """In this process, before SGLang is imported."""
+    """Declares the missing operators and kernels in this process, before SGLang is imported."""
     import torch
 
     for operator in ("nms", "qnms"):
@@ -115,6 +118,7 @@ def stand_in() -> None:
 
 
 def kernels() -> ModuleType:
+    """A module with the names of `sgl_kernel`, none of which can be called."""
     module = ModuleType("sgl_kernel", "Stands in for compiled kernels: nothing in it can be called.")
     module.__spec__ = ModuleSpec("sgl_kernel", None, is_package=True)
     module.__path__ = []

@@ -1,4 +1,7 @@
-"""A replica is one server as the engine sees it: what it is, whether it answers, and how much it writes."""
+"""A replica: one SGLang server as the engine sees it: its features, whether it answers, its requests under way.
+
+It also releases the memory of a server on the trainer's own GPU during an update, and resumes it.
+"""
 
 from __future__ import annotations
 
@@ -11,225 +14,293 @@ from uuid import uuid4
 import anyio
 
 from gateway.types import Image
-from trainer.engine.base import EngineError, Sampling, Written
-from trainer.engine.sglang.probe import Facts
-from trainer.engine.sglang.publish.way import Target
-from trainer.engine.sglang.request import asked, numbered, written
-from trainer.engine.sglang.server import Server
-from trainer.engine.sglang.together import first, together
-from trainer.engine.sglang.wire import Broken, Gone, Refused, Wire
+from trainer.engine.base import EngineError, Generation, OnIds, Sampling
+from trainer.engine.sglang.http_client import (
+    ConnectionBroken,
+    RequestRefused,
+    ServerUnavailable,
+    SGLangClient,
+    run_all,
+    run_until_first,
+)
+from trainer.engine.sglang.request import StreamedAnswer, generate_body, parse_generation, parse_version
+from trainer.engine.sglang.server_features import ServerFeatures
+from trainer.engine.sglang.server_process import ServerProcess
+from trainer.engine.sglang.weight_sync.base import SyncTarget
 
-WRITE_S = 3600.0
-"""For one turn, the time included in which the engine is paused; a rollout's own limits are shorter."""
-ABORT_S = 5.0
-BACK_S = 300.0
-"""For a server that is somebody else's to start again."""
-HUNG_S = 20.0
-"""For one of ours that lives and does not answer."""
-SHORT = 2
-"""Times that one may run out of memory with the same weights, before it is not started again."""
-READ_S = 60.0
-"""For a sibling to read what a group begins with; who waits for longer reads it as well."""
-OPENING = Sampling(max_tokens=0)
+WEIGHTS_TAG, CACHE_TAG = "weights", "kv_cache"
+MEMORY_TIMEOUT_S = 120.0
+"""Timeout for releasing memory or mapping it again."""
+
+
+async def release_memory(replica: Replica) -> None:
+    """Releases weights and KV cache. Generation is paused first, as a generating server would crash; its requests go
+    back to the queue."""
+    await replica.client.post("/pause_generation", {"mode": "retract"})
+    tags = [WEIGHTS_TAG, CACHE_TAG]
+    await replica.client.post("/release_memory_occupation", {"tags": tags}, within=MEMORY_TIMEOUT_S)
+    replica.released = tags
+
+
+async def resume_memory(replica: Replica, tag: str) -> None:
+    """Maps released memory again, without its contents. Resuming what was not released would crash the server."""
+    if tag in replica.released:
+        await replica.client.post("/resume_memory_occupation", {"tags": [tag]}, within=MEMORY_TIMEOUT_S)
+        replica.released = [item for item in replica.released if item != tag]
+
+
+GENERATE_TIMEOUT_S = 3600.0
+"""Timeout of one turn, pauses of the engine included; a rollout's own limits are shorter."""
+ABORT_TIMEOUT_S = 5.0
+EXTERNAL_RECOVERY_S = 300.0
+"""Time for a server that somebody else restarts."""
+HUNG_AFTER_S = 20.0
+"""Time after which a running server of ours that does not answer is restarted."""
+MAX_OUT_OF_MEMORY = 2
+"""A server that runs out of memory this often with the same weights is not restarted."""
+PREFILL_WAIT_S = 60.0
+"""Time that siblings wait for the prefill of their group's prompt; after it they prefill it themselves."""
+PREFILL_ONLY = Sampling(max_tokens=0)
 
 
 @dataclass(eq=False)
-class _Live:
-    """A request that is being answered."""
+class _RunningRequest:
+    """A request that a server is answering."""
 
     rid: str
     key: str
     version: int
-    """Of the weights that it is begun with."""
+    """Of the weights that it started with."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     aborted: bool = False
-    over: anyio.Event = field(default_factory=anyio.Event)
+    done: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(eq=False)
 class Replica:
-    wire: Wire
-    facts: Facts
-    cache: str
-    """With a version, names what may be read again: another run's weights may have the same number."""
-    server: Server | None = None
-    """Where it is ours to start again."""
-    writers: tuple[Wire, ...] = ()
-    """Behind a router, all of the servers that it may have write."""
+    """One SGLang server: features, load, requests under way, recovery."""
+
+    client: SGLangClient
+    features: ServerFeatures
+    cache_namespace: str
+    """Together with the version it names a prefix cache: another run's weights may have the same version."""
+    server: ServerProcess | None = None
+    """The process, if this engine started it and may restart it."""
+    backends: tuple[SGLangClient, ...] = ()
+    """Behind a router: clients of all its servers."""
     up: bool = True
     error: EngineError | None = None
     """Why it is not up."""
-    lent: list[str] = field(default_factory=list)
-    """What of its memory the trainer has."""
-    mended: anyio.Event = field(default_factory=anyio.Event)
-    """Set when nobody works any more on having it back, whether or not it is."""
-    shortages: int = 0
+    released: list[str] = field(default_factory=list)
+    """Tags of the memory that the trainer uses at the moment."""
+    recovery_done: anyio.Event = field(default_factory=anyio.Event)
+    """Set when nobody tries to recover it any more, successful or not."""
+    out_of_memory_count: int = 0
     """How often it ran out of memory with these weights."""
-    _openings: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
-    """By group and version, what its rollouts begin with: set when it was read."""
-    _live: dict[str, _Live] = field(default_factory=dict)
-    """By request, as it was first asked for."""
+    _prefixes: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
+    """By group and version: set when the group's prompt is in the cache."""
+    _running: dict[str, _RunningRequest] = field(default_factory=dict)
+    """By the id under which the request was first sent."""
 
     @property
     def url(self) -> str:
-        return self.wire.url
+        return self.client.url
 
     @property
     def load(self) -> int:
-        return len(self._live)
+        return len(self._running)
 
     @property
-    def target(self) -> Target:
-        return Target(self.wire, self.facts)
+    def target(self) -> SyncTarget:
+        return SyncTarget(self.client, self.features)
 
-    async def write(
-        self, ids: Sequence[int], sampling: Sampling, key: str, version: int, images: Sequence[Image]
-    ) -> Written:
-        """Whoever stops waiting has it stop writing, too."""
-        rid = _named(key)
-        live = self._live[rid] = _Live(rid, key, version)
-        body = asked(ids, sampling, rid, f"{self.cache} {version}", images)
+    async def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        key: str,
+        version: int,
+        images: Sequence[Image],
+        on_ids: OnIds | None = None,
+    ) -> Generation:
+        """Generates a continuation. Cancelling the call aborts the request on the server."""
+        streamed = StreamedAnswer(on_ids) if on_ids else None
+        rid = _request_id(key)
+        running = self._running[rid] = _RunningRequest(rid, key, version)
+        body = generate_body(ids, sampling, rid, f"{self.cache_namespace} {version}", images)
         try:
-            with live.scope:
-                answer = await self._answer(live, body)
-                return self._result(answer, live, written(answer, len(ids), sampling.max_tokens, bool(images)))
-        except (Refused, Gone):
-            if not live.aborted:
+            with running.scope:
+                answer = await self._send(running, body, streamed)
+                return self._check_result(
+                    answer, running, parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
+                )
+        except (RequestRefused, ServerUnavailable):
+            if not running.aborted:
                 raise
         finally:
-            del self._live[rid]
-            live.over.set()
-        return Written((), (), "abort", max(version, 0))  # It had not begun, or did not say how far it had come.
+            del self._running[rid]
+            running.done.set()
+        return Generation((), (), "abort", max(version, 0))  # It had not started, or did not return its part.
 
-    async def read(
+    async def prefill(
         self, ids: Sequence[int], key: str, group: str, version: int, images: Sequence[Image]
-    ) -> Written | None:
-        """The first of a group reads what all of them begin with, and the others wait: a server that is asked by all of
-        them at once reads it as often. Nothing for those that waited."""
-        opening = self._openings.get((group, version))
+    ) -> Generation | None:
+        """Prefills a group's prompt with its first rollout while the siblings wait; otherwise the server would compute
+        it once for each. Returns None for those that waited."""
+        opening = self._prefixes.get((group, version))
         if opening is not None:
-            with anyio.move_on_after(READ_S):
+            with anyio.move_on_after(PREFILL_WAIT_S):
                 await opening.wait()
             return None
-        opening = self._openings[group, version] = anyio.Event()
+        opening = self._prefixes[group, version] = anyio.Event()
         try:
-            return await self.write(ids, OPENING, key, version, images)
+            return await self.generate(ids, PREFILL_ONLY, key, version, images)
         finally:
             opening.set()
 
-    def forget(self) -> None:
-        """With new weights, what was read is of no use."""
-        self._openings.clear()
-        self.shortages = 0
+    async def pause(self, mode: str) -> None:
+        """Pauses generation; `mode` decides whether running turns keep their KV cache."""
+        await self.client.post("/pause_generation", {"mode": mode})
 
-    async def _answer(self, live: _Live, body: Mapping[str, Any]) -> Any:
-        """Asked for once more where the line breaks, under another name: it may have been heard, and SGLang refuses a
-        name that it still writes under."""
+    async def resume(self) -> None:
+        """Continues generation."""
+        await self.client.post("/continue_generation", {})
+
+    def reset_prefixes(self) -> None:
+        """Forgets which prompts are cached: new weights invalidate them."""
+        self._prefixes.clear()
+        self.out_of_memory_count = 0
+
+    async def _send(self, running: _RunningRequest, body: Mapping[str, Any], streamed: StreamedAnswer | None) -> Any:
+        """Sends the request, and once more under a new id if the connection breaks: SGLang may have received it, and
+        refuses an id that is still in use."""
         try:
-            return await self._asked(live.rid, body)
-        except Broken:
-            await self._hung_up(live.rid)
-            if live.aborted:
+            return await self._request_generation(running.rid, body, streamed)
+        except ConnectionBroken:
+            await self._abort_request(running.rid)
+            if running.aborted or (streamed and streamed.ids):
                 raise
-        live.rid = _named(live.key)
-        return await self._asked(live.rid, {**body, "rid": live.rid})
+        running.rid = _request_id(running.key)
+        return await self._request_generation(running.rid, {**body, "rid": running.rid}, streamed)
 
-    async def _asked(self, rid: str, body: Mapping[str, Any]) -> Any:
-        over = False
+    async def _request_generation(self, rid: str, body: Mapping[str, Any], streamed: StreamedAnswer | None) -> Any:
+        done = False
         try:
-            answer = await self.wire.post("/generate", body, within=WRITE_S)
-            over = True
+            if streamed:
+                body = {**body, "stream": True}
+                await self.client.post_stream("/generate", body, streamed.add, within=GENERATE_TIMEOUT_S)
+                answer = streamed.answer
+            else:
+                answer = await self.client.post("/generate", body, within=GENERATE_TIMEOUT_S)
+            done = True
             return answer
         except EngineError:
-            over = True
+            done = True
             raise
         finally:
-            if not over:
-                await self._hung_up(rid)
+            if not done:
+                await self._abort_request(rid)
 
-    def _result(self, answer: Any, live: _Live, result: Written) -> Written:
-        if result.version < live.version:
-            raise Gone(f"SGLang at {self.url} was started anew: it has weights {result.version}, not {live.version}")
-        if result.stop == "abort" and not live.aborted:
-            raise Gone(f"SGLang at {self.url} stopped writing: {answer['meta_info']['finish_reason'].get('message')}")
-        before = tuple((max(version, 0), count) for version, count in result.before)
-        return replace(result, version=max(result.version, 0), before=before)
+    def _check_result(self, answer: Any, running: _RunningRequest, result: Generation) -> Generation:
+        if result.version < running.version:
+            raise ServerUnavailable(
+                f"SGLang at {self.url} was restarted: it has weights {result.version}, not {running.version}"
+            )
+        if result.finish_reason == "abort" and not running.aborted:
+            raise ServerUnavailable(
+                f"SGLang at {self.url} stopped generating: {answer['meta_info']['finish_reason'].get('message')}"
+            )
+        before = tuple((max(version, 0), count) for version, count in result.earlier_versions)
+        return replace(result, version=max(result.version, 0), earlier_versions=before)
 
     async def abort(self, key: str) -> None:
-        """Of one rollout, or of all: they are answered with what they have, or without it where that takes long."""
-        told = [live for live in self._live.values() if not key or live.key == key]
-        for live in told:
-            live.aborted = True
-        await together(partial(self._hung_up, live.rid) for live in told)
-        with anyio.move_on_after(ABORT_S):
-            for live in told:
-                await live.over.wait()
-        for live in told:
-            live.scope.cancel()
+        """Aborts the requests of one rollout, or all. Each returns what it has, or nothing if that takes too long."""
+        message = [running for running in self._running.values() if not key or running.key == key]
+        for running in message:
+            running.aborted = True
+        await run_all(partial(self._abort_request, running.rid) for running in message)
+        with anyio.move_on_after(ABORT_TIMEOUT_S):
+            for running in message:
+                await running.done.wait()
+        for running in message:
+            running.scope.cancel()
 
-    async def back(self) -> None:
-        """Waits until it answers again; one of ours that has ended, or that only stands there, is started."""
-        until = anyio.current_time() + (BACK_S if self.server is None else HUNG_S)
+    async def recover(self) -> None:
+        """Waits until the server answers again; restarts one of ours that exited or hangs."""
+        deadline = anyio.current_time() + (EXTERNAL_RECOVERY_S if self.server is None else HUNG_AFTER_S)
         while True:
             if self.server is not None and not self.server.alive:
-                self.shortages += self.server.short
-                if self.shortages >= SHORT:
-                    raise self.server.fault("ran out of memory again")
-                await self._restarted(self.server)
+                self.out_of_memory_count += self.server.is_out_of_memory
+                if self.out_of_memory_count >= MAX_OUT_OF_MEMORY:
+                    raise self.server.error("ran out of memory again")
+                await self._restart(self.server)
             try:
-                await self._there()
+                await self._check_alive()
                 return
-            except Gone:
-                if anyio.current_time() > until:
+            except ServerUnavailable:
+                if anyio.current_time() > deadline:
                     if self.server is None:
                         raise
-                    await self._restarted(self.server)
+                    await self._restart(self.server)
             await anyio.sleep(1)
 
-    async def _restarted(self, server: Server) -> None:
-        """With memory of its own."""
+    async def _restart(self, server: ServerProcess) -> None:
+        """Restarts the process, which then has all of its memory."""
         await server.restart()
-        self.lent = []
+        self.released = []
 
-    async def _there(self) -> None:
-        if self.writers:
-            await self.wire.get("/health")
+    async def _check_alive(self) -> None:
+        if self.backends:
+            await self.client.get("/health")
         else:
-            await self.wire.post("/continue_generation", {})  # Whoever paused it may be dead.
+            await self.resume()  # The trainer that paused it may be dead.
 
-    def why(self, error: Exception) -> EngineError:
-        """It could not be had back. Of one of ours that ends again and again, its own words say more."""
-        told = f"could not be had back: {type(error).__name__}: {error}"
-        if self.server is not None and isinstance(error, Gone):
-            return self.server.fault(told)
-        return error if isinstance(error, EngineError) else EngineError(f"SGLang at {self.url} {told}")
+    def recovery_error(self, error: Exception) -> EngineError:
+        """The error of a failed recovery, with the log of a process of ours."""
+        message = f"could not be recovered: {type(error).__name__}: {error}"
+        if self.server is not None and isinstance(error, ServerUnavailable):
+            return self.server.error(message)
+        return error if isinstance(error, EngineError) else EngineError(f"SGLang at {self.url} {message}")
 
     async def version(self) -> int:
-        return numbered((await self.wire.get("/model_info"))["weight_version"])
+        return parse_version((await self.client.get("/model_info"))["weight_version"])
 
-    async def _hung_up(self, rid: str) -> None:
-        with anyio.move_on_after(ABORT_S, shield=True):
+    async def require_version(self, published: int) -> None:
+        """Raises ServerUnavailable if the server has other weights."""
+        if (version := await self.version()) != published:
+            raise ServerUnavailable(f"SGLang at {self.url} was restarted: it has weights {version}, not {published}")
+
+    async def require_own_weights(self, published: int) -> None:
+        """Raises EngineError if somebody else published to the server, whose weights would sample our rollouts."""
+        if published >= 0 and (version := await self.version()) > published:
+            raise EngineError(
+                f"SGLang at {self.url} has weights {version}, but this run last published {published}: "
+                "another training publishes to it\n  remedy: give each training servers of its own, and --resume"
+            )
+
+    async def _abort_request(self, rid: str) -> None:
+        with anyio.move_on_after(ABORT_TIMEOUT_S, shield=True):
             try:
-                await self._end(rid)
+                await self._send_abort(rid)
             except EngineError:
-                return  # Who does not answer does not write either.
+                return  # A server that does not answer does not generate either.
 
-    async def _end(self, rid: str) -> None:
-        """Whoever does not write it is told as well, where nobody knows who does."""
-        writers = self.writers or (self.wire,)
-        await together(partial(wire.post, "/abort_request", {"rid": rid}) for wire in writers)
+    async def _send_abort(self, rid: str) -> None:
+        """Sends the abort to all servers behind a router, as nobody knows which one has the request."""
+        backends = self.backends or (self.client,)
+        await run_all(partial(client.post, "/abort_request", {"rid": rid}) for client in backends)
 
 
-def _named(key: str) -> str:
-    """A server aborts all requests whose names begin with the one it is told: none may begin with another's."""
+def _request_id(key: str) -> str:
+    """A request id that is no prefix of another: SGLang aborts all requests whose ids begin with the given one."""
     return f"{key}#{uuid4().hex}"
 
 
-async def somebody(replicas: Sequence[Replica]) -> bool:
-    """Waits until one of them is up, whichever is first, or nobody works any more on having one back."""
+async def wait_for_any(replicas: Sequence[Replica]) -> bool:
+    """Waits until a replica is up, or until no recovery is under way any more."""
     while not any(replica.up for replica in replicas):
-        mending = [replica.mended for replica in replicas if not replica.mended.is_set()]
+        mending = [replica.recovery_done for replica in replicas if not replica.recovery_done.is_set()]
         if not mending:
             return False
-        await first(event.wait for event in mending)
+        await run_until_first(event.wait for event in mending)
     return True

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trainer.engine.torch.engine import TorchEngine
+from trainer.engine.torch.torch_engine import TorchEngine
 
 __all__ = ["TorchEngine"]

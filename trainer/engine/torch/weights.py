@@ -1,4 +1,4 @@
-"""An engine keeps its own copy of the weights, joined where one product does the work of several."""
+"""The engine's copy of the weights, fused where one product computes several projections."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ from torch import Tensor
 from trainer.engine.base import EngineError
 
 
-class Weights:
-    """Tensors under the engine's own names, each made of the model's: `joined[name]` lists them in order."""
+class FusedWeights:
+    """Tensors under the engine's names, each a concatenation of the model's: `fused[name]` lists them in order."""
 
-    def __init__(self, joined: Mapping[str, tuple[str, ...]], state: Mapping[str, Tensor]) -> None:
-        self._joined = joined
-        self._shapes = {name: state[name].shape for name in sources(joined)}
+    def __init__(self, fused: Mapping[str, tuple[str, ...]], state: Mapping[str, Tensor]) -> None:
+        self._fused = fused
+        self._shapes = {name: state[name].shape for name in source_names(fused)}
         self._known = frozenset(state)
-        self._tensors = {name: torch.cat([state[part].detach() for part in parts]) for name, parts in joined.items()}
+        self._tensors = {name: torch.cat([state[part].detach() for part in parts]) for name, parts in fused.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
     def get(self, name: str) -> Tensor | None:
+        """The tensor, or None."""
         return self._tensors.get(name)
 
-    def take(self, weights: Mapping[str, Tensor]) -> None:
-        """All or nothing: names and shapes are checked before the first number changes."""
-        check(weights, self._shapes, self._known)
-        for name, parts in self._joined.items():
-            at = 0
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies new weights, all or none: names and shapes are checked first."""
+        check_weights(weights, self._shapes, self._known)
+        for name, parts in self._fused.items():
+            offset = 0
             for part in parts:
                 rows = self._shapes[part][0]
-                self._tensors[name][at : at + rows].copy_(weights[part])
-                at += rows
+                self._tensors[name][offset : offset + rows].copy_(weights[part])
+                offset += rows
 
 
-def sources(joined: Mapping[str, tuple[str, ...]]) -> set[str]:
-    return {part for parts in joined.values() for part in parts}
+def source_names(fused: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """The names of the model's tensors that are used."""
+    return {part for parts in fused.values() for part in parts}
 
 
-def check(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], known: Iterable[str]) -> None:
-    """Published weights must be this model's: every tensor, each of its shape, and no other."""
+def check_weights(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], known: Iterable[str]) -> None:
+    """Raises EngineError unless the weights are this model's: every tensor, of its shape, and no others."""
     missing = sorted(shapes.keys() - weights.keys())
-    strange = sorted(weights.keys() - set(known))
-    if missing or strange:
+    unknown = sorted(weights.keys() - set(known))
+    if missing or unknown:
         raise EngineError(
             "the published weights are not this model's: "
             + "; ".join(
-                f"{len(names)} {what}, as {names[0]!r}"
-                for what, names in (("missing", missing), ("unknown", strange))
+                f"{len(names)} {problem}, as {names[0]!r}"
+                for problem, names in (("missing", missing), ("unknown", unknown))
                 if names
             )
             + "; publish the state_dict of the same model"

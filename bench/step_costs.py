@@ -1,0 +1,84 @@
+"""Runs a trainer that writes a line of JSON for each step, and measures the wall and CPU time of each step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import psutil
+
+POLL_S = 0.01
+"""The interval at which the file is read, and so the error of a step's time."""
+STOP_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One step's time."""
+
+    wall_s: float
+    core_s: float
+    """CPU of the process and its descendants."""
+    metrics: Mapping[str, Any]
+    """The line of the step."""
+
+
+def measure_steps(
+    name: str, command: Sequence[str], env: Mapping[str, str], file: Path, timeout_s: float
+) -> list[StepCost]:
+    """Measures each step but the first, from one line to the next; raises RuntimeError if the trainer fails."""
+    with TemporaryFile("w+") as output:
+        process = psutil.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            steps = _watch_file(process, file, time.monotonic() + timeout_s)
+        finally:
+            _stop(process)
+        if process.returncode != 0 or len(steps) < 2:
+            output.seek(0)
+            tail = " | ".join(output.read().strip().splitlines()[-3:])
+            raise RuntimeError(f"{name} ended with {process.returncode} after {len(steps)} steps: {tail}")
+    return [StepCost(after[0] - before[0], after[1] - before[1], after[2]) for before, after in pairwise(steps)]
+
+
+def _watch_file(process: psutil.Popen, file: Path, deadline: float) -> list[tuple[float, float, Mapping[str, Any]]]:
+    """Time, CPU and content of each line as it appears."""
+    steps: list[tuple[float, float, Mapping[str, Any]]] = []
+    while time.monotonic() < deadline:
+        has_ended = process.poll() is not None
+        lines = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
+        if len(lines) > len(steps) and not has_ended:
+            now = time.perf_counter(), _core_s(process)
+            steps += [(*now, json.loads(line)) for line in lines[len(steps) :]]
+        if has_ended:
+            break
+        time.sleep(POLL_S)
+    return steps
+
+
+def _core_s(process: psutil.Popen) -> float:
+    """CPU of a process and its descendants; that of ended ones counts with the process that waited for them."""
+    own = process.cpu_times()
+    total = own.user + own.system + own.children_user + own.children_system
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return float(total)
+
+
+def _stop(process: psutil.Popen) -> None:
+    if process.poll() is None:
+        process.terminate()
+        with suppress(psutil.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()

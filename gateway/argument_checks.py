@@ -1,0 +1,83 @@
+"""Checks of arguments that never hold the event loop: quick ones on it, others in a child process with a deadline.
+
+The validator holds the interpreter while it works, so that a thread would stop the event loop as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import anyio
+
+from gateway.bounded_json import loads_large
+from gateway.native.function import FunctionPath
+from gateway.native.process_pool import ProcessPool
+from gateway.schema import ArgumentChecker, SchemaError, SlowCheckError
+from gateway.types import Outcome, Text
+
+MAX_LENGTH = 1_048_576
+"""Longer arguments are refused unread."""
+MAX_VALUES = 50_000
+"""Arguments with more values are refused."""
+CHECK_TIMEOUT_S = 3.0
+"""Deadline of a check in a child process, with its start; that of the call applies as well."""
+MAX_PROCESSES = 2
+
+
+class CheckTimeoutError(Exception):
+    """A check that had not ended when the call had to; its text is for the policy."""
+
+
+class ArgumentChecks:
+    """The checks of one gateway, with the child processes for slow ones, which start when needed."""
+
+    def __init__(self, timeout_s: float = CHECK_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._slots = anyio.Semaphore(MAX_PROCESSES)
+        function = FunctionPath(f"{__name__}:explain_in_child")
+        self._processes = ProcessPool(function, "argument check", max_processes=MAX_PROCESSES)
+
+    async def close(self) -> None:
+        """Ends the child processes."""
+        await self._processes.close()
+
+    async def explain_error(
+        self, checker: ArgumentChecker, arguments: str, call_timeout_s: Callable[[], float] = lambda: math.inf
+    ) -> str | None:
+        """A message for the policy about what is wrong with its arguments; None if they are valid.
+
+        `call_timeout_s` gives what the whole call may take, for checks that are not done at once; they raise
+        CheckTimeoutError then.
+        """
+        if len(arguments) > MAX_LENGTH:
+            return f"The arguments have {len(arguments)} characters, more than {MAX_LENGTH}. Write shorter ones."
+        try:
+            return checker.explain_quickly(arguments)
+        except SlowCheckError:
+            return await self._explain_slowly(checker, arguments, call_timeout_s())
+
+    async def _explain_slowly(self, checker: ArgumentChecker, arguments: str, call_timeout_s: float) -> str | None:
+        """The deadline of a check begins when it has a process; that of the call runs while it waits for one, too."""
+        with anyio.move_on_after(call_timeout_s):
+            async with self._slots:
+                with anyio.move_on_after(self._timeout_s):
+                    request = {"parameters": json.dumps(checker.parameters), "arguments": arguments}
+                    result = await self._processes.call(request)
+                    if result.outcome is Outcome.OK:
+                        return "".join(part.text for part in result.parts if isinstance(part, Text)) or None
+                    return f"The arguments cannot be checked ({result.reason}). Write simpler ones."
+                return f"The arguments cannot be checked within {self._timeout_s:g} s. Write simpler ones."
+        raise CheckTimeoutError(f"The arguments were not checked within {call_timeout_s:g} s. Write simpler ones.")
+
+
+def explain_in_child(parameters: str, arguments: str) -> str:
+    """What is wrong with arguments, in a child process; empty if nothing is."""
+    try:
+        loads_large(arguments or "{}", MAX_VALUES)
+        return ArgumentChecker(json.loads(parameters)).explain_error(arguments) or ""
+    except SchemaError as error:
+        return f"The arguments cannot be checked: {error}."
+    except ValueError as error:
+        return f"The arguments are not usable JSON ({error}). Write one simpler JSON object."

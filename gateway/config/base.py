@@ -1,0 +1,50 @@
+"""The base of all configuration models, and the error of a broken rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+PRINTABLE_TYPES = (bool, int, float, BaseModel, type(None))
+
+
+class FrozenModel(BaseModel):
+    """Base of all configuration models: immutable, unknown keys are refused, values stay out of error messages."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        # Every wait needs a finite deadline.
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty_keys(cls, data: Any) -> Any:
+        """Treats a known key without a value (`tool_schema:`) as left out."""
+        if not isinstance(data, dict):
+            return data
+        known = file_keys(cls)
+        return {key: value for key, value in data.items() if value is not None or key not in known}
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        # Strings are left out, because any of them may come from the environment.
+        given = ((name, getattr(self, name)) for name in type(self).model_fields if name in self.model_fields_set)
+        return [(name, value) for name, value in given if isinstance(value, PRINTABLE_TYPES)]
+
+
+def file_keys(model: type[BaseModel]) -> dict[str, str]:
+    """The keys of a file, each with the field that it sets."""
+    return {field.alias or name: name for name, field in model.model_fields.items()}
+
+
+def rule_error(problem: str, remedy: str) -> PydanticCustomError:
+    """The error for a broken rule; its text contains no values of the file."""
+    return PydanticCustomError("rule", "{problem}", {"problem": problem, "remedy": remedy})

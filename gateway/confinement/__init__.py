@@ -1,0 +1,1 @@
+"""Confinement of hostile programs: those of the policy here, and bash for launch scripts in `trainer/shell`."""

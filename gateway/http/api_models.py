@@ -1,0 +1,313 @@
+"""Pydantic models of the HTTP API's requests and responses, from which /openapi.json is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.http.exchange import ErrorType
+from gateway.types import Outcome
+
+MAX_CALLS = 1024
+"""Calls in one request; each runs as a task of its own."""
+
+Layout = Literal["chat", "strict", "parts"]
+Form = Literal["openai", "spec"]
+Json = dict[str, Any]
+Count = Annotated[int, Field(ge=0, le=2**53 - 1)]
+"""A number that every JSON reader holds exactly."""
+
+
+class StrictModel(BaseModel):
+    """A model that refuses unknown fields, so that a misspelled field is noticed."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class LenientModel(BaseModel):
+    """A model that ignores unknown fields, because chat APIs add fields to their messages."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class NamedFeedback(BaseModel):
+    """An interaction's name, with its arguments as further keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+
+class SessionRequest(StrictModel):
+    """Body of POST /v1/sessions."""
+
+    id: str = ""
+    """Name of the task, for records; the session gets an id of its own."""
+    task_id: str = ""
+    """The same as `id`."""
+    tools: list[str] | None = None
+    """Tools that the policy may use; all if left out."""
+    create: dict[str, Json] = {}
+    """Arguments of `create`, by tool."""
+    feedback: str | NamedFeedback | None = None
+    """Name of an interaction, or an object with its `name` and further keys as its arguments."""
+    feedback_args: Json = {}
+    """Arguments of the interaction."""
+    ttl_s: Annotated[float, Field(gt=0, le=30 * 24 * 3600, allow_inf_nan=False)] | None = None
+    """Idle time after which the session is closed."""
+    strict: bool = False
+    """Return strict schemas, and remove nulls for optional arguments before a call."""
+    form: Form = "openai"
+    """`openai`: function schemas; `spec`: everything that is known about a tool."""
+
+
+class CalledFunction(LenientModel):
+    """The function of an OpenAI tool call."""
+
+    name: str
+    arguments: str | Json = "{}"
+    """JSON text, exactly as the policy wrote it; an object is converted to text."""
+
+
+class Call(LenientModel):
+    """An OpenAI tool call."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class CallsRequest(LenientModel):
+    """Body of POST /v1/calls and of POST /v1/sessions/{id}/calls."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["tool_calls"]}, {"required": ["messages"]}]})
+
+    tool_calls: Annotated[list[Call], Field(max_length=MAX_CALLS)] | None = None
+    """The calls of one assistant message; the entire message may be sent."""
+    messages: list[Json] | None = None
+    """Several messages; the calls in their `tool_calls` run concurrently, and results keep their order."""
+    layout: Layout = "chat"
+    """`chat`: media in the tool messages; `strict`: in a user message after them; `parts`: in the results."""
+    audience: Literal["policy", "loop"] = "policy"
+    """The caller: tools meant for the training loop are hidden from the policy."""
+
+
+class Calls(LenientModel):
+    """The `tool_calls` of a message in `CallsRequest.messages`."""
+
+    tool_calls: Annotated[list[Call], Field(max_length=MAX_CALLS)]
+
+
+class FeedbackRequest(StrictModel):
+    """Body of POST /v1/sessions/{id}/feedback."""
+
+    messages: list[Json]
+    """The chat so far, including the policy's last turn."""
+    layout: Layout = "chat"
+    """`parts`: include the feedback's parts without loss."""
+
+
+class Function(StrictModel):
+    """A function in a tool schema."""
+
+    name: str
+    description: str
+    parameters: Json
+    strict: bool | None = None
+
+
+class ToolSchema(StrictModel):
+    """An OpenAI function schema."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Hints(StrictModel):
+    """What a tool's owner declares about it."""
+
+    title: str | None
+    read_only: bool
+    idempotent: bool
+    destructive: bool | None
+    open_world: bool | None
+    pure: bool
+
+
+class Spec(StrictModel):
+    """Everything that is known about a tool."""
+
+    name: str
+    description: str
+    parameters: Json
+    audience: Literal["policy", "loop"]
+    hints: Hints
+    output: Json | None
+    owner: str
+
+
+class Tools(StrictModel):
+    """Response of GET /v1/tools."""
+
+    object: Literal["list"]
+    data: Sequence[ToolSchema | Spec]
+
+
+class SessionResponse(StrictModel):
+    """Response of POST /v1/sessions."""
+
+    id: str
+    """Gives access to the session: keep it secret."""
+    tools: Sequence[ToolSchema | Spec]
+    feedback: str | None
+    expires_at: float | None
+    """Unix time; each use extends it."""
+
+
+class Reward(StrictModel):
+    """A reward and its source."""
+
+    source: str
+    value: float | None
+    kind: Literal["call", "feedback", "end"]
+    call_id: str | None
+
+
+class SessionState(StrictModel):
+    """Response of GET /v1/sessions/{id}."""
+
+    id: str
+    task_id: str
+    tools: list[str]
+    feedback: str | None
+    strict: bool
+    calls: Count
+    rewards: list[Reward]
+    expires_at: float | None
+
+
+class ClosedSession(StrictModel):
+    """Response to closing a session."""
+
+    id: str
+    rewards: list[Reward]
+
+
+class LiveSession(StrictModel):
+    """An open session, however it was opened."""
+
+    id: str
+    """A digest of the session's id: with it, the session can be closed but not used."""
+    task_id: str
+    tools: list[str]
+    feedback: str | None
+    calls: Count
+    running: list[str]
+    """Tools whose calls are running now."""
+    rewards: list[Reward]
+    age_s: float
+    expires_in_s: float | None
+    """Seconds until it expires if it isn't used."""
+
+
+class LiveSessions(StrictModel):
+    """Response of GET /v1/live/sessions."""
+
+    object: Literal["list"]
+    data: list[LiveSession]
+
+
+class Tape(StrictModel):
+    """A recorded tape."""
+
+    name: str
+    changed_at: float
+    """Unix time."""
+    lines_bytes: Count
+    """Size of its lines, without its media."""
+
+
+class Tapes(StrictModel):
+    """Response of GET /v1/tapes."""
+
+    object: Literal["list"]
+    data: list[Tape]
+
+
+class TapeContents(Tape):
+    """Response of GET /v1/tapes/{id}."""
+
+    summary: Json
+    """Counts of its contents."""
+    start: Count
+    """Index of the first session in this response; set `from` for others."""
+    sessions: list[Json]
+    """Calls and results of each session, shortened."""
+
+
+class ToolMessage(StrictModel):
+    """A chat message with a tool's result."""
+
+    role: Literal["tool", "user"]
+    tool_call_id: str | None = None
+    content: str | list[Json]
+
+
+class Result(StrictModel):
+    """The result of one call."""
+
+    tool_call_id: str
+    name: str
+    outcome: Outcome
+    reward: float | None
+    done: bool
+    """The tool ended the rollout."""
+    elapsed_s: float
+    attempts: Count
+    structured: Any
+    metrics: Json
+    reason: str | None
+    """For the operator: why the outcome is not `ok`."""
+    timing: dict[str, float]
+    meta: Json
+    parts: list[Json] | None = None
+    """Only with the layout `parts`."""
+
+
+class CallsResponse(StrictModel):
+    """Response of the two routes that run calls."""
+
+    messages: list[ToolMessage]
+    results: list[Result]
+
+
+class FeedbackResponse(StrictModel):
+    """Response of POST /v1/sessions/{id}/feedback."""
+
+    done: bool
+    message: str
+    score: float | None
+    metadata: Json
+    outcome: Outcome
+    reason: str | None
+    content: list[Json] | None = None
+    """Chat content parts, if the feedback is more than text."""
+    parts: list[Json] | None = None
+    """Only with the layout `parts`."""
+
+
+class ErrorDetail(StrictModel):
+    """What is wrong, where, and how to fix it."""
+
+    type: ErrorType
+    message: str
+    remedy: str | None = None
+    param: str | None = None
+
+
+class ErrorResponse(StrictModel):
+    """Every response with a status of 400 or above."""
+
+    error: ErrorDetail

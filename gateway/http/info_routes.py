@@ -1,0 +1,132 @@
+"""Routes about the gateway itself: the tool list, health, metrics, /openapi.json, /docs and the web UI.
+
+The web UI's files and /docs contain no data, so they need no token, and they load nothing from other hosts.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from gateway.http.exchange import Headers, Request, Response, built_response, not_found
+from gateway.http.openapi import openapi_document
+from gateway.http.served_gateway import server_statuses
+from gateway.http.server_routes import status_to_json
+from gateway.http.session_routes import MAX_QUICK_TOOLS, are_large, specs_to_json
+from gateway.http.state import AppState
+from gateway.large_json import run_beside
+from gateway.web.static_files import SHARED_PACKAGE, find_file
+from gateway.wire import dumps
+
+MAX_REFUSAL_CHARS = 16_384
+"""How much is given of the errors in refused files."""
+
+
+async def list_tools(app: AppState, request: Request) -> ASGIApp:
+    """GET /v1/tools."""
+    strict = request.query_choice("strict", ("false", "true")) == "true"
+    audience = request.query_choice("audience", ("policy", "loop", "all"))
+    form = request.query_choice("form", ("openai", "spec"))
+    await app.gateway.start.settle()
+    specs = [spec for spec in app.gateway.specs if audience in (spec.audience, "all")]
+
+    def build() -> dict[str, Any]:
+        return {"object": "list", "data": specs_to_json(specs, form, strict=strict)}
+
+    return await built_response(build, is_large=are_large(specs))
+
+
+async def get_health(app: AppState, request: Request) -> ASGIApp:
+    """GET /healthz: always 200, because an MCP server that is down costs only its own tools.
+
+    Without a valid token, the response contains only the status.
+    """
+    servers = {status.name: status_to_json(status) for status in server_statuses(app.gateway)}
+    all_up = all(server["state"] == "up" for server in servers.values())
+    value: dict[str, Any] = {"status": "ok" if all_up else "degraded"}
+    if request.scope.get("trusted"):
+        table, refusal = app.gateway.table, app.gateway.reload_refusal
+        value |= {
+            "sessions": len(app.gateway.sessions),
+            "tools": len(table.specs),
+            "servers": servers,
+            "set_aside": dict(table.set_aside),
+            "clashes": dict(table.clashes),
+            "starting": app.gateway.start.names,
+            "reload_refusal": refusal and {"error": refusal.error[:MAX_REFUSAL_CHARS], "at": refusal.at},
+        }
+    count = sum(len(server["quarantined"]) for server in servers.values()) + len(value.get("set_aside", ()))
+    return await built_response(lambda: value, is_large=count > MAX_QUICK_TOOLS)
+
+
+async def get_metrics(app: AppState, request: Request) -> ASGIApp:
+    """GET /metrics, in the Prometheus text format."""
+    text = await run_beside(lambda: app.metrics.text)
+    return Response(
+        [text[start : start + _PIECE_BYTES] for start in range(0, len(text), _PIECE_BYTES)],
+        content_type=b"text/plain; version=0.0.4; charset=utf-8",
+    )
+
+
+_PIECE_BYTES = 262_144
+UI_PAGE = "gateway.html"
+
+
+async def get_ui_page(app: AppState, request: Request) -> ASGIApp:
+    """GET /ui."""
+    return find_file(UI_PAGE, SHARED_PACKAGE) or not_found("/ui").response
+
+
+async def get_ui_file(app: AppState, request: Request) -> ASGIApp:
+    """GET /ui/{id}: a script, style sheet or image of the web UI."""
+    name = request.path_params["id"]
+    file = find_file(name, SHARED_PACKAGE)
+    if file is None:
+        raise not_found(f"/ui/{name}")
+    return file
+
+
+async def get_docs(app: AppState, request: Request) -> ASGIApp:
+    """GET /docs: the OpenAPI document as a page."""
+    page, headers = _docs_page()
+    return Response(page, content_type=b"text/html; charset=utf-8", headers=headers)
+
+
+async def get_openapi(app: AppState, request: Request) -> ASGIApp:
+    """GET /openapi.json."""
+    return Response(_openapi_json())
+
+
+@cache
+def _openapi_json() -> bytes:
+    return dumps(openapi_document())
+
+
+@cache
+def _docs_page() -> tuple[bytes, Headers]:
+    """The page and a Content-Security-Policy that allows only its own inline script and style, by hash."""
+    page = files("gateway.http").joinpath("docs.html").read_text(encoding="utf-8")
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src {_csp_hash(page, 'style')}",
+            f"script-src {_csp_hash(page, 'script')}",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+    return page.encode(), ((b"content-security-policy", policy.encode()), (b"referrer-policy", b"no-referrer"))
+
+
+def _csp_hash(page: str, tag: str) -> str:
+    match = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    content = match.group(1) if match else ""
+    return f"'sha256-{base64.b64encode(sha256(content.encode()).digest()).decode()}'"

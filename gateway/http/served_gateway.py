@@ -1,0 +1,144 @@
+"""Protocols of a gateway that the HTTP server can serve: a plain one, one that records, or one that replays a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from types import TracebackType
+from typing import Protocol, runtime_checkable
+
+from gateway.gateway import ReloadRefusal
+from gateway.loop_watchdog import LoopWatchdog
+from gateway.mcp_client.server_log import ServerLog
+from gateway.server_start import ServerStart
+from gateway.session import AnySession, Observer, RunningCall
+from gateway.tool_table import Source, ToolTable
+from gateway.types import Task, ToolSpec
+
+
+class ServedSession(AnySession, Protocol):
+    """A session of a gateway in this process."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def remaining_s(self) -> float | None: ...
+
+    @property
+    def running(self) -> Sequence[RunningCall]: ...
+
+    @property
+    def finished_calls(self) -> int: ...
+
+    @property
+    def age_s(self) -> float: ...
+
+    @property
+    def feedback_session(self) -> object | None:
+        """The source session that gives feedback, if there is one."""
+        ...
+
+    @property
+    def stack(self) -> AsyncExitStack:
+        """Callbacks that run when the session closes, for whatever reason."""
+        ...
+
+
+class ServedGateway(Protocol):
+    """A gateway in this process."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]: ...
+
+    @property
+    def table(self) -> ToolTable: ...
+
+    @property
+    def sources(self) -> Sequence[Source]: ...
+
+    @property
+    def sessions(self) -> Mapping[str, ServedSession]:
+        """All open sessions, however they were opened."""
+        ...
+
+    @property
+    def observers(self) -> list[Observer]: ...
+
+    @property
+    def start(self) -> ServerStart:
+        """The servers that are still starting."""
+        ...
+
+    @property
+    def reload_refusal(self) -> ReloadRefusal | None:
+        """Why the files as they are now are not in use, if that is so."""
+        ...
+
+    @property
+    def loop_watchdog(self) -> LoopWatchdog:
+        """Measures how long the event loop was held."""
+        ...
+
+    async def begin(self, task: Task) -> ServedSession: ...
+
+    def open(self, task: Task) -> AbstractAsyncContextManager[AnySession]: ...
+
+
+class ServerStatus(Protocol):
+    """The state of the MCP server behind a source."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+    @property
+    def tools(self) -> int: ...
+
+    @property
+    def quarantined(self) -> Mapping[str, str]: ...
+
+
+@runtime_checkable
+class RestartableServer(Protocol):
+    """The MCP server behind a source."""
+
+    name: str
+    log: ServerLog
+    """What its processes wrote to standard error."""
+
+    @property
+    def status(self) -> ServerStatus: ...
+
+    def restart(self) -> None:
+        """Ends its connections and connects again at once; does not wait for that."""
+        ...
+
+
+def find_server(gateway: ServedGateway, name: str) -> RestartableServer | None:
+    """The server with this name."""
+    backends = (source.backend for source in gateway.sources)
+    return next((one for one in backends if isinstance(one, RestartableServer) and one.name == name), None)
+
+
+def server_statuses(gateway: ServedGateway) -> list[ServerStatus]:
+    """The status of each source that has a server behind it."""
+    statuses = (getattr(source.backend, "status", None) for source in gateway.sources)
+    return [status for status in statuses if status is not None]

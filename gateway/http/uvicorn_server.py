@@ -1,0 +1,239 @@
+"""Serves a gateway with uvicorn: binds the port, announces the URL, and shuts down gracefully on a signal."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
+from typing import Any, Literal
+
+import anyio
+import uvicorn
+from anyio.abc import TaskStatus
+from starlette.types import ASGIApp
+
+from gateway.errors import ConfigError
+from gateway.http.app import build_app
+from gateway.http.endpoint import DisconnectWatcher
+from gateway.http.served_gateway import ServedGateway
+from gateway.http.settings import Settings, check_token_required
+from gateway.tracing import tracing
+
+if sys.platform != "win32":
+    import resource
+
+SHUTDOWN_TIMEOUT_S = 5
+"""Time for responses under way when the server stops."""
+KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections, so that none is closed while a request is sent on it."""
+MAX_OPEN_FILES = 65_536
+
+
+class StopSignal:
+    """Stops a server: gracefully while it serves, at once before that or on a second call."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.serving = False
+        self._stop_requested = anyio.Event()
+
+    def __call__(self) -> None:
+        if self.serving and not self._stop_requested.is_set():
+            self._stop_requested.set()
+        else:
+            self.scope.cancel()
+
+    async def wait(self) -> None:
+        """Waits until a graceful stop is requested."""
+        await self._stop_requested.wait()
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves signals alone and calls `ready` when it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+
+class _GatewayServer(Server):
+    """A server that closes the gateway's sessions before their connections."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gateway: ServedGateway,
+        disconnects: DisconnectWatcher,
+        stop: StopSignal,
+        ready: Callable[[], None],
+    ) -> None:
+        super().__init__(config, ready)
+        self._gateway, self._disconnects, self._stop = gateway, disconnects, stop
+
+    async def exit_when_stopped(self) -> None:
+        await self._stop.wait()
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stop.serving = True  # before the URL is announced
+        await super().startup(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listening in self.servers:
+            listening.close()
+        self._disconnects.stopping.set()
+        async with anyio.create_task_group() as closing:
+            for session in list(self._gateway.sessions.values()):
+                closing.start_soon(session.close)
+        await super().shutdown(sockets)
+
+
+async def serve(
+    gateway: ServedGateway,
+    settings: Settings,
+    *,
+    stop: StopSignal,
+    ready: Callable[[str], None],
+    mounts: Mapping[str, ASGIApp] | None = None,
+    background: Sequence[AbstractAsyncContextManager[Any]] = (),
+) -> None:
+    """Binds the port, enters the gateway and the background contexts, and serves until `stop` is called.
+
+    `ready` is called with the URL once the server accepts connections.
+    """
+    check_token_required(settings)
+    with stop.scope, bind_socket(settings) as listening:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(gateway)
+            for context in background:
+                await stack.enter_async_context(context)
+            url = server_url(settings, listening)
+            disconnects = DisconnectWatcher()
+            served = build_app(gateway, settings, disconnects, mounts)
+            traces = await stack.enter_async_context(tracing(os.environ))
+            if traces is not None:
+                gateway.observers.append(traces.observe)
+                served = traces.wrap_app(served)
+            server = _GatewayServer(
+                make_uvicorn_config(served, settings), gateway, disconnects, stop, lambda: ready(url)
+            )
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            tasks.start_soon(disconnects.run)
+            tasks.start_soon(server.exit_when_stopped)
+            await server.serve([listening])
+            tasks.cancel_scope.cancel()
+
+
+def bind_socket(settings: Settings) -> socket.socket:
+    """Binds the port first of all, because a port in use is the most likely failure."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # Without uvloop, asyncio disables Nagle's algorithm (a delay of 40 ms) only on sockets with protocol TCP.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            remedy = "stop the program that uses it, or choose another port (`--port`; 0 takes a free one)"
+            raise ConfigError(f"{settings.host}:{settings.port} is in use", field="port", remedy=remedy) from error
+        problem = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        raise ConfigError(problem, field="host", remedy="give an address of this machine") from error
+    return listening
+
+
+def run(
+    gateway: ServedGateway,
+    settings: Settings,
+    *,
+    mounts: Mapping[str, ASGIApp] | None = None,
+    background: Sequence[AbstractAsyncContextManager[Any]] = (),
+) -> None:
+    """Serves until SIGTERM or SIGINT; a second signal stops at once."""
+
+    async def main() -> None:
+        stop = StopSignal()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(_stop_on_signals, stop)
+            await serve(gateway, settings, stop=stop, ready=_start_serving, mounts=mounts, background=background)
+            tasks.cancel_scope.cancel()
+
+    _raise_open_file_limit()
+    anyio.run(main, backend_options={"use_uvloop": sys.platform != "win32"})
+
+
+def _raise_open_file_limit() -> None:
+    """Every client is an open file, and the usual limit of 1024 is less than one batch of rollouts."""
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        with suppress(OSError, ValueError):  # the system's real limit may be lower than the reported one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+async def _stop_on_signals(stop: StopSignal, *, task_status: TaskStatus[None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            stop()
+
+
+def http_protocol(settings: Settings) -> type[Any] | Literal["h11"]:
+    """The HTTP implementation for uvicorn, with limits on heads and bodies; on Windows, only on the size of heads."""
+    if sys.platform == "win32":
+        return "h11"
+    from gateway.http.bounded_protocol import bound_protocol
+
+    return bound_protocol(settings)
+
+
+def make_uvicorn_config(
+    app: ASGIApp, settings: Settings, *, keep_alive_s: int = KEEP_ALIVE_S, shutdown_s: int = SHUTDOWN_TIMEOUT_S
+) -> uvicorn.Config:
+    """How every server of ours runs: bounded requests, nothing logged, no header that says what it is."""
+    return uvicorn.Config(
+        app,
+        http=http_protocol(settings),
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=2048,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=shutdown_s,
+    )
+
+
+def server_url(settings: Settings, listening: socket.socket) -> str:
+    """The address of a server that listens on a socket."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listening.getsockname()[1]}"
+
+
+def _start_serving(url: str) -> None:
+    # Garbage collection stops every thread. It now passes over what lasts as long as the server.
+    gc.collect()
+    gc.freeze()
+    _announce(url)
+
+
+def _announce(url: str) -> None:
+    sys.stdout.write(f"mtrl-gateway: {url} (tools: /v1/tools, MCP: /mcp, docs: /docs); web UI: {url}/ui\n")
+    sys.stdout.flush()

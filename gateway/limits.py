@@ -1,0 +1,249 @@
+"""Limits on calls of a tool: concurrency, queue, rate, deadline, retries, result size, and a circuit breaker.
+
+A call is retried only if it was never delivered, or if the tool's owner declares repeating it safe.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from time import monotonic
+
+import anyio
+
+from gateway.config.models import Limits
+from gateway.media.media_filter import MediaFilter, MediaStore
+from gateway.toolset import RenamedToolset, Session, Toolset, ToolsetWrapper
+from gateway.truncate import make_truncator
+from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+
+FIRST_RETRY_DELAY_S = 0.05
+"""Delay before the first retry; doubled for each further one."""
+call_began: ContextVar[float | None] = ContextVar("call_began", default=None)
+"""When the call began that this task passes on; its deadline counts from there, with the check of its arguments."""
+
+
+def timeout_of(toolset: Toolset, name: str) -> float:
+    """The seconds that a call of a tool may take; infinite if nothing limits it."""
+    while isinstance(toolset, ToolsetWrapper):
+        if isinstance(toolset, LimitedToolset):
+            return toolset.limits(name).timeout_s
+        if isinstance(toolset, RenamedToolset):
+            name = toolset.inner_names.get(name, name)
+        toolset = toolset.inner
+    return math.inf
+
+
+class RateLimiter:
+    """Limits the calls that start per second; start times are reserved in advance, so that callers keep their order."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        count = max(1, math.floor(rate_per_s))
+        self._window_s = count / rate_per_s
+        self._starts: deque[float] = deque(maxlen=count)
+
+    async def wait(self) -> None:
+        now = anyio.current_time()
+        start = now
+        if len(self._starts) == self._starts.maxlen:
+            start = max(now, self._starts[0] + self._window_s)
+        self._starts.append(start)
+        if start > now:
+            await anyio.sleep(start - now)
+
+
+class CircuitBreaker:
+    """Stops calls to a server that keeps failing, and lets one call through after a pause to test it."""
+
+    def __init__(self, failures: int = 8, pause_s: float = 5.0) -> None:
+        self._max_failures, self._pause_s = failures, pause_s
+        self._failures = 0
+        self._failed_at = -math.inf
+        self._open_until = -math.inf
+
+    @property
+    def is_open(self) -> bool:
+        return self._failures >= self._max_failures and anyio.current_time() < self._open_until
+
+    def admit(self) -> bool:
+        """Whether a call may go through. After the pause, one call may; the breaker stays open until it succeeds."""
+        if self._failures < self._max_failures:
+            return True
+        now = anyio.current_time()
+        if now < self._open_until:
+            return False
+        self._open_until = now + self._pause_s
+        return True
+
+    def record(self, outcome: Outcome, started_at: float = math.inf) -> None:
+        """Counts failures. Concurrent calls that fail when a server dies count as one failure."""
+        if not outcome.is_infrastructure:
+            self._failures = 0
+        elif outcome is not Outcome.CANCELLED and started_at >= self._failed_at:
+            self._failed_at = anyio.current_time()
+            self._failures += 1
+            if self._failures >= self._max_failures:
+                self._open_until = anyio.current_time() + self._pause_s
+
+
+class ToolLimiter:
+    """The limits of one tool, with the calls that run and wait."""
+
+    def __init__(self, limits: Limits, store: MediaStore) -> None:
+        self.limits = limits
+        self.slots = anyio.Semaphore(limits.at_once, fast_acquire=True)
+        self.rate_limiter = RateLimiter(limits.rate_per_s) if limits.rate_per_s else None
+        self.truncate = make_truncator(limits.result_limit)
+        self.admit = MediaFilter(limits.media, store)
+        self.waiting = 0
+
+    async def acquire(self) -> bool:
+        """Acquires a slot, then waits for the rate limit; False if too many calls are waiting already."""
+        try:
+            self.slots.acquire_nowait()
+        except anyio.WouldBlock:
+            if self.waiting >= self.limits.queue_limit:
+                return False
+            self.waiting += 1
+            try:
+                await self.slots.acquire()
+            finally:
+                self.waiting -= 1
+        if self.rate_limiter is not None:
+            try:
+                await self.rate_limiter.wait()
+            except BaseException:
+                self.slots.release()
+                raise
+        return True
+
+
+class LimitedToolset(ToolsetWrapper):
+    """Applies limits to a toolset, per tool.
+
+    `breaker` is that of the server behind the toolset. Toolsets that share a `store` keep equal media in memory once.
+    """
+
+    def __init__(
+        self,
+        inner: Toolset,
+        limits: Limits | Callable[[str], Limits],
+        breaker: CircuitBreaker | None = None,
+        store: MediaStore | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.store = MediaStore() if store is None else store
+        self.limits = limits if callable(limits) else lambda name: limits
+        self.breaker = breaker
+        self._limiters: dict[str, ToolLimiter] = {}
+        self._listed: Sequence[ToolSpec] | None = None
+        self._specs: tuple[ToolSpec, ...] = ()
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        inner = self.inner.specs
+        if inner is not self._listed:
+            self._specs = tuple(self._with_declared_hints(spec) for spec in inner)
+            self._listed = inner
+        return self._specs
+
+    def _with_declared_hints(self, spec: ToolSpec) -> ToolSpec:
+        """Adds `pure`, which the operator declares, to the hints of the tool's owner."""
+        if not self.limits(spec.name).pure:
+            return spec
+        return replace(spec, hints=replace(spec.hints, pure=True))
+
+    def limiter(self, name: str) -> ToolLimiter:
+        limiter = self._limiters.get(name)
+        if limiter is None:
+            limiter = self._limiters[name] = ToolLimiter(self.limits(name), self.store)
+        return limiter
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Session]:
+        async with self.inner.open(task) as session:
+            yield _LimitedSession(session, self)
+
+
+class _LimitedSession:
+    __slots__ = ("_owner", "_session")
+
+    def __init__(self, session: Session, owner: LimitedToolset) -> None:
+        self._session, self._owner = session, owner
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._owner.specs
+
+    async def finish(self) -> dict[str, float]:
+        return dict(await self._session.finish())
+
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
+        limiter = self._owner.limiter(call.name)
+        limits = limiter.limits
+        queued_at = monotonic()
+        started_at: float | None = None
+        began_at = call_began.get() or queued_at
+        call_began.set(None)  # Calls that the tool makes begin when they are made.
+        with anyio.move_on_after(limits.timeout_s - (queued_at - began_at)):
+            if not await limiter.acquire():
+                waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"
+                return unavailable_result(waiting)
+            try:
+                started_at = monotonic()
+                result = await self._call_with_retries(call, context, limits.retries)
+                return await limiter.admit(
+                    await limiter.truncate(_with_queue_time(result, queue=started_at - queued_at))
+                )
+            finally:
+                limiter.slots.release()
+        if started_at is None:
+            return unavailable_result(f"no slot for {call.name!r} became free within {limits.timeout_s:g} s")
+        return self._time_out(call, limits.timeout_s)
+
+    def _time_out(self, call: ToolCall, limit_s: float) -> ToolResult:
+        if self._owner.breaker is not None:
+            self._owner.breaker.record(Outcome.TIMEOUT)
+        text = f"The tool {(call.policy_name or call.name)!r} did not answer within {limit_s:g} seconds."
+        return ToolResult((Text(text),), Outcome.TIMEOUT, reason=f"no answer within {limit_s:g} s")
+
+    async def _call_with_retries(self, call: ToolCall, context: Context, retries: int) -> ToolResult:
+        delay_s = FIRST_RETRY_DELAY_S
+        attempt = 1
+        result = await self._call_once(call, context)
+        while attempt <= retries and self._is_retryable(call.name, result.outcome):
+            await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
+            delay_s *= 2
+            attempt += 1
+            result = await self._call_once(call, context)
+        return result if attempt == 1 else replace(result, attempts=attempt)
+
+    def _is_retryable(self, name: str, outcome: Outcome) -> bool:
+        if outcome is not Outcome.UNKNOWN:
+            return outcome is Outcome.UNAVAILABLE
+        return any(spec.hints.repeatable for spec in self._owner.specs if spec.name == name)
+
+    async def _call_once(self, call: ToolCall, context: Context) -> ToolResult:
+        breaker = self._owner.breaker
+        if breaker is None:
+            return await self._session.call(call, context)
+        if not breaker.admit():
+            return unavailable_result("the server failed many times in a row; calls are paused for a moment")
+        started_at = anyio.current_time()
+        result = await self._session.call(call, context)
+        breaker.record(result.outcome, started_at)
+        return result
+
+
+def unavailable_result(reason: str) -> ToolResult:
+    """The result of a call that was never delivered; its text tells the policy that the tool is unavailable."""
+    return ToolResult((Text("The tool is not available right now."),), Outcome.UNAVAILABLE, reason=reason)
+
+
+def _with_queue_time(result: ToolResult, queue: float) -> ToolResult:
+    return replace(result, timing={**result.timing, "queue": queue}) if queue > 0.0005 or result.timing else result

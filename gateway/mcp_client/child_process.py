@@ -1,0 +1,323 @@
+"""Stdio MCP servers as child processes, with the streams that the SDK reads and writes.
+
+Stopping a server ends all its processes in bounded time. The tail of its standard error is kept for messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from contextvars import copy_context
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream, Process
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCNotification, JSONRPCRequest
+
+from gateway.mcp_client.errors import PendingRequest, current_request, record_cut
+from gateway.mcp_client.flood_limits import (
+    CHUNK_S,
+    ENDLESS_LINE_BYTES,
+    EVENT_S,
+    LINE_COST,
+    LINE_S,
+    READ_S,
+    CommentBudget,
+    Pacer,
+    StreamFlood,
+    split_pieces,
+)
+from gateway.mcp_client.framing import Inbox, InboxItem, LineSplitter, OversizedLine, put_item
+from gateway.mcp_client.messages import (
+    UnreadableMessageError,
+    error_response,
+    find_request_id,
+    read_messages,
+    serialize,
+)
+from gateway.mcp_client.open_requests import OpenRequests
+from gateway.mcp_client.reaper import Reaper
+from gateway.mcp_client.server_log import ServerLog
+from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes, wait_for_exit
+
+_STDERR_TAIL_BYTES = 4096
+_STRAY_LINES_KEPT = 3
+_BROKEN_EXCERPT_BYTES = 80
+_STOP_S, _SILENT_STOP_S = 1.0, 0.2
+"""Time for a server to stop; shorter while it has not sent a message yet and so has done nothing."""
+_EXIT_POLL_S = 0.2
+_LAST_OUTPUT_S = 0.3
+"""How long the output of a process that has exited is still read, where another process holds the pipe open."""
+_WRITE_BATCH_BYTES = 65536
+"""No further line is added to a write of more bytes than this."""
+_MAX_WAITING_ANSWERS = 1_000
+_PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
+
+OutgoingLine = tuple[bytes, PendingRequest | None]
+
+
+class ChildProcess:
+    """A stdio MCP server as a child process, with the pair of streams that the SDK reads and writes."""
+
+    transport = "stdio"
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        *,
+        name: str,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        max_bytes: int,
+        reaper: Reaper,
+    ) -> None:
+        self.name, self.requests = name, OpenRequests()
+        self.command, self.cwd, self.max_bytes, self.reaper = command, cwd, max_bytes, reaper
+        self.env = get_default_environment() | dict(env)
+        self.process: Process | None = None
+        """The supervisor, which has the server's pipes and ends with its exit code."""
+        self._server_pid: int | None = None
+        self.stop_timeout_s = _SILENT_STOP_S
+        """How long to wait after closing stdin, and again after SIGTERM."""
+        self.stray_lines: deque[str] = deque(maxlen=_STRAY_LINES_KEPT)
+        self.stray_line_count = 0
+        self.overflow: str | None = None
+        self._has_spoken, self.log = False, ServerLog()
+        self._stderr_tail = bytearray()
+        self._strays = CommentBudget()
+        self._reading = anyio.CancelScope()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's own process id."""
+        return self._server_pid
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[tuple[Inbox, StdinWriter]]:
+        await self.reaper.start()
+        supervised = await SupervisedProcess.start(self.command, self.env, self.cwd, self.reaper)
+        process = supervised.process
+        self.process, self._server_pid = process, supervised.server_pid
+        self.log.note(f"process {self._server_pid} started")
+        is_ended = False
+        inbox, read = anyio.create_memory_object_stream[InboxItem](64)
+        write, outgoing = anyio.create_memory_object_stream[OutgoingLine](64)
+        try:
+            async with anyio.create_task_group() as tasks, inbox, read, write, outgoing:
+                tasks.start_soon(self._read_stdout, process, inbox)
+                tasks.start_soon(self._write_stdin, process, outgoing)
+                tasks.start_soon(self._read_stderr, process)
+                tasks.start_soon(self._end_after_exit, process)
+                try:
+                    yield Inbox(read), StdinWriter(write, self.requests)
+                finally:
+                    # As the MCP specification asks: closes stdin, then sends SIGTERM, then kills.
+                    await _close_stdin(process)
+                    await supervised.end(self.stop_timeout_s)
+                    is_ended = True
+                    tasks.cancel_scope.cancel()
+        finally:
+            if not is_ended:
+                await supervised.end(0.0)
+            close_pipes(process)
+
+    async def _read_stdout(self, process: Process, inbox: MemoryObjectSendStream[InboxItem]) -> None:
+        """Reads messages until the pipe ends or overflows, closes `inbox`, then only drains the pipe."""
+        stdout = cast(ByteReceiveStream, process.stdout)
+        with suppress(*_PIPE_ERRORS):
+            async with inbox:
+                with self._reading:
+                    await self._read_messages(stdout, inbox)
+        pacer = Pacer()
+        with suppress(*_PIPE_ERRORS):
+            while True:
+                await stdout.receive()
+                await pacer.work(READ_S)
+
+    async def _read_messages(self, stdout: ByteReceiveStream, inbox: MemoryObjectSendStream[InboxItem]) -> None:
+        lines, pacer = LineSplitter(self.max_bytes), Pacer()
+        try:
+            while self.overflow is None:
+                chunk = await stdout.receive()
+                await pacer.work(CHUNK_S)
+                for piece in split_pieces(chunk):
+                    await self._read_piece(piece, lines, pacer, inbox)
+        except StreamFlood as error:
+            self.overflow = str(error)
+
+    async def _read_piece(
+        self,
+        piece: bytes,
+        lines: LineSplitter,
+        pacer: Pacer,
+        inbox: MemoryObjectSendStream[InboxItem],
+    ) -> None:
+        for line in lines.feed(piece):
+            if line:
+                await self._handle_line(line, inbox, pacer)
+            else:
+                self._strays.spend(LINE_COST)
+                await pacer.work(LINE_S)
+        if lines.line_size > self.max_bytes + ENDLESS_LINE_BYTES:
+            record_cut("line")
+            raise StreamFlood(f"the server sent a line of more than {self.max_bytes + ENDLESS_LINE_BYTES} bytes")
+
+    async def _end_after_exit(self, process: Process) -> None:
+        """Ends the reading when the process has exited: a process that it left behind may hold the pipe for ever."""
+        while process.returncode is None:  # noqa: ASYNC110 (the process has no event of its own)
+            await anyio.sleep(_EXIT_POLL_S)
+        await anyio.sleep(_LAST_OUTPUT_S)
+        self._reading.cancel()
+
+    async def _handle_line(
+        self, line: bytes | OversizedLine, inbox: MemoryObjectSendStream[InboxItem], pacer: Pacer
+    ) -> None:
+        if isinstance(line, OversizedLine):
+            request_id = find_request_id(line.head, line.tail)
+            text = f"the answer is too large: more than {self.max_bytes} bytes"
+            if request_id is None:
+                record_cut("line")
+                self.overflow = f"the server wrote a line of more than {self.max_bytes} bytes"
+            else:
+                await put_item(inbox, (copy_context(), SessionMessage(error_response(request_id, text))))
+            return
+        try:
+            parsed = await read_messages(line)
+        except UnreadableMessageError as error:
+            parsed = []
+            problem = (
+                f"{error}; server {self.name!r} wrote a line that begins {_excerpt(line, _BROKEN_EXCERPT_BYTES)!r}"
+            )
+            if error.request_id is not None:
+                parsed = [error_response(error.request_id, problem)]
+            else:
+                self.requests.note_broken(line, problem)
+        if not parsed:
+            self._strays.spend(len(line) + LINE_COST)
+            await pacer.work(LINE_S)
+            if line.strip():
+                self.stray_line_count += 1
+                self.stray_lines.append(_excerpt(line))
+        elif not self._has_spoken:
+            self._has_spoken, self.stop_timeout_s = True, _STOP_S
+        for message in parsed:
+            self.requests.note_answered(message)
+        lost = [error_response(request_id, problem) for request_id, problem in self.requests.take_lost()]
+        for message in (*parsed, *lost):
+            await pacer.work(EVENT_S)
+            await put_item(inbox, (copy_context(), SessionMessage(message)))
+
+    async def _write_stdin(self, process: Process, outgoing: MemoryObjectReceiveStream[OutgoingLine]) -> None:
+        stdin = cast(ByteSendStream, process.stdin)
+        with suppress(*_PIPE_ERRORS):
+            async with outgoing:
+                async for first in outgoing:
+                    await stdin.send(b"".join(_batch_lines(outgoing, first)))
+
+    async def _read_stderr(self, process: Process) -> None:
+        """Keeps the tail of stderr; an undrained pipe would block a server that logs a lot."""
+        stderr, pacer = cast(ByteReceiveStream, process.stderr), Pacer()
+        with suppress(*_PIPE_ERRORS):
+            while True:
+                data = await stderr.receive()
+                self.log.add(data)
+                self._stderr_tail += data
+                await pacer.work(READ_S)
+                del self._stderr_tail[:-_STDERR_TAIL_BYTES]
+
+    async def describe_exit(self, wait_s: float = 0.5) -> str:
+        """Why the process ended, after waiting a moment for its exit code."""
+        process = self.process
+        if process is None:
+            return "it never started"
+        await wait_for_exit(process, wait_s)
+        reasons = [self.overflow] if self.overflow else []
+        code = process.returncode
+        if code is not None:
+            reasons.append(
+                f"the process was ended by signal {-code}" if code < 0 else f"the process exited with {code}"
+            )
+        elif not reasons:
+            reasons.append("the process closed its output")
+        return "; ".join((*reasons, *self.output_notes()))
+
+    def output_notes(self) -> tuple[str, ...]:
+        """Notes on stray output lines and on the tail of stderr, where there is any."""
+        stderr = self._stderr_tail.decode("utf-8", "replace").strip()
+        return (
+            *(
+                (f"{self.stray_line_count} lines of output were not JSON-RPC, such as {self.stray_lines[0]!r}",)
+                if self.stray_lines
+                else ()
+            ),
+            *((f"its standard error ends: {stderr[-600:]}",) if stderr else ()),
+        )
+
+
+class StdinWriter:
+    """The writing end. Lines are queued whole, so a cancelled call never leaves half a line in the pipe.
+
+    Answers to a server that asks without end and reads nothing are dropped.
+    """
+
+    def __init__(self, lines: MemoryObjectSendStream[OutgoingLine], requests: OpenRequests) -> None:
+        self._lines, self._requests = lines, requests
+        self._waiting_answers = 0
+
+    async def send(self, item: SessionMessage, /) -> None:
+        self._requests.note_sent(item.message)
+        line = (serialize(item.message) + b"\n", current_request.get())
+        if isinstance(item.message, JSONRPCNotification) and item.message.method == "notifications/cancelled":
+            # A server that stopped reading will not hear it, and the caller's deadline has already passed.
+            with suppress(anyio.WouldBlock):
+                self._lines.send_nowait(line)
+        elif isinstance(item.message, JSONRPCRequest | JSONRPCNotification):
+            await put_item(self._lines, line)
+        elif self._waiting_answers < _MAX_WAITING_ANSWERS:
+            self._waiting_answers += 1
+            try:
+                await put_item(self._lines, line)
+            finally:
+                self._waiting_answers -= 1
+
+    async def aclose(self) -> None:
+        await self._lines.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+def _excerpt(line: bytes, max_bytes: int = 200) -> str:
+    return line[:max_bytes].decode("utf-8", "replace").strip()
+
+
+def _batch_lines(outgoing: MemoryObjectReceiveStream[OutgoingLine], first: OutgoingLine) -> Iterator[bytes]:
+    """Takes all queued lines for one write: a write to the pipe costs more than building a line."""
+    line, size = first, 0
+    with suppress(anyio.WouldBlock, anyio.EndOfStream):
+        while True:
+            data, pending = line
+            if pending is not None:
+                pending.sent = True
+            yield data
+            size += len(data)
+            if size > _WRITE_BATCH_BYTES:
+                return
+            line = outgoing.receive_nowait()
+
+
+async def _close_stdin(process: Process) -> None:
+    if process.stdin is not None:
+        with suppress(*_PIPE_ERRORS), anyio.move_on_after(_LAST_OUTPUT_S, shield=True):
+            await process.stdin.aclose()

@@ -1,0 +1,290 @@
+"""One connection to one MCP server: its transport, handshake and requests, and its loss when the server dies.
+
+One task opens and closes a connection; callers only send requests. If the server dies during a call, that call ends
+as `unknown` if it was sent and as `unavailable` if not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+from mcp.client._transport import TransportStreams
+from mcp.shared.dispatcher import CallOptions, DispatchContext, ProgressFnT
+from mcp.shared.exceptions import MCPError
+from mcp.shared.transport_context import TransportContext
+from mcp_types import CONNECTION_CLOSED
+
+from gateway.mcp_client.dispatcher import Dispatcher
+from gateway.mcp_client.errors import (
+    SDK_CLOSED_MESSAGE,
+    CloseReason,
+    PendingRequest,
+    UpstreamError,
+    close_reason_of_refusal,
+    current_request,
+    to_upstream_error,
+)
+from gateway.mcp_client.health import ConnectionHealth
+from gateway.mcp_client.protocol_version import NegotiatedProtocol, negotiate
+from gateway.mcp_client.rollout_folder import FolderError
+from gateway.mcp_client.server_requests import answer_server_request, request_with_inputs
+from gateway.mcp_client.subscriptions import Subscriptions
+from gateway.mcp_client.tasks import await_task
+from gateway.mcp_client.transport import Transport
+from gateway.types import DEFAULT_CONTEXT, Context, Outcome
+
+OnNotification = Callable[["Connection", str, Mapping[str, Any]], None]
+_IGNORED_NOTIFICATIONS = (
+    "notifications/progress",
+    "notifications/cancelled",
+    "notifications/subscriptions/acknowledged",
+)
+_METHODS_WITH_INPUT = ("tools/call", "prompts/get", "resources/read")
+_CLOSE_REASON_S = 2.0
+_START_REMEDY = "start the server, or correct its `url`"
+_COMMAND_REMEDY = "run its `command` with its `args` by hand to see why"
+_MCP_REMEDY = "check that it is an MCP server"
+
+
+class Connection:
+    """One connection to one server. `run` owns it; all other methods may be called from any task."""
+
+    protocol: NegotiatedProtocol
+
+    def __init__(
+        self, transport: Transport, on_notification: OnNotification, *, shared: bool, cuts: Counter[str]
+    ) -> None:
+        """`cuts` counts floods by reason."""
+        self._cuts = cuts
+        self.transport, self._on_notification, self._shared = transport, on_notification, shared
+        self.handshake_done = anyio.Event()
+        """Set after the handshake, whether it succeeded or not."""
+        self.closed = anyio.Event()
+        """Set when the connection cannot be used any more."""
+        self.released = anyio.Event()
+        """Set when the transport, its process included, is gone."""
+        self.close_reason: CloseReason | None = None
+        self.retire_reason: str | None = None
+        self.pending, self.health = set[PendingRequest](), ConnectionHealth(transport.config, cuts)
+        self._stopping, self._draining = anyio.Event(), anyio.Event()
+        self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=cuts)
+        self._refused_request: PendingRequest | None = None
+        """Of the handshake. A server that wants a login may fail the next request in another way."""
+        self._stream_error: Exception | None = None
+        self._dispatcher: Dispatcher
+
+    async def run(self) -> None:
+        """Opens the connection, serves it and closes it. Connecting has a deadline, serving has none."""
+        timeout_s = self.transport.config.connect_timeout_s
+        try:
+            with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as connect_scope:
+                current_request.set(self._handshake_request)
+                try:
+                    async with self.transport.open() as streams:
+                        try:
+                            await self._run_streams(streams, connect_scope)
+                        finally:
+                            if connect_scope.cancel_called:
+                                self._set_close_reason(self._timeout_reason(timeout_s))
+                except TimeoutError as error:
+                    self._set_close_reason(self._open_failure(error))
+            if connect_scope.cancelled_caught:
+                self._set_close_reason(self._timeout_reason(timeout_s))
+        except Exception as error:
+            # Boundary: however a transport fails to open or to close, the failure becomes a close reason.
+            self._set_close_reason(self._open_failure(error))
+        finally:
+            self._set_close_reason(CloseReason("closed"))
+            self.released.set()
+
+    async def _run_streams(self, streams: TransportStreams, connect_scope: anyio.CancelScope) -> None:
+        self._dispatcher = Dispatcher(*streams, on_stream_exception=self._record_stream_error)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._dispatch)
+            try:
+                timeout_s = self.transport.config.connect_timeout_s
+                self.protocol = await negotiate(
+                    self._send_handshake, self._dispatcher.notify, timeout_s, version=self.transport.version
+                )
+            except (MCPError, UpstreamError) as error:
+                self._set_close_reason(await self._handshake_failure(error))
+            else:
+                connect_scope.deadline = math.inf
+                await self._wait_until_stopped(tasks)
+            tasks.cancel_scope.cancel()
+
+    async def _wait_until_stopped(self, tasks: TaskGroup) -> None:
+        self.subscriptions = Subscriptions(self.protocol, self._dispatcher, self._cuts)
+        if self.protocol.is_modern:
+            tasks.start_soon(self.subscriptions.listen)
+        tasks.start_soon(self.health.watch, self, self._dispatcher)
+        self.handshake_done.set()
+        await self._stopping.wait()
+        if self.close_reason is None:
+            self._set_close_reason(await self._loss_reason())
+
+    async def _dispatch(self, *, task_status: TaskStatus[None]) -> None:
+        try:
+            await self._dispatcher.run(self._handle_request, self._handle_notification, task_status=task_status)
+        finally:
+            self._stopping.set()
+
+    async def _send_handshake(self, method: str, params: dict[str, Any], options: CallOptions) -> dict[str, Any]:
+        request = self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=self._cuts)
+        current_request.set(request)
+        try:
+            return await self._dispatcher.send_raw_request(method, params, options)
+        except MCPError as error:
+            if request.unreachable:  # Tells nothing of the versions that it supports: it may be about to start.
+                raise to_upstream_error(error, request, None) from error
+            raise
+        finally:
+            if request.http_status in (401, 403):
+                self._refused_request = request
+
+    async def request(
+        self, method: str, params: Mapping[str, Any], context: Context = DEFAULT_CONTEXT
+    ) -> dict[str, Any]:
+        """Sends a request and returns its raw result; raises `UpstreamError`. Cancellation reaches the server."""
+        if (answer := self.subscriptions.answer_locally(method, params)) is not None:
+            return answer
+        if not self.protocol.is_modern or method not in _METHODS_WITH_INPUT:
+            return await self._request_once(method, params, context)
+        result = await request_with_inputs(lambda more: self._request_once(method, more, context), params, context)
+        if result.get("resultType") != "task":
+            return result
+        if context.on_task is not None:
+            context.on_task()
+        return await await_task(lambda name, more: self._request_once(name, more, context), result, context)
+
+    async def _request_once(self, method: str, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
+        if self.close_reason is not None:
+            raise UpstreamError(Outcome.UNAVAILABLE, str(self.close_reason), code=CONNECTION_CLOSED)
+        prepared, options = self.protocol.prepare_request(method, params, context)
+        if context.on_progress is not None:
+            options["on_progress"] = cast(ProgressFnT, context.on_progress)
+        pending = PendingRequest(context, cuts=self._cuts)
+        token = current_request.set(pending)
+        self.pending.add(pending)
+        try:
+            with self.health.watch_request(pending):
+                return await self._dispatcher.send_raw_request(method, prepared, options)
+        except MCPError as error:
+            raise await self._to_upstream_error(error, pending) from None
+        finally:
+            current_request.reset(token)
+            self.pending.discard(pending)
+            self.health.record_end()
+            if self.retire_reason is not None and not self.pending:
+                self.close(self.retire_reason)
+
+    async def _to_upstream_error(self, error: MCPError, pending: PendingRequest) -> UpstreamError:
+        if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:
+            with anyio.move_on_after(_CLOSE_REASON_S):
+                await self.closed.wait()
+        explained = to_upstream_error(error, pending, self.close_reason)
+        if pending.session_lost:
+            self.close(explained.reason)
+        elif pending.unreachable and self._shared:
+            self.retire(explained.reason)
+        return explained
+
+    def retire(self, reason: str) -> None:
+        """Takes no new calls. Those under way may finish: a server that refuses one may still answer others."""
+        self.retire_reason = reason
+        self._draining.set()
+
+    async def wait_until_draining(self) -> None:
+        """Returns when no new call should be made on this connection."""
+        await self._draining.wait()
+
+    @property
+    def is_usable(self) -> bool:
+        return self.close_reason is None and self.retire_reason is None and self.handshake_done.is_set()
+
+    def close(self, reason: str = "closed") -> None:
+        self._set_close_reason(CloseReason(reason))
+        self._stopping.set()
+
+    def _set_close_reason(self, close_reason: CloseReason) -> None:
+        """Stores the reason, unless there is one: the first is the cause of the others."""
+        if self.close_reason is None:
+            self.close_reason = close_reason
+            self.handshake_done.set()
+            self.closed.set()
+            self._draining.set()
+
+    async def _handle_request(
+        self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        self.health.hear()
+        return await answer_server_request(
+            method, params, self._related_request(), self.pending, is_shared=self._shared
+        )
+
+    async def _handle_notification(
+        self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
+    ) -> None:
+        self.health.hear()
+        if method == "notifications/subscriptions/acknowledged" and self.subscriptions.was_interrupted():
+            self._on_notification(self, "notifications/tools/list_changed", {})
+        if method in _IGNORED_NOTIFICATIONS:
+            return
+        params = params or {}
+        self._on_notification(self, method, params)
+        related = self._related_request() or (next(iter(self.pending)) if len(self.pending) == 1 else None)
+        if method == "notifications/message" and related is not None and related.context.on_log is not None:
+            await related.context.on_log(method, params)
+
+    def _related_request(self) -> PendingRequest | None:
+        """The call that an incoming message belongs to, if the transport knows it."""
+        return pending if (pending := current_request.get()) in self.pending else None
+
+    async def _record_stream_error(self, error: Exception) -> None:
+        self._stream_error = error
+
+    async def _loss_reason(self) -> CloseReason:
+        if self.transport.child is not None:
+            return CloseReason(await self.transport.child.describe_exit(), _COMMAND_REMEDY)
+        error = self._stream_error
+        return CloseReason(f"the connection was lost: {error}" if error else "the server closed the connection")
+
+    async def _handshake_failure(self, error: MCPError | UpstreamError) -> CloseReason:
+        if self._handshake_request.unreachable:
+            return CloseReason(str(self._handshake_request.undelivered_reason), _START_REMEDY)
+        if isinstance(error, UpstreamError):
+            return CloseReason(error.reason)
+        if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:
+            with anyio.move_on_after(_CLOSE_REASON_S):
+                await self._stopping.wait()
+            return await self._loss_reason()
+        if self._refused_request is not None:
+            return close_reason_of_refusal(self._refused_request)
+        reason = to_upstream_error(error, self._handshake_request, None).reason
+        return CloseReason(f"the handshake failed: {reason}", _MCP_REMEDY, try_other_transport=True)
+
+    def _timeout_reason(self, timeout_s: float) -> CloseReason:
+        if self.transport.name == "stdio" and self.transport.child is None:
+            return CloseReason(f"no slot for another child process became free within {timeout_s:g} s")
+        notes = self.transport.child.output_notes() if self.transport.child else ()
+        return CloseReason(f"no answer within {timeout_s:g} s", _MCP_REMEDY, notes=notes)
+
+    def _open_failure(self, error: BaseException) -> CloseReason:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, FolderError):
+            return CloseReason(str(error), "see `state` and `keep_state`, and the space that is left")
+        if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
+            return CloseReason(
+                f"cannot start {self.transport.config.command!r}: {error.strerror}", "see `command` and `cwd`"
+            )
+        if self._handshake_request.http_status in (401, 403):
+            return close_reason_of_refusal(self._handshake_request)
+        if self._handshake_request.unreachable:
+            return CloseReason(str(error), _START_REMEDY)
+        return CloseReason(f"{type(error).__name__}: {error}", _MCP_REMEDY)

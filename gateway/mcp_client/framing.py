@@ -1,0 +1,305 @@
+"""Framing of JSON-RPC messages: bounded lines, server-sent events, and the inbox that the SDK's dispatcher reads.
+
+Splitting takes linear time and holds at most one bounded line. Data that is no message is dropped; an invalid
+response becomes an error for the request it answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from contextvars import Context as Variables
+from contextvars import copy_context
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
+
+from gateway.mcp_client.errors import record_cut
+from gateway.mcp_client.flood_limits import (
+    ENDLESS_LINE_BYTES,
+    EVENT_S,
+    LINE_COST,
+    LINE_S,
+    CommentBudget,
+    Pacer,
+    StreamFlood,
+    split_pieces,
+)
+from gateway.mcp_client.messages import (
+    EDGE_BYTES,
+    UnreadableMessageError,
+    error_response,
+    find_request_id,
+    read_messages,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OversizedLine:
+    """Both ends of a line that was too long to keep: enough to find the id of the request it answers."""
+
+    head: bytes
+    tail: bytes
+
+
+class LineSplitter:
+    """Splits a stream of chunks into lines of at most `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._size, self._kept = max_bytes, 0, bytearray()
+        self._head: bytes | None = None
+        """The start of a line that is too long; `_kept` then holds only its end."""
+
+    @property
+    def line_size(self) -> int:
+        """Size of the line that has not ended yet."""
+        return self._size
+
+    def feed(self, chunk: bytes) -> list[bytes | OversizedLine]:
+        """The lines that end in this chunk."""
+        *complete, rest = chunk.split(b"\n")
+        lines = [self._end(part) for part in complete]
+        if rest:
+            self._add(rest)
+        return lines
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        self._kept += part
+        if self._size > self._max_bytes:
+            if self._head is None:
+                self._head = bytes(self._kept[:EDGE_BYTES])
+            self._kept = self._kept[-EDGE_BYTES:]
+
+    def _end(self, part: bytes) -> bytes | OversizedLine:
+        if not self._size and len(part) <= self._max_bytes:
+            return part
+        self._add(part)
+        line, head = bytes(self._kept), self._head
+        self._kept, self._size, self._head = bytearray(), 0, None
+        return line if head is None else OversizedLine(head, line)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSentEvent:
+    """A server-sent event."""
+
+    event_type: str
+    data: bytes | OversizedLine
+    id: str
+
+
+_MAX_ID_BYTES = 1024
+_HEADER_VALUE = re.compile(rb"[\x21-\x7e\x80-\xff](?:[\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
+
+
+class EventParser:
+    """Parses server-sent events from a stream of chunks.
+
+    Every byte counts: those of an event towards `max_bytes`, all others towards a budget for comments.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._lines = LineSplitter(max_bytes)
+        self._max_bytes = max_bytes
+        self._event_type, self._data, self._has_data, self._size = "", bytearray(), False, 0
+        self._fields_cost = 0
+        self._oversized: OversizedLine | None = None
+        self._comments = CommentBudget()
+        self.last_id = ""
+        """The id to resume the stream from; empty if the last one cannot be sent in a header."""
+        self.retry_s: float | None = None
+
+    async def read(self, chunk: bytes, pacer: Pacer) -> AsyncGenerator[ServerSentEvent]:
+        """The events that end in this chunk, with pauses between them where there is much to parse."""
+        for piece in split_pieces(chunk):
+            await pacer.work(piece.count(b"\n") * LINE_S)
+            for event in self.feed(piece):
+                await pacer.work(EVENT_S)
+                yield event
+
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
+        """The events that end in this chunk; raises `StreamFlood`."""
+        lines = self._lines.feed(chunk)
+        if self._lines.line_size > self._max_bytes + ENDLESS_LINE_BYTES:
+            record_cut("line")
+            raise StreamFlood(f"the server sent a line of more than {self._max_bytes + ENDLESS_LINE_BYTES} bytes")
+        return [event for line in lines if (event := self._parse_line(line)) is not None]
+
+    def _parse_line(self, line: bytes | OversizedLine) -> ServerSentEvent | None:
+        if isinstance(line, OversizedLine):
+            self._add_oversized(line)
+            return None
+        line = line.removesuffix(b"\r")
+        if not line:
+            return self._end()
+        name, _, value = line.partition(b":")
+        if not name:
+            self._comments.spend(len(line) + LINE_COST)
+            return None
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._add_data(value)
+            return None
+        self._add_size(len(line) + 1)
+        self._fields_cost += len(line) + LINE_COST
+        match name:
+            case b"event":
+                self._event_type = value[:EDGE_BYTES].decode("utf-8", "replace")
+            case b"id" if b"\0" not in value:
+                self.last_id = _to_resumable_id(value)
+            case b"retry" if value.isdigit() and len(value) < 9:
+                self.retry_s = int(value) / 1000
+        return None
+
+    def _add_oversized(self, line: OversizedLine) -> None:
+        if line.head.startswith(b"data:"):
+            self._oversized = OversizedLine(line.head.removeprefix(b"data:"), line.tail)
+            self._has_data = True
+        else:
+            self._comments.spend(self._max_bytes)
+
+    def _add_data(self, value: bytes) -> None:
+        self._has_data = True
+        self._add_size(len(value) + 1 + (0 if value else LINE_COST), value)
+        if self._oversized is None:
+            self._data += value + b"\n"
+
+    def _add_size(self, size: int, value: bytes = b"") -> None:
+        self._size += size
+        if self._size > self._max_bytes and self._oversized is None:
+            self._oversized = OversizedLine(bytes(self._data[:EDGE_BYTES]), value[-EDGE_BYTES:])
+            self._data = bytearray()
+        if self._oversized is not None:
+            self._comments.spend(LINE_COST)
+            if self._size > self._max_bytes + ENDLESS_LINE_BYTES:
+                record_cut("event")
+                raise StreamFlood(f"the server sent an event of more than {self._size} bytes")
+
+    def _end(self) -> ServerSentEvent | None:
+        event_type, data, oversized = self._event_type or "message", self._data, self._oversized
+        has_data, fields_cost = self._has_data, self._fields_cost
+        self._event_type, self._data, self._has_data, self._size = "", bytearray(), False, 0
+        self._oversized, self._fields_cost = None, 0
+        if not has_data:
+            self._comments.spend(fields_cost + LINE_COST)
+            return None
+        return ServerSentEvent(event_type, oversized or bytes(data[:-1]), self.last_id)
+
+
+def _to_resumable_id(value: bytes) -> str:
+    """An event's id, or nothing if it is too long for a header or has bytes that headers may not have."""
+    is_header = len(value) <= _MAX_ID_BYTES and _HEADER_VALUE.fullmatch(value)
+    return value.decode("utf-8", "replace") if is_header else ""
+
+
+InboxItem = tuple[Variables, SessionMessage | Exception]
+T = TypeVar("T")
+
+
+async def put_item(stream: MemoryObjectSendStream[T], item: T) -> None:
+    """Sends an item; gives way to other tasks only where there is no room."""
+    try:
+        stream.send_nowait(item)
+    except anyio.WouldBlock:
+        await stream.send(item)
+
+
+class Inbox:
+    """The reading end of an HTTP connection; the SDK's dispatcher runs each message in its sender's context."""
+
+    def __init__(self, stream: MemoryObjectReceiveStream[InboxItem]) -> None:
+        self._stream = stream
+        self.last_context: Variables | None = None
+
+    async def receive(self) -> SessionMessage | Exception:
+        # It gives way to other tasks for each message, so that what messages start begins in their order.
+        self.last_context, item = await self._stream.receive()
+        return item
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class InboxWriter:
+    """The writing end of an inbox, where a transport puts the messages it has read."""
+
+    def __init__(self, stream: MemoryObjectSendStream[InboxItem], max_bytes: int) -> None:
+        self._stream, self.max_bytes = stream, max_bytes
+
+    async def put(self, message: JSONRPCMessage | Exception) -> None:
+        """Queues a message; drops it if the reader is gone."""
+        item = message if isinstance(message, Exception) else SessionMessage(message)
+        try:
+            await put_item(self._stream, (copy_context(), item))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return
+
+    async def put_messages(self, data: bytes, request_id: str | int | None = None) -> bool:
+        """Queues the messages in `data`; whether one answers `request_id`. An error without an id counts as one."""
+        try:
+            messages = await read_messages(data)
+        except UnreadableMessageError as error:
+            if error.request_id is None or request_id not in (None, error.request_id):
+                return False
+            await self.put(error_response(error.request_id, str(error)))
+            return error.request_id == request_id
+        return await self.put_all(messages, request_id)
+
+    async def put_all(self, messages: Sequence[JSONRPCMessage], request_id: str | int | None = None) -> bool:
+        """Queues messages; whether one answers `request_id`."""
+        is_answered = False
+        for message in messages:
+            if isinstance(message, JSONRPCError) and message.id is None:
+                message.id = request_id
+            if isinstance(message, JSONRPCResponse | JSONRPCError):
+                is_answered = is_answered or message.id == request_id
+            await self.put(message)
+        return is_answered
+
+    async def put_event(self, event: ServerSentEvent, request_id: str | int | None = None) -> bool:
+        if event.event_type != "message":
+            return False
+        if not isinstance(event.data, OversizedLine):
+            return await self.put_messages(event.data, request_id)
+        owner_id = request_id if request_id is not None else find_request_id(event.data.head, event.data.tail)
+        await self.put(error_response(owner_id, self.too_large_message))
+        return owner_id == request_id
+
+    @property
+    def too_large_message(self) -> str:
+        return f"the answer is too large: more than {self.max_bytes} bytes"
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+
+@asynccontextmanager
+async def open_inbox(max_bytes: int) -> AsyncIterator[tuple[InboxWriter, Inbox]]:
+    """Both ends of a new inbox, for the length of a block."""
+    send, receive = anyio.create_memory_object_stream[InboxItem](64)
+    async with send, receive:
+        yield InboxWriter(send, max_bytes), Inbox(receive)

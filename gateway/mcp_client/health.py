@@ -1,0 +1,204 @@
+"""Health checks of one connection: pings a server that was silent or let a call time out, and closes a hung one.
+
+A server that answers nothing may be busy with a call that still has time, so a ping waits for the calls under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from types import TracebackType
+from typing import Protocol
+
+import anyio
+from mcp.shared.exceptions import MCPError
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.transport_context import TransportContext
+from mcp_types import CONNECTION_CLOSED
+
+from gateway.config.models import Server
+from gateway.mcp_client.child_process import ChildProcess
+from gateway.mcp_client.errors import PendingRequest, current_request
+from gateway.mcp_client.protocol_version import NegotiatedProtocol
+from gateway.types import DEFAULT_CONTEXT
+
+_MAX_BUSY_S = 60.0
+"""How long at most an unanswered ping waits for calls that still have time."""
+_HUNG_STOP_S = 0.2
+"""How long a hung process is asked to stop before it is killed."""
+
+
+class WatchedTransport(Protocol):
+    """The transport of a connection, with its child process if there is one."""
+
+    child: ChildProcess | None
+
+
+class WatchedConnection(Protocol):
+    """A connection, as health checks use it."""
+
+    protocol: NegotiatedProtocol
+    pending: set[PendingRequest]
+
+    @property
+    def transport(self) -> WatchedTransport: ...
+
+    def close(self, reason: str = ...) -> None:
+        """Closes the connection for a reason."""
+        ...
+
+
+class ConnectionHealth:
+    """What is known of a server's health: when it was last heard, and how many calls in a row timed out."""
+
+    def __init__(self, config: Server, cuts: Counter[str]) -> None:
+        """`cuts` counts floods by reason."""
+        self._config, self._cuts = config, cuts
+        self.heard_at = anyio.current_time()
+        """When the last message came from the server."""
+        self.timeouts = 0
+        """Calls that timed out since the last answer; of calls at the same time, one counts."""
+        self.doubt: str | None = None
+        """Why a ping is awaited now."""
+        self.failure: str | None = None
+        """Why the connection was closed, if the server was found to hang."""
+        self._counted_at = -math.inf
+        self._answers_pings = False
+        self._check_wanted, self._news = anyio.Event(), anyio.Event()
+
+    def hear(self) -> None:
+        """Records that a message came."""
+        self.heard_at, self.doubt = anyio.current_time(), None
+        self._news.set()
+
+    def watch_request(self, pending: PendingRequest) -> _WatchedRequest:
+        """A block around one request, which records how it ends."""
+        return _WatchedRequest(self, pending)
+
+    def record_answer(self) -> None:
+        self.timeouts = 0
+        self.hear()
+
+    def record_timeout(self, started_at: float) -> None:
+        if started_at >= self._counted_at:
+            self._counted_at = anyio.current_time()
+            self.timeouts += 1
+        self._check_wanted.set()
+
+    def record_end(self) -> None:
+        self._news.set()
+
+    async def watch(self, connection: WatchedConnection, dispatcher: JSONRPCDispatcher[TransportContext]) -> None:
+        """Closes the connection once its server is found to hang."""
+        while (failure := await self._check_once(connection, dispatcher)) is None:
+            pass
+        self.failure = failure
+        if connection.transport.child is not None:
+            connection.transport.child.stop_timeout_s = _HUNG_STOP_S
+        connection.close(failure)
+
+    async def _check_once(
+        self, connection: WatchedConnection, dispatcher: JSONRPCDispatcher[TransportContext]
+    ) -> str | None:
+        """Waits for a timeout or for a long silence, then pings; returns why the server counts as hung."""
+        with anyio.move_on_after(self._config.ping_s):
+            await self._check_wanted.wait()
+        after_timeout, self._check_wanted = self._check_wanted.is_set(), anyio.Event()
+        if self.timeouts >= self._config.timeouts_in_a_row:
+            return f"{self.timeouts} calls in a row were not answered in time"
+        if after_timeout:
+            doubt = "a call was not answered in time"
+        elif connection.pending or anyio.current_time() - self.heard_at < self._config.ping_s:
+            return None
+        else:
+            doubt = f"nothing came from it for {self._config.ping_s:g} s"
+        self.doubt = doubt
+        failure = await self._ping(connection, dispatcher)
+        self.doubt = None
+        return None if failure is None else f"it hangs: {doubt}, and {failure}"
+
+    async def _ping(self, connection: WatchedConnection, dispatcher: JSONRPCDispatcher[TransportContext]) -> str | None:
+        """Why no answer came, or None if anything was heard."""
+        asked_at, busy = anyio.current_time(), set(connection.pending)
+        asked = {method: PendingRequest(DEFAULT_CONTEXT, cuts=self._cuts) for method in self._questions(connection)}
+        failures: list[str] = []
+
+        async def ask(method: str) -> None:
+            if reason := await self._ask(connection, dispatcher, method, asked[method]):
+                failures.append(reason)
+                self._news.set()
+
+        async with anyio.create_task_group() as tasks:
+            for method in asked:
+                tasks.start_soon(ask, method)
+            while not failures and self.heard_at <= asked_at:
+                self._news, now = anyio.Event(), anyio.current_time()
+                # Credentials that are slow to come are not the server's silence.
+                deadline = asked_at + self._config.ping_timeout_s
+                deadline += min(pending.credentials_wait_s(now) for pending in asked.values())
+                is_busy = bool(busy & connection.pending) and now < asked_at + _MAX_BUSY_S
+                if now >= deadline and not is_busy:
+                    failures.append(f"a ping was not answered within {now - asked_at:.1f} s")
+                    break
+                with anyio.move_on_after((deadline if now < deadline else asked_at + _MAX_BUSY_S) - now):
+                    await self._news.wait()
+            tasks.cancel_scope.cancel()
+        return failures[0] if failures and self.heard_at <= asked_at else None
+
+    def _questions(self, connection: WatchedConnection) -> tuple[str, ...]:
+        """The requests that ask for a sign of life. Not every server answers pings, but each has listed its tools."""
+        if connection.protocol.is_modern:
+            return ("server/discover",)
+        has_tools = "tools" in connection.protocol.capabilities
+        return ("ping",) if self._answers_pings or not has_tools else ("ping", "tools/list")
+
+    async def _ask(
+        self,
+        connection: WatchedConnection,
+        dispatcher: JSONRPCDispatcher[TransportContext],
+        method: str,
+        pending: PendingRequest,
+    ) -> str | None:
+        """Sends one request; returns why the server cannot be reached, if that is so."""
+        params, options = connection.protocol.prepare_request(method, {}, DEFAULT_CONTEXT)
+        current_request.set(pending)
+        try:
+            await dispatcher.send_raw_request(method, params, options)
+        except MCPError as error:
+            if pending.session_lost or pending.unreachable:
+                return error.message
+            if not _is_answer(error, pending):
+                return None
+        self._answers_pings = self._answers_pings or method == "ping"
+        self.hear()
+        return None
+
+
+class _WatchedRequest:
+    """Records whether a request was answered, timed out, or was given up by its caller."""
+
+    __slots__ = ("_deadline", "_health", "_pending", "_started_at")
+
+    def __init__(self, health: ConnectionHealth, pending: PendingRequest) -> None:
+        self._health, self._pending = health, pending
+        self._started_at, self._deadline = anyio.current_time(), anyio.current_effective_deadline()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or (isinstance(error, MCPError) and _is_answer(error, self._pending)):
+            self._health.record_answer()
+        elif self._pending.credentials_wanted_at is not None:
+            return  # The server was not asked yet.
+        elif not isinstance(error, Exception) and anyio.current_time() >= self._deadline:
+            self._health.record_timeout(self._started_at)
+
+
+def _is_answer(error: MCPError, pending: PendingRequest) -> bool:
+    """Whether the error came from the server, and is not ours about a connection that failed."""
+    if pending.unreachable or error.code == CONNECTION_CLOSED:
+        return False
+    return pending.lost_reason is None or pending.http_status is not None

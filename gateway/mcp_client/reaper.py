@@ -1,0 +1,107 @@
+"""The reaper: ends child processes and removes folders even if the gateway itself is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+_REAPER_SCRIPT = Path(__file__).with_name("reaper_process.py")
+_REAPER_STOP_S = 5.0
+
+
+class Reaper:
+    """Kills everything that is still registered when this process ends, however it ends.
+
+    A small helper process (`reaper_process.py`) outlives this one for that purpose.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._registered: dict[str, None] = {}
+        self._start_lock = anyio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Starts the helper process, or restarts it if it has died. Called before each child is started."""
+        async with self._start_lock:
+            if self._process is None or self._process.poll() is not None:
+                await self.stop()
+                self._process = await to_thread.run_sync(_spawn_reaper)
+                for entry in self._registered:
+                    self._send(entry)
+
+    def add(self, group: int) -> None:
+        """Registers a process group."""
+        self._register(f"+{group}")
+
+    def remove(self, group: int) -> None:
+        """Removes a process group."""
+        self._unregister(f"+{group}")
+
+    def add_supervisor(self, pid: int) -> None:
+        """Registers a server's supervisor, which ends the server with all that it started."""
+        self._register(f"*{pid}")
+
+    def remove_supervisor(self, pid: int) -> None:
+        """Removes a supervisor."""
+        self._unregister(f"*{pid}")
+
+    def add_folder(self, folder: Path) -> None:
+        """Registers a folder to be removed."""
+        self._register(_folder_entry(folder))
+
+    def remove_folder(self, folder: Path) -> None:
+        """Keeps a folder from being removed."""
+        self._unregister(_folder_entry(folder))
+
+    def _register(self, entry: str) -> None:
+        self._registered[entry] = None
+        self._send(entry)
+
+    def _unregister(self, entry: str) -> None:
+        self._registered.pop(entry, None)
+        self._send(f"-{entry}")
+
+    def _send(self, line: str) -> None:
+        # If the helper has died, the next `start` replaces it. The pipe's buffer holds thousands of lines.
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(f"{line}\n".encode())
+
+    async def stop(self) -> None:
+        """Ends the helper process, which first kills what is still registered."""
+        process, self._process = self._process, None
+        if process is not None:
+            with anyio.move_on_after(_REAPER_STOP_S + 1, shield=True):
+                await to_thread.run_sync(_stop_reaper, process)
+
+
+def _folder_entry(folder: Path) -> str:
+    return f"/{os.fsencode(folder).hex()}"
+
+
+def _spawn_reaper() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", str(_REAPER_SCRIPT)]
+    devnull = subprocess.DEVNULL
+    return subprocess.Popen(  # noqa: S603 (our own interpreter and our own file)
+        command, stdin=subprocess.PIPE, stdout=devnull, stderr=devnull, bufsize=0, start_new_session=True
+    )
+
+
+def _stop_reaper(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_REAPER_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_REAPER_STOP_S)

@@ -1,0 +1,69 @@
+"""Helper process of the reaper: kills what is registered, and removes folders, when its standard input ends.
+
+Standard input ends when the gateway dies. Run as a script with `python -I -S`, so only the standard library is
+available. Each input line registers something, or removes it with `-` before it: `+pgid` a process group, `*pid` a
+supervisor (`supervisor_process.py`), `/folder` a folder, whose name is in hexadecimal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+
+_SUPERVISORS_S = 4.0
+"""How long supervisors may take to end their servers."""
+_POLL_S = 0.01
+
+
+def main() -> None:
+    """Reads registrations until standard input ends, then kills and removes everything that is left."""
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, signal.SIG_IGN)
+    registered: dict[bytes, None] = {}
+    for line in sys.stdin.buffer:
+        entry = line.strip()
+        if entry[:1] == b"-":
+            registered.pop(entry[1:], None)
+        else:
+            registered[entry] = None
+    supervisors = [int(entry[1:]) for entry in registered if entry[:1] == b"*"]
+    groups = [int(entry[1:]) for entry in registered if entry[:1] == b"+"]
+    for pid in supervisors:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGUSR1)
+    for group in groups:
+        _kill_group(group)
+    _wait_for(supervisors)
+    for pid in supervisors:
+        _kill_group(pid)
+    for entry in registered:
+        if entry[:1] == b"/":
+            shutil.rmtree(os.fsdecode(bytes.fromhex(entry[1:].decode())), ignore_errors=True)
+
+
+def _wait_for(pids: list[int]) -> None:
+    deadline = time.monotonic() + _SUPERVISORS_S
+    while time.monotonic() < deadline and any(map(_is_alive, pids)):
+        time.sleep(_POLL_S)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] != b"Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Tool calls over HTTP that need one answer and no stream, in the modern protocol versions.
+
+The SDK serves each request with two tasks, a stream, and several validations of what is known to be valid; for the
+most frequent request that costs several times the call. Here the same handler runs in the request's own task. Whatever
+is not such a call, or is not well formed, goes to the SDK, whose refusals therefore hold for all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import anyio
+from mcp.server.runner import modern_error_data
+from mcp.shared.inbound import (
+    ERROR_CODE_HTTP_STATUS,
+    MCP_METHOD_HEADER,
+    MCP_NAME_HEADER,
+    MCP_PARAM_HEADER_PREFIX,
+    MCP_PROTOCOL_VERSION_HEADER,
+    InboundModernRoute,
+    classify_inbound_request,
+)
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, LOG_LEVEL_META_KEY, SERVER_INFO_META_KEY, ClientCapabilities
+from mcp_types.methods import serialize_server_result
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.bounded_json import SMALL_LENGTH
+from gateway.http.endpoint import DisconnectWatcher
+from gateway.http.exchange import ClientDisconnected, Response
+from gateway.large_json import run_beside
+from gateway.mcp_server.call_tasks import has_tasks
+from gateway.mcp_server.client_context import ANSWERING_CAPABILITIES, upstream_request_meta
+from gateway.mcp_server.server import GatewayMcpServer, call_tool
+from gateway.types import Context, Text, ToolCall
+from gateway.wire import dump_pieces, dumps, is_large_answer
+
+PING_S = 15.0
+"""Interval of comments in the answer to a long call, so that no proxy closes the connection."""
+_VERSIONS = frozenset(version.encode() for version in MODERN_PROTOCOL_VERSIONS)
+_METHOD, _VERSION = MCP_METHOD_HEADER.encode(), MCP_PROTOCOL_VERSION_HEADER.encode()
+_PARAM_PREFIX = MCP_PARAM_HEADER_PREFIX.lower().encode()
+_ROUTING_HEADERS = (MCP_METHOD_HEADER, MCP_NAME_HEADER, MCP_PROTOCOL_VERSION_HEADER)
+_REQUEST_KEYS = {"jsonrpc", "id", "method", "params"}
+_PARAM_KEYS = {"name", "arguments", "_meta"}
+_STREAM_META_KEYS = ("progressToken", LOG_LEVEL_META_KEY, "traceparent")
+"""Keys of `_meta` that ask for more than an answer."""
+_EVENT_HEADERS = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCall:
+    """A call that was read from a request."""
+
+    id: str | int
+    version: str
+    call: ToolCall
+    meta: Mapping[str, Any]
+    """The request's `_meta`."""
+    capabilities: Mapping[str, Any]
+
+
+class PlainCalls:
+    """The ASGI application in front of the SDK's; `disconnects.run` must be running as a task."""
+
+    def __init__(self, server: GatewayMcpServer, sdk_app: ASGIApp) -> None:
+        self._server, self._sdk_app = server, sdk_app
+        self._server_info = server.server_info_stamp
+        self.disconnects = DisconnectWatcher()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`scope` has stripped headers."""
+        if not _may_be_plain(scope):
+            return await self._sdk_app(scope, receive, send)
+        message = await receive()
+        plain = None
+        if message["type"] == "http.request" and not message.get("more_body"):
+            plain = self._read_call(scope, message.get("body", b""))
+        if plain is None:
+            return await self._sdk_app(scope, _replay(message, receive), send)
+        answer = _Answer(receive, send)
+        try:
+            body, status = await self.disconnects.run_until_disconnect(answer.receive, lambda: self._run(plain))
+        except ClientDisconnected:
+            return
+        await answer.finish(scope, body, status)
+
+    def _read_call(self, scope: Scope, body: bytes) -> PlainCall | None:
+        """The call in a request; None if it is anything else."""
+        if len(body) > SMALL_LENGTH:
+            return None
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        match request:
+            case {
+                "jsonrpc": "2.0",
+                "id": str() | int() as id,
+                "method": "tools/call",
+                "params": {"name": str(name), "_meta": dict(meta), **rest} as params,
+            } if not isinstance(id, bool) and request.keys() == _REQUEST_KEYS and params.keys() <= _PARAM_KEYS:
+                arguments = rest.get("arguments") or {}
+            case _:
+                return None
+        route = classify_inbound_request(request, headers=_routing_headers(scope))
+        if not isinstance(route, InboundModernRoute) or not isinstance(arguments, dict):
+            return None
+        if any(key in meta for key in _STREAM_META_KEYS) or name in self._server.state.tools.with_header_arguments:
+            return None
+        capabilities = _read_capabilities(route.client_capabilities)
+        if capabilities is None:
+            return None
+        return PlainCall(id, route.protocol_version, ToolCall(str(id), name, json.dumps(arguments)), meta, capabilities)
+
+    async def _run(self, plain: PlainCall) -> tuple[bytes, int]:
+        """The JSON-RPC answer and its HTTP status."""
+        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": plain.id}
+        context = Context(meta=upstream_request_meta(plain.meta, plain.capabilities))
+        try:
+            raw, result = await call_tool(self._server.state, plain.call, context, plain.meta, None, modern=True)
+            if not all(isinstance(part, Text) for part in result.parts):
+                raw = serialize_server_result("tools/call", plain.version, raw)
+            raw["_meta"] = {SERVER_INFO_META_KEY: self._server_info, **(raw.get("_meta") or {})}
+            answer["result"] = raw
+            if is_large_answer(result):
+                return b"".join(await run_beside(lambda: dump_pieces(answer))), 200
+            return dumps(answer), 200
+        except Exception as error:  # boundary: what a handler raises is an answer
+            data = modern_error_data(error)
+            body = dumps({**answer, "error": data.model_dump(mode="json", by_alias=True, exclude_none=True)})
+            return body, ERROR_CODE_HTTP_STATUS.get(data.code, 200)
+
+
+def _may_be_plain(scope: Scope) -> bool:
+    """Whether the head is that of a tool call in a modern version; a header that occurs twice is for the SDK."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    return (
+        scope["method"] == "POST"
+        and headers.get(_METHOD) == b"tools/call"
+        and headers.get(_VERSION) in _VERSIONS
+        and len(headers) == len(scope["headers"])
+        and _accepts_both(headers.get(b"accept", b""))
+        and not any(name.startswith(_PARAM_PREFIX) for name in headers)
+    )
+
+
+@lru_cache(maxsize=64)
+def _accepts_both(accept: bytes) -> bool:
+    kinds = {kind.partition(b";")[0].strip().lower() for kind in accept.split(b",")}
+    return b"*/*" in kinds or kinds >= {b"application/json", b"text/event-stream"}
+
+
+def _routing_headers(scope: Scope) -> dict[str, str]:
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    found = ((name, headers.get(name.encode())) for name in _ROUTING_HEADERS)
+    return {name: value.decode("latin-1") for name, value in found if value is not None}
+
+
+def _read_capabilities(declared: Any) -> Mapping[str, Any] | None:
+    """The client's capabilities; None if they are invalid, or if it can be asked during a call or poll its task."""
+    if declared == {}:
+        return {}
+    try:
+        known = ClientCapabilities.model_validate(declared, by_name=False)
+    except ValidationError:
+        return None
+    capabilities = known.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if has_tasks({CLIENT_CAPABILITIES_META_KEY: capabilities}):
+        return None
+    return capabilities if ANSWERING_CAPABILITIES.isdisjoint(capabilities) else None
+
+
+def _replay(message: Message, receive: Receive) -> Receive:
+    """`receive` with a message that was already received before all others."""
+    messages = [message]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
+
+
+class _Answer:
+    """The response to one call: JSON, or, if the call takes long, a stream with comments and the answer at its end."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._is_stream = False
+
+    async def receive(self) -> Message:
+        """The next message of the client, for a call that takes long; pings the client meanwhile."""
+        while True:
+            with anyio.move_on_after(PING_S):
+                return await self._receive()
+            if not self._is_stream:
+                self._is_stream = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+            await self._send({"type": "http.response.body", "body": b": ping\r\n\r\n", "more_body": True})
+
+    async def finish(self, scope: Scope, body: bytes, status: int) -> None:
+        if self._is_stream:
+            event = b"event: message\r\ndata: " + body + b"\r\n\r\n"
+            await self._send({"type": "http.response.body", "body": event})
+        else:
+            await Response(body, status)(scope, self._receive, self._send)

@@ -1,0 +1,38 @@
+"""Exits the process when a command has finished, even if a tool's thread is still running."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+JOIN_TIMEOUT_S = 1.0
+"""Time for threads that are about to end by themselves."""
+
+
+def run_and_exit(command: Callable[[], object]) -> None:
+    """Runs a command that ends with SystemExit; the interpreter alone would wait for all non-daemon threads."""
+    try:
+        command()
+    except SystemExit as end:
+        if _has_blocking_thread():
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            os._exit(code)
+        gc.freeze()  # Skips garbage collection at exit, which takes seconds after a model was loaded.
+        raise
+
+
+def _has_blocking_thread() -> bool:
+    """Whether a non-daemon thread is still running after a short wait."""
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                return True
+    return False

@@ -1,1 +1,0 @@
-"""An MCP server is a toolset: whichever transport, era or mood it comes in."""

@@ -1,0 +1,58 @@
+// Inline charts and chips for calls (outcomes, durations, phases), each with a text equivalent.
+import { count, el, number, percent, seconds, svg } from "./dom.js";
+import { quantile } from "./metrics.js";
+
+export const OUTCOMES = ["ok", "error", "invalid", "timeout", "unavailable", "unknown", "cancelled"];
+/** An explanation of each outcome. */
+export const MEANING = {
+  ok: "The tool answered.",
+  error: "The tool reported an error.",
+  invalid: "The caller's error: no such tool, or arguments that do not match its schema.",
+  timeout: "No answer within the deadline; an infrastructure failure.",
+  unavailable: "Never delivered: the server is down or busy. Repeating it is safe.",
+  unknown: "Delivered, but no answer came back. Repeating it may not be safe.",
+  cancelled: "The caller disconnected.",
+};
+
+export function outcomeChip(outcome) {
+  return el("span", { class: "chip", data: { outcome }, title: MEANING[outcome] }, outcome);
+}
+
+/** Outcomes as one bar, each as wide as its share. */
+export function outcomeBar(outcomes) {
+  const shown = OUTCOMES.filter(name => outcomes[name]);
+  const total = shown.reduce((sum, name) => sum + outcomes[name], 0);
+  const words = shown.map(name => `${outcomes[name]} ${name}`).join(", ") || "no calls";
+  return el("span", { class: "shares", role: "img", "aria-label": words,
+      title: shown.map(name => `${name}: ${outcomes[name]} (${percent(outcomes[name] / total)})`).join("\n") },
+    shown.map(name => el("i", { data: { outcome: name }, style: { "flex-grow": outcomes[name] } })));
+}
+
+export const atMost = value => value === Infinity ? "longer" : seconds(value);
+
+/** A histogram of durations, from milliseconds on the left to minutes on the right. */
+export function latencyBars(bins) {
+  const most = Math.max(1, ...bins.map(([, n]) => n)), wide = 5, high = 20;
+  const words = `median at most ${atMost(quantile(bins, .5))}, 95 % at most ${atMost(quantile(bins, .95))}`;
+  return svg("svg", { class: "bins", viewBox: `0 0 ${bins.length * wide} ${high}`, width: bins.length * wide, height: high,
+      role: "img", "aria-label": words },
+    svg("title", {}, [words, ...bins.filter(([, n]) => n).map(([to, n]) => `up to ${atMost(to)}: ${count(n, "call")}`)].join("\n")),
+    svg("line", { x1: 0, x2: bins.length * wide, y1: high - .5, y2: high - .5, class: "floor" }),
+    bins.map(([, n], place) => n && svg("rect", { x: place * wide, width: wide - 1, rx: .5,
+      height: Math.max(2, (high - 1) * n / most), y: high - 1 - Math.max(2, (high - 1) * n / most) })));
+}
+
+/** The phases of one call as a bar with a legend. */
+export function phaseStrip(timing, whole) {
+  const known = ["queue", "connect", "upstream", "parse"].filter(name => timing[name] > 0);
+  if (!known.length) return null;
+  const rest = Math.max(0, whole - known.reduce((sum, name) => sum + timing[name], 0));
+  const all = [...known.map(name => [name, timing[name]]), ["other", rest]].filter(([, value]) => value / whole > .005);
+  return el("div", { class: "phases" },
+    el("span", { class: "shares wide", "aria-hidden": "true" },
+      all.map(([name, value]) => el("i", { data: { phase: name }, style: { "flex-grow": value / whole * 100 }, title: name }))),
+    el("ul", { class: "row tiny dim number" }, all.map(([name, value]) =>
+      el("li", { class: "phase", data: { phase: name } }, `${name} ${seconds(value)}`))));
+}
+
+export const rewardText = value => value === null || value === undefined ? "" : `reward ${number(value)}`;

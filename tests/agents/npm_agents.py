@@ -1,0 +1,100 @@
+"""Plays one rollout with codex, opencode or pi, and prints what came of it as JSON. Run it where only loopback is."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from tests.trainer.agents.agent_harness import call_text, open_agents
+from trainer.rollout.settings import RolloutLimits
+
+CODEX = """model = "policy"
+model_provider = "mtrl"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+[model_providers.mtrl]
+name = "mtrl"
+base_url = "{base_url}"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+"""
+OPENCODE = """{
+  "provider": {"mtrl": {
+    "npm": "@ai-sdk/openai-compatible",
+    "options": {"baseURL": "{base_url}", "apiKey": "{api_key}"},
+    "models": {"policy": {"name": "policy", "limit": {"context": 100000, "output": 2000}}}
+  }},
+  "model": "mtrl/policy", "autoupdate": false, "share": "disabled"
+}"""
+PI = """{"providers": {"mtrl": {
+  "baseUrl": "{base_url}", "api": "openai-completions", "apiKey": "{api_key}",
+  "models": [{"id": "policy", "contextWindow": 100000, "maxTokens": 2000}]
+}}}"""
+PROMPT = "Say hi with a command."
+AGENTS: dict[str, dict[str, Any]] = {
+    "codex": {
+        "command": ("codex", "exec", "--skip-git-repo-check", PROMPT),
+        "env": {"CODEX_HOME": "{folder}/home"},
+        "files": {"home/config.toml": CODEX},
+    },
+    "opencode": {
+        "command": ("opencode", "run", PROMPT),
+        "env": {"OPENCODE_CONFIG": "{folder}/opencode.json"},
+        "files": {"opencode.json": OPENCODE},
+    },
+    "pi": {
+        "command": ("pi", "--print", "--no-session", "--offline", "--model", "mtrl/policy", PROMPT),
+        "env": {"PI_CODING_AGENT_DIR": "{folder}/pi"},
+        "files": {"pi/models.json": PI},
+    },
+}
+TOOLS = (("exec_command", "cmd"), ("shell_command", "command"), ("bash", "command"))
+"""The tools that run a command, and the argument that it is."""
+
+
+def policy(prompt: str) -> str:
+    """Runs `echo` by the tool that is offered, then answers; a chat without tools wants a title."""
+    tool = next(((name, field) for name, field in TOOLS if f'"name": "{name}"' in prompt), None)
+    if tool is None:
+        return "A title"
+    if "<tool_response>" in prompt:
+        return "It said hi from mtrl."
+    name, field = tool
+    more = ', "description": "Says hi"' if name == "bash" else ""
+    return call_text(name, f'{{"{field}":   "echo hi from mtrl"{more}}}')
+
+
+async def main(name: str, bin_folder: Path) -> None:
+    """Plays the rollout."""
+    agent = AGENTS[name]
+    command = (str(bin_folder / agent["command"][0]), *agent["command"][1:])
+    env = {"HOME": "{folder}", **agent["env"]}
+    limits = RolloutLimits(turn_tokens=400, rollout_tokens=200_000, wall_s=200)
+    async with open_agents(
+        policy, limits=limits, command=command, env=env, files=agent["files"], stdin="none"
+    ) as harness:
+        rollout = await harness.run()
+    seen = rollout.infos.get("agent", {})
+    output = str(rollout.infos.get("agent_output", ""))
+    print(
+        json.dumps(
+            {
+                "stop": rollout.stop,
+                "reason": rollout.reason,
+                "turns": [len(ledger.turns) for ledger in rollout.ledgers],
+                "changed": seen.get("changed_by_agent"),
+                "requests": seen.get("requests"),
+                "calls": [call.name for turn in rollout.turns for call in turn.calls],
+                "output": re.sub(r"\x1b\[[0-9;]*m", "", output)[-600:],
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,56 @@
+"""Agents nobody here wrote finish a tool task, unmodified: one ledger, exact ids, each sampled token trained once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.types import Text, ToolResult
+from tests.trainer.agents.agent_harness import call_text, open_agents
+from trainer.rollout.rollout import StopReason
+
+pytestmark = pytest.mark.anyio
+
+PROGRAMS = Path(__file__).with_name("programs")
+PYTHON = str(Path(__file__).parents[2] / ".agents" / "bin" / "python")
+CALL = call_text("add", '{"a":3,   "b": 4}')
+CASES = [
+    ("openai_loop.py",),
+    ("openai_loop.py", "stream"),
+    ("openai_responses.py",),
+    ("openai_responses.py", "stream"),
+    ("openai_responses.py", "previous"),
+    ("anthropic_loop.py",),
+    ("anthropic_loop.py", "stream"),
+    ("agents_sdk.py",),
+    ("agents_sdk.py", "stream"),
+    ("agents_sdk.py", "chat"),
+    ("agents_sdk.py", "chat", "stream"),
+    ("langgraph_agent.py",),
+]
+
+
+@pytest.mark.parametrize("words", CASES, ids=lambda words: "-".join(words))
+async def test_agent_finishes_a_task(words: tuple[str, ...]) -> None:
+    command = (PYTHON, str(PROGRAMS / words[0]), *words[1:])
+    async with open_agents([CALL, "It is 7."], command=command) as harness:
+        rollout = await harness.run()
+    assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
+    assert rollout.infos["agent_output"].strip() == "It is 7."
+    assert rollout.earlier == () and len(rollout.turns) == 2
+
+
+async def add(a: int, b: int) -> ToolResult:
+    """Adds."""
+    return ToolResult((Text(str(a + b)),), reward=0.5)
+
+
+async def test_agent_of_the_agents_sdk_calls_the_rollouts_tools_over_mcp() -> None:
+    command = (PYTHON, str(PROGRAMS / "agents_sdk_mcp.py"))
+    async with open_agents([CALL, "It is 7."], add, command=command) as harness:
+        rollout = await harness.run()
+    assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
+    assert rollout.infos["agent_output"].strip() == "It is 7."
+    assert rollout.rewards["call"] == 0.5
+    assert "7" in str(rollout.ledger.entries[2].messages)

@@ -1,0 +1,45 @@
+"""codex, opencode and pi finish a task, unmodified, where nothing but loopback can be reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = ROOT / ".agents" / "npm" / "node_modules" / ".bin"
+TIMEOUT_S = 300
+
+
+def play(name: str) -> dict[str, Any]:
+    """Plays a rollout in a network namespace of its own."""
+    unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
+    inside = 'ip link set lo up && exec "$@"'
+    command = [*unshare, "sh", "-c", inside, "sh", sys.executable, "-m", "tests.agents.npm_agents", name, str(BIN)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    played: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return played
+
+
+@pytest.mark.parametrize(
+    ("name", "branches", "tool", "changed"),
+    [
+        ("codex", [2], "exec_command", {}),
+        ("opencode", [1, 2], "bash", {"arguments": 1}),  # It asks for a title first.
+        ("pi", [2], "bash", {"arguments": 1}),
+    ],
+)
+def test_agent_finishes_a_task_with_exact_ids(
+    name: str, branches: list[int], tool: str, changed: dict[str, int]
+) -> None:
+    played = play(name)
+    assert (played["stop"], played["reason"]) == ("done", ""), played
+    assert played["turns"] == branches and played["calls"] == [tool]
+    assert played["changed"] == changed
+    assert "It said hi from mtrl." in played["output"]

@@ -1,0 +1,43 @@
+"""Tests of the soak: each load runs, in small, and growth is told from noise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import soak
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "samples"),
+    [("native", 2000, 2), ("pooled", 600, 6), ("process", 16, 16), ("training", 6, 6)],
+    ids=lambda value: str(value),
+)
+def test_load_runs_and_samples_its_process(name: str, count: int, samples: int) -> None:
+    command = [sys.executable, str(BENCH / "soak.py"), "--load", name, "--count", str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["count"] == count and result["outcomes"]["ok"] > 0
+    assert len(result["samples"]) == samples
+    assert all(sample["memory"] > 10 and sample["threads"] > 0 for sample in result["samples"])
+    table = soak.format_table({name: result})
+    assert table.count("| yes |") + table.count("| **no** |") == len(soak.ALLOWED)
+
+
+def test_growth_after_the_warm_up_is_found() -> None:
+    assert soak.is_flat("descriptors", [1.0] * 30 + [9.0] * 90), "what was opened in the warm-up stays open"
+    assert not soak.is_flat("descriptors", [float(index // 10) for index in range(120)])
+    assert soak.is_flat("memory", [100.0 + index % 3 for index in range(120)])
+    assert not soak.is_flat("memory", [100.0 + index for index in range(120)])
+
+
+def test_failing_load_is_reported() -> None:
+    table = soak.format_table({"native": {"problem": ["MemoryError"]}})
+    assert "**failed: MemoryError**" in table

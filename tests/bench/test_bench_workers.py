@@ -1,0 +1,21 @@
+"""The benchmark of rollout workers in small, with a real worker process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_benchmark_of_workers_measures_turns_and_memory(tmp_path: Path) -> None:
+    out = tmp_path / "workers.md"
+    words = [sys.executable, str(ROOT / "bench/workers.py"), "--small", "--out", str(out)]
+    subprocess.run(words, check=True, timeout=300, cwd=tmp_path)
+    rows = [line.split("|")[1:-1] for line in out.read_text().splitlines() if line.startswith("|")]
+    paces = [row for row in rows if len(row) == 4 and row[0].strip().isdecimal()]
+    assert [row[0].strip() for row in paces] == ["0", "1"]
+    assert all(float(row[1].replace(",", "")) > 0 for row in paces)
+    memory = [row for row in rows if len(row) == 3 and row[0].strip().isdecimal()]
+    assert [(row[0].strip(), row[1].strip()) for row in memory] == [("0", "16"), ("1", "16")]

@@ -1,0 +1,171 @@
+"""Tests of the web UI for operators: servers with their logs and restarts, groups of tools, refused files, sessions."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.gateway import ReloadRefusal
+from gateway.http.settings import Settings
+from tests.browser.page import NARROW, Page
+from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
+from tests.browser.sample_gateway import HOSTILE, sample_gateway_with_servers
+from tests.live_server import LiveServer, live_server
+from tests.waiting import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(sample_gateway_with_servers, Settings(port=0)) as served:
+        yield served
+
+
+def open_sessions(server: LiveServer) -> int:
+    with urllib.request.urlopen(f"{server.url}/v1/live/sessions", timeout=PATIENCE_S) as answer:
+        return len(json.load(answer)["data"])
+
+
+def wait_for_no_session(server: LiveServer, within_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + within_s
+    while open_sessions(server):
+        assert time.monotonic() < deadline, "a session is still open"
+
+
+def show_server(page: Page, server: LiveServer, name: str) -> None:
+    page.open(f"{server.url}/ui#/servers/{name}")
+    page.until("document.querySelector('.facts dd')")
+
+
+def test_tools_are_grouped_by_server_and_search_covers_all_groups(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools")
+    page.until("document.querySelectorAll('.group').length === 2")
+    groups = "[...document.querySelectorAll('.group')].map(group => group.getAttribute('aria-label'))"
+    assert [label.split(",")[0] for label in page.js(groups)] == ["in this process", "chatty"]
+    page.type("#search", "chatty")
+    page.until("document.querySelectorAll('.group').length === 1")
+    page.sees("2 tools of", "[role=status].tiny")
+    page.type("#search", "says it")
+    page.until("document.querySelectorAll('.item').length === 1")
+    page.press("Enter")
+    page.sees("from server chatty", "main")
+    page.click("header a", "chatty")
+    page.until("location.hash === '#/servers/chatty'")
+
+
+def test_server_page_shows_state_tools_and_the_log_as_text(page: Page, server: LiveServer) -> None:
+    show_server(page, server, "chatty")
+    page.sees("ready", ".log")
+    assert HOSTILE in page.text(".log") and "\\u202e" in page.text(".log")
+    assert page.js("document.title").endswith("mtrl gateway")
+    assert page.count("main script, main img[src=x], [onerror]") == 0
+    page.click("summary", "Its 2 tools")
+    page.click("details a", "say")
+    page.sees("Says it.", ".description")
+
+
+def test_server_is_restarted_after_a_second_click(page: Page, server: LiveServer) -> None:
+    show_server(page, server, "chatty")
+    page.click("main button", "Restart")
+    page.sees("state that the server keeps is lost", "[aria-live]")
+    page.click("main button", "Really restart")
+    page.sees("an operator restarted it", ".notice")
+    page.sees("It is up again.", "[aria-live]")
+    page.until("document.querySelector('.log').textContent.split('started]').length === 3")
+    page.until(
+        "[...document.querySelectorAll('.facts dt')].find(term => term.textContent === 'Restarts')"
+        ".nextElementSibling.textContent === '1'"
+    )
+
+
+def test_restart_that_is_refused_says_why(page: Page, server: LiveServer) -> None:
+    page.allow("404")
+    show_server(page, server, "chatty")
+    sources = server.gateway._running
+    server.gateway._running = []
+    try:
+        page.click("main button", "Restart")
+        page.click("main button", "Really restart")
+        page.sees("There is no server", "main")
+    finally:
+        server.gateway._running = sources
+
+
+def test_server_that_is_down_shows_reason_and_remedy(page: Page, server: LiveServer) -> None:
+    show_server(page, server, "far")
+    page.sees("cannot connect", ".notice")
+    page.sees("Reconnect", "main button")
+    page.sees("its log is where it runs")
+
+
+def test_servers_can_be_walked_by_keyboard(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
+    page.press("2")
+    page.until("document.querySelectorAll('.item').length === 2")
+    page.press("j")
+    page.until("location.hash === '#/servers/far' && document.querySelector('.item[aria-current]')")
+    page.press("j")
+    page.until("location.hash === '#/servers/chatty'")
+
+
+def test_unknown_server_leads_back_to_the_list(page: Page, server: LiveServer) -> None:
+    page.allow("404")
+    page.open(f"{server.url}/ui#/servers/nobody")
+    page.sees("There is no server nobody")
+
+
+def test_refused_files_are_shown_until_they_are_corrected(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui")
+    server.gateway.reload_refusal = ReloadRefusal(f"tools.yaml: {HOSTILE} is no field", 1.0)
+    try:
+        page.sees("The changed files are refused")
+        page.sees(f"tools.yaml: {HOSTILE}", ".notice pre")
+        page.sees("changed files refused", "#health")
+        assert page.count("[onerror]") == 0
+    finally:
+        server.gateway.reload_refusal = None
+    page.until("!document.querySelector('main').innerText.includes('refused')")
+
+
+def test_session_of_a_tried_tool_is_closed_after_the_call(page: Page, server: LiveServer) -> None:
+    page.open(f"{server.url}/ui#/tools/say")
+    page.type("[data-field=text] textarea", "hello")
+    page.click("button", "Call")
+    page.sees("said", ".result")
+    wait_for_no_session(server)
+
+
+@pytest.mark.parametrize(
+    "leave", ["location.hash = '#/calls'", "location.hash = '#/tools/add'", "location.href = 'about:blank'"]
+)
+def test_kept_session_serves_further_calls_and_closes_when_the_tool_is_left(
+    page: Page, server: LiveServer, leave: str
+) -> None:
+    page.open(f"{server.url}/ui#/tools/remember")
+    page.click(".keep")
+    for word in ("first", "second"):
+        page.type("[data-field=word] textarea", word)
+        page.click("button", "Call")
+        page.sees(word, ".result")
+    page.sees("first", ".result")
+    page.sees("It is open until you leave.")
+    assert open_sessions(server) == 1
+    page.js(f"void ({leave})")
+    wait_for_no_session(server)
+
+
+@pytest.mark.parametrize("view", ["#/servers", "#/servers/chatty", "#/servers/far", "#/tools"])
+def test_operators_views_are_readable_in_light_dark_and_at_400_pixels(
+    page: Page, server: LiveServer, view: str
+) -> None:
+    page.look("light", NARROW)
+    page.open(f"{server.url}/ui{view}")
+    page.until("document.querySelector('main').innerText.length > 40")
+    assert overflowing_elements(page) == []
+    assert unnamed_controls(page) == []
+    assert low_contrast_texts(page) == []
+    page.look("dark", NARROW)
+    assert low_contrast_texts(page) == []

@@ -1,0 +1,93 @@
+"""Tests of environment variables in configuration files."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.entries import ClassEntry
+from gateway.config.environment import Expansion
+from tests.config.conftest import LoadConfig, LoadErrors
+from tests.conftest import Write
+
+plain = st.text().filter(lambda text: "${" not in text)
+names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+trees = st.recursive(
+    plain | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(trees, st.dictionaries(names, st.text()))
+def test_text_without_variables_is_unchanged(tree: object, env: dict[str, str]) -> None:
+    expansion = Expansion(env, "file")
+    assert expansion.expand_tree(tree) == tree
+    assert not expansion.errors
+
+
+@given(plain.filter(lambda text: not text.endswith("$")), names, st.text(), plain)
+def test_expanded_value_is_not_expanded_again(before: str, name: str, value: str, after: str) -> None:
+    expansion = Expansion({name: value, "OTHER_ONE": "never"}, "file")
+    assert expansion.expand_text(f"{before}${{{name}}}{after}") == before + value + after
+
+
+@given(names)
+def test_value_that_looks_like_a_variable_stays_text(name: str) -> None:
+    looks = "${OTHER_ONE} $${x} ${"
+    expansion = Expansion({"OTHER_ONE": "never", name: looks}, "file")
+    assert expansion.expand_text(f"${{{name}}}") == looks
+    assert not expansion.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("${SET}", "value"),
+        ("a ${SET} b ${SET:-x}", "a value b value"),
+        ("${UNSET:-a default: with ${ in it}", "a default: with ${ in it"),
+        ("${UNSET:-}", ""),
+        ("${EMPTY:-default}", "default"),
+        ("${EMPTY}", ""),
+        ("$${SET}", "${SET}"),
+        ("$SET $$ {SET}", "$SET $$ {SET}"),
+        ("${oc.env:SET}", "value"),
+        ("${oc.env:UNSET,default}", "default"),
+    ],
+)
+def test_variable_forms_expand(text: str, filled: str) -> None:
+    expansion = Expansion({"SET": "value", "EMPTY": ""}, "file")
+    assert expansion.expand_text(text) == filled
+    assert not expansion.errors
+
+
+def test_missing_variable_is_one_error_with_a_remedy(write: Write, load_errors: LoadErrors) -> None:
+    write("mcp_servers.json", '{"mcpServers": {"web": {"url": "${WEB_URL}", "auth_token": "${WEB_TOKEN}"}}}')
+    write("tool_configs/a.yaml", "tools: [{function: a:b, timeout_s: '${PATIENCE}', retries: '${1}'}]")
+    assert load_errors() == (
+        "tool_configs/a.yaml:1: tools[0].timeout_s: the environment variable PATIENCE is not set\n"
+        "  remedy: export PATIENCE, or give it a default: `${PATIENCE:-...}`",
+        "tool_configs/a.yaml:1: tools[0].retries: `${` does not begin a variable\n"
+        "  remedy: write `${NAME}` or `${NAME:-default}`; `$${` is a plain `${`",
+        "mcp_servers.json:1: mcpServers.web.url: the environment variable WEB_URL is not set\n"
+        "  remedy: export WEB_URL, or give it a default: `${WEB_URL:-...}`",
+        "mcp_servers.json:1: mcpServers.web.auth_token: the environment variable WEB_TOKEN is not set\n"
+        "  remedy: export WEB_TOKEN, or give it a default: `${WEB_TOKEN:-...}`",
+    )
+
+
+def test_invalid_value_names_its_variable_but_is_not_shown(write: Write, load_errors: LoadErrors) -> None:
+    write("tool_configs/a.yaml", "tools: [{function: '${WHAT}', timeout_s: '${PATIENCE}'}]")
+    messages = load_errors({"PATIENCE": "hunter2", "WHAT": "hunter2"})
+    assert "hunter2" not in "".join(messages)
+    assert messages[0] == (
+        "tool_configs/a.yaml:1: tools[0].timeout_s: expected a valid number, found a text from PATIENCE\n"
+        "  remedy: the value comes from PATIENCE: change it there"
+    )
+
+
+def test_numbers_and_nested_settings_may_use_variables(write: Write, load_files: LoadConfig) -> None:
+    write("tool_configs/a.yaml", "tools: [{class_name: a.B, timeout_s: '${T}', config: {keys: ['${K}']}}]")
+    (entry,) = load_files({"T": "2.5", "K": "k"}).tools
+    assert isinstance(entry, ClassEntry)
+    assert (entry.timeout_s, entry.config) == (2.5, {"keys": ["k"]})

@@ -1,0 +1,72 @@
+"""Tests of loading Python objects that configuration files name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.load_object import load_object
+from gateway.errors import ConfigError
+from tests.conftest import Write
+
+
+def _error_of(name: str, near: Path) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_object(name, near, "tools[0].function")
+    assert str(caught.value).startswith(f"{near}: tools[0].function: ")
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["mine_a:Tool", "mine_a.Tool", "mine_a:Outer.Tool"])
+def test_module_next_to_the_file_is_found(name: str, write: Write) -> None:
+    write("tool_configs/mine_a.py", "class Tool:\n    pass\nclass Outer:\n    Tool = Tool")
+    assert load_object(name, write("tool_configs/a.yaml", "")).__name__ == "Tool"
+
+
+def test_module_in_the_working_folder_is_found(write: Write) -> None:
+    write("mine_b/tools.py", "def add(): return 7")
+    write("tool_configs/a.yaml", "")
+    assert load_object("mine_b.tools:add", Path("tool_configs/a.yaml"))() == 7
+
+
+def test_module_may_import_its_neighbour_later(write: Write) -> None:
+    write("tool_configs/mine_c.py", "def late():\n    import mine_d\n    return mine_d.value")
+    write("tool_configs/mine_d.py", "value = 7")
+    assert load_object("mine_c:late", write("tool_configs/a.yaml", ""))() == 7
+
+
+def test_user_file_does_not_shadow_a_library(write: Write) -> None:
+    write("tool_configs/json.py", "loads = None")
+    assert load_object("json:loads", write("tool_configs/a.yaml", "")) is not None
+
+
+def test_missing_module_is_reported_with_the_searched_folders(write: Write) -> None:
+    error = _error_of("mine_nowhere.tools:add", write("tool_configs/a.yaml", ""))
+    assert error.problem == "there is no module 'mine_nowhere'"
+    assert "tool_configs" in error.remedy
+
+
+def test_missing_attribute_suggests_a_similar_name(write: Write) -> None:
+    file = write("tool_configs/mine_e.py", "def calculate(): ...")
+    near = write("tool_configs/a.yaml", "")
+    error = _error_of("mine_e:calcluate", near)
+    assert error.problem == f"'mine_e' ({file}) has no 'calcluate'"
+    assert error.remedy == "did you mean 'calculate'?"
+    assert "rename the module" in _error_of("math:zzz", near).remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = 1\nraise RuntimeError('no licence')", "RuntimeError: no licence ({file}:2)"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3 ({file}:2)"),
+        ("import mine_missing", "ModuleNotFoundError: No module named 'mine_missing' ({file}:1)"),
+        ("def broken(:\n    pass", "SyntaxError: "),
+    ],
+)
+def test_raising_module_is_reported_with_its_line(text: str, expected: str, write: Write) -> None:
+    file = write("tool_configs/mine_f.py", text)
+    error = _error_of("mine_f:add", write("tool_configs/a.yaml", ""))
+    assert error.problem.startswith(f"importing 'mine_f' raised {expected.format(file=file)}")
+    assert f"{file}:" in error.remedy

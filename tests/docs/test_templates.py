@@ -1,0 +1,19 @@
+"""Every block of docs/templates.md does what it says, and its tables are those that the tests check."""
+
+from __future__ import annotations
+
+from tests.docs.conftest import Follow
+from tests.docs.template_tables import PAGE, PARSER_MODELS, updated_page
+from trainer.parse.choose import PARSERS
+
+
+def test_templates_page(follow: Follow) -> None:
+    follow("docs/templates.md")
+
+
+def test_tables_of_the_templates_page_are_those_that_the_tests_check() -> None:
+    assert PAGE.read_text(encoding="utf-8") == updated_page(), "run `python -m tests.docs.template_tables`"
+
+
+def test_every_parser_is_on_the_templates_page() -> None:
+    assert list(PARSER_MODELS) == sorted({parser.name for parser in PARSERS.values()})

@@ -1,0 +1,108 @@
+"""Programs of the policy can neither end the gateway, nor read its secrets, nor write outside their folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import pytest
+
+from gateway.confinement.python_programs import CONFINEMENTS, Confinement, confines, find_confinement
+from gateway.errors import ConfigError
+from gateway.feedback import program_runner
+from gateway.feedback.code import CodeInteraction, ProgramLimits, run_python
+
+WORKING = [confinement for confinement in CONFINEMENTS if confines(confinement)]
+"""The confinements of this machine; each is tested."""
+TRICKS = {
+    "kills the gateway": "os.kill({pid}, 9)",
+    "kills its parent": "os.getppid() and os.kill(os.getppid(), 9) or sys.exit(3)",
+    "kills the gateway's group": "os.killpg({group}, 9)",
+    "reads the environment of the gateway": "print(open('/proc/{pid}/environ').read())",
+    "reads the environment of its parent": "print(open(f'/proc/{{os.getppid()}}/environ').read())",
+    "reads the memory of the gateway": "print(open('/proc/{pid}/mem', 'rb').read(1))",
+    "writes outside its folder": "open({outside!r}, 'w').write('x')",
+    "removes a file outside its folder": "os.unlink({outside!r})",
+    "traces the gateway": "import ctypes; sys.exit(3 if ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) else 0)",
+}
+"""Each must fail; what the program prints must not have the secret."""
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A secret in this process's environment, which stands for the gateway's."""
+    value = secrets.token_hex(8)
+    monkeypatch.setenv("MTRL_TEST_SECRET", value)
+    return value
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Iterator[Path]:
+    file = tmp_path / "outside"
+    file.write_text("kept")
+    yield file
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize("confinement", WORKING)
+@pytest.mark.parametrize("trick", TRICKS)
+async def test_tricks_of_programs_fail(trick: str, confinement: Confinement, secret: str, outside: Path) -> None:
+    line = TRICKS[trick].format(pid=os.getpid(), group=os.getpgrp(), outside=str(outside))
+    with anyio.fail_after(50):
+        result = await run_python(f"import os, sys\n{line}", confinement=confinement)
+    assert result.exit_status != 0 or result.stop_reason, result.stdout
+    assert secret not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("confinement", WORKING)
+async def test_a_confined_program_reads_its_input_writes_to_its_folder_and_has_no_environment(
+    confinement: Confinement,
+) -> None:
+    source = (
+        "import os\nopen('f', 'w').write(input())\nprint(open('f').read(), sorted({*os.environ} - {'LC_CTYPE', 'PWD'}))"
+    )
+    result = await run_python(source, stdin="seven", confinement=confinement)
+    assert (result.stdout, result.stderr) == ("seven []\n", "")
+
+
+@pytest.mark.parametrize("confinement", [kind for kind in WORKING if kind != "user"])
+async def test_a_confined_program_has_no_network(confinement: Confinement) -> None:
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        result = await run_python(
+            f"import socket; socket.create_connection(('127.0.0.1', {port}))", confinement=confinement
+        )
+    assert result.exit_status == 1 and "Error" in result.stderr
+
+
+@pytest.mark.parametrize("confinement", [kind for kind in WORKING if kind != "user"])
+@pytest.mark.parametrize("file", ["/etc/passwd", __file__, "{outside}"])
+async def test_a_confined_program_reads_no_file_of_the_machine(
+    file: str, confinement: Confinement, outside: Path
+) -> None:
+    path = file.format(outside=outside)
+    result = await run_python(f"print(open({path!r}).read())", confinement=confinement)
+    assert result.exit_status == 1 and "FileNotFoundError" in result.stderr
+
+
+@pytest.mark.parametrize("confinement", WORKING)
+async def test_limits_hold_inside_each_confinement(confinement: Confinement) -> None:
+    result = await run_python("while True: pass", limits=ProgramLimits(20.0, 1), confinement=confinement)
+    assert "1 s of CPU time" in result.stop_reason
+    result = await run_python("import time; time.sleep(60)", limits=ProgramLimits(1.0), confinement=confinement)
+    assert "longer than 1 s" in result.stop_reason
+
+
+def test_some_confinement_works_here() -> None:
+    assert find_confinement() in CONFINEMENTS
+
+
+def test_where_nothing_confines_the_checker_is_refused_unless_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_runner, "find_confinement", lambda: None)
+    with pytest.raises(ConfigError, match=r"cannot be confined here[^\0]*`unsafe: true`"):
+        CodeInteraction({})
+    assert CodeInteraction({"unsafe": True}).settings.unsafe

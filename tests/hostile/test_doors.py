@@ -1,0 +1,299 @@
+"""User code that raises anything, returns anything, never returns or prints without end costs its own call only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from gateway.feedback import conversation
+from gateway.mcp_client import mcp_session
+from gateway.native import native_toolset
+from tests.hostile.doors import DOORS, open_door
+from tests.hostile.gateway_doors import PATIENCE
+from tests.waiting import wait_until
+from trainer.train.run_folder import RunFolder
+from trainer.trl.caller_thread import CallerThread
+
+
+class Panic(BaseException):
+    """A panic of a library, which is no `Exception`."""
+
+
+class Unprintable(Exception):
+    """An exception whose text cannot be had."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+
+class Spiteful:
+    """A value of which nothing can be read."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise Panic("it is spiteful")
+
+    __repr__ = __str__ = __float__ = __bool__ = __len__ = __iter__ = __eq__ = __getitem__ = __contains__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+RAISED = (
+    KeyboardInterrupt("k"),
+    SystemExit(3),
+    GeneratorExit("g"),
+    Panic("p"),
+    asyncio.CancelledError("c"),
+    Unprintable(),
+    StopIteration("s"),
+    ValueError("v"),
+    BaseExceptionGroup("both", [KeyboardInterrupt("k"), Panic("p")]),
+)
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def act() -> Any:
+        raise error
+
+    return act
+
+
+async def fine_calls(name: str, done: anyio.Event) -> None:
+    """Calls the same door with code that does as it should, until the test is done."""
+    while not done.is_set():
+        assert await open_door(name, lambda: "fine") == "ok"
+        await anyio.lowlevel.checkpoint()
+
+
+async def knock(name: str, act: Callable[[], Any]) -> str:
+    """What a door tells of one call, beside healthy calls of the same door."""
+    done = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fine_calls, name, done)
+        told = await open_door(name, act)
+        done.set()
+    return told
+
+
+@pytest.mark.parametrize("name", DOORS)
+async def test_code_that_does_as_it_should_passes_every_door(name: str) -> None:
+    assert await open_door(name, lambda: "fine") == "ok"
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", DOORS)
+async def test_code_that_raises_anything_costs_its_own_call(name: str, error: BaseException) -> None:
+    told = await knock(name, raises(error))
+    if DOORS[name].is_silent:
+        assert told == "ok"
+        return
+    kinds = [type(inner).__name__ for inner in getattr(error, "exceptions", [error])]
+    assert told != "ok" and any(kind in told for kind in (*kinds, type(error).__name__)), told
+
+
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if not door.ignores_value])
+async def test_code_that_returns_anything_costs_its_own_call(name: str) -> None:
+    for value in (Spiteful(), [Spiteful()], {"a": Spiteful()}, (Spiteful(), Spiteful()), b"\xff", 10**5000, object()):
+        assert isinstance(await knock(name, lambda value=value: value), str)
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    released = threading.Event()
+    yield released
+    released.set()
+
+
+@pytest.fixture
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PATIENCE, "s", 1.0)
+    for constant in ("CREATE_TIMEOUT_S", "FINISH_TIMEOUT_S"):
+        monkeypatch.setattr(native_toolset, constant, PATIENCE.s)
+    monkeypatch.setattr(conversation, "CLOSE_TIMEOUT_S", PATIENCE.s)
+    monkeypatch.setattr(mcp_session, "PARSE_TIMEOUT_S", PATIENCE.s)
+
+
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.has_deadline])
+async def test_code_that_never_returns_is_given_up_at_its_deadline(
+    name: str, release: threading.Event, short_deadlines: None
+) -> None:
+    told = await open_door(name, lambda: release.wait(60))
+    assert told != "ok"
+    release.set()
+
+
+async def wait_stubbornly() -> None:
+    """Waits for ever, and goes on waiting after the first cancellations."""
+    for _ in range(3):
+        with suppress(anyio.get_cancelled_exc_class()):
+            await anyio.sleep_forever()
+    await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("wait", [anyio.sleep_forever, wait_stubbornly])
+@pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.is_async])
+async def test_async_code_that_never_returns_is_given_up(
+    name: str, wait: Callable[[], Any], short_deadlines: None
+) -> None:
+    told = await open_door(name, wait)
+    assert DOORS[name].is_silent or told != "ok"
+
+
+async def wait_without_end() -> None:
+    """Waits for ever, and goes on waiting after each cancellation."""
+    while True:
+        with suppress(anyio.get_cancelled_exc_class()):
+            await anyio.sleep_forever()
+
+
+ENDLESS = [name for name, door in DOORS.items() if door.is_async and not door.is_generator]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("name", ENDLESS)
+async def test_async_code_that_ignores_each_cancellation_is_closed(
+    name: str, anyio_backend: str, short_deadlines: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = await open_door(name, wait_without_end)
+    assert DOORS[name].is_silent or told != "ok"
+    closed = "after 100 cancellations; it was closed"
+    await wait_until(lambda: closed in caplog.text)  # Rewards run in a loop of their own, which nobody waits for.
+    assert closed in caplog.text
+
+
+@pytest.mark.parametrize("name", DOORS)
+async def test_code_that_prints_megabytes_is_as_good_as_others(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def act() -> str:
+        sys.stdout.write("x" * 2**21)
+        return "fine"
+
+    assert await open_door(name, act) == "ok"
+    capsys.readouterr()
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import anyio
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
+from gateway.types import Task, ToolCall
+
+def tool():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Event().wait(20)
+
+async def async_tool():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    await anyio.sleep(20)
+
+async def main():
+    toolset = NativeToolset([FunctionTool(tool), FunctionTool(async_tool)])
+    async with toolset, toolset.open(Task("t")) as session:
+        await session.call(ToolCall("1", sys.argv[1], "{}"))
+    print("the call ended", flush=True)
+
+try:
+    anyio.run(main, backend=sys.argv[2])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("tool", ["tool", "async_tool"])
+def test_ctrl_c_ends_a_program_while_user_code_runs(tool: str, backend: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, tool, backend]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "interrupted\n", done.stderr
+
+
+EXITS = """
+import os, sys
+from pathlib import Path
+import anyio
+from tests.trainer.reward.attempts import TASK, answer_group, score_group
+from trainer.train.run_folder import RunFolder
+
+async def main():
+    with RunFolder(Path("run")) as folder:
+        (folder.path / "run.json").write_text("{}")
+        await score_group(Path(), answer_group("a"), mine={"function": "leaves.py:leave"})
+
+anyio.run(main)
+"""
+
+
+def test_code_that_calls_os_exit_is_named_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import os\ndef leave(attempt):\n    os._exit(7)\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", EXITS]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 7, done.stderr
+    with RunFolder(tmp_path / "run") as folder:
+        assert folder.ended_in == ["leaves.leave"]
+    with RunFolder(tmp_path / "run") as folder:
+        assert folder.ended_in == [], "the run before this one told its end"
+
+
+GATEWAY_EXITS = """
+import logging, sys
+import anyio
+from gateway import Gateway, Task, ToolCall
+from gateway.gateway_journal import keep_journal
+
+async def main():
+    async with Gateway.load("tools", None) as gateway, gateway.open(Task("t")) as session:
+        await session.call(ToolCall("1", "leave", "{}"))
+
+logging.basicConfig(stream=sys.stdout)
+with keep_journal("127.0.0.1", 4321):
+    if sys.argv[1] == "leave":
+        anyio.run(main)
+"""
+
+
+def test_code_that_ends_a_served_gateway_is_named_at_its_next_start(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "leaves.py").write_text("import os\ndef leave():\n    'Leaves.'\n    os._exit(7)\n")
+    (tmp_path / "tools" / "leaves.yaml").write_text("tools:\n  - function: leaves:leave\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "XDG_STATE_HOME": str(tmp_path)}
+
+    def start(argument: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", GATEWAY_EXITS, argument]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    left = start("leave")
+    assert left.returncode == 7, left.stderr
+    named = start("stay")
+    assert "user code was running: leaves.leave;" in named.stdout, named.stderr
+    assert start("stay").stdout == "", "the gateway before this one ended as it should"
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_the_thread_that_called_train_survives_what_its_functions_raise(error: BaseException) -> None:
+    async def main(caller: CallerThread) -> str:
+        try:
+            await anyio.to_thread.run_sync(caller.call, raises(error), 20.0)
+        except Exception as problem:
+            kind = type(problem).__name__
+            return str(await anyio.to_thread.run_sync(caller.call, lambda: kind, 20.0))
+        return "nothing was raised"
+
+    caller = CallerThread()
+    told = caller.run(partial(main, caller))
+    assert told in (type(error).__name__, "UserCodeError", "RuntimeError")

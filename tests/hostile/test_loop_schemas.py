@@ -1,0 +1,205 @@
+"""Schemas and arguments whose check would take for ever: they are refused, or end at a deadline, and stop nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.argument_checks import MAX_LENGTH
+from gateway.elicitation import DECLINE, ElicitationAnswers
+from gateway.mcp_client.listing import parse_listing
+from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
+from gateway.native.native_toolset import ClassTool, NativeToolset
+from gateway.schema import ArgumentChecker, SchemaError, SlowCheckError
+from gateway.tool_table import Source
+from gateway.types import Outcome, Task, ToolCall, ToolResult, ToolSpec
+from tests.hostile.injector import call_beside, gateway_beside, healthy_calls
+from tests.waiting import PATIENCE_S
+
+Schema = dict[str, Any]
+
+
+def doubling(levels: int) -> Schema:
+    """Each level tries the one below twice."""
+    defs: Schema = {"l0": {"type": "string"}}
+    for level in range(1, levels):
+        defs[f"l{level}"] = {"anyOf": [{"$ref": f"#/$defs/l{level - 1}"}] * 2}
+    return {"type": "object", "$defs": defs, "properties": {"s": {"$ref": f"#/$defs/l{levels - 1}"}}}
+
+
+def chained(levels: int) -> Schema:
+    defs: Schema = {"l0": {"type": "string"}}
+    for level in range(1, levels):
+        defs[f"l{level}"] = {"$ref": f"#/$defs/l{level - 1}"}
+    return {"type": "object", "$defs": defs, "properties": {"s": {"$ref": f"#/$defs/l{levels - 1}"}}}
+
+
+def of(schema: Schema) -> Schema:
+    return {"type": "object", "properties": {"s": schema}}
+
+
+def doubling_by(keyword: str) -> Schema:
+    """Doubles by another keyword than `anyOf`."""
+    defs: Schema = {"l0": {"type": "string"}}
+    for level in range(1, 40):
+        below = {"$ref": f"#/$defs/l{level - 1}"}
+        branches: Any = {"a": below, "b": below} if keyword == "dependentSchemas" else [below, below]
+        defs[f"l{level}"] = {keyword: branches}
+    return {"type": "object", "$defs": defs, **defs["l39"]}
+
+
+def condition() -> Schema:
+    defs: Schema = {"l0": {"type": "string"}}
+    for level in range(1, 40):
+        below = {"$ref": f"#/$defs/l{level - 1}"}
+        defs[f"l{level}"] = {"if": below, "then": below, "else": {"not": below}}
+    return {"type": "object", "$defs": defs, "properties": {"s": {"$ref": "#/$defs/l39"}}}
+
+
+REFUSED: dict[str, tuple[Callable[[], Schema], str]] = {
+    "18 doubling levels": (lambda: doubling(18), "subschemas apply to one value"),
+    "40 doubling levels": (lambda: doubling(40), "subschemas apply to one value"),
+    "doubling by allOf": (lambda: doubling_by("allOf"), "subschemas apply to one value"),
+    "doubling by oneOf": (lambda: doubling_by("oneOf"), "subschemas apply to one value"),
+    "doubling by dependentSchemas": (lambda: doubling_by("dependentSchemas"), "subschemas apply to one value"),
+    "doubling by if, then and else": (condition, "subschemas apply to one value"),
+    "a chain of references": (lambda: chained(1000), "one inside the other"),
+    "many values": (lambda: of({"enum": list(range(20_000))}), "values"),
+    "many patterns": (lambda: of({"allOf": [{"pattern": f"a{n}"} for n in range(200)]}), "patterns"),
+    "a long pattern": (lambda: of({"pattern": "a|" * 9_000}), "patterns"),
+    "a pattern that compiles to much": (lambda: of({"pattern": "(a{1000}){1000}"}), "not a usable JSON Schema"),
+}
+
+
+@pytest.mark.parametrize("trick", REFUSED)
+def test_schema_over_its_budget_is_quarantined_with_the_reason(trick: str) -> None:
+    build, reason = REFUSED[trick]
+    schema = build()
+    listing = parse_listing([{"name": "bad", "inputSchema": schema}, {"name": "good", "inputSchema": of({})}], "it")
+    assert [spec.name for spec in listing.specs] == ["good"]
+    assert reason in listing.quarantined["bad"]
+    with pytest.raises(SchemaError, match=reason):
+        ArgumentChecker(schema)
+
+
+@pytest.mark.parametrize("branches", [{"anyOf": [{"type": "string"}] * 50}, doubling(8), chained(20)])
+def test_schemas_within_the_budget_are_admitted(branches: Schema) -> None:
+    schema = branches if "properties" in branches else of(branches)
+    assert ArgumentChecker(schema).explain_quickly('{"s": "a"}') is None
+    assert "do not fit" in str(ArgumentChecker(schema).explain_quickly('{"s": 5}'))
+
+
+def tree() -> Schema:
+    """Recursive, so that a deep value takes two to the power of its depth of steps."""
+    branch = {"properties": {"a": {"$ref": "#/$defs/node"}}}
+    node = {"type": "object", "anyOf": [{**branch, "required": ["x"]}, {**branch, "required": ["y"]}]}
+    return {"type": "object", "$defs": {"node": node}, "properties": {"s": {"$ref": "#/$defs/node"}}}
+
+
+def deep(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return {"s": value}
+
+
+def anchored() -> Schema:
+    """Doubles by references that are no JSON pointers."""
+    defs: Schema = {"l0": {"$anchor": "l0", "type": "string"}}
+    for level in range(1, 30):
+        defs[f"l{level}"] = {"$anchor": f"l{level}", "anyOf": [{"$ref": f"#l{level - 1}"}] * 2}
+    return {"type": "object", "$defs": defs, "properties": {"s": {"$ref": "#l29"}}}
+
+
+SLOW: dict[str, tuple[Callable[[], Schema], Callable[[], dict[str, Any]]]] = {
+    "a recursive schema and a deep value": (tree, lambda: deep(40)),
+    "references by anchor": (anchored, lambda: {"s": 5}),
+    "a pattern that backtracks": (lambda: of({"pattern": r"(?=(a+))\1+b"}), lambda: {"s": "a" * 60_000}),
+    "patterns on many values": (
+        lambda: of({"items": {"pattern": r"^(a|a)*\1x$"}}),
+        lambda: {"s": ["a" * 60] * 5_000},
+    ),
+}
+"""What misbehaves, with the arguments for which a check takes long: it runs in a child process, up to a deadline."""
+
+
+def source_of(schema: Schema) -> Source:
+    function = {"name": "trap", "description": "", "parameters": {"type": "object", "properties": {}}}
+
+    class Trap(BaseTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+            return "ran"
+
+    tool = ClassTool(Trap({}, OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})))
+    tool.spec = ToolSpec("trap", parameters=schema)
+    return Source("trap", NativeToolset([tool]))
+
+
+@pytest.mark.parametrize("trick", SLOW)
+async def test_slow_check_ends_and_disturbs_no_healthy_caller(trick: str) -> None:
+    build_schema, build_arguments = SLOW[trick]
+    schema, arguments = build_schema(), build_arguments()
+    with pytest.raises(SlowCheckError):
+        ArgumentChecker(schema).explain_quickly(json.dumps(arguments))
+    result, meanwhile = await call_beside([source_of(schema)], "trap", arguments)
+    assert result.outcome is Outcome.INVALID
+    meanwhile.assert_undisturbed()
+
+
+async def test_large_arguments_that_fit_are_called_after_a_check_in_a_child() -> None:
+    schema = of({"type": "array", "items": {"type": "string"}})
+    arguments = json.dumps({"s": ["a" * 60] * 2_000})
+    async with (
+        gateway_beside(source_of(schema)) as gateway,
+        gateway.open() as session,
+        healthy_calls(gateway) as meanwhile,
+    ):
+        gateway.argument_checks._timeout_s = PATIENCE_S  # The child should simply start, on a busy machine too.
+        result = await session.call(ToolCall("1", "trap", arguments))
+    assert result.outcome is Outcome.OK
+    meanwhile.assert_undisturbed()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ('{"s": "' + "a" * MAX_LENGTH + '"}', "Write shorter ones"),
+        ('{"s": [' + "1," * 60_000 + "1]}", "more than 50000 values"),
+        ('{"s": ' + "[" * 40_000 + "]" * 40_000 + "}", "nested deeper"),
+    ],
+)
+async def test_oversized_arguments_are_refused(arguments: str, words: str) -> None:
+    result, meanwhile = await call_beside([source_of(of({}))], "trap", arguments)
+    assert result.outcome is Outcome.INVALID and words in str(result.parts)
+    meanwhile.assert_undisturbed()
+
+
+async def test_closing_a_session_ends_its_slow_check() -> None:
+    results: list[ToolResult] = []
+    async with gateway_beside(source_of(tree())) as gateway:
+        session = await gateway.begin(Task())
+
+        async def call() -> None:
+            results.append(await session.call(ToolCall("1", "trap", json.dumps(deep(40)))))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            while not session.running:  # noqa: ASYNC110 - a started call has no event
+                await anyio.sleep(0.001)
+            await session.close()
+    assert [result.outcome for result in results] == [Outcome.CANCELLED]
+
+
+async def test_question_with_a_costly_schema_is_answered_at_once() -> None:
+    schema = anchored() | {
+        "properties": {"s": {"$ref": "#l29", "default": 5}, "t": {"pattern": "(a|a)*$", "default": "b"}}
+    }
+    with anyio.fail_after(PATIENCE_S):
+        answer = await ElicitationAnswers("it", "defaults").answer("elicitation/create", {"requestedSchema": schema})
+    assert answer == {"action": "accept", "content": {"s": 5, "t": "b"}}
+    huge = {"properties": {"s": {"enum": ["x" * 70_000], "default": "x"}}}
+    assert await ElicitationAnswers("it", "defaults").answer("elicitation/create", {"requestedSchema": huge}) == DECLINE

@@ -1,0 +1,146 @@
+"""Servers that flood their callers with what is no message: the call ends with a reason, and others go on meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from gateway.config.models import Server
+from gateway.mcp_client.flood_limits import HEAD_BYTES, CommentBudget, StreamFlood, WireMeter
+from gateway.mcp_client.framing import EventParser
+from gateway.types import Outcome
+from tests.hostile.flooding_server import FLOODS, HTTP_FLOODS
+from tests.hostile.healthy_callers import assert_calls_go_on
+from tests.mcp_client.mcp_toolsets import call_tool, open_toolset
+
+PATHS = {"streamable-http": "/mcp", "sse": "/sse"}
+RESULT_BYTES = 1_000_000
+WITHIN_S = 60.0
+"""How long a flood may take to be recognised, on a machine that is busy with other tests."""
+MORE_MEMORY_BYTES = 300_000_000
+"""How much the process may grow while a server sends gigabytes."""
+
+ROWS = [
+    *((trick, transport) for trick in FLOODS for transport in PATHS),
+    *((trick, "streamable-http") for trick in HTTP_FLOODS),
+]
+
+
+@contextmanager
+def flooding_server() -> Iterator[str]:
+    command = [sys.executable, str(Path(__file__).with_name("flooding_server.py"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            yield child.stdout.readline().strip()
+        finally:
+            child.kill()
+
+
+@pytest.fixture(scope="module")
+def hostile_url() -> Iterator[str]:
+    with flooding_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def healthy_url() -> Iterator[str]:
+    with flooding_server() as url:
+        yield url
+
+
+def config(url: str, transport: str = "streamable-http") -> Server:
+    return Server.model_validate(
+        {"url": url + PATHS[transport], "transport": transport, "result_bytes": RESULT_BYTES, "optional": True}
+    )
+
+
+@pytest.mark.parametrize(("trick", "transport"), ROWS)
+async def test_flood_ends_with_a_reason_while_healthy_callers_go_on(
+    hostile_url: str, healthy_url: str, trick: str, transport: str
+) -> None:
+    memory = psutil.Process().memory_info().rss
+    async with open_toolset(config(healthy_url)) as healthy, open_toolset(config(hostile_url, transport)) as hostile:
+        with anyio.fail_after(WITHIN_S):
+            result = await call_tool(hostile, trick)
+            cuts = hostile.status.cuts
+            await assert_calls_go_on(healthy, lambda: call_tool(hostile, trick))
+    assert result.outcome in (Outcome.UNKNOWN, Outcome.ERROR), result
+    assert "the server sent" in (result.reason or ""), result
+    assert sum(cuts.values()) >= 1 and set(cuts) <= {"comments", "headers", "framing", "line", "event"}
+    assert psutil.Process().memory_info().rss < memory + MORE_MEMORY_BYTES
+
+
+@pytest.mark.parametrize("transport", PATHS)
+async def test_events_that_are_no_messages_leave_healthy_callers_their_time(
+    hostile_url: str, healthy_url: str, transport: str
+) -> None:
+    async with open_toolset(config(healthy_url)) as healthy, open_toolset(config(hostile_url, transport)) as hostile:
+        with anyio.fail_after(WITHIN_S):
+            await assert_calls_go_on(healthy, lambda: call_tool(hostile, "garbage_events"))
+
+
+@pytest.mark.parametrize("transport", PATHS)
+async def test_answer_after_a_huge_id_is_read(hostile_url: str, transport: str) -> None:
+    settings = config(hostile_url, transport).model_copy(update={"result_bytes": 20_000_000})
+    async with open_toolset(settings) as hostile:
+        with anyio.fail_after(WITHIN_S):
+            result = await call_tool(hostile, "long_id")
+    assert (result.outcome, result.text) == (Outcome.OK, "fine")
+
+
+async def test_huge_id_is_never_sent_back(hostile_url: str) -> None:
+    settings = config(hostile_url).model_copy(update={"result_bytes": 20_000_000})
+    async with open_toolset(settings) as hostile:
+        with anyio.fail_after(WITHIN_S):
+            result = await call_tool(hostile, "long_id_lost")
+            assert result.outcome is Outcome.UNKNOWN
+            assert "ended without an answer" in (result.reason or "")
+            assert (await call_tool(hostile, "echo", text="still here")).text == "still here"
+
+
+async def test_stream_is_resumed_from_an_id_that_is_not_ascii(hostile_url: str) -> None:
+    async with open_toolset(config(hostile_url)) as hostile:
+        with anyio.fail_after(WITHIN_S):
+            result = await call_tool(hostile, "foreign_id")
+    assert (result.outcome, result.text) == (Outcome.OK, "größe-七")
+
+
+@pytest.mark.parametrize("line", [b"data:\n", b"data: x\n", b":\n", b"\n", b"x\n", b"id: 1\n", b"event: e\n", b"x"])
+def test_memory_of_the_parser_is_bounded_whatever_is_repeated(line: bytes) -> None:
+    events = EventParser(10_000)
+    with pytest.raises(StreamFlood):
+        for _ in range(10_000):
+            assert events.feed(line * 10_000) == []
+            assert len(events._data) <= 20_000 and len(events._lines._kept) <= 20_000
+
+
+def test_keep_alive_comments_of_a_day_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("gateway.mcp_client.flood_limits.time.monotonic", lambda: now)
+    budget = CommentBudget()
+    for _ in range(24 * 3600 // 5):
+        now += 5
+        budget.spend(2000)
+
+
+def test_fields_of_events_with_data_are_no_flood() -> None:
+    events = EventParser(10_000)
+    for _ in range(100_000):
+        assert len(events.feed(b"event: message\nid: 7\nretry: 10\ndata: {}\n\n")) == 1
+
+
+async def test_large_body_is_no_flood_of_framing() -> None:
+    meter = WireMeter()
+    meter.count_wire(HEAD_BYTES)
+    meter.end_head()
+    for _ in range(10_000):
+        meter.count_wire(65_536)
+        await meter.count_content(65_500)

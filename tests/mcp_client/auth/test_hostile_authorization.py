@@ -1,0 +1,162 @@
+"""Authorization servers that hang, lie, or lead elsewhere: each login ends typed and in time, and no secret leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from gateway.errors import GatewayError
+from gateway.mcp_client.auth import oauth_http
+from gateway.types import Outcome
+from tests.mcp_client.auth.authorization_server import (
+    Misbehave,
+    ProtectedServer,
+    html_page,
+    huge_answer,
+    serve_protected,
+    silence,
+)
+from tests.mcp_client.auth.protected_user import user_of_protected_server
+
+METADATA, RESOURCE = "/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource/mcp"
+OPENID = "/.well-known/openid-configuration"
+OAUTH = {"client_id": "ours", "client_secret": "hunter2-secret"}
+Change = Callable[[ProtectedServer], object]
+
+
+def authorization_answers(path: str, misbehave: Misbehave) -> Change:
+    paths = (METADATA, OPENID) if path == METADATA else (path,)
+    return lambda server: server.authorization.misbehave.update(dict.fromkeys(paths, misbehave))
+
+
+def resource_answers(misbehave: Misbehave) -> Change:
+    return lambda server: server.misbehave.update({RESOURCE: misbehave})
+
+
+def status(code: int) -> Misbehave:
+    return lambda request: Response(status_code=code)
+
+
+def echo_secrets(request: Request) -> Response:
+    """An error that repeats whatever the gateway sent, as a careless or hostile server may."""
+    words = f"bad {OAUTH['client_secret']} {request.headers.get('authorization')}\x1b[2J" + "x" * 5000
+    return JSONResponse({"error": "invalid_request", "error_description": words}, 400)
+
+
+def changed(**fields: object) -> Change:
+    return lambda server: [setattr(server.authorization, name, value) for name, value in fields.items()]
+
+
+CASES: dict[str, tuple[Change, str]] = {
+    "metadata never answers": (authorization_answers(METADATA, silence), "did not answer within 2 s"),
+    "metadata is huge": (authorization_answers(METADATA, huge_answer), "more than 262144 bytes"),
+    "metadata is HTML": (authorization_answers(METADATA, html_page), "has no metadata"),
+    "metadata fails": (authorization_answers(METADATA, status(503)), "HTTP 503"),
+    "metadata is of another issuer": (changed(issuer="https://attacker.example"), "is of https://attacker.example"),
+    "the answer is of another issuer": (changed(answer_issuer="https://attacker.example"), "it was asked of"),
+    "the resource's metadata never answers": (resource_answers(silence), "did not answer within 2 s"),
+    "the resource's metadata fails": (resource_answers(status(500)), "HTTP 500"),
+    "the resource's metadata is of another server": (
+        lambda server: setattr(server, "resource", "https://bank.example/mcp"),
+        "is for https://bank.example/mcp",
+    ),
+    "the authorization server is plain HTTP elsewhere": (
+        lambda server: setattr(server, "authorization_servers", ["http://169.254.169.254/latest"]),
+        "it is not https",
+    ),
+    "the authorization server is no web address": (
+        lambda server: setattr(server, "authorization_servers", ["file:///etc/passwd"]),
+        "does not follow RFC 9728",
+    ),
+    "the token endpoint never answers": (authorization_answers("/token", silence), "did not answer within 2 s"),
+    "the token endpoint is HTML": (authorization_answers("/token", html_page), "without a bearer token"),
+    "the token endpoint is huge": (authorization_answers("/token", huge_answer), "more than 262144 bytes"),
+    "the token endpoint fails": (authorization_answers("/token", status(500)), "HTTP 500"),
+    "the token cannot be a header": (
+        authorization_answers("/token", lambda request: JSONResponse({"access_token": "a\nb", "token_type": "Bearer"})),
+        "without a bearer token",
+    ),
+    "the token is no bearer token": (
+        authorization_answers("/token", lambda request: JSONResponse({"access_token": "a", "token_type": "mac"})),
+        "without a bearer token",
+    ),
+    "the error repeats our secret": (authorization_answers("/token", echo_secrets), "invalid_request"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_login_at_a_hostile_server_ends_typed_and_quotes_no_secret(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, expected = CASES[case]
+    if "never answers" in case:
+        monkeypatch.setattr(oauth_http, "REQUEST_S", 2.0)
+    async with user_of_protected_server(tmp_path, oauth=OAUTH) as user:
+        user.authorization.clients["ours"] = OAUTH["client_secret"]
+        change(user.server)
+        with anyio.fail_after(60), pytest.raises(GatewayError, match=expected) as failure:
+            await user.log_in()
+        text = str(failure.value)
+        assert "hunter2" not in text and "\x1b" not in text and len(text) < 1000
+        assert (await user.call())[0] is Outcome.UNAVAILABLE
+
+
+@pytest.mark.parametrize("path", [METADATA, "/token", "/register"])
+async def test_redirects_to_another_origin_are_not_followed(path: str, tmp_path: Path) -> None:
+    async with serve_protected() as attacker, user_of_protected_server(tmp_path) as user:
+        target = f"{attacker.authorization.url}{path}"
+        authorization_answers(path, lambda request: RedirectResponse(target, 307))(user.server)
+        with pytest.raises(GatewayError):
+            await user.log_in()
+        assert attacker.authorization.requests == []
+
+
+async def test_server_that_redirects_elsewhere_never_passes_our_token_on(tmp_path: Path) -> None:
+    async with serve_protected() as attacker, user_of_protected_server(tmp_path) as user:
+        await user.log_in()
+        user.server.redirect_to = attacker.url
+        assert (await user.call())[0] is Outcome.UNAVAILABLE
+        assert attacker.tokens_seen == []
+
+
+async def test_secret_stays_with_the_authorization_server_that_it_was_used_with(tmp_path: Path) -> None:
+    async with serve_protected() as attacker, user_of_protected_server(tmp_path, oauth=OAUTH) as user:
+        user.authorization.clients["ours"] = OAUTH["client_secret"]
+        await user.log_in()
+        user.server.authorization_servers = [attacker.authorization.url]
+        with pytest.raises(GatewayError, match=r"but its tokens come from[^§]*oauth\.issuer"):
+            await user.log_in()
+        user.configure(oauth=OAUTH | {"issuer": user.authorization.url})
+        with pytest.raises(GatewayError, match="but its tokens come from"):
+            await user.log_in()
+        assert attacker.authorization.requests == []
+
+
+async def test_registered_client_is_not_reused_at_another_authorization_server(tmp_path: Path) -> None:
+    async with serve_protected() as other, user_of_protected_server(tmp_path) as user:
+        await user.log_in()
+        user.server.authorization_servers = [other.authorization.url]
+        user.server.authorization.tokens = other.authorization.tokens
+        await user.log_in()
+        assert len(other.authorization.paths("/register")) == 1
+        assert other.authorization.paths("/authorize")[0]["client_id"] in other.authorization.clients
+
+
+async def test_refresh_that_hangs_costs_its_own_calls_only_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with user_of_protected_server(tmp_path) as user:
+        await user.log_in()
+        user.authorization.tokens.clear()
+        user.authorization.misbehave["/token"] = silence
+        with monkeypatch.context() as patched:
+            patched.setattr(oauth_http, "REQUEST_S", 2.0)
+            outcome, reason = await user.call()
+        assert outcome is Outcome.UNAVAILABLE and "did not answer within 2 s" in reason
+        del user.authorization.misbehave["/token"]
+        assert await user.call() == (Outcome.OK, ""), "a server that was slow does not end the login"

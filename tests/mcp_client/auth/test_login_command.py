@@ -1,0 +1,48 @@
+"""`mtrl-gateway login`, `call` and `logout` as a person runs them, with the browser that `$BROWSER` names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from subprocess import STDOUT
+
+import anyio
+
+from tests.mcp_client.auth.protected_user import login_files, user_of_protected_server
+
+BROWSER = """
+import sys, urllib.request
+urllib.request.urlopen(sys.argv[1], timeout=60).read()
+"""
+
+
+async def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """The exit status of a command, and what it prints."""
+    browser = folder / "browser.py"
+    browser.write_text(BROWSER)
+    env = os.environ | {"BROWSER": f"{sys.executable} {browser} %s"}
+    command = [sys.executable, "-m", "gateway.cli", *arguments, "--mcp", str(folder / "mcp_servers.json")]
+    done = await anyio.run_process(command, check=False, stderr=STDOUT, env=env, cwd=folder)
+    return done.returncode, done.stdout.decode()
+
+
+async def test_person_logs_in_calls_a_tool_and_logs_out(tmp_path: Path) -> None:
+    async with user_of_protected_server(tmp_path):
+        status, printed = await run(tmp_path, "check")
+        assert status == 1 and "mtrl-gateway login vault" in printed
+        status, printed = await run(tmp_path, "login", "vault")
+        assert status == 0 and "vault offers 2 tools" in printed, printed
+        assert len(login_files()) == 1 and str(login_files()[0]) in printed.replace("\n", "")
+        status, printed = await run(tmp_path, "call", "read")
+        assert status == 0 and "read done" in printed, printed
+        status, printed = await run(tmp_path, "logout", "vault")
+        assert status == 0 and "logged out of vault" in printed and login_files() == []
+
+
+async def test_unknown_server_and_login_without_a_browser_end_with_the_reason(tmp_path: Path) -> None:
+    async with user_of_protected_server(tmp_path):
+        status, printed = await run(tmp_path, "login", "nowhere")
+        assert status == 2 and "name one of the servers file: vault" in printed
+        status, printed = await run(tmp_path, "login", "vault", "--no-browser", "--timeout-s", "1")
+        assert status == 2 and "/authorize?" in printed and "nobody logged in within 1 s" in printed

@@ -1,0 +1,156 @@
+"""Questions of a server that nobody is there to answer: declined, answered from the file, or by the interaction."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.build import build_plan
+from gateway.config.server_auth import Answers
+from gateway.elicitation import ElicitationAnswers
+from gateway.errors import RequestDeclined
+from gateway.gateway import Gateway
+from gateway.types import Context, Feedback, Outcome, Text, ToolCall, ToolResult
+from tests.conftest import Write
+
+SERVER = Path(__file__).parents[1] / "conformance" / "everything_server.py"
+ASK = "test_input_required_result_elicitation"
+ORDER = {
+    "message": "What do you want?",
+    "requestedSchema": {
+        "type": "object",
+        "properties": {
+            "size": {"type": "string", "enum": ["S", "M"], "default": "M"},
+            "count": {"type": "integer", "minimum": 1, "default": 1},
+            "gift": {"type": "boolean"},
+        },
+        "required": ["size"],
+    },
+}
+
+
+async def answer(answers: Answers, params: Any = ORDER) -> Any:
+    return await ElicitationAnswers("shop", answers).answer("elicitation/create", params)
+
+
+async def test_decline_declines_and_defaults_accepts_with_the_schemas_defaults() -> None:
+    assert await answer("decline") == {"action": "decline"}
+    assert await answer("defaults") == {"action": "accept", "content": {"size": "M", "count": 1}}
+
+
+async def test_given_values_replace_defaults_and_other_fields_are_left_out() -> None:
+    accepted = await answer({"gift": True, "count": 3, "colour": "red"})
+    assert accepted == {"action": "accept", "content": {"size": "M", "count": 3, "gift": True}}
+
+
+@pytest.mark.parametrize("values", [{"size": "XXL"}, {"count": 0}, {"count": "three"}])
+async def test_values_that_do_not_fit_the_schema_are_never_sent(
+    values: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert await answer(values) == {"action": "decline"}
+    assert "server 'shop' is declined" in caplog.text
+    assert not any(str(value) in caplog.text for value in values.values() if isinstance(value, str))
+
+
+async def test_required_field_without_a_value_is_declined() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    assert await answer("defaults", {"message": "Who?", "requestedSchema": schema}) == {"action": "decline"}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"requestedSchema": "no schema"},
+        {"requestedSchema": {"properties": ["a"]}},
+        {"requestedSchema": {"properties": {"a": "text"}}},
+        {"requestedSchema": {"properties": {f"f{number}": {} for number in range(1000)}}},
+        {"mode": "url", "url": "https://example.org", "requestedSchema": {}},
+    ],
+)
+async def test_questions_that_are_no_form_are_declined(params: dict[str, Any]) -> None:
+    assert await answer("defaults", params) == {"action": "decline"}
+
+
+async def test_other_requests_are_refused() -> None:
+    with pytest.raises(RequestDeclined, match="sampling/createMessage"):
+        await ElicitationAnswers("shop", "defaults").answer("sampling/createMessage", {})
+
+
+@pytest.mark.parametrize(
+    ("reply", "schema", "content"),
+    [
+        ("Yes, please.", {"gift": {"type": "boolean"}}, {"gift": True}),
+        ("no", {"gift": {"type": "boolean"}}, {"gift": False}),
+        ("12", {"count": {"type": "integer"}}, {"count": 12}),
+        ("2.5", {"weight": {"type": "number"}}, {"weight": 2.5}),
+        ("Ada", {"name": {"type": "string"}}, {"name": "Ada"}),
+        ('{"a": "x", "b": 2, "c": 3}', {"a": {"type": "string"}, "b": {"type": "integer"}}, {"a": "x", "b": 2}),
+        ("perhaps", {"gift": {"type": "boolean"}}, None),
+        ("many", {"count": {"type": "integer"}}, None),
+        ("Ada", {"a": {"type": "string"}, "b": {"type": "string"}}, None),
+        ("fine", {}, {}),
+        ("No!", {}, None),
+    ],
+)
+async def test_reply_of_the_interaction_is_read_by_the_schema(
+    reply: str, schema: dict[str, Any], content: dict[str, Any] | None
+) -> None:
+    async def ask(question: str) -> Feedback:
+        assert "Well?" in question and all(name in question for name in schema)
+        return Feedback((Text(reply),))
+
+    context = ElicitationAnswers("shop", "interaction").with_interaction(Context(), ask)
+    assert context.answer_request is not None
+    params = {"message": "Well?", "requestedSchema": {"type": "object", "properties": schema}}
+    expected = {"action": "decline"} if content is None else {"action": "accept", "content": content}
+    assert await context.answer_request("elicitation/create", params) == expected
+
+
+INTERACTION = """
+interaction:
+  - name: user
+    class_name: gateway.feedback.scripted.ScriptedInteraction
+    config:
+      replies:
+        - {say: Ada, contains: name, score: 5}
+"""
+
+
+async def call_asking_tool(write: Write, answers: object, name: str = ASK) -> tuple[ToolResult, int]:
+    """The result of a tool that asks for the caller's name, in a rollout; and how many rewards there are."""
+    entry: dict[str, Any] = {"command": sys.executable, "args": [str(SERVER)]}
+    if answers is not None:
+        entry["answers"] = answers
+    servers = write("mcp_servers.json", json.dumps({"mcpServers": {"shop": entry}}))
+    plan = build_plan(write("tools/user.yaml", INTERACTION), servers)
+    with anyio.fail_after(60):
+        async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
+            result = await session.call(ToolCall("1", name, "{}"))
+            return result, len(session.rewards)
+
+
+@pytest.mark.parametrize(("answers", "text"), [({"name": "Grace"}, "Hello, Grace!"), ("interaction", "Hello, Ada!")])
+async def test_tool_that_asks_in_a_rollout_gets_an_answer(write: Write, answers: object, text: str) -> None:
+    result, rewards = await call_asking_tool(write, answers)
+    assert (result.outcome, result.text) == (Outcome.OK, text)
+    assert rewards == 0, "the interaction's score is for the policy's turns"
+
+
+async def test_tool_that_asks_and_gets_no_answer_ends_as_an_error(write: Write) -> None:
+    result, _ = await call_asking_tool(write, None)
+    assert result.outcome is Outcome.ERROR and "input that its caller cannot give" in result.text
+
+
+async def test_server_is_told_whether_it_may_ask_and_for_what(write: Write) -> None:
+    able = "test_input_required_result_capabilities"
+    assert (await call_asking_tool(write, None, able))[0].text == "The client can be asked nothing."
+    # It asks again and again, but never for a sample, which nobody could give.
+    assert "still asked for input" in (await call_asking_tool(write, {"name": "Grace"}, able))[0].text

@@ -1,0 +1,133 @@
+"""Framing: messages do not depend on chunk borders, and buffers stay bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+
+from gateway.bounded_json import loads_large, loads_small
+from gateway.mcp_client.framing import EventParser, LineSplitter, OversizedLine, ServerSentEvent
+from gateway.mcp_client.messages import UnreadableMessageError, find_request_id, parse_messages, serialize
+
+chunks = st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\r", b"")) | st.just(b"\n"), max_size=20)
+
+
+@given(chunks)
+def test_lines_do_not_depend_on_chunk_borders(parts: list[bytes]) -> None:
+    lines = LineSplitter(10_000)
+    parsed = [line for part in parts for line in lines.feed(part)]
+    assert parsed == b"".join(parts).split(b"\n")[:-1]
+
+
+@given(chunks, st.integers(0, 10))
+def test_line_is_oversized_exactly_if_longer_than_max_bytes(parts: list[bytes], max_bytes: int) -> None:
+    lines = LineSplitter(max_bytes)
+    parsed = [line for part in parts for line in lines.feed(part)]
+    message = b"".join(parts).split(b"\n")[:-1]
+    assert [isinstance(line, OversizedLine) for line in parsed] == [len(line) > max_bytes for line in message]
+
+
+def test_endless_line_takes_bounded_memory() -> None:
+    lines = LineSplitter(1000)
+    for _ in range(5000):
+        assert lines.feed(b"x" * 1000) == []
+    assert len(lines._kept) < 2000
+
+
+@given(st.lists(st.text(alphabet="abc :", min_size=1, max_size=8), min_size=1, max_size=4), st.integers(1, 7))
+def test_events_do_not_depend_on_chunk_borders(data: list[str], step: int) -> None:
+    wire = "".join(
+        f"event: message\nid: {request_id}\ndata: {text}\n\n" for request_id, text in enumerate(data)
+    ).encode()
+    events = EventParser(10_000)
+    parsed = [event for offset in range(0, len(wire), step) for event in events.feed(wire[offset : offset + step])]
+    assert parsed == [
+        ServerSentEvent("message", text.encode(), str(request_id)) for request_id, text in enumerate(data)
+    ]
+
+
+def test_event_with_several_data_lines_a_comment_and_retry() -> None:
+    events = EventParser(100)
+    wire = b": hello\r\nretry: 1500\r\ndata: one\r\ndata:two\r\n\r\nevent: endpoint\r\ndata: /x\r\n\r\n\r\n"
+    assert events.feed(wire) == [ServerSentEvent("message", b"one\ntwo", ""), ServerSentEvent("endpoint", b"/x", "")]
+    assert events.retry_s == 1.5
+
+
+def test_event_size_is_bounded_over_all_its_lines() -> None:
+    (event,) = EventParser(10).feed(b"data: 123456\ndata: 123456\n\n")
+    assert isinstance(event.data, OversizedLine)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"jsonrpc":"2.0","id":1,"method":"ping"}', JSONRPCRequest),
+        ('{"jsonrpc":"2.0","method":"notifications/x"}', JSONRPCNotification),
+        ('{"jsonrpc":"2.0","id":"a","result":{}}', JSONRPCResponse),
+        ('{"id":1,"result":{}}', JSONRPCResponse),
+        ('{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"m"}}', JSONRPCError),
+        ('{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}', JSONRPCError),
+        ('{"jsonrpc":"2.0","id":1,"result":[1]}', JSONRPCError),
+        ('{"jsonrpc":"2.0","id":1,"error":"just words"}', JSONRPCError),
+        ('{"jsonrpc":"2.0","id":1}', JSONRPCError),
+    ],
+)
+def test_json_is_parsed_as_the_message_it_is_meant_to_be(text: str, kind: type) -> None:
+    (message,) = parse_messages(text.encode())
+    assert type(message) is kind
+
+
+@pytest.mark.parametrize("text", ["", "hello", "3", '"a"', "[1, null]", "{}", '{"id": true, "result": {}}', "INFO: {"])
+def test_text_that_is_not_json_rpc_yields_no_message(text: str) -> None:
+    assert parse_messages(text.encode()) == []
+
+
+@pytest.mark.parametrize("load", [loads_small, loads_large])
+@pytest.mark.parametrize(
+    ("data", "problem", "request_id"),
+    [
+        (b"{", "not usable JSON", None),
+        (b"[" * 9999, "nested deeper", None),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"a":"\xff"}}', "not UTF-8", 7),
+        (b'{"result":{"id":1,"a":' + b"[" * 300 + b"]" * 300 + b'},"id":"x"}', "nested deeper than 200", "x"),
+        (b'{"id":3,"result":{"a":' + b"9" * 5000 + b"}}", "not usable JSON", 3),
+        (b'{"method":"m","id" : 4 , "result', "not usable JSON", 4),
+        (b'{"a":{"id":4},"b":{"id":5},"c":', "not usable JSON", None),
+        (b"[" + b"{}," * 1000 + b"{}]", "a batch of more than 1000", None),
+    ],
+)
+def test_unreadable_message_names_its_request(
+    data: bytes, problem: str, request_id: str | int | None, load: Callable[[bytes], object]
+) -> None:
+    with pytest.raises(UnreadableMessageError, match=problem) as error_info:
+        parse_messages(data, load)
+    assert error_info.value.request_id == request_id
+
+
+def test_batch_yields_several_messages() -> None:
+    assert len(parse_messages(b'[{"id":1,"result":{}},{"method":"m"}]')) == 2
+
+
+@given(st.dictionaries(st.text(), st.text() | st.integers() | st.none(), max_size=4))
+def test_serialized_message_is_one_line_and_parses_back(params: dict[str, object]) -> None:
+    request = JSONRPCRequest(jsonrpc="2.0", id=7, method="m", params=params)
+    written = serialize(request)
+    assert b"\n" not in written and parse_messages(written) == [request]
+
+
+@pytest.mark.parametrize("request_id", [7, "seven"])
+def test_request_id_of_an_oversized_answer_is_found(request_id: int | str) -> None:
+    for message in (
+        {"jsonrpc": "2.0", "id": request_id, "result": {"text": "x" * 1000}},
+        {"result": {"text": "x" * 1000}, "id": request_id, "jsonrpc": "2.0"},
+        {"jsonrpc": "2.0", "result": {"text": "x" * 1000}, "id": request_id},
+    ):
+        for separators in ((",", ":"), (", ", ": ")):
+            data = json.dumps(message, separators=separators).encode()
+            assert find_request_id(data[:256], data[-256:]) == request_id
+    assert find_request_id(b'{"jsonrpc":"2.0","result":{"id":7', b"xxxx") is None

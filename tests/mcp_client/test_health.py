@@ -1,0 +1,117 @@
+"""Health checks: what counts as a sign of life, and what a hung server costs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.config.models import Server
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.types import Outcome, Task, ToolCall
+from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset, open_toolset
+from tests.waiting import PATIENCE_S, wait_until
+
+PINGLESS_SERVER = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    method = message.get("method")
+    info = {"name": "it", "version": "1"}
+    version = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
+    tools = {"tools": [{"name": "say", "inputSchema": {"type": "object"}}]}
+    said = {"content": [{"type": "text", "text": "said"}]}
+    results = {"initialize": version, "tools/list": tools, "tools/call": said}
+    if method in results:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": results[method]}), flush=True)
+    elif method == "server/discover":
+        error = {"code": -32601, "message": "no such method"}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error}), flush=True)
+    elif method == "ping":
+        sys.stderr.write("asked\\n")
+        sys.stderr.flush()
+"""
+
+
+UNHURRIED = {"ping_timeout_s": PATIENCE_S}
+"""A machine that stands still is not taken for a server that hangs."""
+
+
+async def hang(server: McpToolset) -> None:
+    """A call that times out. One that was not even sent in time is no timeout of the server, and is made again."""
+    (connection,) = server.pool.connections
+    counted = connection.health.timeouts
+    while connection.health.timeouts == counted and connection.is_usable:
+        with anyio.move_on_after(0.2):
+            await call_tool(server, "hang")
+
+
+async def test_timeouts_of_a_server_that_answers_pings_are_counted_and_forgotten() -> None:
+    async with misbehaving_toolset("stdio", timeouts_in_a_row=3, **UNHURRIED) as server:
+        (connection,) = server.pool.connections
+        await hang(server)
+        await hang(server)
+        assert connection.health.timeouts == 2
+        assert (await call_tool(server, "echo", text="here")).outcome is Outcome.OK
+        assert connection.health.timeouts == 0 and connection.is_usable and server.status.state == "up"
+
+
+async def test_timeouts_in_a_row_restart_a_server_that_answers_pings(caplog: pytest.LogCaptureFixture) -> None:
+    async with misbehaving_toolset("stdio", timeouts_in_a_row=2, **UNHURRIED) as server:
+        (pid,) = server.status.children
+        await hang(server)
+        await hang(server)
+        await wait_until(lambda: server.status.reconnects == 1)
+        assert server.status.last_loss == "2 calls in a row were not answered in time"
+        assert server.status.children != (pid,)
+        await wait_until(lambda: "works again" in caplog.text)
+        assert "server 'it' is down: 2 calls in a row" in caplog.text
+
+
+async def test_calls_that_time_out_together_count_once() -> None:
+    async with misbehaving_toolset("stdio", timeouts_in_a_row=2, **UNHURRIED) as server:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(hang, server)
+        (connection,) = server.pool.connections
+        assert connection.health.timeouts == 1 and connection.is_usable
+
+
+async def test_call_that_its_caller_gives_up_is_no_timeout() -> None:
+    async with misbehaving_toolset("stdio", timeouts_in_a_row=1) as server:
+        (connection,) = server.pool.connections
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call_tool, server, "hang")
+            await wait_until(lambda: bool(connection.pending))
+            tasks.cancel_scope.cancel()
+        assert connection.health.timeouts == 0
+
+
+async def test_server_that_ignores_pings_lives_while_it_lists_its_tools(tmp_path: Path) -> None:
+    file = tmp_path / "pingless.py"
+    file.write_text(PINGLESS_SERVER)
+    config = Server(command=sys.executable, args=(str(file),), ping_s=0.1, **UNHURRIED)
+    with anyio.fail_after(2 * PATIENCE_S):
+        async with open_toolset(config) as server:
+            (connection,) = server.pool.connections
+            heard_at = connection.health.heard_at
+            await wait_until(lambda: connection.health.heard_at > heard_at)
+            assert connection.is_usable and (await call_tool(server, "say")).text == "said"
+
+
+async def test_hung_server_of_one_session_is_ended_and_the_session_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"isolation": "process", "most": 2, "timeouts_in_a_row": 1}
+    async with misbehaving_toolset("stdio", **options) as server:
+        async with server.open(Task()) as session, server.open(Task()) as other:
+            assert (await other.call(ToolCall("1", "count"))).text == "1"
+            assert (await session.call(ToolCall("1", "count"))).text == "1"
+            while session._connection.is_usable:  # type: ignore[attr-defined]
+                with anyio.move_on_after(0.2):
+                    await session.call(ToolCall("1", "hang"))
+            await wait_until(lambda: "the connection of one session was closed" in caplog.text)
+            result = await session.call(ToolCall("2", "count"))
+            assert result.outcome is Outcome.UNAVAILABLE and "the session's state was lost" in (result.reason or "")
+            assert (await other.call(ToolCall("2", "count"))).text == "2"
+        assert server.status.state == "up"

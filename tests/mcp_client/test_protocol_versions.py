@@ -1,0 +1,194 @@
+"""Modern and handshake protocol versions: server requests reach the caller of the tool, or nobody."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.config.models import Server
+from gateway.errors import RequestDeclined
+from gateway.mcp_client.errors import UpstreamError
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.types import Context, Outcome
+from tests.mcp_client.mcp_toolsets import TRANSPORTS, call_tool, misbehaving_toolset, open_toolset
+from tests.servers.start_server import free_port, kill_process_group
+from tests.waiting import PATIENCE_S, wait_until
+
+EVERYTHING_SERVER = str(Path(__file__).parents[1] / "conformance" / "everything_server.py")
+modern_transports = pytest.mark.parametrize("transport", ["stdio", "http"])
+all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+@asynccontextmanager
+async def serve_everything(port: int) -> AsyncIterator[str]:
+    process = await anyio.open_process([sys.executable, EVERYTHING_SERVER, "--port", str(port)], start_new_session=True)
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        await kill_process_group(process)
+
+
+@asynccontextmanager
+async def everything_toolset(transport: str, **config: Any) -> AsyncIterator[McpToolset]:
+    """A server built with the SDK, which offers every feature of the modern protocol."""
+    with anyio.fail_after(60):
+        if transport == "stdio":
+            async with open_toolset(Server(command=sys.executable, args=(EVERYTHING_SERVER,), **config)) as server:
+                yield server
+            return
+        async with serve_everything(free_port()) as url, open_toolset(Server(url=url, **config)) as server:
+            await wait_until(lambda: server.status.state == "up", within_s=30)
+            yield server
+
+
+async def answer_request(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    if method == "elicitation/create":
+        return {"action": "accept", "content": {"username": "ada", "email": "ada@example.org"}}
+    return {"role": "assistant", "content": {"type": "text", "text": "forty-two"}, "model": "m"}
+
+
+async def decline_request(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    raise RequestDeclined("nobody is at the desk")
+
+
+@modern_transports
+async def test_modern_version_is_used_if_the_server_supports_it(transport: str) -> None:
+    async with everything_toolset(transport) as server:
+        assert server.protocol_version == "2026-07-28"
+        assert server.instructions == "Offers one of everything."
+        assert "tools" in server.capabilities
+        assert (await call_tool(server, "test_simple_text")).text == "Plain words."
+
+
+@modern_transports
+async def test_modern_input_request_is_answered_by_the_caller(transport: str) -> None:
+    async with everything_toolset(transport) as server:
+        sampled = await call_tool(server, "test_sampling", Context(answer_request=answer_request), prompt="What is it?")
+        assert sampled.text == "LLM response: forty-two"
+        elicited = await call_tool(server, "test_elicitation", Context(answer_request=answer_request), message="Who?")
+        assert "action=accept" in elicited.text and "ada" in elicited.text
+
+
+@modern_transports
+async def test_input_request_that_nobody_answers_fails_the_call(transport: str) -> None:
+    async with everything_toolset(transport) as server:
+        unanswered = await call_tool(server, "test_elicitation", message="Who?")
+        assert unanswered.outcome is Outcome.ERROR and "needs input that its caller cannot give" in unanswered.text
+        declined = await call_tool(server, "test_elicitation", Context(answer_request=decline_request), message="Who?")
+        assert declined.outcome is Outcome.ERROR and "nobody is at the desk" in declined.text
+
+
+@modern_transports
+async def test_capabilities_are_declared_only_for_calls_that_can_answer(transport: str) -> None:
+    async with everything_toolset(transport) as server:
+        assert (await call_tool(server, "test_missing_capability")).outcome is Outcome.ERROR
+        assert (
+            await call_tool(server, "test_missing_capability", Context(answer_request=answer_request))
+        ).outcome is Outcome.OK
+
+
+@modern_transports
+async def test_progress_and_log_messages_reach_their_call(transport: str) -> None:
+    progress: list[tuple[float, float | None, str | None]] = []
+    logged: list[Any] = []
+
+    async def on_progress(done: float, total: float | None, message: str | None) -> None:
+        progress.append((done, total, message))
+
+    async def on_log(method: str, params: Mapping[str, Any]) -> None:
+        logged.append(params["data"])
+
+    async with everything_toolset(transport) as server:
+        await call_tool(server, "test_tool_with_progress", Context(on_progress=on_progress))
+        await wait_until(lambda: len(progress) == 3)
+        assert (100, 100, "100 of 100") in progress
+        assert await server.request("logging/setLevel", {"level": "info"}) == {}
+        await call_tool(server, "test_tool_with_logging", Context(on_log=on_log))
+        await wait_until(lambda: len(logged) == 3)
+
+
+@modern_transports
+async def test_modern_server_change_notifications_arrive(transport: str) -> None:
+    methods: list[str] = []
+    async with everything_toolset(transport) as server:
+        server.on_notification.append(lambda method, params: methods.append(method))
+
+        async def change_until_heard() -> None:
+            while "notifications/tools/list_changed" not in methods:
+                await call_tool(server, "test_trigger_tool_change")
+                await anyio.sleep(0.05)
+
+        with anyio.fail_after(PATIENCE_S):
+            await change_until_heard()
+
+
+async def test_listing_is_reloaded_after_a_lost_subscription() -> None:
+    methods: list[str] = []
+    port = free_port()
+    with anyio.fail_after(60):
+        first, second = serve_everything(port), serve_everything(port)
+        url = await first.__aenter__()
+        async with open_toolset(Server(url=url)) as server:
+            await wait_until(lambda: server.status.state == "up", within_s=30)
+            server.on_notification.append(lambda method, params: methods.append(method))
+            await first.__aexit__(None, None, None)
+            async with second:
+                await wait_until(lambda: "notifications/tools/list_changed" in methods, within_s=30)
+                assert server.status.reconnects == 0
+
+
+@modern_transports
+async def test_other_requests_return_raw_results_and_error_codes(transport: str) -> None:
+    async with everything_toolset(transport) as server:
+        read = await server.request("resources/read", {"uri": "test://static-text"})
+        assert read["contents"][0]["text"] == "Words that never change."
+        with pytest.raises(UpstreamError) as error_info:
+            await server.request("resources/read", {"uri": "test://none"})
+        assert error_info.value.code == -32602 and error_info.value.outcome is Outcome.ERROR
+        prompt = await server.request(
+            "prompts/get", {"name": "test_input_required_result_prompt"}, Context(answer_request=answer_form)
+        )
+        assert "of work" in str(prompt)
+        for method in ("resources/subscribe", "resources/unsubscribe"):
+            assert await server.request(method, {"uri": "test://watched-resource"}) == {}
+
+
+async def answer_form(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"action": "accept", "content": {"context": "of work"}}
+
+
+async def test_header_argument_is_sent_as_a_header() -> None:
+    async with everything_toolset("http") as server:
+        assert (await call_tool(server, "test_x_mcp_header", region="north")).text == "region=north"
+
+
+@all_transports
+async def test_handshake_server_request_is_answered_by_the_caller(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        answer = await call_tool(server, "ask", Context(answer_request=answer_request), method="sampling/createMessage")
+        assert "forty-two" in answer.text
+        unanswered = await call_tool(server, "ask", method="sampling/createMessage")
+        assert "the caller of this tool cannot answer" in unanswered.text
+        declined = await call_tool(server, "ask", Context(answer_request=decline_request), method="elicitation/create")
+        assert "nobody is at the desk" in declined.text
+        assert (await call_tool(server, "ask", method="ping")).text == "{}"
+        assert "Method not found" in (await call_tool(server, "ask", method="tasks/none")).text
+
+
+@all_transports
+async def test_ambiguous_server_request_is_answered_by_no_caller(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: call_tool(server, "hang", Context(answer_request=decline_request)))
+        await wait_until(lambda: any(connection.pending for connection in server.pool.connections))
+        answer = await call_tool(server, "ask", Context(answer_request=answer_request), method="elicitation/create")
+        if transport == "http":
+            assert "ada" in answer.text, "over HTTP, the stream of a server request shows which call it belongs to"
+        else:
+            assert "isolation: session" in answer.text
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,223 @@
+"""The streamable HTTP transport: what each kind of response means, and that a failed POST affects no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import httpx2
+import pytest
+from mcp.shared.message import ClientMessageMetadata, SessionMessage
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+
+from gateway.mcp_client.errors import PendingRequest, current_request
+from gateway.mcp_client.framing import Inbox
+from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
+from gateway.mcp_client.streamable_http import StreamableHttpWriter, streamable_client
+from gateway.types import DEFAULT_CONTEXT
+from tests.waiting import PATIENCE_S
+
+URL = "http://here.test/mcp"
+Respond = Callable[[httpx2.Request], httpx2.Response]
+OK = {"jsonrpc": "2.0", "id": 1, "result": {"fine": True}}
+
+
+@dataclass
+class Exchange:
+    """A transport whose server is a function."""
+
+    inbox: Inbox
+    writer: StreamableHttpWriter
+    requests: list[httpx2.Request] = field(default_factory=list)
+
+    async def send(self, message: JSONRPCMessage, version: str = "2025-11-25") -> None:
+        headers = {"mcp-protocol-version": version}
+        await self.writer.send(SessionMessage(message, ClientMessageMetadata(headers=headers)))
+
+    async def request(self, method: str = "tools/call", request_id: int = 1) -> tuple[JSONRPCMessage, PendingRequest]:
+        pending = PendingRequest(DEFAULT_CONTEXT)
+        token = current_request.set(pending)
+        await self.send(JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method))
+        current_request.reset(token)
+        with anyio.fail_after(PATIENCE_S):
+            item = await self.inbox.receive()
+        assert isinstance(item, SessionMessage)
+        return item.message, pending
+
+
+@asynccontextmanager
+async def connect_to_function(respond: Respond, max_bytes: int = 10_000) -> AsyncIterator[Exchange]:
+    requests: list[httpx2.Request] = []
+
+    def record(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        response = respond(request)
+        # A response built with its content counts as read; one from a network does not.
+        return httpx2.Response(
+            response.status_code, headers=response.headers, stream=httpx2.ByteStream(response.content)
+        )
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(record))
+    secret = {"authorization": "Bearer s3cret"}
+    async with client, streamable_client(URL, AuthorizedClient(client), secret, max_bytes) as (inbox, writer):
+        yield Exchange(inbox, writer, requests)
+
+
+def event_stream(*events: str) -> httpx2.Response:
+    content = "".join(f"{event}\n\n" for event in events).encode()
+    return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+
+@pytest.mark.parametrize("status", [500, 502, 504])
+async def test_server_failure_status_means_the_request_may_have_run(status: int) -> None:
+    async with connect_to_function(lambda request: httpx2.Response(status)) as exchange:
+        message, pending = await exchange.request()
+        assert isinstance(message, JSONRPCError) and message.id == 1
+        assert pending.lost_reason == f"HTTP {status}" and pending.undelivered_reason is None
+
+
+@pytest.mark.parametrize("status", [400, 405, 413, 429, 503])
+async def test_client_error_status_means_the_request_did_not_run(status: int) -> None:
+    async with connect_to_function(lambda request: httpx2.Response(status)) as exchange:
+        _, pending = await exchange.request()
+        assert (
+            pending.undelivered_reason == f"HTTP {status}" and pending.lost_reason is None and not pending.unreachable
+        )
+
+
+async def test_json_rpc_error_in_an_error_status_is_passed_on() -> None:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32602, "message": "no such tool", "data": [1]}}
+    async with connect_to_function(lambda request: httpx2.Response(400, json=body)) as exchange:
+        message, pending = await exchange.request()
+        assert isinstance(message, JSONRPCError)
+        assert (message.id, message.error.code, message.error.data) == (1, -32602, [1])
+        assert pending.undelivered_reason is None
+
+
+async def test_session_not_found_is_reported_as_lost() -> None:
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if b"initialize" in request.content:
+            return httpx2.Response(200, json=OK, headers={"mcp-session-id": "abc"})
+        return httpx2.Response(404)
+
+    async with connect_to_function(respond) as exchange:
+        await exchange.request("initialize")
+        _, pending = await exchange.request(request_id=2)
+        assert pending.session_lost
+        assert exchange.requests[-1].headers["mcp-session-id"] == "abc"
+    assert exchange.requests[-1].method == "DELETE"
+
+
+@pytest.mark.parametrize("location", ["/other", "http://elsewhere.test/mcp", "https://here.test/mcp"])
+async def test_redirect_is_followed_only_within_its_origin(location: str) -> None:
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        return (
+            httpx2.Response(307, headers={"location": location})
+            if request.url == URL
+            else httpx2.Response(200, json=OK)
+        )
+
+    async with connect_to_function(respond) as exchange:
+        message, pending = await exchange.request()
+        followed = [str(request.url) for request in exchange.requests[1:]]
+        if location == "/other":
+            assert isinstance(message, JSONRPCResponse) and followed == ["http://here.test/other"]
+        else:
+            assert followed == [] and pending.undelivered_reason is not None and location in pending.undelivered_reason
+
+
+async def test_cookies_are_never_sent_back() -> None:
+    client = await HttpClients().get_client(URL)
+    assert client.cookies.jar._policy.is_not_allowed("here.test")  # type: ignore[attr-defined]
+    request = client.build_request("GET", URL)
+    response = httpx2.Response(200, headers={"set-cookie": "a=b"}, request=request)
+    client.cookies.extract_cookies(response)
+    assert "cookie" not in client.build_request("GET", URL).headers
+    await client.aclose()
+
+
+async def test_http_clients_are_shared_by_all_servers() -> None:
+    web = HttpClients()
+    assert await web.get_client("http://one.test") is await web.get_client("http://two.test")
+    assert await web.get_client("https://one.test") is await web.get_client("HTTPS://two.test")
+    assert await web.get_client("http://one.test") is not await web.get_client("https://one.test")
+    await web.aclose()
+
+
+async def test_stream_without_the_answer_loses_it() -> None:
+    async with connect_to_function(lambda request: event_stream(": hello")) as exchange:
+        message, pending = await exchange.request()
+        assert isinstance(message, JSONRPCError)
+        assert pending.lost_reason == "the stream of the answer ended without an answer"
+
+
+async def test_stream_with_event_ids_is_resumed() -> None:
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "POST":
+            return event_stream("id: 7\nretry: 10\ndata:")
+        return event_stream(f"id: 8\ndata: {json.dumps(OK)}")
+
+    async with connect_to_function(respond) as exchange:
+        message, _ = await exchange.request()
+        assert isinstance(message, JSONRPCResponse) and message.result == {"fine": True}
+        assert exchange.requests[1].headers["last-event-id"] == "7"
+
+
+async def test_garbage_in_a_stream_is_ignored() -> None:
+    async with connect_to_function(
+        lambda request: event_stream("data: {no json", f"data: {json.dumps(OK)}")
+    ) as exchange:
+        message, _ = await exchange.request()
+        assert isinstance(message, JSONRPCResponse)
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"", b'{"jsonrpc":"2.0","id":99,"result":{}}'])
+async def test_body_without_the_answer_is_an_error(content: bytes) -> None:
+    async with connect_to_function(lambda request: httpx2.Response(200, content=content)) as exchange:
+        message, _ = await exchange.request()
+        while not isinstance(message, JSONRPCError):
+            item = await exchange.inbox.receive()
+            assert isinstance(item, SessionMessage)
+            message = item.message
+        assert "is not JSON-RPC" in message.error.message
+
+
+@pytest.mark.parametrize(("version", "is_posted"), [("2025-11-25", True), ("2026-07-28", False)])
+async def test_cancelling_posts_a_notification_only_in_handshake_versions(version: str, is_posted: bool) -> None:
+    was_posted = anyio.Event()
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        was_posted.set()
+        return httpx2.Response(202)
+
+    async with connect_to_function(respond) as exchange:
+        cancel = JSONRPCNotification(jsonrpc="2.0", method="notifications/cancelled", params={"requestId": 1})
+        await exchange.send(cancel, version)
+        if is_posted:
+            with anyio.fail_after(PATIENCE_S):
+                await was_posted.wait()
+        await exchange.send(JSONRPCNotification(jsonrpc="2.0", method="notifications/other"), version)
+        assert [b"cancelled" in request.content for request in exchange.requests] == [True, False][not is_posted :]
+
+
+async def test_failed_post_does_not_affect_the_next_one() -> None:
+    answers = iter([httpx2.ReadError("reset"), httpx2.ConnectError("refused"), None])
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        error = next(answers)
+        if error is not None:
+            raise error
+        return httpx2.Response(200, json={**OK, "id": 3})
+
+    async with connect_to_function(respond) as exchange:
+        _, lost = await exchange.request(request_id=1)
+        _, undelivered = await exchange.request(request_id=2)
+        message, fine = await exchange.request(request_id=3)
+        assert lost.lost_reason and not lost.unreachable
+        assert (
+            undelivered.unreachable and undelivered.undelivered_reason and "here.test" in undelivered.undelivered_reason
+        )
+        assert isinstance(message, JSONRPCResponse) and fine.http_status == 200

@@ -1,0 +1,191 @@
+"""Tool calls to a misbehaving MCP server: each fault has its outcome and affects no other call."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+from gateway.types import Audio, Context, Image, Outcome, Resource, Task, Text, ToolCall
+from tests.mcp_client.mcp_toolsets import TRANSPORT_NAMES, TRANSPORTS, call_tool, misbehaving_toolset
+from tests.waiting import PATIENCE_S, wait_until
+
+all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+@all_transports
+async def test_tool_call_succeeds_over_every_transport(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        result = await call_tool(server, "echo", text="hello")
+        assert (result.outcome, result.text) == (Outcome.OK, "hello")
+        assert set(result.timing) == {"connect", "upstream", "parse"}
+        status = server.status
+        assert (status.state, status.transport, status.protocol_version) == (
+            "up",
+            TRANSPORT_NAMES[transport],
+            "2025-11-25",
+        )
+        assert status.tools == len(server.specs) > 20
+        assert len(status.children) == (transport == "stdio")
+
+
+@all_transports
+async def test_all_content_types_arrive_in_order(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        result = await call_tool(server, "mixed")
+        assert [type(part) for part in result.parts] == [Text, Image, Audio, Resource, Resource, Text]
+        assert result.parts[0] == Text("before") and result.parts[-1] == Text("after")
+
+
+@all_transports
+async def test_tool_error_keeps_the_tools_message(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        failed = await call_tool(server, "fail", message="no such city")
+        assert (failed.outcome, failed.text) == (Outcome.ERROR, "no such city")
+        refused = await call_tool(server, "rpc_error", code=-32000, message="Connection closed for cleaning")
+        assert (refused.outcome, refused.text) == (Outcome.ERROR, "Connection closed for cleaning")
+
+
+@all_transports
+async def test_crash_during_a_call_is_unknown_with_a_reason(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        result = await call_tool(server, "crash", code=7)
+        assert result.outcome is Outcome.UNKNOWN
+        assert result.reason
+        if transport == "stdio":
+            assert "exited with 7" in result.reason and "told to crash" in result.reason
+
+
+async def test_lost_connection_fails_only_its_own_calls_and_reconnects() -> None:
+    async with misbehaving_toolset("stdio") as first, misbehaving_toolset("stdio") as second:
+        results: dict[str, Outcome] = {}
+
+        async def record_outcome(name: str, server: object, tool: str, **arguments: object) -> None:
+            results[name] = (await call_tool(server, tool, **arguments)).outcome  # type: ignore[arg-type]
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: record_outcome("hanging", first, "hang"))
+            tasks.start_soon(lambda: record_outcome("elsewhere", second, "slow", seconds=0.3))
+            await wait_until(lambda: any(connection.pending for connection in first.pool.connections))
+            tasks.start_soon(lambda: record_outcome("crashing", first, "crash"))
+        assert results == {"hanging": Outcome.UNKNOWN, "crashing": Outcome.UNKNOWN, "elsewhere": Outcome.OK}
+        assert (await call_tool(first, "echo", text="back")).text == "back"
+        assert first.status.reconnects == 1
+
+
+@all_transports
+async def test_garbage_between_messages_is_ignored(transport: str) -> None:
+    async with misbehaving_toolset(transport, "--garbage-first") as server:
+        assert (await call_tool(server, "garbage")).text == "after the garbage"
+        assert (await call_tool(server, "echo", text="still here")).text == "still here"
+
+
+@all_transports
+async def test_oversized_answer_fails_only_its_own_call(transport: str) -> None:
+    async with misbehaving_toolset(transport, result_bytes=300_000) as server:
+        result = await call_tool(server, "huge", mb=1)
+        assert result.outcome is Outcome.ERROR and "too large" in result.text
+        assert (await call_tool(server, "echo", text="x" * 1000)).outcome is Outcome.OK
+
+
+async def test_oversized_json_body_fails_the_call() -> None:
+    async with misbehaving_toolset("http", "--json-answers", result_bytes=300_000) as server:
+        result = await call_tool(server, "huge", mb=1)
+        assert result.outcome is Outcome.ERROR and "too large" in result.text
+        assert (await call_tool(server, "echo", text="small")).text == "small"
+
+
+@all_transports
+async def test_large_answer_within_the_limit_arrives(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        assert len((await call_tool(server, "huge", mb=4)).text) == 4 * 1024 * 1024
+
+
+@all_transports
+async def test_second_answer_to_a_call_is_ignored(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        assert (await call_tool(server, "twice")).text == "first"
+        assert (await call_tool(server, "echo", text="third")).text == "third"
+
+
+@all_transports
+async def test_answer_with_a_wrong_id_leaves_the_call_waiting(transport: str) -> None:
+    async with misbehaving_toolset(transport) as server:
+        with anyio.move_on_after(0.5) as scope:
+            await call_tool(server, "wrong_id")
+        assert scope.cancelled_caught
+        assert (await call_tool(server, "echo", text="alive")).text == "alive"
+
+
+@all_transports
+async def test_cancelling_a_call_cancels_it_on_the_server(transport: str) -> None:
+    started = anyio.Event()
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        started.set()
+
+    async with misbehaving_toolset(transport) as server:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call_tool, server, "hang", Context(on_progress=progress))
+            await started.wait()
+            tasks.cancel_scope.cancel()
+        # Over HTTP a cancelled call closes its connection, which the server notices a little later.
+        with anyio.fail_after(PATIENCE_S):
+            while (await call_tool(server, "was_cancelled")).structured["tools"] != ["hang"]:
+                pass
+
+
+@all_transports
+async def test_progress_reaches_the_caller(transport: str) -> None:
+    reported: list[float] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        reported.append(done)
+
+    async with misbehaving_toolset(transport) as server:
+        await call_tool(server, "slow", Context(on_progress=progress), seconds=0.05)
+        await wait_until(lambda: len(reported) == 2)
+    assert sorted(reported) == [0, 1]
+
+
+@all_transports
+async def test_concurrent_calls_get_their_own_answers(transport: str) -> None:
+    answers: dict[int, str] = {}
+
+    async with misbehaving_toolset(transport) as server, server.open(Task()) as session:
+
+        async def call_echo(number: int) -> None:
+            call = ToolCall(str(number), "echo", json.dumps({"text": f"answer {number}"}))
+            answers[number] = (await session.call(call)).text
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(200):
+                tasks.start_soon(call_echo, number)
+    assert answers == {number: f"answer {number}" for number in range(200)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"text": 1e999}', '{"text": "\\ud800"}', '{"text": NaN}', "[]", "{", "[" * 100_000],
+    ids=["infinity", "lone surrogate", "NaN", "not an object", "incomplete", "too deep"],
+)
+async def test_arguments_that_json_cannot_carry_are_invalid(arguments: str) -> None:
+    async with misbehaving_toolset("stdio") as server, server.open(Task()) as session:
+        result = await session.call(ToolCall("1", "echo", arguments))
+        assert result.outcome is Outcome.INVALID and result.text
+        assert (await call_tool(server, "echo", text="fine")).text == "fine"
+
+
+async def test_unlisted_tool_is_invalid() -> None:
+    async with misbehaving_toolset("stdio") as server:
+        result = await call_tool(server, "no_such_tool")
+        assert result.outcome is Outcome.INVALID and "echo" in result.text
+
+
+@pytest.mark.parametrize(
+    "kind", ["unknown_type", "invalid_base64", "missing_field", "string", "null", "structured_list"]
+)
+async def test_malformed_result_is_read_as_far_as_possible(kind: str) -> None:
+    async with misbehaving_toolset("stdio") as server:
+        assert (await call_tool(server, "bad_content", kind=kind)).outcome is Outcome.OK

@@ -1,0 +1,88 @@
+"""MCP clients of a gateway's MCP server, for tests: in process or over HTTP, with old and modern protocol versions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp.client import Client
+from mcp.client._memory import InMemoryTransport
+
+from gateway.config.models import Limits, Server
+from gateway.gateway import Gateway
+from gateway.limits import LimitedToolset
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.transport import Services
+from gateway.mcp_server.server import GatewayMcpServer
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
+from gateway.tool_table import Source
+from gateway.toolset import add_prefix
+from tests.live_server import live_server_async
+
+ELICITING_SERVER = Path(__file__).with_name("eliciting_server.py")
+CLIENT_MODES = {"2025": "legacy", "2026": "auto"}
+TIMEOUT_S = 30
+
+
+def native_source(*functions: Any, key: str = "native") -> Source:
+    toolset = NativeToolset([FunctionTool(function, owner=key) for function in functions])
+    return Source(key, LimitedToolset(toolset, Limits()))
+
+
+def connect_client(protocol: str, gateway: Gateway, **options: Any) -> Client:
+    """A client in this process; messages are still serialized."""
+    return Client(
+        InMemoryTransport(GatewayMcpServer(gateway, single_client=True)), mode=CLIENT_MODES[protocol], **options
+    )
+
+
+@asynccontextmanager
+async def connect_to_gateway(protocol: str, *sources: Source, **options: Any) -> AsyncIterator[tuple[Client, Gateway]]:
+    """A client in this process, and its gateway."""
+    with anyio.fail_after(TIMEOUT_S):
+        async with Gateway(sources) as gateway, connect_client(protocol, gateway, **options) as client:
+            yield client, gateway
+
+
+@asynccontextmanager
+async def serve_gateway(make_sources: Callable[[], Sequence[Source]]) -> AsyncIterator[tuple[str, Gateway]]:
+    """A gateway over HTTP, for any number of clients; yields its MCP URL."""
+    with anyio.fail_after(TIMEOUT_S):
+        async with live_server_async(lambda: Gateway(make_sources())) as server:
+            yield f"{server.url}/mcp", server.gateway
+
+
+@asynccontextmanager
+async def connect_to_eliciting_servers(
+    protocol: str, *upstreams: str, **options: Any
+) -> AsyncIterator[tuple[Client, Gateway]]:
+    """A client of a gateway with eliciting servers; each upstream is `"2025"` or `"2026"`, and a name if several."""
+    services = Services()
+    sources = [eliciting_source(upstream, services, is_only=len(upstreams) == 1) for upstream in upstreams]
+    with anyio.fail_after(TIMEOUT_S):
+        async with (
+            Gateway(sources, services=services) as gateway,
+            connect_client(protocol, gateway, **options) as client,
+        ):
+            yield client, gateway
+
+
+def eliciting_source(upstream: str, services: Services, *, is_only: bool = True, **options: Any) -> Source:
+    """The eliciting server as a source; the options are those of a servers file."""
+    protocol, _, name = upstream.partition(" ")
+    name = name or "asker"
+    flags = ("--name", name, *(("--handshake-only",) if protocol == "2025" else ()))
+    config = Server(command=sys.executable, args=(str(ELICITING_SERVER), *flags), **options)
+    toolset = McpToolset(name, config, services=services)
+    limited = LimitedToolset(toolset, Limits(retries=0))
+    return Source(name, limited if is_only else add_prefix(limited, f"{name}_"), toolset, trusted=False)
+
+
+def text_of(result: Any) -> str:
+    """The text of a result."""
+    return "\n".join(block.text for block in result.content if block.type == "text")

@@ -1,0 +1,247 @@
+"""Long tool calls become tasks that MCP clients poll, answer and cancel, over HTTP and stdio."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+
+from gateway.client import RemoteGateway
+from gateway.gateway import Gateway
+from gateway.mcp_server import call_tasks, resumable_calls
+from gateway.types import Context, Outcome, ToolCall
+from tests.conftest import Write
+from tests.live_server import live_server_async
+from tests.mcp_server.clients import native_source, serve_gateway
+from tests.mcp_server.task_client import TASKS, TaskClient, connect_over_http, connect_over_stdio
+from tests.waiting import wait_until
+
+EVERYTHING_SERVER = Path(__file__).parents[1] / "conformance/everything_server.py"
+YES = {"action": "accept", "content": {"confirm": True}}
+each_transport = pytest.mark.parametrize("transport", ["http", "stdio"])
+
+
+def servers_file(write: Write, **server: Any) -> Path:
+    upstream = server or {"command": sys.executable, "args": [str(EVERYTHING_SERVER)]}
+    return write("servers.json", json.dumps({"mcpServers": {"everything": upstream}}))
+
+
+@asynccontextmanager
+async def connect(write: Write, transport: str) -> AsyncIterator[TaskClient]:
+    """A client of a gateway whose only server makes tasks of its calls."""
+    file = servers_file(write)
+    async with AsyncExitStack() as stack:
+        if transport == "stdio":
+            (file.parent / "no_tools").mkdir()
+            options = ["--wait", "all", "--tools", str(file.parent / "no_tools"), "--mcp", str(file)]
+            connecting = connect_over_stdio([sys.executable, "-m", "gateway.cli", "stdio", *options])
+        else:
+            server = await stack.enter_async_context(live_server_async(lambda: Gateway.load(None, file)))
+            connecting = connect_over_http(f"{server.url}/mcp")
+        yield await stack.enter_async_context(connecting)
+
+
+class Hanging:
+    """A tool that never ends by itself, and knows whether its call has ended."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    async def hang(self) -> str:
+        """Never ends."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.ended.set()
+        return ""
+
+
+@asynccontextmanager
+async def connect_to_hanging(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[TaskClient, Hanging, str]]:
+    """A client of a gateway with a hanging tool, whose calls become tasks soon."""
+    monkeypatch.setattr(resumable_calls, "TASK_AFTER_S", 0.05)
+    tool = Hanging()
+
+    async def hang() -> str:
+        """Never ends."""
+        return await tool.hang()
+
+    async with (
+        serve_gateway(lambda: [native_source(hang)]) as (url, _),
+        connect_over_http(url) as client,
+    ):
+        yield client, tool, url
+
+
+@each_transport
+async def test_task_is_polled_to_its_result(write: Write, transport: str) -> None:
+    async with connect(write, transport) as client:
+        discovered = await client.request("server/discover", {})
+        assert discovered["result"]["capabilities"]["extensions"] == {TASKS: {}}
+        task = await client.call("slow_compute", {"seconds": 0.2, "label": "pi"})
+        assert (task["resultType"], task["status"], task["ttlMs"]) == ("task", "working", 3_600_000)
+        done = await client.poll(task["taskId"], "completed")
+        assert done["result"]["content"] == [{"type": "text", "text": "Computed pi."}]
+        assert not done["result"]["isError"] and done["resultType"] == "complete"
+        assert await client.on_task("cancel", task["taskId"])
+        assert (await client.on_task("get", task["taskId"]))["status"] == "completed"
+
+
+@each_transport
+async def test_short_call_is_answered_at_once(write: Write, transport: str) -> None:
+    async with connect(write, transport) as client:
+        result = await client.call("greet", {"name": "Ada"})
+        assert result["resultType"] == "complete" and result["content"][0]["text"] == "Hello, Ada!"
+
+
+@each_transport
+async def test_questions_of_a_task_are_answered_one_by_one(write: Write, transport: str) -> None:
+    async with connect(write, transport) as client:
+        task_id = (await client.call("multi_input"))["taskId"]
+        asking = await client.poll(task_id, "input_required")
+        assert {key: request["method"] for key, request in asking["inputRequests"].items()} == {
+            "first": "elicitation/create",
+            "second": "elicitation/create",
+        }
+        await client.on_task("update", task_id, inputResponses={"first": YES, "unknown": YES})
+        assert (await client.on_task("get", task_id))["inputRequests"].keys() == {"second"}
+        await client.on_task("update", task_id, inputResponses={"second": YES})
+        assert (await client.poll(task_id, "completed"))["result"]["content"][0]["text"] == "2 answers."
+
+
+@each_transport
+async def test_cancelled_task_stays_cancelled(write: Write, transport: str) -> None:
+    async with connect(write, transport) as client:
+        task_id = (await client.call("slow_compute", {"seconds": 60}))["taskId"]
+        await client.on_task("cancel", task_id)
+        task = await client.on_task("get", task_id)
+        assert task["status"] == "cancelled" and not task.keys() & {"result", "error", "inputRequests"}
+
+
+async def test_error_of_a_tool_is_a_result_and_that_of_the_protocol_fails_the_task(write: Write) -> None:
+    async with connect(write, "http") as client:
+        failing, breaking = await client.call("failing_job"), await client.call("protocol_error_job")
+        assert (await client.poll(failing["taskId"], "completed"))["result"]["isError"]
+        failed = await client.poll(breaking["taskId"], "failed")
+        assert failed["error"] == {"code": types.INTERNAL_ERROR, "message": "The job broke down"}
+
+
+async def test_client_that_does_not_know_tasks_gets_the_result(write: Write) -> None:
+    async with connect(write, "http") as client:
+        result = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"}, tasks=False)
+        assert result["content"][0]["text"] == "Computed pi."
+        refused = await client.request("tasks/get", {"taskId": "any"}, tasks=False)
+        assert refused["error"]["code"] == types.MISSING_REQUIRED_CLIENT_CAPABILITY
+        assert refused["error"]["data"] == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+
+
+async def test_unknown_tasks_methods_and_wrong_headers_are_refused(write: Write) -> None:
+    async with connect(write, "http") as client:
+        refused = {
+            "unknown": await client.request("tasks/get", {"taskId": "unknown"}),
+            "header": await client.request("tasks/get", {"taskId": "unknown"}, **{"mcp-name": "other"}),
+            "list": await client.request("tasks/list", {}),
+            "result": await client.request("tasks/result", {"taskId": "unknown"}),
+        }
+    assert {name: answer["error"]["code"] for name, answer in refused.items()} == {
+        "unknown": types.INVALID_PARAMS,
+        "header": types.HEADER_MISMATCH,
+        "list": types.METHOD_NOT_FOUND,
+        "result": types.METHOD_NOT_FOUND,
+    }
+
+
+async def test_progress_of_a_long_call_is_the_message_of_its_task(write: Write, monkeypatch: Any) -> None:
+    monkeypatch.setattr(resumable_calls, "TASK_AFTER_S", 0.01)
+    async with connect(write, "http") as client:
+        task = await client.call("test_tool_with_progress", meta={"progressToken": 1})
+        done = await client.poll(task["taskId"], "completed")
+        assert done["statusMessage"] == "100 of 100"
+
+
+async def test_cancelling_a_task_cancels_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connect_to_hanging(monkeypatch) as (client, tool, _):
+        task = await client.call("hang")
+        assert task["resultType"] == "task" and not tool.ended.is_set()
+        await client.on_task("cancel", task["taskId"])
+        await wait_until(tool.ended.is_set)
+
+
+async def test_task_ends_and_is_forgotten_at_its_time_to_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_tasks, "TTL_S", 0.3)
+    async with connect_to_hanging(monkeypatch) as (client, tool, _):
+        task = await client.call("hang")
+        assert task["ttlMs"] == 300
+        await wait_until(tool.ended.is_set)
+        refused = await client.request("tasks/get", {"taskId": task["taskId"]})
+        assert refused["error"]["code"] == types.INVALID_PARAMS
+
+
+async def test_task_ends_with_the_session_that_its_call_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connect_to_hanging(monkeypatch) as (client, tool, url):
+        async with RemoteGateway(url.removesuffix("/mcp")) as remote, remote.open() as session:
+            task = await client.call("hang", meta={"mtrl/session": session.id})
+            assert not tool.ended.is_set()
+        await wait_until(tool.ended.is_set)
+        ended = await client.poll(task["taskId"], "completed", "failed", "cancelled")
+        assert ended["status"] != "completed" or ended["result"]["isError"]
+
+
+@pytest.mark.parametrize("limit", ["MAX_TASKS", "MAX_CLIENT_TASKS"])
+async def test_call_beyond_the_limit_of_tasks_is_answered_when_it_ends(
+    limit: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_tasks, limit, 1)
+    async with connect(write, "http") as client:
+        first = await client.call("slow_compute", {"seconds": 60})
+        second = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"})
+        assert (first["resultType"], second["resultType"]) == ("task", "complete")
+        assert second["content"][0]["text"] == "Computed pi."
+
+
+@pytest.mark.parametrize("limit", ["MAX_TASKS", "MAX_CLIENT_TASKS"])
+async def test_task_that_is_done_makes_room_for_another(
+    limit: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_tasks, limit, 1)
+    async with connect(write, "http") as client:
+        first = (await client.call("slow_compute", {"seconds": 0.1}))["taskId"]
+        await client.poll(first, "completed")
+        assert (await client.on_task("get", first))["status"] == "completed"
+        second = await client.call("slow_compute", {"seconds": 60})
+        assert second["resultType"] == "task"
+        refused = await client.request("tasks/get", {"taskId": first})
+        assert refused["error"]["code"] == types.INVALID_PARAMS
+        await client.on_task("cancel", second["taskId"])
+        assert (await client.call("slow_compute", {"seconds": 60}))["resultType"] == "task"
+
+
+async def test_result_that_was_not_read_is_kept_at_the_limit(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_tasks, "MAX_CLIENT_TASKS", 1)
+    async with connect(write, "http") as client:
+        unread = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"})
+        assert (await client.call("slow_compute", {"seconds": 0.2}))["resultType"] == "complete"
+        assert (await client.poll(unread["taskId"], "completed"))["result"]["content"][0]["text"] == "Computed pi."
+
+
+async def test_gateway_polls_the_tasks_of_another_gateway(write: Write) -> None:
+    heard: list[str | None] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    file = servers_file(write)
+    async with live_server_async(lambda: Gateway.load(None, file)) as server:
+        chained = servers_file(write, url=f"{server.url}/mcp")
+        async with Gateway.load(None, chained) as gateway, gateway.open() as session:
+            arguments = json.dumps({"seconds": 0.1, "label": "pi"})
+            result = await session.call(ToolCall("1", "slow_compute", arguments), Context(on_progress=on_progress))
+    assert (result.outcome, result.text) == (Outcome.OK, "Computed pi.")

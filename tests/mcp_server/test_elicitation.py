@@ -1,0 +1,163 @@
+"""Elicitation, sampling and roots requests reach the client that made the call, for every pair of protocol versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import mcp_types as types
+import pytest
+from mcp import MCPError
+from mcp.client import Client
+
+from gateway.mcp_server import client_context
+from gateway.session import ObservedCall
+from gateway.types import Outcome
+from tests.mcp_server.clients import CLIENT_MODES, connect_to_eliciting_servers, text_of
+
+PAIRS = [(upstream, protocol) for upstream in CLIENT_MODES for protocol in CLIENT_MODES]
+protocol_pairs = pytest.mark.parametrize(
+    ("upstream", "protocol"), PAIRS, ids=[f"{upstream}-behind-{protocol}" for upstream, protocol in PAIRS]
+)
+upstreams = pytest.mark.parametrize("upstream", CLIENT_MODES)
+
+
+async def answer_elicitation(ctx: Any, params: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={"name": "Ada"})
+
+
+async def answer_sampling(ctx: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+    return types.CreateMessageResult(role="assistant", content=types.TextContent(text="4"), model="small")
+
+
+async def list_roots(ctx: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri="file:///work")])
+
+
+ALL_CALLBACKS: dict[str, Any] = {
+    "elicitation_callback": answer_elicitation,
+    "sampling_callback": answer_sampling,
+    "list_roots_callback": list_roots,
+}
+
+
+@protocol_pairs
+async def test_elicitation_sampling_and_roots_are_answered(upstream: str, protocol: str) -> None:
+    async with connect_to_eliciting_servers(protocol, upstream, **ALL_CALLBACKS) as (client, _):
+        result = await client.call_tool("ask", {"whom": ["user", "model", "roots"]})
+        assert text_of(result) == "accept Ada; 4; file:///work" and not result.is_error
+
+
+@protocol_pairs
+async def test_declined_elicitation_reaches_the_tool(upstream: str, protocol: str) -> None:
+    async def decline(ctx: Any, params: Any) -> types.ElicitResult:
+        return types.ElicitResult(action="decline")
+
+    async with connect_to_eliciting_servers(protocol, upstream, elicitation_callback=decline) as (client, _):
+        assert text_of(await client.call_tool("ask", {"whom": ["user"]})) == "decline None"
+
+
+@protocol_pairs
+async def test_client_without_the_capability_gets_no_request(upstream: str, protocol: str) -> None:
+    async with connect_to_eliciting_servers(protocol, upstream, elicitation_callback=answer_elicitation) as (client, _):
+        try:
+            result = await client.call_tool("ask", {"whom": ["model"]})
+        except MCPError as rejected:
+            assert "sampling" in str(rejected)
+        else:
+            assert result.is_error and "sampling" in text_of(result)
+
+
+@pytest.mark.parametrize("protocol", CLIENT_MODES)
+async def test_prompt_can_request_input(protocol: str) -> None:
+    async with connect_to_eliciting_servers(protocol, "2026", **ALL_CALLBACKS) as (client, _):
+        (message,) = (await client.get_prompt("greet", {"word": "?"})).messages
+        assert isinstance(message.content, types.TextContent)
+        assert message.content.text == "asker greets accept Ada"
+
+
+async def call_ask(client: Client, *whom: str, **options: Any) -> Any:
+    """One call of the tool `ask`; returns input requests as they are."""
+    return await client.session.call_tool("ask", {"whom": list(whom)}, allow_input_required=True, **options)
+
+
+def input_responses(**by_key: Any) -> dict[str, Any]:
+    known = {
+        "user": types.ElicitResult(action="accept", content={"name": "Ada"}),
+        "roots": types.ListRootsResult(roots=[types.Root(uri="file:///work")]),
+    }
+    return {key: known[kind] for key, kind in by_key.items()}
+
+
+async def test_input_requests_keep_their_keys_and_come_together() -> None:
+    async with connect_to_eliciting_servers("2026", "2026", **ALL_CALLBACKS) as (client, _):
+        waiting = await call_ask(client, "user", "roots")
+        assert isinstance(waiting, types.InputRequiredResult)
+        assert set(waiting.input_requests or ()) == {"user", "roots"}
+        responses = input_responses(user="user", roots="roots")
+        result = await call_ask(client, "user", "roots", input_responses=responses, request_state=waiting.request_state)
+        assert text_of(result) == "accept Ada; file:///work"
+
+
+async def test_missing_inputs_are_requested_again() -> None:
+    async with connect_to_eliciting_servers("2026", "2026", **ALL_CALLBACKS) as (client, _):
+        waiting = await call_ask(client, "user", "roots")
+        half_answered = await call_ask(
+            client, "user", "roots", input_responses=input_responses(user="user"), request_state=waiting.request_state
+        )
+        assert isinstance(half_answered, types.InputRequiredResult) and set(half_answered.input_requests or ()) == {
+            "roots"
+        }
+        assert half_answered.request_state != waiting.request_state
+        result = await call_ask(
+            client,
+            "user",
+            "roots",
+            input_responses=input_responses(roots="roots"),
+            request_state=half_answered.request_state,
+        )
+        assert text_of(result) == "accept Ada; file:///work"
+
+
+async def test_inputs_sent_with_the_first_request_are_used() -> None:
+    async with connect_to_eliciting_servers("2026", "2026", **ALL_CALLBACKS) as (client, _):
+        result = await call_ask(client, "user", input_responses=input_responses(user="user", stray="roots"))
+        assert text_of(result) == "accept Ada"
+
+
+@upstreams
+async def test_request_state_works_once_and_only_for_its_request(upstream: str) -> None:
+    async with connect_to_eliciting_servers("2026", upstream, **ALL_CALLBACKS) as (client, _):
+        waiting = await call_ask(client, "user")
+        responses = input_responses(**dict.fromkeys(waiting.input_requests, "user"))
+        rejected = pytest.raises(MCPError, match="requestState belongs to another request")
+        with rejected:
+            await call_ask(client, "user", input_responses=responses, request_state=waiting.request_state + "x")
+        assert (
+            text_of(await call_ask(client, "user", input_responses=responses, request_state=waiting.request_state))
+            == "accept Ada"
+        )
+        with rejected:
+            await call_ask(client, "user", input_responses=responses, request_state=waiting.request_state)
+        waiting = await call_ask(client, "user")
+        with rejected:
+            await call_ask(client, "user", "user", input_responses=responses, request_state=waiting.request_state)
+
+
+@upstreams
+async def test_waiting_call_ends_if_the_client_never_returns(upstream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = anyio.Event()
+    observed: list[ObservedCall] = []
+
+    def observe(call: ObservedCall) -> None:
+        observed.append(call)
+        ended.set()
+
+    monkeypatch.setattr(client_context, "INPUT_TIMEOUT_S", 0.05)
+    async with connect_to_eliciting_servers("2026", upstream, **ALL_CALLBACKS) as (client, gateway):
+        gateway.observers.append(observe)
+        waiting = await call_ask(client, "user")
+        await ended.wait()
+        assert observed[0].result.outcome is Outcome.ERROR
+        with pytest.raises(MCPError, match="has expired"):
+            await call_ask(client, "user", request_state=waiting.request_state)

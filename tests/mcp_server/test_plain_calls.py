@@ -1,0 +1,133 @@
+"""Plain tool calls over HTTP: answered as the SDK answers them, pinged while they last, cancelled with their client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp_types import HEADER_MISMATCH, INVALID_PARAMS
+from starlette.types import Message
+
+from gateway.mcp_server import plain_calls
+from gateway.tool_table import Source
+from tests.mcp_server.clients import native_source, serve_gateway
+from tests.toolset_conformance.sample_tools import sample_sources
+from tests.waiting import PATIENCE_S, wait_until
+
+VERSION = "2026-07-28"
+PREFIX = "io.modelcontextprotocol/"
+PLAIN_META: dict[str, Any] = {
+    f"{PREFIX}protocolVersion": VERSION,
+    f"{PREFIX}clientInfo": {"name": "test", "version": "1"},
+    f"{PREFIX}clientCapabilities": {},
+}
+
+
+async def post_call(
+    http: httpx2.AsyncClient, url: str, name: str, arguments: dict[str, Any], *, plain: bool = True, **headers: str
+) -> tuple[int, Any]:
+    """The status and the JSON of an answer. A call that is not `plain` asks for progress, and is served by the SDK."""
+    meta = PLAIN_META if plain else {**PLAIN_META, "progressToken": 1}
+    params = {"name": name, "arguments": arguments, "_meta": meta}
+    request = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+    response = await http.post(url, json=request, headers=call_headers(name) | headers)
+    return response.status_code, response.json()
+
+
+def call_headers(name: str) -> dict[str, str]:
+    return {
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": VERSION,
+        "mcp-method": "tools/call",
+        "mcp-name": name,
+    }
+
+
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("remember", {"word": "a"}),
+    ("remember", {}),
+    ("unknown", {}),
+)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS)
+async def test_a_plain_call_is_answered_like_one_that_the_sdk_serves(name: str, arguments: dict[str, Any]) -> None:
+    async with serve_gateway(sample_sources) as (url, _), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
+        plain = await post_call(http, url, name, arguments)
+        assert plain == await post_call(http, url, name, arguments, plain=False)
+        assert plain[1]["id"] == 7
+
+
+async def test_every_sample_tool_answers_the_same_in_both_ways() -> None:
+    async with serve_gateway(sample_sources) as (url, gateway), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
+        for spec in gateway.specs:
+            if not spec.parameters.get("required") and "hang" not in spec.name and "slow" not in spec.name:
+                plain = await post_call(http, url, spec.name, {})
+                assert plain == await post_call(http, url, spec.name, {}, plain=False), spec.name
+
+
+async def test_requests_that_are_not_well_formed_are_refused() -> None:
+    async with serve_gateway(sample_sources) as (url, _), httpx2.AsyncClient(timeout=PATIENCE_S) as http:
+        status, answer = await post_call(http, url, "remember", {"word": "a"}, **{"mcp-name": "other"})
+        assert (status, answer["error"]["code"]) == (400, HEADER_MISMATCH)
+        status, answer = await post_call(http, url, "remember", [1])  # type: ignore[arg-type]
+        assert answer["error"]["code"] == INVALID_PARAMS
+        response = await http.post(
+            url, content=b"{", headers=call_headers("remember") | {"content-type": "application/json"}
+        )
+        assert response.status_code == 400
+        refused = await post_call_accepting(http, url, "application/json")
+        assert refused.status_code == 406
+
+
+async def post_call_accepting(http: httpx2.AsyncClient, url: str, accept: str) -> httpx2.Response:
+    headers = call_headers("remember") | {"accept": accept, "content-type": "application/json"}
+    return await http.post(url, content=json.dumps({"jsonrpc": "2.0"}), headers=headers)
+
+
+async def test_the_call_of_a_client_that_disconnects_is_cancelled() -> None:
+    states: list[str] = []
+
+    def make_sources() -> Sequence[Source]:
+        async def hang() -> None:
+            """Never answers."""
+            states.append("started")
+            try:
+                await anyio.sleep_forever()
+            finally:
+                states.append("ended")
+
+        return [native_source(hang)]
+
+    async with serve_gateway(make_sources) as (url, _):
+        async with httpx2.AsyncClient(timeout=PATIENCE_S) as http, anyio.create_task_group() as tasks:
+            tasks.start_soon(post_call, http, url, "hang", {})
+            await wait_until(lambda: "started" in states)
+            tasks.cancel_scope.cancel()
+        await wait_until(lambda: "ended" in states)
+
+
+async def test_a_long_call_is_pinged_and_answered_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_calls, "PING_S", 0.01)
+    sent: list[Message] = []
+    pinged = anyio.Event()
+
+    async def receive() -> Message:
+        await pinged.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if message.get("more_body"):
+            pinged.set()
+
+    answer = plain_calls._Answer(receive, send)
+    with anyio.fail_after(PATIENCE_S):
+        assert (await answer.receive())["type"] == "http.disconnect"
+        await answer.finish({}, b'{"id":7}', 200)
+    assert sent[0]["status"] == 200 and sent[1]["body"].startswith(b": ping")
+    assert sent[-1] == {"type": "http.response.body", "body": b'event: message\r\ndata: {"id":7}\r\n\r\n'}

@@ -1,0 +1,146 @@
+"""Tests of tools with `run_in: process`: they have a main thread, and end with their deadline."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway import Gateway, Outcome, Task, ToolCall, ToolResult
+from gateway.errors import ConfigError
+from gateway.native.process_pool import ProcessPool
+from tests.conftest import Write
+from tests.waiting import wait_until
+
+HANG_TIMEOUT_S = 6
+"""Includes the start of a process on a busy machine."""
+TOOLS = """
+    import os, signal, subprocess, time
+    from gateway.native.function import SessionContext
+
+    def with_alarm(text: str = "") -> str:
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.alarm(1)
+        signal.alarm(0)
+        print("printed, not sent")
+        return f"{text}{os.getpid()}"
+
+    async def waits(seconds: float) -> dict:
+        import anyio
+        await anyio.sleep(seconds)
+        return {"waited": seconds}
+
+    def hangs(file: str) -> str:
+        started = subprocess.Popen(["sleep", "600"])
+        with open(file + ".new", "w") as target:
+            target.write(str(started.pid))
+        os.rename(file + ".new", file)
+        time.sleep(600)
+
+    def dies() -> str:
+        os._exit(3)
+
+    def fails() -> str:
+        raise KeyError("no such pear")
+
+    def in_context(context: SessionContext) -> str:
+        return ""
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def wait_until_gone(pid: int) -> None:
+    await wait_until(lambda: not is_running(pid))
+
+
+async def call(file: Path, *calls: tuple[str, str]) -> list[ToolResult]:
+    """The results of calls, one after the other in one session."""
+    async with Gateway.load(file, None) as gateway, gateway.open(Task()) as session:
+        return [(await session.calls([ToolCall("1", name, arguments)]))[0] for name, arguments in calls]
+
+
+@pytest.fixture
+def tools(write: Write) -> Path:
+    write("own_tools.py", TOOLS)
+    entry = "  - {{function: 'own_tools:{}', run_in: process, timeout_s: {}}}\n"
+    lines = [entry.format(name, 30) for name in ("with_alarm", "waits", "dies", "fails")]
+    return write("tools.yaml", "tools:\n" + "".join([*lines, entry.format("hangs", HANG_TIMEOUT_S)]))
+
+
+async def test_a_tool_in_a_process_may_set_an_alarm_and_keeps_its_process(tools: Path) -> None:
+    first, second = await call(tools, ("with_alarm", "{}"), ("with_alarm", "{}"))
+    assert first.outcome is second.outcome is Outcome.OK
+    assert first.text == second.text != str(os.getpid())
+    await wait_until_gone(int(first.text))
+
+
+async def test_async_functions_and_errors_give_the_results_that_they_give_in_threads(tools: Path) -> None:
+    waited, failed, invalid = await call(tools, ("waits", '{"seconds": 0.01}'), ("fails", "{}"), ("waits", "{}"))
+    assert waited.structured == {"waited": 0.01}
+    assert failed.outcome is Outcome.ERROR and "no such pear" in failed.text
+    assert invalid.outcome is Outcome.INVALID
+
+
+async def test_a_deadline_ends_the_process_with_all_that_it_started(tools: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    (result,) = await call(tools, ("hangs", f'{{"file": "{file}"}}'))
+    assert result.outcome is Outcome.TIMEOUT
+    await wait_until_gone(int(file.read_text()))
+
+
+async def test_a_cancelled_call_ends_its_process(tools: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    async with Gateway.load(tools, None) as gateway, gateway.open(Task()) as session:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.calls, [ToolCall("1", "hangs", f'{{"file": "{file}"}}')])
+            with anyio.fail_after(HANG_TIMEOUT_S):
+                while not file.exists():  # noqa: ASYNC110 - nor has a file
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        await wait_until_gone(int(file.read_text()))
+
+
+async def test_a_process_that_dies_is_replaced(tools: Path) -> None:
+    died, again = await call(tools, ("dies", "{}"), ("with_alarm", "{}"))
+    assert died.outcome is Outcome.UNKNOWN and "ended during a call" in str(died.reason)
+    assert again.outcome is Outcome.OK
+
+
+async def test_the_error_of_an_alarm_in_a_thread_names_the_setting(write: Write) -> None:
+    write("own_tools.py", TOOLS)
+    (result,) = await call(write("tools.yaml", "tools: [{function: 'own_tools:with_alarm'}]"), ("with_alarm", "{}"))
+    assert result.outcome is Outcome.UNAVAILABLE
+    assert "run_in: process" in str(result.reason)
+
+
+async def test_a_function_that_needs_the_context_cannot_run_in_a_process(write: Write) -> None:
+    write("own_tools.py", TOOLS)
+    file = write("tools.yaml", "tools: [{function: 'own_tools:in_context', run_in: process}]")
+    with pytest.raises(ConfigError, match="run_in"):
+        Gateway.load(file, None)
+
+
+async def test_calls_wait_for_a_free_process(tools: Path) -> None:
+    from gateway.native.function import FunctionPath
+
+    pool = ProcessPool(FunctionPath("own_tools:with_alarm", tools), "with_alarm", max_processes=1)
+    texts: list[str] = []
+
+    async def once() -> None:
+        texts.append((await pool.call({})).text)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(once)
+    await pool.close()
+    assert len(texts) == 3 and len({*texts}) == 1

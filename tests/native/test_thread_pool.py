@@ -1,0 +1,39 @@
+"""Tests of the thread pool: abandoned threads keep their slots."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+
+from gateway.native.thread_pool import ThreadPool
+
+
+async def test_an_abandoned_thread_keeps_its_slot_until_it_ends() -> None:
+    threads = ThreadPool(max_threads=1)
+    started, finish = threading.Event(), threading.Event()
+
+    def wait_for_finish() -> None:
+        started.set()
+        finish.wait(10)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(threads.run, wait_for_finish)
+            await anyio.to_thread.run_sync(started.wait, 5)
+            tasks.cancel_scope.cancel()
+        assert threads.free_slots == 0
+        with anyio.move_on_after(0.05) as waiting:
+            await threads.run(wait_for_finish)
+        assert waiting.cancelled_caught, "there is no free slot"
+        finish.set()
+        assert await threads.run(lambda: "free again") == "free again"
+    assert threads.free_slots == 1
+
+
+async def test_a_call_that_never_started_frees_its_slot() -> None:
+    threads = ThreadPool(max_threads=1)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await threads.run(lambda: None)
+    assert threads.free_slots == 1

@@ -1,0 +1,299 @@
+"""Recording: crashes, full disks, cancelled calls, expired sessions, and gateways in other processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.client import RemoteGateway
+from gateway.errors import ReplayError, SessionError
+from gateway.gateway import Gateway
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
+from gateway.tape import RecordedGateway, ReplayGateway, record_gateway, summarize_tape
+from gateway.tool_table import Source
+from gateway.types import Context, Hints, Outcome, Task, ToolCall
+from tests.live_server import live_server_async
+from tests.toolset_conformance.sample_tools import ALL_PARTS, PNG, sample_sources
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+TASK = Task("row-7", feedback="gsm8k", feedback_args={"ground_truth": "4"})
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall("id", name, json.dumps(arguments))
+
+
+def counting_gateway(pure: bool = False) -> Gateway:
+    steps: list[int] = []
+
+    def count(step: int = 1) -> int:
+        """Counts the calls of all rollouts."""
+        steps.append(step)
+        return len(steps)
+
+    return Gateway([Source("count", NativeToolset([FunctionTool(count, hints=Hints(pure=pure))]))])
+
+
+def read_lines(tape: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tape / "tape.jsonl").read_text().splitlines()]
+
+
+async def test_all_part_types_are_replayed_unchanged(tmp_path: Path) -> None:
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
+        recorded = await session.call(call("several"))
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(TASK) as session:
+        replayed = await session.call(call("several"))
+    assert recorded == replayed and [type(part) for part in replayed.parts] == [type(part) for part in ALL_PARTS]
+    blobs = [blob.read_bytes() for blob in (tmp_path / "tape" / "blobs").iterdir()]
+    assert blobs.count(PNG) == 1
+
+
+async def test_recording_is_replayed_over_http(tmp_path: Path) -> None:
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
+        recorded = await session.calls([call("add", a=1), call("remember", word="x"), call("several")])
+        feedback = await session.feedback([{"role": "assistant", "content": "#### 4"}])
+    async with (
+        live_server_async(lambda: ReplayGateway(tmp_path / "tape")) as server,
+        RemoteGateway(server.url) as remote,
+    ):
+        async with remote.open(TASK) as session:
+            assert session.name == "gsm8k"
+            assert await session.calls([call("add", a=1), call("remember", word="x"), call("several")]) == recorded
+            assert await session.feedback([{"role": "assistant", "content": "#### 4"}]) == feedback
+            with pytest.raises(ReplayError, match=r"task 'row-7' after 4 requests: add\(\{\"a\": 9\}\) is not on the"):
+                await session.call(call("add", a=9))
+        with pytest.raises(ReplayError, match="no session was recorded for exactly this task 'row-8'"):
+            await remote.begin(Task("row-8"))
+
+
+async def test_remote_gateway_can_be_recorded(tmp_path: Path) -> None:
+    async with (
+        live_server_async(lambda: Gateway(sample_sources())) as server,
+        RecordedGateway(RemoteGateway(server.url), tmp_path / "tape") as gateway,
+        gateway.open(TASK) as session,
+    ):
+        recorded = await session.calls([call("add", a=1), call("several")])
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(TASK) as session:
+        assert session.feedback_session is not None and session.feedback_session.name == "gsm8k"
+        assert await session.calls([call("add", a=1), call("several")]) == recorded
+
+
+async def test_session_ids_are_not_recorded(tmp_path: Path) -> None:
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
+        await session.call(call("add", a=1))
+    assert session.id not in (tmp_path / "tape" / "tape.jsonl").read_text()
+
+
+async def test_session_error_is_replayed_with_the_same_message(tmp_path: Path) -> None:
+    task = Task(tools=("sub",))
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway:
+        with pytest.raises(SessionError, match="no tool named 'sub'"):
+            await gateway.begin(task)
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        with pytest.raises(SessionError, match="no tool named 'sub'"):
+            await replay.begin(task)
+
+
+async def test_feedback_error_is_replayed(tmp_path: Path) -> None:
+    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway, gateway.open() as session:
+        with pytest.raises(SessionError, match="no feedback interaction"):
+            await session.feedback([])
+        recorded = await session.call(call("count"))
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
+        with pytest.raises(SessionError, match="no feedback interaction"):
+            await session.feedback([])
+        assert await session.call(call("count")) == recorded
+
+
+async def test_changed_task_error_names_the_differing_fields(tmp_path: Path) -> None:
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK):
+        pass
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        with pytest.raises(ReplayError, match="The recorded task with this id differs in: feedback_args"):
+            await replay.begin(Task("row-7", feedback="gsm8k", feedback_args={"ground_truth": "5"}))
+        async with replay.open(Task("row-7", None, {}, "gsm8k", {"ground_truth": "4"}, ttl_s=5.0)) as session:
+            assert session.remaining_s == pytest.approx(5, abs=1)
+
+
+async def test_request_after_the_last_recorded_one_is_an_error(tmp_path: Path) -> None:
+    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway, gateway.open() as session:
+        await session.call(call("count"))
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
+        await session.call(call("count"))
+        with pytest.raises(ReplayError, match=r"after 1 requests: count.* At this point the recorded sessions end"):
+            await session.call(call("count"))
+
+
+async def test_audience_is_part_of_the_request(tmp_path: Path) -> None:
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
+        await session.call(call("count"))
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(TASK) as session:
+        with pytest.raises(ReplayError):
+            await session.call(call("count"), Context(audience="loop"))
+
+
+async def test_concurrent_siblings_take_one_answer_each_until_they_close(tmp_path: Path) -> None:
+    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway:
+        for _ in range(2):
+            async with gateway.open() as session:
+                await session.call(call("count"))
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        first, second, third = [await replay.begin(Task()) for _ in range(3)]
+        assert [(await session.call(call("count"))).text for session in (second, first)] == ["2", "1"]
+        with pytest.raises(ReplayError, match=r"was recorded 2 times, and open sessions .* hold every answer"):
+            await third.call(call("count"))
+        await first.close()
+        assert (await third.call(call("count"))).text == "1"
+
+
+async def test_session_follows_the_recorded_sibling_with_the_same_requests(tmp_path: Path) -> None:
+    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway:
+        for step in (1, 2):
+            async with gateway.open() as session:
+                await session.call(call("count", step=step))
+                await session.call(call("count", step=9))
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as first, replay.open() as second:
+        assert [(await first.call(call("count", step=step))).text for step in (2, 9)] == ["3", "4"]
+        assert [(await second.call(call("count", step=step))).text for step in (1, 9)] == ["1", "2"]
+
+
+async def test_partly_unrecorded_message_takes_no_answers(tmp_path: Path) -> None:
+    batch = [call("count"), call("count", step=2)]
+    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway, gateway.open() as session:
+        recorded = await session.calls(batch)
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
+        with pytest.raises(ReplayError):
+            await session.calls([batch[0], call("count", step=3)])
+        assert await session.calls(batch) == recorded
+
+
+async def test_abandoned_call_is_recorded_as_cancelled(tmp_path: Path) -> None:
+    async def hang() -> None:
+        """Never answers."""
+        await anyio.sleep_forever()
+
+    gateway = record_gateway(Gateway([Source("hang", NativeToolset([FunctionTool(hang)]))]), tmp_path / "tape")
+    with anyio.fail_after(10):
+        async with gateway, gateway.open() as session, anyio.create_task_group() as tasks:
+            tasks.start_soon(session.call, call("hang"))
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
+        assert (await session.call(call("hang"))).outcome is Outcome.CANCELLED
+
+
+async def test_expired_session_is_recorded_as_closed(tmp_path: Path) -> None:
+    with anyio.fail_after(20):
+        async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway:
+            session = await gateway.begin(Task(ttl_s=0.01))
+            assert gateway.sessions[session.id] is session
+            await wait_until(lambda: not gateway.sessions)
+            await wait_until(lambda: summarize_tape(tmp_path / "tape").closed == 1)
+
+
+async def test_tools_added_during_the_recording_are_offered_in_replay(tmp_path: Path) -> None:
+    initial_sources, all_sources = sample_sources()[:1], [*sample_sources(), *counting_gateway()._initial_sources]
+    async with record_gateway(Gateway(initial_sources), tmp_path / "tape") as gateway:
+        async with gateway.open():
+            pass
+        await gateway.reload([gateway.sources[0], *all_sources[-1:]])
+        async with gateway.open(Task("later")) as session:
+            tool_names = [spec.name for spec in session.specs]
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(Task("later")) as session:
+        assert [spec.name for spec in session.specs] == tool_names
+        assert set(tool_names) <= {spec.name for spec in replay.specs}
+        async with replay.open() as earlier:
+            assert "count" in tool_names and len(earlier.specs) <= len(tool_names)
+
+
+CALL_PREFIX = b'{"kind":"call"'
+RECORD_SCRIPT = """
+import os, sys, anyio
+from pathlib import Path
+from gateway.tape import record_gateway
+from gateway.types import Task, ToolCall
+from tests.tape.test_recording import counting_gateway
+{limit}
+async def main():
+    async with record_gateway(counting_gateway(), Path(sys.argv[1])) as gateway:
+        session = await gateway.begin(Task())
+        for step in range(20):
+            await session.call(ToolCall("1", "count", '{{"step": %d}}' % step))
+        {end}
+anyio.run(main)
+"""
+
+
+def record_in_process(tape: Path, *, limit: str = "", end: str = "pass") -> subprocess.CompletedProcess[str]:
+    code = RECORD_SCRIPT.format(limit=limit, end=end)
+    return subprocess.run([sys.executable, "-c", code, str(tape)], capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def killed_tape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tape = tmp_path_factory.mktemp("killed") / "tape"
+    process = record_in_process(tape, end="os.kill(os.getpid(), 9)")
+    assert process.returncode == -signal.SIGKILL
+    return tape
+
+
+async def test_answers_before_a_kill_are_on_the_tape(killed_tape: Path) -> None:
+    summary = summarize_tape(killed_tape)
+    assert (summary.calls, summary.sessions, summary.closed, summary.torn) == (20, 1, 0, False)
+    assert "1 cut short" in str(summary)
+    async with ReplayGateway(killed_tape) as replay, replay.open() as session:
+        answers = [(await session.call(call("count", step=step))).text for step in range(20)]
+    assert answers == [str(count) for count in range(1, 21)]
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_tape_truncated_anywhere_keeps_all_whole_lines(
+    killed_tape: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    content = (killed_tape / "tape.jsonl").read_bytes()
+    header = content.index(b"\n") + 1
+    cut_content = content[: data.draw(st.integers(header, len(content)))]
+    tape = tmp_path_factory.mktemp("cut")
+    (tape / "tape.jsonl").write_bytes(cut_content)
+    *_, last = cut_content.splitlines()
+    is_truncated = last + b"\n" not in content
+    calls = sum(line.startswith(CALL_PREFIX) for line in cut_content.splitlines()) - (
+        is_truncated and last.startswith(CALL_PREFIX)
+    )
+    summary = summarize_tape(tape)
+    assert (summary.calls, summary.torn) == (calls, is_truncated)
+
+
+def test_file_size_limit_leaves_a_replayable_tape(tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))"
+    process = record_in_process(tmp_path / "tape", limit=limit)
+    assert process.returncode == 1 and "has stopped: File too large" in process.stderr
+    summary = summarize_tape(tmp_path / "tape")
+    assert 0 < summary.calls < 20 and not summary.torn
+
+
+async def test_blob_path_outside_the_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
+        await session.call(call("several"))
+    for line in read_lines(tmp_path / "tape"):
+        for part in line.get("answer", {}).get("parts", ()):
+            part.update({"blob": "../../secret"} if "blob" in part else {})
+        with (tmp_path / "forged.jsonl").open("a") as forged:
+            forged.write(json.dumps(line) + "\n")
+    (tmp_path / "forged.jsonl").replace(tmp_path / "tape" / "tape.jsonl")
+    with pytest.raises(ReplayError, match="is missing"):
+        async with ReplayGateway(tmp_path / "tape"):
+            pass

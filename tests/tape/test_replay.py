@@ -1,0 +1,284 @@
+"""Replay of a tape: recorded requests get the same answers byte for byte, others are errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image as Pictures
+
+from gateway.errors import ConfigError, GatewayError, ReplayError
+from gateway.feedback.gsm8k import Gsm8kInteraction
+from gateway.feedback.interaction_toolset import FeedbackToolset
+from gateway.gateway import Gateway
+from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import ClassTool, NativeToolset
+from gateway.session import AnyGateway, Reward
+from gateway.tape import ReplayGateway, record_gateway, summarize_tape
+from gateway.tool_table import Source
+from gateway.types import Feedback, Hints, Outcome, Task, ToolCall, ToolResult
+from gateway.wire import dumps, feedback_to_json, result_to_json
+
+
+class TickTool(BaseTool):
+    """Returns another number at each call, so that a replay that calls it would be noticed."""
+
+    ticks = 0
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        TickTool.ticks += 1
+        return (
+            ToolResponse(text=f"{parameters.get('word', '')} {TickTool.ticks}"),
+            float(TickTool.ticks),
+            {"tick": TickTool.ticks},
+        )
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        return 7.0
+
+
+def draw(colour: str) -> list[Any]:
+    """Draws."""
+    return [f"all {colour}", Pictures.new("RGB", (2, 2), colour)]
+
+
+def pure(x: int) -> int:
+    """Always the same."""
+    return x * 2
+
+
+def build_gateway() -> Gateway:
+    schema = {"function": {"name": "tick", "parameters": {"type": "object"}}}
+    tools = [
+        ClassTool(TickTool({}, OpenAIFunctionToolSchema.model_validate(schema))),
+        FunctionTool(draw),
+        FunctionTool(pure, hints=Hints(pure=True)),
+    ]
+    feedback = FeedbackToolset({"gsm8k": Gsm8kInteraction({"name": "gsm8k"})})
+    return Gateway([Source("native", NativeToolset(tools)), Source("feedback", feedback)])
+
+
+def call(name: str, id: str = "1", **arguments: Any) -> ToolCall:
+    return ToolCall(id, name, json.dumps(arguments))
+
+
+TASK = Task(id="t", feedback="gsm8k", feedback_args={"ground_truth": "4"})
+Answers = list[ToolResult | Feedback | Sequence[Reward]]
+
+
+async def run_rollout(gateway: AnyGateway, task: Task = TASK, call_id: str = "a") -> Answers:
+    """A rollout with calls, a message of several calls, feedback, errors and rewards."""
+    answers: Answers = []
+    async with gateway.open(task) as session:
+        answers += await session.calls(
+            [call("tick", call_id, word="x"), call("tick", call_id + "2", word="x"), call("draw", colour="red")]
+        )
+        answers.append(await session.feedback([{"role": "assistant", "content": "#### 3"}]))
+        answers.append(await session.call(call("tick", call_id + "3", word="y")))
+        answers.append(await session.call(ToolCall("4", "draw", '{"colour": 1}')))
+        answers.append(await session.call(call("nothing")))
+        answers.append(
+            await session.feedback(
+                [{"role": "assistant", "content": "#### 3"}, {"role": "assistant", "content": "#### 4"}]
+            )
+        )
+    # Calls of one message end in any order, and so do their rewards.
+    answers.append(sorted((Reward(r.source, r.value, r.kind) for r in session.rewards), key=str))
+    return answers
+
+
+def to_wire_json(answers: Answers) -> list[bytes]:
+    encoders = {ToolResult: lambda answer: result_to_json(call("x"), answer), Feedback: feedback_to_json}
+    return [dumps(encoders[type(answer)](answer)) for answer in answers if type(answer) in encoders]
+
+
+async def test_recorded_rollout_is_replayed_byte_for_byte_without_tools(tmp_path: Path) -> None:
+    async with record_gateway(build_gateway(), tmp_path / "tape") as recorder:
+        recorded = await run_rollout(recorder)
+    ticks = TickTool.ticks
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        assert [spec.name for spec in replay.specs] == [spec.name for spec in recorder.specs]
+        replayed = await run_rollout(replay, call_id="other")
+        replayed_again = await run_rollout(replay)
+    assert TickTool.ticks == ticks
+    assert replayed == recorded == replayed_again and to_wire_json(replayed) == to_wire_json(recorded)
+    assert [type(answer).__name__ for answer in recorded].count("Feedback") == 2
+
+
+async def test_siblings_get_their_answers_in_recorded_order(tmp_path: Path) -> None:
+    async with record_gateway(build_gateway(), tmp_path / "tape") as recorder:
+        recorded = [await run_rollout(recorder) for _ in range(3)]
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        assert [await run_rollout(replay) for _ in range(3)] == recorded
+        assert [await run_rollout(replay) for _ in range(3)] == recorded, "and once more, for another run"
+
+
+async def test_order_of_answers_to_parallel_calls_does_not_matter(tmp_path: Path) -> None:
+    first = anyio.Event()
+
+    async def slow(index: int) -> int:
+        """The first call waits for the second."""
+        if index == 0:
+            await first.wait()
+        first.set()
+        return index
+
+    source = Source("slow", NativeToolset([FunctionTool(slow)]))
+    batch = [call("slow", place=0), call("slow", place=1)]
+    with anyio.fail_after(10):
+        async with record_gateway(Gateway([source]), tmp_path / "tape") as recorder, recorder.open(Task()) as session:
+            recorded = await session.calls(batch)
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(Task()) as session:
+        assert await session.calls(batch) == recorded
+
+
+async def test_unrecorded_request_is_an_error_that_names_recorded_ones(tmp_path: Path) -> None:
+    async with record_gateway(build_gateway(), tmp_path / "tape") as recorder:
+        await run_rollout(recorder)
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        with pytest.raises(
+            ReplayError, match=r"no session was recorded for exactly this task 'u'.*recorded tasks: 't'"
+        ):
+            await replay.begin(Task(id="u"))
+        async with replay.open(TASK) as session:
+            with pytest.raises(
+                ReplayError, match=r'after 0 requests: tick\(.*is not on the tape.*tick\({"word": "x"}\)'
+            ):
+                await session.call(call("tick", word="z"))
+
+
+async def test_only_pure_tools_are_replayed_more_often_than_recorded(tmp_path: Path) -> None:
+    async with record_gateway(build_gateway(), tmp_path / "tape") as recorder:
+        async with recorder.open(TASK) as session:
+            await session.call(call("pure", x=2))
+        async with recorder.open(TASK) as session:
+            await session.call(call("tick"))
+    async with ReplayGateway(tmp_path / "tape") as replay:
+        answer, other = await replay.begin(TASK), await replay.begin(TASK)
+        assert [(await session.call(call("pure", x=2))).text for session in (answer, other)] == ["4", "4"]
+        answer, other = await replay.begin(TASK), await replay.begin(TASK)
+        assert (await answer.call(call("tick"))).outcome is Outcome.OK
+        with pytest.raises(ReplayError):
+            await other.call(call("tick"))
+
+
+async def test_equal_json_arguments_are_the_same_request(tmp_path: Path) -> None:
+    async with record_gateway(build_gateway(), tmp_path / "tape") as recorder, recorder.open(TASK) as session:
+        recorded = await session.call(ToolCall("1", "tick", '{"word": "x", "b": [1]}'))
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(TASK) as session:
+        assert await session.call(ToolCall("2", "tick", '{"b":[1],  "word":"x"}')) == recorded
+
+
+async def record_tape(path: Path) -> Path:
+    async with record_gateway(build_gateway(), path) as recorder:
+        await run_rollout(recorder)
+    return path
+
+
+async def test_truncated_last_line_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tape = await record_tape(tmp_path / "tape")
+    with (tape / "tape.jsonl").open("ab") as file:
+        file.write(b'{"kind": "call", "sess')
+    async with ReplayGateway(tape) as replay:
+        assert len(await run_rollout(replay)) == 9
+    assert "cut off by a crash" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda tape: (tape / "tape.jsonl").unlink(), "cannot be read.*--record"),
+        (
+            lambda tape: (tape / "tape.jsonl").write_text('{"kind": "tape", "format": 99}\n'),
+            "format 99; this mtrl reads",
+        ),
+        (lambda tape: (tape / "tape.jsonl").write_text("{}\n"), "this is not a tape"),
+        (lambda tape: (tape / "tape.jsonl").write_text("nonsense\n"), "line 1 is damaged"),
+        (lambda tape: (tape / "tape.jsonl").write_text(""), "empty"),
+    ],
+)
+async def test_damaged_tapes_have_distinct_errors(tmp_path: Path, damage: Any, message: str) -> None:
+    tape = await record_tape(tmp_path / "tape")
+    damage(tape)
+    with pytest.raises(ReplayError, match=f"(?s){message}"):
+        async with ReplayGateway(tape):
+            pass
+
+
+@pytest.mark.parametrize(("data", "message"), [(None, "is missing"), (b"other", "is not what was recorded")])
+async def test_missing_or_changed_blob_is_an_error(tmp_path: Path, data: bytes | None, message: str) -> None:
+    tape = await record_tape(tmp_path / "tape")
+    (blob,) = (tape / "blobs").iterdir()
+    blob.unlink()
+    if data is not None:
+        blob.write_bytes(data)
+    with pytest.raises(ReplayError, match=message):
+        async with ReplayGateway(tape) as replay:
+            await run_rollout(replay)
+
+
+async def test_recording_does_not_overwrite_a_tape(tmp_path: Path) -> None:
+    tape = await record_tape(tmp_path / "tape")
+    with pytest.raises(ConfigError, match="there is a recording already"):
+        async with record_gateway(build_gateway(), tape):
+            pass
+
+
+async def test_full_disk_stops_the_recording_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gateway.tape import tape_writer
+
+    class FullDisk(tape_writer.FileIO):  # type: ignore[misc]
+        def write(self, data: Any) -> int:
+            if b'"call"' in bytes(data):
+                raise OSError(28, "No space left on device")
+            return super().write(data)
+
+    monkeypatch.setattr(tape_writer, "FileIO", FullDisk)
+    with pytest.raises(GatewayError, match=r"has stopped: No space left on device.*can be replayed"):
+        async with record_gateway(build_gateway(), tmp_path / "tape") as recorder, recorder.open(TASK) as session:
+            await session.call(call("tick"))
+    assert summarize_tape(tmp_path / "tape").sessions == 1
+
+
+async def test_tape_summary_counts_its_contents(tmp_path: Path) -> None:
+    summary = summarize_tape(await record_tape(tmp_path / "tape"))
+    assert (summary.sessions, summary.calls, summary.feedback, summary.blobs) == (1, 6, 2, 1)
+    assert "1 sessions, 6 calls" in str(summary) and "tick" in str(summary)
+
+
+MESSAGES = st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3), max_size=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["s", "t"]), MESSAGES), min_size=1, max_size=4), st.randoms())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rollouts_of_different_tasks_can_be_replayed_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, plans: list[tuple[str, list[list[str]]]], random: Any
+) -> None:
+    tape = tmp_path_factory.mktemp("any") / "tape"
+
+    async def run_calls(gateway: AnyGateway, task: str, batches: list[list[str]]) -> list[ToolResult]:
+        async with gateway.open(Task(id=task)) as session:
+            return [
+                result
+                for batch in batches
+                for result in await session.calls([call("tick", word=word) for word in batch])
+            ]
+
+    async def main() -> None:
+        async with record_gateway(build_gateway(), tape) as recorder:
+            recorded = [await run_calls(recorder, *plan) for plan in plans]
+        order = sorted(range(len(plans)), key=lambda index: (plans[index][0], index))
+        if random.random() < 0.5:
+            order = sorted(range(len(plans)), key=lambda index: (plans[index][0] == "s", index))
+        async with ReplayGateway(tape) as replay:
+            replayed = {index: await run_calls(replay, *plans[index]) for index in order}
+        assert [replayed[index] for index in range(len(plans))] == recorded
+
+    anyio.run(main)

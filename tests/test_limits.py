@@ -1,0 +1,255 @@
+"""Tests of limits: concurrency, queue, rate, deadlines, retries, truncation and the circuit breaker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from gateway.config.models import Limits, ResultLimit
+from gateway.limits import CircuitBreaker, LimitedToolset, RateLimiter
+from gateway.toolset import Session
+from gateway.types import DEFAULT_CONTEXT, Context, Hints, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from tests.sample_images import png
+
+
+class ScriptedToolset:
+    """A toolset whose only tool ends with scripted outcomes and counts its calls."""
+
+    def __init__(self, *outcomes: Outcome, hints: Hints | None = None, result: ToolResult | None = None) -> None:
+        self.specs: Sequence[ToolSpec] = (ToolSpec("act", hints=hints or Hints()),)
+        self.outcomes = list(outcomes)
+        self.result = result
+        self.calls = self.running = self.most_running = 0
+        self.go_on = anyio.Event()
+        self.go_on.set()
+
+    async def __aenter__(self) -> ScriptedToolset:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Session]:
+        yield self
+
+    async def finish(self) -> Mapping[str, float]:
+        return {}
+
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
+        self.calls += 1
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await self.go_on.wait()
+        finally:
+            self.running -= 1
+        outcome = self.outcomes.pop(0) if self.outcomes else Outcome.OK
+        return self.result or ToolResult((Text("done"),), outcome)
+
+
+CALL = ToolCall("1", "act")
+
+
+async def run_calls(limited: LimitedToolset, times: int = 1) -> list[ToolResult]:
+    results: list[ToolResult] = []
+    async with limited.open(Task()) as session:
+
+        async def one() -> None:
+            results.append(await session.call(CALL))
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(times):
+                    tasks.start_soon(one)
+    return results
+
+
+async def test_concurrent_calls_are_limited_to_the_slots() -> None:
+    inner = ScriptedToolset()
+    results = await run_calls(LimitedToolset(inner, Limits(at_once=3)), times=20)
+    assert inner.most_running == 3
+    assert [result.outcome for result in results] == [Outcome.OK] * 20
+
+
+async def test_full_queue_refuses_further_calls_at_once() -> None:
+    inner = ScriptedToolset()
+    inner.go_on = anyio.Event()
+    limited = LimitedToolset(inner, Limits(at_once=1, queue_limit=1, retries=0))
+    results: list[ToolResult] = []
+    async with limited.open(Task()) as session, anyio.create_task_group() as tasks:
+
+        async def one() -> None:
+            results.append(await session.call(CALL))
+
+        for _ in range(3):
+            tasks.start_soon(one)
+        await anyio.wait_all_tasks_blocked()
+        assert [result.outcome for result in results] == [Outcome.UNAVAILABLE]
+        assert "are waiting already" in (results[0].reason or "")
+        inner.go_on.set()
+    assert [result.outcome for result in results[1:]] == [Outcome.OK, Outcome.OK]
+
+
+class UncancellableTool(ScriptedToolset):
+    """A tool that ignores cancellation until an event is set."""
+
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
+        with anyio.CancelScope(shield=True):
+            return await super().call(call, context)
+
+
+async def test_call_without_a_slot_is_unavailable_not_timed_out() -> None:
+    inner, results = UncancellableTool(), list[Outcome]()
+    inner.go_on = anyio.Event()
+    async with LimitedToolset(inner, Limits(at_once=1, timeout_s=0.05)).open(Task()) as session:
+
+        async def one() -> None:
+            results.append((await session.call(CALL)).outcome)
+            inner.go_on.set()
+
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one)
+                tasks.start_soon(one)
+    assert results == [Outcome.UNAVAILABLE, Outcome.OK]
+    assert inner.calls == 1 and inner.running == 0
+
+
+async def test_undelivered_call_is_retried_and_counted() -> None:
+    inner = ScriptedToolset(Outcome.UNAVAILABLE, Outcome.UNAVAILABLE)
+    (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
+    assert (result.outcome, result.attempts, inner.calls) == (Outcome.OK, 3, 3)
+
+
+async def test_delivered_call_without_answer_is_not_retried() -> None:
+    inner = ScriptedToolset(Outcome.UNKNOWN)
+    (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
+    assert (result.outcome, inner.calls) == (Outcome.UNKNOWN, 1)
+
+
+@pytest.mark.parametrize("hints", [Hints(read_only=True), Hints(idempotent=True), Hints(pure=True)])
+async def test_call_declared_repeatable_is_retried(hints: Hints) -> None:
+    inner = ScriptedToolset(Outcome.UNKNOWN, hints=hints)
+    (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
+    assert (result.outcome, result.attempts) == (Outcome.OK, 2)
+
+
+async def test_pure_limit_is_added_to_the_hints() -> None:
+    inner = ScriptedToolset(Outcome.UNKNOWN)
+    limited = LimitedToolset(inner, Limits(pure=True, retries=1))
+    (result,) = await run_calls(limited)
+    assert (result.outcome, limited.specs[0].hints.pure) == (Outcome.OK, True)
+    assert limited.specs is limited.specs, "an unchanged listing is the same object"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.INVALID])
+async def test_error_of_a_tool_is_not_retried(outcome: Outcome) -> None:
+    inner = ScriptedToolset(outcome, hints=Hints(pure=True))
+    (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
+    assert (result.outcome, inner.calls) == (outcome, 1)
+
+
+async def test_circuit_breaker_pauses_a_failing_server_then_tries_once() -> None:
+    breaker = CircuitBreaker(failures=2, pause_s=0.1)
+    inner = ScriptedToolset(*[Outcome.UNKNOWN] * 3)
+    limited = LimitedToolset(inner, Limits(retries=0), breaker)
+    outcomes = [(await run_calls(limited))[0].outcome for _ in range(4)]
+    assert outcomes == [Outcome.UNKNOWN, Outcome.UNKNOWN, Outcome.UNAVAILABLE, Outcome.UNAVAILABLE]
+    assert inner.calls == 2 and breaker.is_open
+    await anyio.sleep(0.11)
+    assert (await run_calls(limited))[0].outcome is Outcome.UNKNOWN, "the try that may close the breaker again"
+    assert (await run_calls(limited))[0].outcome is Outcome.UNAVAILABLE
+    await anyio.sleep(0.11)
+    assert [(await run_calls(limited))[0].outcome for _ in range(2)] == [Outcome.OK, Outcome.OK]
+
+
+async def test_concurrent_failures_count_once_in_the_circuit_breaker() -> None:
+    breaker = CircuitBreaker(failures=2, pause_s=60)
+    began = anyio.current_time()
+    for _ in range(8):
+        breaker.record(Outcome.UNKNOWN, began - 1)
+    assert breaker.admit() and not breaker.is_open
+    breaker.record(Outcome.UNKNOWN, anyio.current_time())
+    assert breaker.is_open and not breaker.admit(), "one that began afterwards is another"
+
+
+async def test_long_result_is_truncated_in_the_middle_with_a_marker() -> None:
+    text = "a" * 50 + "b" * 100 + "c" * 50
+    picture = Image(png())
+    inner = ScriptedToolset(result=ToolResult((Text(text), picture, Text("d" * 50))))
+    (result,) = await run_calls(LimitedToolset(inner, Limits(result_limit=100)))
+    assert result.text == "a" * 50 + "\n[... 151 characters cut ...]\n" + "d" * 50
+    assert result.parts[1] == picture and result.metrics["cut"] == 151
+
+
+async def test_truncated_side_is_configurable() -> None:
+    inner = ScriptedToolset(result=ToolResult((Text("0123456789"),)))
+    left = LimitedToolset(inner, Limits(result_limit=ResultLimit(chars=4, side="left")))
+    right = LimitedToolset(inner, Limits(result_limit=ResultLimit(chars=4, side="right")))
+    assert (await run_calls(left))[0].text.endswith("6789")
+    assert (await run_calls(right))[0].text.startswith("0123\n[")
+
+
+async def test_long_result_is_truncated_by_tokens(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    text = "one two  three four\nfive six"
+    limit = ResultLimit(tokens=4, tokenizer=str(tmp_path))
+    (cut,) = await run_calls(
+        LimitedToolset(ScriptedToolset(result=ToolResult((Text(text),))), Limits(result_limit=limit))
+    )
+    assert cut.text == "one two\n[... 2 tokens cut ...]\nfive six" and cut.metrics["cut"] == 2
+    (result,) = await run_calls(
+        LimitedToolset(ScriptedToolset(result=ToolResult((Text("one two"),))), Limits(result_limit=limit))
+    )
+    assert result.text == "one two" and "cut" not in result.metrics
+    (long,) = await run_calls(
+        LimitedToolset(ScriptedToolset(result=ToolResult((Text("word " * 20_000),))), Limits(result_limit=limit))
+    )
+    assert long.text == "word word\n[... 19996 tokens cut ...]\nword word " and long.metrics["cut"] == 19_996
+
+
+async def test_cancelled_call_releases_its_slot() -> None:
+    inner = ScriptedToolset()
+    inner.go_on = anyio.Event()
+    limited = LimitedToolset(inner, Limits(at_once=1))
+    with anyio.move_on_after(0.05):
+        await run_calls(limited, times=3)
+    limiter = limited.limiter("act")
+    assert (limiter.slots.value, limiter.waiting, inner.running) == (1, 0, 0)
+
+
+@given(rate=st.floats(0.5, 200), count=st.integers(1, 60))
+@settings(max_examples=50, deadline=None)
+def test_rate_limit_holds_in_every_second(rate: float, count: int) -> None:
+    pace = RateLimiter(rate)
+    starts: list[float] = []
+
+    async def main() -> None:
+        async def one() -> None:
+            await pace.wait()
+            starts.append(anyio.current_time())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(count):
+                tasks.start_soon(one)
+
+    import trio.testing
+
+    anyio.run(main, backend="trio", backend_options={"clock": trio.testing.MockClock(autojump_threshold=0)})
+    starts.sort()
+    most = max(1, int(rate))
+    window_s = most / rate
+    assert all(later - first >= window_s - 1e-6 for first, later in zip(starts, starts[most:], strict=False))
+    assert len(starts) == count

@@ -1,0 +1,124 @@
+"""Two tools with one name: what happens is set per server, and never depends on the order in which servers arrive."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import pytest
+
+from gateway.build import build_plan
+from gateway.check import run_checks
+from gateway.errors import ConfigError, ConfigErrors
+from gateway.gateway import Gateway
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import NativeToolset
+from gateway.schema import NAME_LENGTH
+from gateway.tool_table import EMPTY_TABLE, Source, ToolTable, build_table
+from gateway.types import ToolCall
+from tests.servers.start_server import stdio_command
+
+LONG = "read_" + "x" * NAME_LENGTH
+
+
+def server(name: str, *tools: str, on_clash: Literal["prefix", "refuse", "first"] = "prefix") -> Source:
+    """A source like that of an MCP server; each of its tools answers with the server's name."""
+
+    def answer() -> str:
+        """Says who answers."""
+        return name
+
+    owner = f"mcp server {name!r}"
+    toolset = NativeToolset([FunctionTool(answer, name=tool, owner=owner) for tool in tools])
+    return Source(name, toolset, trusted=False, name=name, on_clash=on_clash)
+
+
+def native(*tools: str) -> Source:
+    return Source("native", server("native", *tools).toolset)
+
+
+def owners(table: ToolTable) -> dict[str, str]:
+    return {name: tool.source.key for name, tool in table.tools.items()}
+
+
+def test_later_server_in_the_file_gets_its_name_as_a_prefix() -> None:
+    table = build_table([server("a", "search"), server("b", "search", "fetch")], starting=True)
+    assert owners(table) == {"search": "a", "b_search": "b", "fetch": "b"}
+    assert dict(table.clashes) == {
+        "search of mcp server 'b'": "it is offered as 'b_search', because mcp server 'a' has 'search'"
+    }
+    assert not table.set_aside
+
+
+def test_native_tool_keeps_its_name_wherever_it_stands() -> None:
+    for sources in ([native("add"), server("a", "add")], [server("a", "add"), native("add")]):
+        assert owners(build_table(sources, starting=True)) == {"add": "native", "a_add": "a"}
+
+
+@pytest.mark.parametrize("arrival", list(permutations(range(3))))
+def test_names_do_not_depend_on_the_order_of_arrival(arrival: tuple[int, ...]) -> None:
+    sources = [server("a", "search", LONG), server("b", "search", LONG), server("c", "search", "b_search")]
+    expected = owners(build_table(sources, starting=True))
+    listings = [source.toolset.specs for source in sources]
+    for source in sources:
+        source.toolset.specs = ()  # type: ignore[misc]
+    table = build_table(sources, starting=True)
+    for index in arrival:
+        sources[index].toolset.specs = listings[index]  # type: ignore[misc]
+        table = build_table(sources, table)
+    assert owners(table) == expected
+    assert expected["search"] == "a" and expected["b_search"] == "c" and expected["b_search_2"] == "b"
+    assert len(expected) == 6 and all(len(name) <= NAME_LENGTH for name in expected)
+
+
+def test_restarted_server_gets_the_same_names_again() -> None:
+    sources = [server("a", "search"), server("b", "search")]
+    before = build_table(sources, starting=True)
+    listing = sources[0].toolset.specs
+    sources[0].toolset.specs = ()  # type: ignore[misc]
+    without = build_table(sources, before)
+    assert owners(without) == {"search": "b"}
+    sources[0].toolset.specs = listing  # type: ignore[misc]
+    assert owners(build_table(sources, without)) == owners(before) == {"search": "a", "b_search": "b"}
+
+
+def test_all_clashes_are_refused_at_once() -> None:
+    sources = [server("a", "x", "y"), server("b", "x", "y", on_clash="refuse")]
+    with pytest.raises(ConfigError, match=r"two tools are named 'x'(?s:.*)two tools are named 'y'"):
+        build_table(sources, starting=True)
+    late = build_table(sources, EMPTY_TABLE)
+    assert owners(late) == {"x": "a", "y": "a"} and len(late.set_aside) == 2
+
+
+def test_first_leaves_out_the_later_tool() -> None:
+    table = build_table([server("a", "x"), server("b", "x", "z", on_clash="first")], starting=True)
+    assert owners(table) == {"x": "a", "z": "b"}
+    assert list(table.set_aside) == list(table.clashes) == ["x of mcp server 'b'"]
+
+
+async def test_prefixed_tool_is_called_and_the_clash_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with Gateway([server("a", "who"), server("b", "who")]) as gateway, gateway.open() as session:
+        assert (await session.call(ToolCall("1", "who"))).text == "a"
+        assert (await session.call(ToolCall("2", "b_who"))).text == "b"
+        assert [spec.name for spec in session.specs] == ["who", "b_who"]
+    assert caplog.text.count("it is offered as 'b_who'") == 1
+
+
+async def test_check_tells_each_clash_of_real_servers(tmp_path: Path) -> None:
+    command, args = stdio_command()
+    servers = {name: {"command": command, "args": args} for name in ("one", "two")}
+    file = tmp_path / "mcp_servers.json"
+    file.write_text(json.dumps({"mcpServers": servers}))
+    with anyio.fail_after(90):
+        findings = await run_checks(build_plan(None, file))
+    texts = [finding.message for finding in findings if finding.grade == "note"]
+    told = "tool echo of mcp server 'two': it is offered as 'two_echo', because mcp server 'one' has 'echo'"
+    assert told in texts and not [finding for finding in findings if finding.grade == "wrong"]
+    servers["two"]["on_clash"] = "refuse"
+    file.write_text(json.dumps({"mcpServers": servers}))
+    with anyio.fail_after(90), pytest.raises(ConfigErrors) as raised:
+        await run_checks(build_plan(None, file))
+    assert len(raised.value.errors) == len([text for text in texts if "it is offered as" in text]) > 1

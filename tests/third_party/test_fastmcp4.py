@@ -1,0 +1,102 @@
+"""A FastMCP 4 server speaks both MCP eras, but asks its caller in the older one only: `protocol` chooses it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp_types import CLIENT_CAPABILITIES_META_KEY
+
+from gateway.gateway import Gateway
+from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.types import Context, Outcome, ToolCall, ToolResult
+from tests.servers.start_server import free_port, kill_process_group
+from tests.third_party.peers import ASKING_SERVER, FASTMCP_PYTHON, write_servers
+from tests.waiting import wait_until
+
+WITHIN_S = 90.0
+TRANSPORTS = ("stdio", "http")
+
+
+@asynccontextmanager
+async def serve_asking(transport: str) -> AsyncIterator[dict[str, Any]]:
+    """The entry of a servers file for the asking server, which is started if it is one over HTTP."""
+    if transport == "stdio":
+        yield {"command": FASTMCP_PYTHON, "args": [ASKING_SERVER, "stdio"], "connect_timeout_s": WITHIN_S}
+        return
+    port = free_port()
+    command = [FASTMCP_PYTHON, ASKING_SERVER, "http", str(port)]
+    process = await anyio.open_process(command, stdin=None, stdout=None, stderr=None, start_new_session=True)
+    try:
+        yield {"url": f"http://127.0.0.1:{port}/mcp", "transport": "http"}
+    finally:
+        await kill_process_group(process)
+
+
+@asynccontextmanager
+async def open_asking(folder: Path, transport: str, **settings: Any) -> AsyncIterator[Gateway]:
+    with anyio.fail_after(2 * WITHIN_S):
+        async with serve_asking(transport) as entry:
+            tools = folder / "tools.yaml"
+            tools.write_text(json.dumps({"tools": [{"server": "asking", "timeout_s": WITHIN_S}]}))
+            async with Gateway.load(tools, write_servers(folder, asking=entry | settings)) as gateway:
+                await wait_until(lambda: bool(gateway.specs), WITHIN_S)
+                yield gateway
+
+
+async def answer(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"action": "accept", "content": {"value": "Ada"}}
+
+
+async def use_tool(gateway: Gateway, name: str) -> ToolResult:
+    """Calls a tool as a client that can be asked."""
+    caller = Context(answer_request=answer, meta={CLIENT_CAPABILITIES_META_KEY: {"elicitation": {}}})
+    async with gateway.open() as session:
+        return await session.call(ToolCall("1", name, "{}"), caller)
+
+
+def protocol_of(gateway: Gateway) -> str:
+    backend = gateway.sources[0].backend
+    assert isinstance(backend, McpToolset)
+    return backend.status.protocol_version
+
+
+def has_found(gateway: Gateway) -> bool:
+    return any(spec.name == "found" for spec in gateway.specs)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_newest_era_is_chosen_in_which_the_server_refuses_to_ask_at_once(tmp_path: Path, transport: str) -> None:
+    async with open_asking(tmp_path, transport) as gateway:
+        assert protocol_of(gateway) == "2026-07-28"
+        asked = await use_tool(gateway, "ask")
+        assert asked.outcome is Outcome.ERROR and "2026-07-28" in asked.text
+        assert not has_found(gateway)
+        await use_tool(gateway, "add")
+        await wait_until(lambda: has_found(gateway), WITHIN_S)
+
+
+@pytest.mark.parametrize("tool", ["add", "add_apart"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_pinned_to_2025_the_server_asks_and_announces_its_tools(
+    tmp_path: Path, transport: str, tool: str
+) -> None:
+    async with open_asking(tmp_path, transport, protocol="2025-11-25") as gateway:
+        assert protocol_of(gateway) == "2025-11-25"
+        asked = await use_tool(gateway, "ask")
+        assert (asked.outcome, asked.text) == (Outcome.OK, "accept Ada")
+        assert not has_found(gateway)
+        await use_tool(gateway, tool)
+        await wait_until(lambda: has_found(gateway), WITHIN_S)
+
+
+async def test_pinned_server_gets_the_operators_answers_in_a_rollout(tmp_path: Path) -> None:
+    settings = {"protocol": "2025-11-25", "answers": {"value": "Eve"}}
+    async with open_asking(tmp_path, "stdio", **settings) as gateway, gateway.open() as session:
+        asked = await session.call(ToolCall("1", "ask", "{}"))
+        assert (asked.outcome, asked.text) == (Outcome.OK, "accept Eve")

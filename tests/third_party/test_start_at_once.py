@@ -1,0 +1,71 @@
+"""Clients with short timeouts reach a gateway that has a stuck server; Ctrl-C ends it while servers start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.third_party.peers import PYTHON, blocking_stdio, write_servers
+from tests.waiting import PATIENCE_S
+
+STUCK = {"command": sys.executable, "args": ["-c", "import sys; sys.stdin.read()"], "connect_timeout_s": 600}
+"""A server that never answers, and may take longer to connect than any timeout of these tests."""
+TIMEOUT_S = 120.0
+ROOT = str(Path(__file__).parents[2])
+
+TOOLS = "tools:\n  - function: words:shout\n"
+WORDS = 'def shout(text: str) -> str:\n    """Says it louder."""\n    return text.upper()\n'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "tool_configs").mkdir()
+    (tmp_path / "tool_configs" / "tools.yaml").write_text(TOOLS)
+    (tmp_path / "tool_configs" / "words.py").write_text(WORDS)
+    write_servers(tmp_path, stuck=STUCK, blocking=blocking_stdio())
+    return tmp_path
+
+
+def test_openai_agents_reaches_a_stdio_gateway_with_a_stuck_server(place: Path) -> None:
+    gateway = [sys.executable, "-m", "gateway.cli", "stdio", "--wait", "0.1"]
+    command = ["env", f"PYTHONPATH={ROOT}", *gateway]
+    client = Path(__file__).with_name("agents_client.py")
+    environment = {**os.environ, "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+    done = subprocess.run(
+        [PYTHON, str(client), *command],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert "shout" in seen["first"] and {"shout", "block", "note", "pid"} <= set(seen["later"])
+    assert int(seen["pid"]) > 0
+
+
+def test_serve_names_a_stuck_server_and_ends_at_ctrl_c(place: Path) -> None:
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--wait", "none"]
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    with subprocess.Popen(command, cwd=place, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            match = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+            assert match is not None
+            with urllib.request.urlopen(f"{match[0]}/healthz", timeout=PATIENCE_S) as answer:
+                health = json.load(answer)
+            assert "stuck" in health["starting"] and health["servers"]["stuck"]["state"] == "starting"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()

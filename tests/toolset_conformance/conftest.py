@@ -1,0 +1,18 @@
+"""Fixtures that run a test once for each kind of gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.toolset_conformance.gateway_kinds import GATEWAY_KINDS, TOOL_GATEWAY_KINDS, OpenGateway
+
+
+@pytest.fixture(params=GATEWAY_KINDS)
+def open_gateway(request: pytest.FixtureRequest) -> OpenGateway:
+    return GATEWAY_KINDS[request.param]
+
+
+@pytest.fixture(params=TOOL_GATEWAY_KINDS)
+def open_tool_gateway(request: pytest.FixtureRequest) -> OpenGateway:
+    """Also over MCP; for tests of tools only."""
+    return TOOL_GATEWAY_KINDS[request.param]

@@ -1,0 +1,199 @@
+"""One test body over every kind of gateway: the results must be equal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import SessionError
+from gateway.session import AnySession
+from gateway.types import Context, Outcome, Task, Text, ToolCall, ToolResult
+from tests.toolset_conformance.gateway_kinds import OpenGateway, in_process
+from tests.toolset_conformance.sample_tools import ALL_PARTS, make_call, sample_sources
+
+SOLVED = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "#### 42"}]
+
+
+def without_times(result: ToolResult) -> ToolResult:
+    """A result without its times, which differ between runs."""
+    return replace(result, elapsed_s=0.0, timing={})
+
+
+async def test_specs_are_lossless(open_gateway: OpenGateway) -> None:
+    async with open_gateway(sample_sources) as gateway:
+        specs = {spec.name: spec for spec in gateway.specs}
+        assert list(specs) == [
+            *("add", "several", "facts", "fails", "remember", "judge"),
+            *("pure_add", "feedback_gsm8k", "feedback_scripted"),
+        ]
+        assert specs["add"].parameters["properties"]["b"] == {
+            "type": "integer",
+            "default": 0,
+            "description": "the second",
+        }
+        assert specs["pure_add"].hints.pure and not specs["add"].hints.pure
+        assert specs["feedback_gsm8k"].audience == "loop" and specs["add"].owner == "kit"
+
+
+async def test_session_offers_the_tasks_tools(open_gateway: OpenGateway) -> None:
+    async with open_gateway(sample_sources) as gateway, gateway.open(Task(tools=("add", "judge"))) as session:
+        assert [spec.name for spec in session.specs] == ["add", "judge"]
+        refused = await session.call(make_call("facts"))
+        assert refused.outcome is Outcome.INVALID and "Available tools: add, judge" in refused.text
+
+
+async def test_all_part_types_keep_their_order(open_tool_gateway: OpenGateway) -> None:
+    async with open_tool_gateway(sample_sources) as gateway, gateway.open() as session:
+        assert (await session.call(make_call("several"))).parts == ALL_PARTS
+
+
+async def test_all_result_fields_are_preserved(open_tool_gateway: OpenGateway) -> None:
+    async with open_tool_gateway(sample_sources) as gateway, gateway.open() as session:
+        assert without_times(await session.call(make_call("facts"))) == ToolResult(
+            (Text("facts"),),
+            Outcome.OK,
+            reward=0.5,
+            done=True,
+            structured={"deep": [1, None, {"ä": 2.5}]},
+            metrics={"tokens": 7},
+            reason="because",
+            meta={"trace": "kept"},
+        )
+
+
+async def test_failures_have_the_same_text(open_tool_gateway: OpenGateway) -> None:
+    async with open_tool_gateway(sample_sources) as gateway, gateway.open() as session:
+        failed = await session.call(make_call("fails"))
+        assert failed.outcome is Outcome.ERROR and "no such luck" in failed.text
+        wrong = await session.call(make_call("add", '{"a": "one"}'))
+        assert wrong.outcome is Outcome.INVALID and "Expected: {a: integer, b: integer (optional)}" in wrong.text
+        broken = await session.call(make_call("add", '{"a": '))
+        assert broken.outcome is Outcome.INVALID and "not valid JSON" in broken.text
+        unknown = await session.call(make_call("ad"))
+        assert unknown.outcome is Outcome.INVALID and "There is no tool named 'ad'" in unknown.text
+
+
+async def test_lone_surrogate_fails_only_its_own_call(open_tool_gateway: OpenGateway) -> None:
+    async with open_tool_gateway(sample_sources) as gateway, gateway.open() as session:
+        calls = [make_call("add", '{"a": 1}'), make_call("add", '{"a": "\ud800"}'), make_call("add", '{"a": 2}')]
+        results = await session.calls(calls)
+    assert [result.outcome for result in results] == [Outcome.OK, Outcome.INVALID, Outcome.OK]
+
+
+async def test_many_calls_keep_their_order(open_tool_gateway: OpenGateway) -> None:
+    async with open_tool_gateway(sample_sources) as gateway, gateway.open() as session:
+        calls = [make_call("add", f'{{"a": {place}}}', f"c{place}") for place in range(50)]
+        results = await session.calls(calls)
+        assert [result.text for result in results] == [str(place) for place in range(50)]
+        assert await session.calls([]) == []
+
+
+async def test_state_belongs_to_one_session(open_gateway: OpenGateway) -> None:
+    async with open_gateway(sample_sources) as gateway, gateway.open() as first, gateway.open() as second:
+        await first.call(make_call("remember", '{"word": "a"}'))
+        assert (await first.call(make_call("remember", '{"word": "b"}'))).text == '["a", "b"]'
+        assert (await second.call(make_call("remember", '{"word": "c"}'))).text == '["c"]'
+        assert first.id != second.id
+
+
+async def test_rewards_of_calls_feedback_and_end_are_collected(open_gateway: OpenGateway) -> None:
+    task = Task(create={"judge": {"first": "so"}}, feedback="gsm8k", feedback_args={"ground_truth": "42"})
+    async with open_gateway(sample_sources) as gateway:
+        session = await gateway.begin(task)
+        result = await session.call(make_call("judge", '{"word": "good"}', "j1"))
+        assert (result.text, result.reward, result.metrics) == ("so good", 0.25, {"words": 2})
+        await session.feedback(SOLVED)
+        assert await session.finish() == {"judge": 2.0}
+        assert await session.finish() == {"judge": 2.0}
+        await session.close()
+        rewards = [(reward.source, reward.value, reward.kind) for reward in session.rewards]
+        assert rewards == [("judge", 0.25, "call"), ("gsm8k", 1.0, "feedback"), ("judge", 2.0, "end")]
+
+
+async def test_feedback_scores_the_last_turn(open_gateway: OpenGateway) -> None:
+    task = Task(feedback="gsm8k", feedback_args={"ground_truth": "42"})
+    async with open_gateway(sample_sources) as gateway, gateway.open(task) as session:
+        wrong = await session.feedback([{"role": "assistant", "content": "#### 41"}])
+        assert (wrong.done, wrong.score, wrong.outcome) == (False, 0.0, Outcome.OK)
+        assert "incorrect" in wrong.message
+        right = await session.feedback(SOLVED)
+        assert (right.done, right.score, right.message) == (True, 1.0, "Your response is correct!")
+
+
+async def test_loop_tool_is_hidden_from_the_policy(open_gateway: OpenGateway) -> None:
+    async with open_gateway(sample_sources) as gateway, gateway.open(Task(feedback="scripted")) as session:
+        arguments = '{"messages": [{"role": "assistant", "content": "hm"}]}'
+        hidden = await session.call(make_call("feedback_scripted", arguments))
+        assert hidden.outcome is Outcome.INVALID and "There is no tool named" in hidden.text
+        heard = await session.call(make_call("feedback_scripted", arguments), Context(audience="loop"))
+        assert (heard.text, heard.outcome) == ("go on", Outcome.OK)
+
+
+async def test_failure_to_open_a_session_is_explained(open_gateway: OpenGateway) -> None:
+    async with open_gateway(sample_sources) as gateway:
+        with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
+            async with gateway.open(Task(tools=("sub",))):
+                pass
+        with pytest.raises(SessionError, match="no interaction named 'nobody'"):
+            async with gateway.open(Task(feedback="nobody")):
+                pass
+
+
+async def test_closed_session_refuses_calls(open_gateway: OpenGateway) -> None:
+    async with open_gateway(sample_sources) as gateway:
+        session = await gateway.begin(Task())
+        await session.close()
+        await session.close()
+        with pytest.raises(SessionError, match="closed"):
+            await session.call(make_call("add", '{"a": 1}'))
+
+
+async def test_many_sessions_run_concurrently(open_gateway: OpenGateway) -> None:
+    async def roll(place: int) -> None:
+        async with gateway.open() as session:
+            calls = [make_call("remember", f'{{"word": "{place}.{turn}"}}') for turn in range(3)]
+            texts.extend([(await session.call(first)).text for first in calls])
+
+    texts: list[str] = []
+    async with open_gateway(sample_sources) as gateway:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                for place in range(20):
+                    tasks.start_soon(roll, place)
+    words = [[f"{place}.{turn}" for turn in range(upto)] for place in range(20) for upto in (1, 2, 3)]
+    assert sorted(texts) == sorted(str(first).replace("'", '"') for first in words)
+
+
+async def direct_results(calls: list[ToolCall]) -> list[ToolResult]:
+    async with in_process(sample_sources) as gateway, gateway.open() as session:
+        return [without_times(result) for result in await session.calls(calls)]
+
+
+ARGUMENTS = st.one_of(
+    st.text(max_size=40),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5)),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "word"]), inner),
+        max_leaves=6,
+    ).map(lambda value: json.dumps(value)),
+)
+CALLS = st.lists(
+    st.builds(ToolCall, st.text(max_size=5), st.sampled_from(["add", "facts", "?"]), ARGUMENTS), max_size=4
+)
+
+
+@pytest.fixture
+async def open_session(open_gateway: OpenGateway) -> AnySession:
+    async with open_gateway(sample_sources) as gateway, gateway.open() as session:
+        yield session
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=CALLS)
+async def test_arbitrary_calls_have_the_same_results(open_session: AnySession, calls: list[ToolCall]) -> None:
+    assert [without_times(result) for result in await open_session.calls(calls)] == await direct_results(calls)

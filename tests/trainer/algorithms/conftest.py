@@ -1,0 +1,12 @@
+"""One thread for all tests here: losses are compared with loops to the last digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(one_thread: None) -> Iterator[None]:
+    yield

@@ -1,0 +1,140 @@
+"""Tests the algorithm settings and their defaults, the package's imports, and token weights."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from pydantic import ValidationError
+
+from tests.trainer.rollout_strategies import ledgers
+from trainer import algorithms
+from trainer.algorithms.base import Clip
+from trainer.algorithms.loss import resolve_clip
+from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings, Name, OverlongSettings
+from trainer.algorithms.table import ALGORITHMS
+from trainer.algorithms.token_weights import TokenWeightError, compute_token_weights, weigh_all_turns, weigh_last_turn
+from trainer.ledger import Author, Entry, Ledger
+
+FOLDER = Path(algorithms.__file__).parent
+LEDGER = Ledger(
+    (
+        Entry(Author.TASK, (1, 2)),
+        Entry(Author.POLICY, (3,), logprobs=(-0.1,)),
+        Entry(Author.TOOL, (4, 5)),
+        Entry(Author.POLICY, (6, 7), logprobs=(-0.1, -0.2)),
+    )
+)
+
+
+def test_every_algorithm_is_in_the_settings_and_its_file_is_short() -> None:
+    assert set(get_args(Name)) == set(ALGORITHMS)
+    texts = [file.read_text() for file in FOLDER.glob("*.py")]
+    for name, algorithm in ALGORITHMS.items():
+        (text,) = [text for text in texts if re.search(rf'Algorithm\(\s*"{name}"', text)]
+        assert algorithm.name == name and len(text.splitlines()) < 60
+
+
+def test_algorithms_import_no_model_code() -> None:
+    allowed = {"torch", "trainer", "gateway", "pydantic", *sys.stdlib_module_names}
+    allowed_trainer = (
+        "trainer.algorithms",
+        "trainer.ledger",
+        "trainer.rollout.rollout",
+        "trainer.reward.scorer",
+        "trainer.plugins",
+    )
+    for file in FOLDER.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert {name.split(".")[0] for name in names} <= allowed
+            assert all(name.startswith(allowed_trainer) for name in names if "trainer" in name)
+
+
+def test_settings_are_read_without_torch() -> None:
+    code = "import sys, trainer.algorithms.settings, trainer.algorithms.token_weights; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_unset_clips_are_those_of_the_algorithm() -> None:
+    assert resolve_clip(AlgorithmSettings(name="dapo")) == Clip(0.2, 0.28)
+    assert resolve_clip(AlgorithmSettings(name="dapo", clip_low=0.0)) == Clip(0.0, 0.28)
+    assert AlgorithmSettings(overlong=OverlongSettings(limit=10, margin=10)).length == 1024
+    assert resolve_clip(AlgorithmSettings(name="cispo", clip_high=2.0)) == Clip(1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: AlgorithmSettings(name="ppo"), "name"),
+        (lambda: AlgorithmSettings(clip=0.2), "clip"),
+        (lambda: MismatchSettings(low=3.0), r"low \(3.0\) is above high \(2.0\)"),
+        (lambda: OverlongSettings(limit=10, margin=20), "margin of 20 tokens does not lie within a limit of 10"),
+        (lambda: AlgorithmSettings(clip_high=math.inf), "clip_high"),
+    ],
+)
+def test_invalid_settings_are_rejected(make: type[AlgorithmSettings], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        make()
+
+
+def test_weights_of_all_turns_and_of_the_last() -> None:
+    assert compute_token_weights(LEDGER, weigh_all_turns, "t/0") == (0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0)
+    assert compute_token_weights(LEDGER, weigh_last_turn, "t/0") == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0)
+    assert compute_token_weights(Ledger(), weigh_last_turn, "t/0") == ()
+
+
+@given(ledger=ledgers())
+def test_weights_are_zero_for_tokens_the_policy_did_not_write(ledger: Ledger) -> None:
+    assert compute_token_weights(ledger, weigh_all_turns, "t/0") == tuple(map(float, ledger.mask))
+    assert all(
+        written or not weight
+        for weight, written in zip(compute_token_weights(ledger, weigh_last_turn, "t"), ledger.mask, strict=True)
+    )
+
+
+def test_user_function_weighs_tokens_and_its_errors_are_explained() -> None:
+    def half(ledger: Ledger) -> list[float]:
+        return [written / 2 for written in ledger.mask]
+
+    assert compute_token_weights(LEDGER, half, "t/0") == (0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.5)
+    for weights, text in (
+        ([1.0], "rollout t/0: wrong returned 1 weights for 7 tokens"),
+        ([0, 0, math.nan, 0, 0, 0, 0], "gave token 2 a weight of nan"),
+        ([0, 0, -1, 0, 0, 0, 0], "gave token 2 a weight of -1.0"),
+        ([0, 0, 0, 1, 0, 0, 0], "gave token 3 a weight, but the tool wrote it"),
+        (None, "rollout t/0: wrong returned None, not a list of 7 numbers"),
+        (0.5, "wrong returned 0.5, not a list of 7 numbers"),
+        ([0, None], "gave token 1 a weight of None, not a number"),
+        ((1 / 0 for _ in "x"), "wrong raised ZeroDivisionError: division by zero .*test_algorithm_settings.py:"),
+    ):
+
+        def wrong(ledger: Ledger, weights: Any = weights) -> Any:
+            return weights
+
+        with pytest.raises(TokenWeightError, match=f"algorithm.credit.rounds: .*{text}") as caught:
+            compute_token_weights(LEDGER, wrong, "t/0")
+        assert "remedy: fix that function, then continue with --resume" in str(caught.value)
+
+
+def test_user_function_that_exits_is_an_error() -> None:
+    def wrong(ledger: Ledger) -> list[float]:
+        raise SystemExit(3)
+
+    with pytest.raises(TokenWeightError, match="wrong raised SystemExit: 3"):
+        compute_token_weights(LEDGER, wrong, "t/0")
+
+
+def test_no_algorithm_enables_dynamic_sampling_or_penalties_by_default() -> None:
+    for name in get_args(Name):
+        settings = AlgorithmSettings(name=name)
+        assert (settings.dynamic, settings.overlong) == (False, None)

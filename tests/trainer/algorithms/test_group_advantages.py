@@ -1,0 +1,100 @@
+"""Tests the group advantages of each algorithm against loops over the group."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, stdev
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.algorithms.dapo import overlong_penalty
+from trainer.algorithms.packing import NotFiniteError, check_rollouts_finite
+from trainer.algorithms.reinforce_pp import whiten
+from trainer.algorithms.table import ALGORITHMS
+
+GROUPED = sorted(set(ALGORITHMS) - {"reinforce_pp"})
+rewards = st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.7, 1.0, -2.0]), st.sampled_from([-7, 0, 3])), min_size=1)
+
+
+def loop_advantages(name: str, rewards_S: list[float], group_S: list[int]) -> list[float]:
+    advantages = []
+    if name == "reinforce_pp_baseline":
+        centered = loop_advantages("dr_grpo", rewards_S, group_S)
+        return [value / ((stdev(centered) if len(centered) > 1 else 0.0) + 1e-6) for value in centered]
+    for index, (reward, group) in enumerate(zip(rewards_S, group_S, strict=True)):
+        others = []
+        for other, value in enumerate(rewards_S):
+            if group_S[other] == group and other != index:
+                others.append(value)
+        everyone = [*others, reward]
+        if len(set(everyone)) == 1:
+            advantages.append(0.0)
+        elif name == "rloo":
+            advantages.append(reward - fmean(others))
+        elif name == "dr_grpo":
+            advantages.append(reward - fmean(everyone))
+        else:
+            advantages.append((reward - fmean(everyone)) / (stdev(everyone) + 1e-6))
+    return advantages
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@given(rewards_and_groups=rewards)
+@settings(max_examples=40, deadline=None)
+def test_advantages_equal_loops(name: str, rewards_and_groups: list[tuple[float, int]]) -> None:
+    values, groups = map(list, zip(*rewards_and_groups, strict=True))
+    result = ALGORITHMS[name].advantages(torch.tensor(values, dtype=torch.float64), torch.tensor(groups))
+    assert result.tolist() == pytest.approx(loop_advantages(name, values, groups), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@given(value=st.floats(-1e6, 1e6, width=32), size=st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_group_without_variance_has_exactly_zero_advantages(name: str, value: float, size: int) -> None:
+    result = ALGORITHMS[name].advantages(torch.full((size,), value), torch.zeros(size, dtype=torch.long))
+    assert not result.any()
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_advantages_do_not_depend_on_the_order_of_rollouts(name: str) -> None:
+    values, groups = torch.rand(12, dtype=torch.float64), torch.arange(12) % 3
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    result = ALGORITHMS[name].advantages(values, groups)
+    torch.testing.assert_close(ALGORITHMS[name].advantages(values[order], groups[order]), result[order])
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "cispo", "reinforce_pp_baseline"])
+def test_normalised_advantages_do_not_depend_on_the_scale_of_rewards(name: str) -> None:
+    values, groups = torch.rand(8, dtype=torch.float64), torch.arange(8) // 4
+    advantages = ALGORITHMS[name].advantages
+    torch.testing.assert_close(advantages(5 * values + 3, groups), advantages(values, groups), rtol=1e-4, atol=1e-5)
+
+
+def test_reinforce_pp_normalises_over_the_whole_batch() -> None:
+    algorithm = ALGORITHMS["reinforce_pp"]
+    values, groups = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0, 0, 1])
+    assert algorithm.whiten and torch.equal(algorithm.advantages(values, groups), values)
+    trained = [1.0, 1.0, 0.0, 0.0, 0.0]
+    mask = torch.tensor([True, True, True, False, True, True])
+    result = whiten(torch.tensor([1.0, 1.0, 0.0, math.nan, 0.0, 0.0]), mask)
+    expected = [(value - fmean(trained)) / (stdev(trained) + 1e-6) for value in trained]
+    assert result[mask].tolist() == pytest.approx(expected, abs=1e-6) and result[3] == 0
+    for size in range(1, 40):
+        assert not whiten(torch.full((size,), 0.1), torch.ones(size, dtype=torch.bool)).any()
+
+
+def test_overlong_penalty_is_zero_then_linear_then_full() -> None:
+    lengths = torch.tensor([10, 80, 90, 100, 300])
+    assert overlong_penalty(lengths, 100, 20).tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]
+    with pytest.raises(ValueError, match="margin of 200 tokens does not lie within a limit of 100"):
+        overlong_penalty(lengths, 100, 200)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_reward_that_is_not_finite_names_its_rollout(value: float) -> None:
+    with pytest.raises(NotFiniteError, match=f"rollout b/1 has a reward of {value}"):
+        check_rollouts_finite("a reward of", torch.tensor([1.0, value]), ["a/0", "b/1"])
+    check_rollouts_finite("a reward of", torch.tensor([1.0, 0.0]), ["a/0", "b/1"])

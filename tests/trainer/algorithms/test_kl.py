@@ -1,0 +1,101 @@
+"""Tests the KL estimators against the exact KL, which is a sum over a small vocabulary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.algorithms import reference_loops
+from trainer.algorithms.aggregate import StepTotals
+from trainer.algorithms.kl import estimate_kl
+from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.packing import Batch, BatchRow, pack
+from trainer.algorithms.settings import AlgorithmSettings, Estimator, KLSettings
+
+LOGITS = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64)
+REFERENCE = torch.tensor([-0.2, 0.4, 0.5, -0.6], dtype=torch.float64).log_softmax(0)
+
+
+def every_token(new_V: Tensor) -> Batch:
+    """One sequence with each token once, so that a mean weighted by probability is an expectation."""
+    row = BatchRow("t/0", [9, 0, 1, 2, 3], [False] + [True] * 4, [0.0] * 5, [0.0] * 5, [0.0] + [1.0] * 4)
+    start = torch.zeros(1, dtype=torch.float64)
+    old_T = torch.cat([start, new_V.detach()])
+    return replace(
+        pack([row]), old_logprobs_T=old_T, engine_logprobs_T=old_T, ref_logprobs_T=torch.cat([start, REFERENCE])
+    )
+
+
+def expected_kl(estimator: Estimator) -> tuple[Tensor, Tensor]:
+    """The expectation of the estimator under the new policy, and its gradient with respect to the logits."""
+    leaf = LOGITS.clone().requires_grad_()
+    new_V = leaf.log_softmax(0)
+    values_V = estimate_kl(torch.cat([torch.zeros(1), new_V]), every_token(new_V), estimator)[1:]
+    mean = (new_V.detach().exp() * values_V).sum()
+    return mean.detach(), torch.autograd.grad(mean, leaf)[0]
+
+
+def exact_kl(reverse: bool = False) -> tuple[Tensor, Tensor]:
+    leaf = LOGITS.clone().requires_grad_()
+    new_V = leaf.log_softmax(0)
+    value = (REFERENCE.exp() * (REFERENCE - new_V)).sum() if reverse else (new_V.exp() * (new_V - REFERENCE)).sum()
+    return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3", "k1+", "k3+"])
+def test_estimator_is_unbiased(estimator: Estimator) -> None:
+    torch.testing.assert_close(expected_kl(estimator)[0], exact_kl()[0])
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k1+", "k3+"])
+def test_gradient_of_k2_and_straight_through_estimators_is_unbiased(estimator: Estimator) -> None:
+    torch.testing.assert_close(expected_kl(estimator)[1], exact_kl()[1])
+
+
+def test_gradient_of_k1_is_zero_and_of_k3_that_of_the_reverse_kl() -> None:
+    torch.testing.assert_close(expected_kl("k1")[1], torch.zeros(4, dtype=torch.float64))
+    torch.testing.assert_close(expected_kl("k3")[1], exact_kl(reverse=True)[1])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
+def test_estimators_equal_their_formulas(estimator: Estimator) -> None:
+    example = reference_loops.make_batch(4)
+    estimates = iter(estimate_kl(example.logprobs(), example.batch(), estimator).tolist())
+    for row, new, ref in zip(example.rows, example.new, example.ref, strict=True):
+        for token, weight in enumerate(row.weights):
+            d = ref[token] - new[token]
+            formula = {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - 1 - d}[estimator.rstrip("+")]
+            assert next(estimates) == pytest.approx(formula if weight else 0.0, abs=1e-12)
+
+
+def test_kl_and_gradient_are_zero_at_the_reference() -> None:
+    batch = reference_loops.make_batch(1).batch()
+    for estimator in ("k2", "k3", "k3+"):
+        leaf = batch.ref_logprobs_T.clone().requires_grad_()
+        values = estimate_kl(leaf, batch, estimator)
+        assert not values.any() and not torch.autograd.grad(values.sum(), leaf)[0].any()
+
+
+def test_kl_term_is_added_to_the_loss() -> None:
+    example = reference_loops.make_batch(2)
+    batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
+    with_kl = AlgorithmSettings(kl=KLSettings(coefficient=0.5, estimator="k2"), aggregate="token")
+    with_it, without = (
+        compute_loss(leaf, batch, totals, settings) for settings in (with_kl, AlgorithmSettings(aggregate="token"))
+    )
+    kl_T = estimate_kl(leaf, batch, "k2").detach()
+    cost = float((batch.weights_T * kl_T).sum() / batch.weights_T.sum())
+    assert (with_it.value - without.value).item() == pytest.approx(0.5 * cost)
+    assert with_it.metrics["kl/reference"] == pytest.approx(float(kl_T.sum() / batch.trained_T.sum()))
+    in_the_reward = AlgorithmSettings(kl=KLSettings(coefficient=0.5, place="reward"), aggregate="token")
+    assert torch.equal(compute_loss(leaf, batch, totals, in_the_reward).value, without.value)
+
+
+def test_kl_without_reference_logprobs_raises() -> None:
+    batch = replace(reference_loops.make_batch(0).batch(), ref_logprobs_T=None)
+    with pytest.raises(ValueError, match="needs the reference policy's logprobs"):
+        estimate_kl(batch.old_logprobs_T, batch, "k3")

@@ -1,0 +1,112 @@
+"""Tests the mismatch between engine and trainer, and its importance weights, against loops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.trainer.algorithms import reference_loops
+from trainer.algorithms.aggregate import StepTotals
+from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.mismatch import compute_importance_weights, measure_mismatch
+from trainer.algorithms.packing import BatchRow
+from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
+
+
+def log_ratios(example: reference_loops.ListBatch) -> list[dict[int, float]]:
+    """The log ratio of trainer to engine for each trained token of each sequence."""
+    return [
+        {token: old[token] - row.engine_logprobs[token] for token in reference_loops.trained_tokens(row)}
+        for row, old in zip(example.rows, example.old, strict=True)
+    ]
+
+
+def test_measured_mismatch_equals_loops() -> None:
+    example = reference_loops.make_batch(3)
+    measured = measure_mismatch(example.batch())
+    differences = [value for of_sequence in log_ratios(example) for value in of_sequence.values()]
+    assert measured.tokens == len(differences)
+    assert measured.mean == pytest.approx(sum(map(abs, differences)) / len(differences), rel=1e-5)
+    assert measured.maximum == pytest.approx(max(map(abs, differences)), rel=1e-5)
+    assert measured.kl == pytest.approx(sum(math.exp(d) - 1 - d for d in differences) / len(differences), rel=1e-4)
+
+
+def ratio(of_sequence: dict[int, float], token: int, level: str) -> float:
+    if level == "token":
+        return math.exp(of_sequence[token])
+    total = sum(of_sequence.values())
+    return math.exp(total if level == "sequence" else total / len(of_sequence))
+
+
+def test_weights_are_one_by_default() -> None:
+    batch = reference_loops.make_batch(3).batch()
+    assert torch.equal(compute_importance_weights(batch, MismatchSettings()), batch.trained_T.double())
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_weights_are_ratios_truncated_at_the_cap(level: str) -> None:
+    for seed in range(5):
+        example = reference_loops.make_batch(seed, spread=0.6)
+        weights = iter(compute_importance_weights(example.batch(), MismatchSettings(truncate=level, cap=1.3)).tolist())
+        for row, of_sequence in zip(example.rows, log_ratios(example), strict=True):
+            for token in range(len(row.ids)):
+                expected = min(ratio(of_sequence, token, level), 1.3) if token in of_sequence else 0.0
+                assert next(weights) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_ratios_out_of_bounds_are_rejected(level: str) -> None:
+    rejected = kept = 0
+    for seed in range(5):
+        example = reference_loops.make_batch(seed, spread=0.6)
+        weights = iter(
+            compute_importance_weights(example.batch(), MismatchSettings(reject=level, low=0.8, high=1.3)).tolist()
+        )
+        for row, of_sequence in zip(example.rows, log_ratios(example), strict=True):
+            for token in range(len(row.ids)):
+                inside = token in of_sequence and 0.8 <= ratio(of_sequence, token, level) <= 1.3
+                assert next(weights) == float(inside)
+                kept, rejected = kept + inside, rejected + (token in of_sequence and not inside)
+    assert kept and rejected
+
+
+def test_token_weights_correct_the_expectation() -> None:
+    """Weighted samples of the engine have the expectation under the trainer's policy."""
+    engine = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    trainer = torch.tensor([0.4, 0.2, 0.4], dtype=torch.float64)
+    example = reference_loops.make_batch(0, sequences=1)
+    example.rows = [BatchRow("t/0", [7, 0, 1, 2], [False, True, True, True], [0.0, *engine.log().tolist()],
+                          [0.0, 5.0, -1.0, 2.0], [0.0, 1.0, 1.0, 1.0])]  # fmt: skip
+    example.old = example.new = example.ref = [[0.0, *trainer.log().tolist()]]
+    weights = compute_importance_weights(example.batch(), MismatchSettings(truncate="token", cap=10.0))[1:]
+    values = torch.tensor([5.0, -1.0, 2.0], dtype=torch.float64)
+    assert float((engine * weights * values).sum()) == pytest.approx(float((trainer * values).sum()), rel=1e-5)
+
+
+def test_loss_is_weighted_by_token_and_reported() -> None:
+    example = reference_loops.make_batch(6, spread=0.7)
+    batch, totals, leaf = example.batch(), StepTotals.from_batches([example.batch()]), example.logprobs()
+    settings = MismatchSettings(truncate="token", cap=1.2, reject="token", low=0.7, high=1.6)
+    corrected = compute_loss(leaf, batch, totals, AlgorithmSettings(mismatch=settings, aggregate="token"))
+    plain = compute_loss(leaf, batch, totals, AlgorithmSettings(aggregate="token"))
+    weights_T = compute_importance_weights(batch, settings)
+    (gradient,) = torch.autograd.grad(plain.value, leaf)
+    torch.testing.assert_close(torch.autograd.grad(corrected.value, leaf)[0], gradient * weights_T)
+    trained = batch.trained_T
+    assert corrected.metrics["mismatch/rejected"] == pytest.approx(float((weights_T[trained] == 0).double().mean()))
+    assert corrected.metrics["mismatch/factor"] == pytest.approx(float(weights_T[trained].mean()))
+    assert plain.metrics["mismatch/max"] == corrected.metrics["mismatch/max"] == measure_mismatch(batch).maximum
+
+
+def test_engine_is_exact_only_if_every_token_is_within_the_bound() -> None:
+    batch = reference_loops.make_batch(1).batch()
+    token = int(batch.trained_T.nonzero()[-1])
+    off = torch.zeros_like(batch.old_logprobs_T)
+    off[token] = 1e-3
+    assert measure_mismatch(replace(batch, old_logprobs_T=batch.engine_logprobs_T)).is_within(0.0)
+    assert not measure_mismatch(replace(batch, old_logprobs_T=batch.engine_logprobs_T + off)).is_within(1e-4)
+    untrained = replace(batch, weights_T=torch.zeros_like(batch.weights_T))
+    assert measure_mismatch(untrained).tokens == 0 and not measure_mismatch(untrained).is_within(1.0)

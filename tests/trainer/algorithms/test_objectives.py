@@ -1,0 +1,284 @@
+"""Tests each algorithm's objective and gradient against loops, and properties that all of them have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.trainer.algorithms import reference_loops
+from trainer.algorithms.aggregate import StepTotals
+from trainer.algorithms.base import Clip, clip_objective
+from trainer.algorithms.loss import compute_loss, resolve_clip
+from trainer.algorithms.packing import Batch, pack
+from trainer.algorithms.settings import AlgorithmSettings, KLSettings, MismatchSettings, Name
+from trainer.algorithms.table import ALGORITHMS
+
+ALL = sorted(ALGORITHMS)
+seeds = st.integers(0, 10_000)
+
+
+def assert_close(left: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-12)
+
+
+def step(logprobs_T: Tensor, batch: Batch, settings: AlgorithmSettings) -> tuple[Tensor, Tensor]:
+    """The loss and its gradient."""
+    leaf = logprobs_T.detach().clone().requires_grad_()
+    value = compute_loss(leaf, batch, StepTotals.from_batches([batch]), settings).value
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return value.detach(), gradient
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("name", ALL)
+def test_loss_and_gradient_equal_loops(name: Name, aggregation: str) -> None:
+    for seed in range(8):
+        example = reference_loops.make_batch(seed)
+        settings = AlgorithmSettings(name=name, aggregate=aggregation, length=7)
+        clip = resolve_clip(settings)
+        value, gradient = step(example.logprobs(), example.batch(), settings)
+        expected = reference_loops.aggregate_losses(
+            reference_loops.token_losses(name, example, clip.low, clip.high), example.rows, aggregation, 7
+        )
+        assert float(value) == pytest.approx(expected, rel=1e-9)
+        derivatives = reference_loops.loss_derivative(name, example, clip.low, clip.high)
+        for position, (row_index, token) in enumerate(
+            (row_index, token) for row_index, row in enumerate(example.rows) for token in range(len(row.ids))
+        ):
+            single = [[0.0] * len(row.ids) for row in example.rows]
+            single[row_index][token] = derivatives[row_index][token]
+            assert float(gradient[position]) == pytest.approx(
+                reference_loops.aggregate_losses(single, example.rows, aggregation, 7), abs=1e-12
+            )
+
+
+def test_dual_clip_bounds_large_ratios_of_negative_advantages() -> None:
+    example = reference_loops.make_batch(4)
+    batch = example.batch()
+    ratios = [0.5, 1.0, 1.5, 2.9, 3.1, 40.0]
+    ratio_T = torch.tensor([ratios[index % len(ratios)] for index in range(len(batch.ids_T))], dtype=torch.float64)
+    objective = clip_objective(ratio_T, batch, Clip(0.2, 0.28, dual=3.0))
+    affected = 0
+    for index, (ratio, advantage, trained) in enumerate(
+        zip(ratio_T.tolist(), batch.advantages_T.tolist(), batch.trained_T.tolist(), strict=True)
+    ):
+        surrogate = min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+        if advantage < 0:
+            surrogate = max(surrogate, 3.0 * advantage)
+        affected += trained and advantage < 0 and ratio > 3
+        assert float(objective.losses_T[index]) == pytest.approx(-surrogate if trained else 0.0)
+        assert bool(objective.clipped_T[index]) == (trained and surrogate != ratio * advantage)
+    assert affected, "the dual clip changes no token"
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "rloo", "reinforce_pp"])
+def test_gradient_equals_finite_differences(name: Name) -> None:
+    example = reference_loops.make_batch(3)
+    batch, settings = example.batch(), AlgorithmSettings(name=name, kl=KLSettings(coefficient=0.1))
+    _, gradient = step(example.logprobs(), batch, settings)
+    for token in range(len(batch.ids_T)):
+        nudge = torch.zeros(len(batch.ids_T), dtype=torch.float64)
+        nudge[token] = 1e-6
+        above, below = (step(example.logprobs() + sign * nudge, batch, settings)[0] for sign in (1, -1))
+        assert float(above - below) / 2e-6 == pytest.approx(float(gradient[token]), abs=1e-7)
+
+
+def test_gspo_gradient_is_that_of_the_sequence_ratio() -> None:
+    example = reference_loops.make_batch(5)
+    example.rows = [replace(row, advantages=[0.5 * written for written in row.mask],
+                         weights=[float(written) for written in row.mask]) for row in example.rows]  # fmt: skip
+    _, gradient = step(example.logprobs(), example.batch(), AlgorithmSettings(name="gspo", clip_low=1.0, clip_high=9.0))
+    leaves = [torch.tensor(new, dtype=torch.float64, requires_grad=True) for new in example.new]
+    total = torch.zeros((), dtype=torch.float64)
+    for row, leaf, old in zip(example.rows, leaves, example.old, strict=True):
+        mask = torch.tensor(row.mask)
+        total = total - 0.5 * (leaf - torch.tensor(old, dtype=torch.float64))[mask].mean().exp() / len(example.rows)
+    assert_close(gradient, torch.cat(torch.autograd.grad(total, leaves)))
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=seeds, other=st.floats(allow_nan=True, allow_infinity=True))
+@hypothesis(max_examples=15, deadline=None)
+def test_values_of_other_authors_do_not_change_the_gradient(name: Name, seed: int, other: float) -> None:
+    example = reference_loops.make_batch(seed)
+    batch, settings = example.batch(), AlgorithmSettings(
+        name=name, kl=KLSettings(coefficient=0.2, estimator="k3+"), mismatch=MismatchSettings(truncate="sequence")
+    )  # fmt: skip
+    value, gradient = step(example.logprobs(), batch, settings)
+    untrained = ~batch.trained_T
+
+    def disturbed(values_T: Tensor) -> Tensor:
+        return torch.where(untrained, torch.full_like(values_T, other), values_T)
+
+    unwritten = ~batch.mask_T
+    after = replace(
+        batch,
+        old_logprobs_T=torch.where(unwritten, other, batch.old_logprobs_T),
+        ref_logprobs_T=torch.where(unwritten, other, batch.ref_logprobs_T),
+    )
+    value_2, gradient_2 = step(disturbed(example.logprobs()), after, settings)
+    assert torch.equal(value, value_2) and torch.equal(gradient, gradient_2)
+    assert not gradient[untrained].any()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_targets_of_other_authors_do_not_change_the_logits_gradient(name: Name) -> None:
+    example = reference_loops.make_batch(11)
+    batch = example.batch()
+    logits_TV = torch.randn(len(batch.ids_T), 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def gradient(ids_T: Tensor) -> Tensor:
+        leaf = logits_TV.clone().requires_grad_()
+        scored_T = leaf.log_softmax(-1).roll(1, 0).gather(1, ids_T[:, None])[:, 0]
+        changed = replace(batch, ids_T=ids_T)
+        (result,) = torch.autograd.grad(
+            compute_loss(scored_T, changed, StepTotals.from_batches([changed]), AlgorithmSettings(name=name)).value,
+            leaf,
+        )
+        return result
+
+    before = gradient(batch.ids_T)
+    assert before.any()
+    for token in (~batch.mask_T).nonzero().flatten().tolist():
+        for other in range(9):
+            ids_T = batch.ids_T.clone()
+            ids_T[token] = other
+            assert torch.equal(gradient(ids_T), before)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("name", ALL)
+@given(seed=seeds, order=st.permutations(range(5)))
+@hypothesis(max_examples=10, deadline=None)
+def test_order_and_micro_batches_do_not_change_loss_and_gradient(
+    name: Name, aggregation: str, seed: int, order: list[int]
+) -> None:
+    example = reference_loops.make_batch(seed, sequences=5)
+    settings = AlgorithmSettings(name=name, aggregate=aggregation, kl=KLSettings(coefficient=0.1))
+    loss, gradient = step(example.logprobs(), example.batch(), settings)
+
+    def take_rows(numbers: list[int]) -> reference_loops.ListBatch:
+        return reference_loops.ListBatch(
+            *([lists[n] for n in numbers] for lists in (example.rows, example.new, example.old, example.ref))
+        )
+
+    micro_batches = [take_rows(order[:2]), take_rows(order[2:])]
+    totals = StepTotals.from_batches(part.batch() for part in micro_batches)
+    leaves = [part.logprobs() for part in micro_batches]
+    losses = [
+        compute_loss(leaf, part.batch(), totals, settings).value
+        for leaf, part in zip(leaves, micro_batches, strict=True)
+    ]
+    assert_close(losses[0] + losses[1], loss)
+    gradients = zip(torch.autograd.grad(losses[0] + losses[1], leaves), micro_batches, strict=True)
+    split = [
+        piece for part_gradient, part in gradients for piece in part_gradient.split([len(row.ids) for row in part.rows])
+    ]
+    by_row = dict(zip(order, split, strict=True))
+    assert_close(torch.cat([by_row[number] for number in range(5)]), gradient)
+
+
+@given(seed=seeds)
+@hypothesis(max_examples=20, deadline=None)
+def test_clipped_tokens_have_no_gradient(seed: int) -> None:
+    example = reference_loops.make_batch(seed, spread=0.8)
+    batch, settings = example.batch(), AlgorithmSettings(name="grpo")
+    _, gradient = step(example.logprobs(), batch, settings)
+    ratio = (example.logprobs().detach() - batch.old_logprobs_T).exp()
+    is_clipped = ((ratio > 1.2) & (batch.advantages_T > 0)) | ((ratio < 0.8) & (batch.advantages_T < 0))
+    has_advantage = batch.trained_T & (batch.advantages_T != 0)
+    assert not gradient[is_clipped].any()
+    assert torch.equal(
+        ALGORITHMS["grpo"].objective(example.logprobs(), batch, resolve_clip(settings)).clipped_T,
+        is_clipped & has_advantage,
+    )
+    assert bool((gradient[has_advantage & ~is_clipped] != 0).all())
+
+
+def test_dapo_clips_higher_on_the_upper_side() -> None:
+    example = reference_loops.make_batch(0)
+    batch = example.batch()
+    batch = replace(batch, advantages_T=batch.mask_T.double(), weights_T=batch.mask_T.double())
+    for ratio, is_clipped in ((1.25, False), (1.29, True)):
+        logprobs_T = batch.old_logprobs_T + torch.tensor(ratio).double().log()
+        clipped_T = ALGORITHMS["dapo"].objective(logprobs_T, batch, ALGORITHMS["dapo"].clip).clipped_T
+        assert torch.equal(clipped_T, batch.mask_T & is_clipped)
+
+
+@given(seed=seeds)
+@hypothesis(max_examples=20, deadline=None)
+def test_cispo_bounds_the_weight_and_keeps_every_gradient(seed: int) -> None:
+    example = reference_loops.make_batch(seed, spread=1.5)
+    batch = example.batch()
+    _, gradient = step(example.logprobs(), batch, AlgorithmSettings(name="cispo", aggregate="constant", length=1))
+    scaled = gradient * StepTotals.from_batches([batch]).sequences
+    bound = 5 * batch.advantages_T.abs() * batch.weights_T
+    assert bool((scaled.abs() <= bound + 1e-12).all())
+    assert bool((gradient[batch.trained_T & (batch.advantages_T != 0)] != 0).all())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_at_the_old_policy_every_gradient_is_the_policy_gradient(name: Name) -> None:
+    example = reference_loops.make_batch(2)
+    example.rows = [replace(row, advantages=[0.7 * written for written in row.mask]) for row in example.rows]
+    batch = example.batch()
+    _, gradient = step(batch.old_logprobs_T, batch, AlgorithmSettings(name=name, aggregate="token"))
+    assert_close(gradient, -0.7 * batch.weights_T / batch.weights_T.sum())
+
+
+def test_metrics_of_an_unchanged_policy_are_zero() -> None:
+    batch = reference_loops.make_batch(1).batch()
+    batch = replace(batch, engine_logprobs_T=batch.old_logprobs_T)
+    loss = compute_loss(batch.old_logprobs_T, batch, StepTotals.from_batches([batch]), AlgorithmSettings())
+    assert loss.tokens == int(batch.trained_T.sum())
+    assert loss.metrics == {
+        "clipped": 0.0,
+        "kl/old": 0.0,
+        "mismatch/mean": 0.0,
+        "mismatch/max": 0.0,
+        "mismatch/kl": 0.0,
+        "mismatch/factor": 1.0,
+        "mismatch/rejected": 0.0,
+    }
+
+
+@pytest.mark.parametrize("distance", [2000.0, -2000.0])
+@pytest.mark.parametrize("name", ALL)
+def test_very_different_policies_give_finite_numbers(name: Name, distance: float) -> None:
+    batch = reference_loops.make_batch(1).batch()
+    batch = replace(batch, engine_logprobs_T=batch.old_logprobs_T - distance, ref_logprobs_T=batch.old_logprobs_T)
+    settings = AlgorithmSettings(
+        name=name, kl=KLSettings(coefficient=1.0), mismatch=MismatchSettings(truncate="sequence", reject="token")
+    )
+    value, gradient = step(batch.old_logprobs_T + distance, batch, settings)
+    assert bool(value.isfinite()) and bool(gradient.isfinite().all())
+    loss = compute_loss(batch.old_logprobs_T + distance, batch, StepTotals.from_batches([batch]), settings)
+    assert all(map(math.isfinite, loss.metrics.values()))
+
+
+def test_kl_to_the_old_policy_is_reported() -> None:
+    example = reference_loops.make_batch(9)
+    loss = compute_loss(
+        example.logprobs(), example.batch(), StepTotals.from_batches([example.batch()]), AlgorithmSettings()
+    )
+    log_ratios = [
+        new[token] - old[token]
+        for row, new, old in zip(example.rows, example.new, example.old, strict=True)
+        for token in reference_loops.trained_tokens(row)
+    ]
+    assert loss.metrics["kl/old"] == pytest.approx(sum(math.exp(d) - 1 - d for d in log_ratios) / len(log_ratios))
+
+
+def test_single_precision_batch_gives_a_single_precision_loss() -> None:
+    batch = pack(reference_loops.make_batch(0).rows)
+    assert (
+        compute_loss(batch.old_logprobs_T, batch, StepTotals.from_batches([batch]), AlgorithmSettings()).value.dtype
+        == torch.float32
+    )

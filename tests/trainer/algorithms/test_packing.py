@@ -1,0 +1,130 @@
+"""Tests packing: the example of the docstring, aggregation, and errors that name the rollout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.trainer.algorithms import reference_loops
+from trainer.algorithms.aggregate import StepTotals, aggregate_loss
+from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.packing import BatchRow, NotFiniteError, pack
+from trainer.algorithms.settings import AlgorithmSettings, KLSettings
+
+ONE = BatchRow("q/0", [1, 1, 2], [False, False, True], [0.0, 0.0, -0.4], [0.0, 0.0, 0.7], [0.0, 0.0, 1.0])
+TWO = BatchRow("q/1", [1, 1, 3, 3], [False] * 2 + [True] * 2, [0, 0, -0.2, -0.9], [0, 0, -0.7, -0.7], [0, 0, 1.0, 1.0])
+
+
+def test_rows_are_packed_end_to_end_without_padding() -> None:
+    batch = pack([ONE, TWO])
+    assert batch.ids_T.tolist() == [1, 1, 2, 1, 1, 3, 3]
+    assert batch.sequence_T.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert batch.trained_T.tolist() == batch.mask_T.tolist() == [False, False, True, False, False, True, True]
+    assert batch.group_S.tolist() == [0, 0] and batch.names_S == ("q/0", "q/1")
+    assert batch.old_logprobs_T is batch.engine_logprobs_T
+    moved = batch.to("cpu")
+    assert moved.ref_logprobs_T is None and torch.equal(moved.ids_T, batch.ids_T) and moved.names_S == batch.names_S
+
+
+def test_aggregations_by_token_sequence_and_constant() -> None:
+    batch, losses_T = pack([ONE, TWO]), torch.tensor([9.0, 9.0, 3.0, 9.0, 9.0, 1.0, 2.0])
+    totals = StepTotals.from_batches([batch])
+    assert (totals.weight, totals.sequences) == (3.0, 2)
+    assert float(aggregate_loss(losses_T, batch, "token", totals)) == 2.0
+    assert float(aggregate_loss(losses_T, batch, "sequence", totals)) == (3.0 + 1.5) / 2
+    assert float(aggregate_loss(losses_T, batch, "constant", totals, 10)) == pytest.approx(6.0 / 20)
+
+
+def test_only_constant_aggregation_depends_on_the_scale_of_weights() -> None:
+    batch = reference_loops.make_batch(3).batch()
+    tripled = replace(batch, weights_T=3 * batch.weights_T)
+    losses_T = torch.rand(len(batch.ids_T), dtype=torch.float64)
+    for kind, factor in (("token", 1.0), ("sequence", 1.0), ("constant", 3.0)):
+        before, after = (
+            aggregate_loss(losses_T, part, kind, StepTotals.from_batches([part]), 5) for part in (batch, tripled)
+        )
+        torch.testing.assert_close(after, factor * before)
+
+
+def test_repeating_a_batch_keeps_its_mean() -> None:
+    batch = reference_loops.make_batch(3).batch()
+    losses_T = torch.rand(len(batch.ids_T), dtype=torch.float64)
+    for kind in ("token", "sequence", "constant"):
+        once, twice = StepTotals.from_batches([batch]), StepTotals.from_batches([batch, batch])
+        half = aggregate_loss(losses_T, batch, kind, twice, 5)
+        torch.testing.assert_close(half + half, aggregate_loss(losses_T, batch, kind, once, 5))
+
+
+def test_sequence_without_trained_tokens_is_not_counted() -> None:
+    untrained = replace(TWO, weights=[0.0] * 4)
+    batch = pack([ONE, untrained])
+    assert StepTotals.from_batches([batch]).sequences == 1
+    assert float(aggregate_loss(torch.full((7,), 4.0), batch, "sequence", StepTotals.from_batches([batch]))) == 4.0
+
+
+def test_totals_without_trained_tokens_raise() -> None:
+    with pytest.raises(ValueError, match="no token of the policy has a weight"):
+        StepTotals.from_batches([pack([replace(TWO, weights=[0.0] * 4)])])
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (replace(TWO, weights=[0, 0, 1.0]), r"rollout q/1: its token lists differ in length: \{'ids': 4.*'weights': 3"),
+        (replace(TWO, weights=[0, 1.0, 1.0, 1.0]), r"rollout q/1: token 1 \(id 1\) has a weight, but the policy did"),
+        (replace(TWO, weights=[0, 0, 1.0, -1.0]), r"rollout q/1: token 3 \(id 3\) has a negative weight"),
+        (replace(TWO, mask=[True] * 4), r"rollout q/1: token 0 \(id 1\) is masked as the policy's, but is first"),
+        (replace(TWO, advantages=[0, 0, 1.0, math.nan]), r"rollout q/1: token 3 \(id 3\) has an advantage of nan"),
+        (
+            replace(TWO, engine_logprobs=[0, 0, -math.inf, 0]),
+            r"rollout q/1: token 2 \(id 3\) has an engine logprob of -inf",
+        ),
+        (replace(TWO, weights=[0, 0, math.inf, 0]), r"rollout q/1: token 2 \(id 3\) has a weight of inf"),
+    ],
+)
+def test_invalid_row_is_rejected_by_name(row: BatchRow, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        pack([ONE, row])
+
+
+def test_tensors_of_different_shapes_are_rejected() -> None:
+    batch = pack([ONE, TWO])
+    with pytest.raises(ValueError, match=r"differ in shape: .*'old_logprobs_T': \(2,\)"):
+        replace(batch, old_logprobs_T=torch.zeros(2))
+    with pytest.raises(ValueError, match="1 names for groups of shape"):
+        replace(batch, names_S=("q/0",))
+    with pytest.raises(ValueError, match=r"must be boolean, and is torch\.float32"):
+        replace(batch, mask_T=batch.weights_T)
+    for sequences in ([0, 0, 1, 0, 1, 1, 1], [0] * 7, [0, 0, 0, 1, 1, 1, 2]):
+        with pytest.raises(ValueError, match="end to end"):
+            replace(batch, sequence_T=torch.tensor(sequences))
+    with pytest.raises(ValueError, match="7 tokens with logprobs of shape"):
+        compute_loss(torch.zeros(6), batch, StepTotals.from_batches([batch]), AlgorithmSettings())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_new_logprob_that_is_not_finite_names_its_rollout(value: float) -> None:
+    batch = pack([ONE, TWO])
+    logprobs_T = batch.old_logprobs_T.clone()
+    logprobs_T[6] = value
+    with pytest.raises(NotFiniteError, match=rf"rollout q/1: token 3 \(id 3\) has a new logprob of {value}"):
+        compute_loss(logprobs_T, batch, StepTotals.from_batches([batch]), AlgorithmSettings())
+
+
+def test_loss_that_overflows_names_its_rollout() -> None:
+    batch = pack([ONE, replace(TWO, advantages=[0, 0, 3e38, 1.0])])
+    with pytest.raises(NotFiniteError, match=r"rollout q/1: token 2 \(id 3\) has a loss of -inf"):
+        compute_loss(
+            batch.old_logprobs_T + 1.0, batch, StepTotals.from_batches([batch]), AlgorithmSettings(name="rloo")
+        )
+    batch = pack([ONE, replace(TWO, advantages=[0, 0, 3e38, 3e38])])
+    with pytest.raises(NotFiniteError, match="their sum overflows"):
+        compute_loss(
+            batch.old_logprobs_T,
+            batch,
+            StepTotals.from_batches([batch]),
+            AlgorithmSettings(name="rloo", kl=KLSettings()),
+        )

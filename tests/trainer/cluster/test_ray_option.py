@@ -1,0 +1,74 @@
+"""`mtrl-train --ray`: the variables of ranks, the job made of settings, what is refused. `tests/ray` runs the rest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.cli_data import RunCommand
+from tests.trainer.cluster.jobs import write_job
+from tests.waiting import wait_until
+from trainer.cli.ray_job import _make_job
+from trainer.cli.run_file import load_settings
+from trainer.cluster import ray_actor
+from trainer.cluster.ray_actor import NodeProcess
+from trainer.cluster.ray_launcher import rank_environments
+from trainer.train.settings import TrainSettings
+
+
+def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
+    places = [("10.0.0.1", ("2",)), ("10.0.0.1", ("5",)), ("10.0.0.2", ("0",))]
+    environments = rank_environments(places, 4711)
+    assert [each["RANK"] for each in environments] == ["0", "1", "2"]
+    assert [each["LOCAL_RANK"] for each in environments] == ["0", "1", "0"]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["2,5", "2,5", "0"]
+    assert {each["MASTER_ADDR"] for each in environments} == {"10.0.0.1"} and environments[0]["MASTER_PORT"] == "4711"
+
+
+def test_job_takes_the_gpus_that_servers_leave(place: Path) -> None:
+    settings = load_settings(TrainSettings, write_job(place, serving={"replicas": 3, "options": ["--tp", "2"]}), {})
+    options = {"config": "run.yaml", "seed": 3, "mode": None, "out": None}
+    job = _make_job(settings, place / "runs/a", options, {"GPU": 16.0, "CPU": 64.0}, None, None, resume=False)
+    assert (job.ranks, job.servers, job.server_gpus, job.gpus) == (10, 3, 2, True)
+    assert job.command[3:] == ("--config", "run.yaml", "--seed", "3", "--out", str(place / "runs/a"))
+    assert job.server_arguments[:2] == ("--model-path", str(place / "models/m"))
+    assert not job.resumes(False) and not job.resumes(True)
+    (place / "runs/a").mkdir(parents=True)
+    (place / "runs/a/run.json").write_text("{}")
+    assert job.resumes(True) and not job.resumes(False), "only what this job began is resumed by itself"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        (("--config", "run.yaml", "--ray-servers", 2), "needs a Ray cluster", "add --ray ADDRESS"),
+        (("--model", "models/m", "--data", "tasks.jsonl", "--ray", "auto"), "needs a run file", "--config"),
+        (("--config", "run.yaml", "--ray", "auto"), "Ray is not installed here", "pip install 'mtrl[ray]'"),
+    ],
+)
+def test_mistakes_with_ray_are_refused_with_a_remedy(
+    run: RunCommand, place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], problem: str, remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    write_job(place)
+    output = run(*words, code=2).output
+    assert problem in output and remedy in output
+
+
+async def test_process_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
+    process, log = NodeProcess(), tmp_path / "logs" / "rank-0.log"
+    code = "trap '' TERM; echo \"$GREETING\"; while true; do sleep 100; done"
+    process.start(["bash", "-c", code], {"GREETING": "ready"}, str(tmp_path), str(log))
+    await wait_until(lambda: log.read_text() == "ready\n")
+    process.stop(15, 0.1)
+    assert process.wait() == -9
+
+
+def test_process_whose_actor_ends_before_its_helper_knows_it_never_begins(tmp_path: Path) -> None:
+    touch = [sys.executable, "-I", "-S", "-c", ray_actor.GATE, "touch", str(tmp_path / "begun")]
+    for said, code in ((b"", 1), (b"\n", 0)):
+        done = subprocess.run(touch, input=said, timeout=60, check=False)
+        assert done.returncode == code and (tmp_path / "begun").exists() == bool(said)

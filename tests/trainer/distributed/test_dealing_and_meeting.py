@@ -1,0 +1,102 @@
+"""How rows are dealt to ranks, how ranks find each other, and what they must have in common; without processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.distributed.fsdp import FSDPModule
+
+from gateway.errors import ConfigError
+from tests.trainer.distributed.rank_pools import image_batch, random_batch
+from tests.trainer.policy.tiny_policies import tiny_model
+from tests.trainer.vision.vision_models import seeing_model
+from trainer.distributed.batch_bytes import read_batch, write_batch
+from trainer.distributed.errors import RankError
+from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
+from trainer.distributed.lead import open_ranks
+from trainer.distributed.rank_environment import detect_environment, first_node
+from trainer.distributed.settings import DistributedSettings
+from trainer.policy.deal_rows import deal_rows, shared_cost
+from trainer.vision.image_processor import ImageProcessor
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+SRUN = {
+    "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77", "SLURM_NTASKS": "4",
+    "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[03-05,9],cpu1",
+}  # fmt: skip
+
+
+def test_common_prefixes_cost_once() -> None:
+    assert shared_cost([(1, 2, 3), (1, 2, 4, 5), (7,), (1, 2, 3)]) == 6
+
+
+def test_siblings_stay_together_if_that_balances() -> None:
+    ids = [(group, group, group, index) for group in range(4) for index in range(2)]
+    dealt = deal_rows(ids, [row[0] for row in ids], 2)
+    assert sorted(index for share in dealt.shares for index in share) == list(range(8))
+    assert all({index ^ 1 for index in share} == set(share) for share in dealt.shares)
+    assert dealt.costs == (10, 10) and dealt.imbalance == 1
+
+
+def test_one_large_group_is_split_over_all_ranks() -> None:
+    dealt = deal_rows([(1, 1, index, *range(20)) for index in range(8)], [0] * 8, 4)
+    assert [len(share) for share in dealt.shares] == [2, 2, 2, 2]
+
+
+def test_more_ranks_than_rows_leave_some_without_any() -> None:
+    assert sorted(map(len, deal_rows([(1, 2)], [0], 3).shares)) == [0, 0, 1]
+
+
+def test_batches_travel_unchanged_with_images(tmp_path: Path) -> None:
+    processor = ImageProcessor.load(seeing_model(tmp_path))
+    assert processor is not None
+    for batch in (random_batch(tiny_model(), 0), image_batch(processor, 1)):
+        copy = read_batch(write_batch(batch))
+        assert write_batch(copy) == write_batch(batch)
+        assert copy.rewards == batch.rewards and copy.groups_with_signal == batch.groups_with_signal
+        for first, second in zip(batch.sequences, copy.sequences, strict=True):
+            assert list(first.engine_logprobs) == list(second.engine_logprobs)
+            assert tuple(first.media_spans) == tuple(second.media_spans)
+
+
+def test_ranks_of_torchrun_and_srun_are_detected() -> None:
+    environment = detect_environment(TORCHRUN)
+    assert environment and (environment.rank, environment.size, environment.host) == (1, 2, "a")
+    environment = detect_environment(SRUN)
+    assert environment and (environment.rank, environment.size, environment.local_rank) == (3, 4, 1)
+    assert environment.host == "gpu03" and environment.port > 1024 and environment.launcher == "srun"
+    assert detect_environment({}) is None and detect_environment(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}) is None
+    batch_script = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_NUM_TASKS"}
+    assert detect_environment(batch_script) is None
+    assert [first_node(nodes) for nodes in ("n1", "n1,n2", "a[7]b,c", "")] == ["n1", "n1", "a7b", ""]
+
+
+@pytest.mark.parametrize("wrong", [{"RANK": "2"}, {"RANK": "x"}, {"MASTER_ADDR": ""}])
+def test_broken_environment_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="remedy"):
+        detect_environment(TORCHRUN | wrong)
+
+
+async def test_torch_that_is_too_old_is_told_before_any_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(RankError, match="is too old for ranks"):
+        async with open_ranks(DistributedSettings(ranks=2), {}, tmp_path, tmp_path):
+            pass
+
+
+def test_first_rank_that_differs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    own = {"versions": find_versions(), "settings": {"seed": 0, "out": "a"}, "model files": digest_model(tmp_path)}
+    names = {1: "rank 1 (m)", 2: "rank 2 (n)"}
+    require_alike(own, [{**own, "settings": None}, {**own, "settings": {"seed": 0, "out": "b"}}], names)
+    (tmp_path / "config.json").write_text("{ }")
+    for kind, other, text in (
+        ("versions", {**find_versions(), "torch": "1.0"}, "torch is '1.0'"),
+        ("settings", {"seed": 1}, "seed is 1, not 0"),
+        ("model files", digest_model(tmp_path), "config.json differs"),
+    ):
+        with pytest.raises(RankError, match=rf"rank 2 \(n\) has other {kind} than rank 0: .*{text}"):
+            require_alike(own, [own, {**own, kind: other}], names)

@@ -1,0 +1,58 @@
+"""A whole training job with two ranks: as one process trains it, and ended by a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
+from tests.trainer.train.trainings import read_run_metrics, write_config
+
+FACTORS = ("mismatch/factor", "mismatch/rejected")
+SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
+
+
+def test_job_of_two_ranks_trains_as_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(**SETTINGS, steps=3)
+    for ranks in ("1", "2"):
+        arguments = ("--config", "run.yaml", "--ranks", ranks, "--out", f"runs/{ranks}")
+        with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
+            output, _ = process.communicate(timeout=TIMEOUT_S)
+            assert process.returncode == 0, output
+    alone, together = (read_run_metrics(tmp_path / "runs" / ranks) for ranks in ("1", "2"))
+    assert len(alone) == len(together) == 3
+    for first, second in zip(alone, together, strict=True):
+        second.pop("distributed/imbalance", None)
+        rounding = {name for name in first if name.startswith("mismatch/")}  # Of engine and trainer, about 1e-6 nats.
+        assert all(
+            first[name] < 1e-4 and second[name] < 1e-4 for name in rounding - {"mismatch/pass_skipped", *FACTORS}
+        )
+        compared = first.keys() - rounding
+        assert second.keys() == first.keys()
+        assert {name: second[name] for name in compared} == pytest.approx(
+            {name: first[name] for name in compared}, rel=1e-5, abs=1e-6
+        )
+    assert not (tmp_path / "runs/2/rank-1.log").exists()
+
+
+def test_killed_rank_ends_the_job_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(**SETTINGS, steps=10_000)
+    arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/a")
+    metrics = tmp_path / "runs/a/metrics.jsonl"
+    with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        (rank,) = (child for child in children if "trainer.distributed.follow" in child.cmdline())
+        os.kill(rank.pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1, output
+    assert "Traceback" not in output
+    assert f"process {rank.pid}) was killed by signal 9 (SIGKILL)" in output and "--resume" in output
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()][:2] == [1, 2]

@@ -1,0 +1,75 @@
+"""Fake SGLang servers on real ports, and an engine connected to them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+
+from tests.trainer.engine_sglang.fake_sglang import Fake
+from tests.waiting import wait_until
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.tensors import TensorSync
+from trainer.engine.sglang.weight_sync.verify import LogprobFn, TrainerReference
+
+
+class _Quiet(uvicorn.Server):
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """They are the test's."""
+        return nullcontext()
+
+
+@asynccontextmanager
+async def serving(*fakes: Fake) -> AsyncIterator[list[str]]:
+    """Their addresses. What is still being answered at the end is let go."""
+    with ExitStack() as ports:
+        async with anyio.create_task_group() as tasks:
+            servers = []
+            for fake in fakes:
+                fake.going.set()
+                port = ports.enter_context(socket.socket())
+                port.bind(("127.0.0.1", 0))
+                fake.url = "http://{}:{}".format(*port.getsockname())
+                options = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": 1}
+                server = _Quiet(uvicorn.Config(fake.app(), **options))  # type: ignore[arg-type]
+                servers.append(server)
+                tasks.start_soon(server.serve, [port])
+            try:
+                with anyio.fail_after(10):
+                    while not all(server.started for server in servers):  # noqa: ASYNC110 - uvicorn has no event for it
+                        await anyio.sleep(0.005)
+                yield [fake.url for fake in fakes]
+            finally:
+                for fake, server in zip(fakes, servers, strict=True):
+                    fake.released.set()
+                    fake.going.set()
+                    server.should_exit = True
+
+
+@asynccontextmanager
+async def hosting(app: Starlette) -> AsyncIterator[str]:
+    """The address of something that is no server of SGLang's."""
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        server = _Quiet(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [port])
+            await wait_until(lambda: server.started)
+            try:
+                yield "http://{}:{}".format(*port.getsockname())
+            finally:
+                server.should_exit = True
+
+
+@asynccontextmanager
+async def opened(*fakes: Fake, finds: LogprobFn | None = None, **more: bool) -> AsyncIterator[SGLangEngine]:
+    async with (
+        serving(*fakes) as urls,
+        SGLangEngine(urls, TensorSync(), reference=TrainerReference(finds), **more) as engine,
+    ):
+        with anyio.fail_after(30):
+            yield engine

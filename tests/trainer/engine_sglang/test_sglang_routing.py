@@ -1,0 +1,144 @@
+"""Routing requests to replicas: prefix affinity and load balance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+import anyio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.engine_sglang.engine_harness import serving
+from tests.trainer.engine_sglang.fake_sglang import Fake
+from trainer.engine.base import Sampling
+from trainer.engine.sglang.routing import MAX_EXTRA_REQUESTS, MAX_LOAD_RATIO, Routing
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.tensors import TensorSync
+
+Choose = Callable[[str, str, Sequence[int]], int]
+OPENING, TURN, TURNS = 100, 20, 4
+
+
+def test_siblings_share_a_replica_and_groups_are_spread() -> None:
+    routes, loads = Routing(), [0, 0]
+    places = []
+    for group in range(4):
+        for index in range(4):
+            places.append(routes.choose(f"{group}/{index}", str(group), loads, [0, 1]))
+            loads[places[-1]] += 1
+    assert [set(places[start : start + 4]) for start in range(0, 16, 4)] == [{0}, {1}, {0}, {1}]
+    assert routes.counts["placed"] == 4 and routes.counts["kept"] == 12
+
+
+def test_rollout_keeps_its_replica_when_its_group_moves() -> None:
+    routes = Routing()
+    assert routes.choose("a/0", "a", [0, 0], [0, 1]) == 0
+    assert routes.choose("a/1", "a", [50, 0], [0, 1]) == 1
+    assert routes.choose("a/2", "a", [3, 3], [0, 1]) == 1
+    assert routes.choose("a/0", "a", [3, 3], [0, 1]) == 0
+    assert routes.counts == {"placed": 1, "kept": 2, "crowded": 1, "lost": 0}
+
+
+def test_group_moves_for_a_queue_but_not_for_a_brief_imbalance() -> None:
+    routes = Routing()
+    assert [
+        routes.choose("a/0", "a", loads, [0, 1]) for loads in ([0, 0], [MAX_EXTRA_REQUESTS, 0], [0, 24], [28, 4])
+    ] == [0] * 4
+    assert routes.choose("a/0", "a", [MAX_EXTRA_REQUESTS + 1, 0], [0, 1]) == 1
+    assert routes.counts["crowded"] == 1
+
+
+def test_lost_replica_gets_no_more_requests() -> None:
+    routes = Routing()
+    assert routes.choose("a/0", "a", [0, 0], [0, 1]) == 0
+    assert routes.choose("a/0", "a", [0, 5], [1]) == 1
+    assert routes.choose("a/0", "a", [0, 5], [0, 1]) == 1
+    assert routes.choose("a/1", "a", [8, 8], [0, 1]) == 1
+    assert routes.counts["lost"] == 1
+
+
+def test_publish_clears_the_routing_affinity() -> None:
+    routes = Routing()
+    assert routes.choose("a/0", "a", [1, 0], [0, 1]) == 1
+    assert routes.knows("a/0")
+    routes.forget()
+    assert not routes.knows("a/0")
+    assert routes.choose("a/0", "a", [0, 1], [0, 1]) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60), st.lists(st.integers(0, 40), min_size=3))
+def test_chosen_replica_is_available_and_not_overloaded(asks: list[tuple[int, int]], seed: list[int]) -> None:
+    routes, numbers = Routing(), cycle(seed)
+    for group, index in asks:
+        loads = [next(numbers) for _ in range(3)]
+        up = [place for place in range(3) if next(numbers) % 3] or [1]
+        chosen = routes.choose(f"{group}/{index}", str(group), loads, up)
+        least = min(loads[place] for place in up)
+        assert chosen in up
+        assert loads[chosen] <= least + MAX_EXTRA_REQUESTS or loads[chosen] <= MAX_LOAD_RATIO * least
+
+
+def test_routing_prefills_a_tenth_of_round_robin_with_balanced_load() -> None:
+    routes = Routing()
+    ours, most = played(lambda key, group, loads: routes.choose(key, group, loads, [0, 1]))
+    turns = cycle([0, 1])
+    theirs, _ = played(lambda *_: next(turns))
+    assert ours >= 0.95 and 1 - ours <= 0.1 * (1 - theirs)
+    assert most <= 0.6
+
+
+def played(choose: Choose) -> tuple[float, float]:
+    """64 groups of 8, with as many open at once as in a run: cached of possible, and the busier replica's share."""
+    rollouts = [(group, index) for group in range(64) for index in range(8)]
+    loads, work, known = [0, 0], [0, 0], [set(), set()]  # type: ignore[var-annotated]
+    cached = possible = 0
+    read: dict[int, int] = {}
+    draw = random.Random(0)
+    waiting, active = list(rollouts), []
+    while waiting or active:
+        while waiting and len(active) < 48:
+            active.append((*waiting.pop(0), 0))
+        group, index, turn = active.pop(draw.randrange(len(active)))
+        chosen = choose(f"{group}/{index}", str(group), loads)
+        length = OPENING + TURN * turn
+        there = [at for one, other, at in known[chosen] if one == group and other in (index, -1)]
+        cached += min(max(there, default=0), length)
+        could = length - TURN if turn else OPENING if group in read else 0
+        possible += max(could, min(max(there, default=0), length))
+        read[group] = OPENING
+        known[chosen] |= {(group, -1, OPENING), (group, index, length)}
+        work[chosen] += 1
+        loads[chosen] += 1
+        if len(active) % 3 == 0:
+            loads = [max(0, load - 2) for load in loads]
+        if turn + 1 < TURNS:
+            active.append((group, index, turn + 1))
+    return cached / possible, max(work) / sum(work)
+
+
+async def test_two_servers_prefill_each_prompt_once() -> None:
+    """Against real HTTP: 6 groups of 4, 3 turns each, on two servers."""
+    fakes = [Fake(), Fake()]
+    told: list[tuple[int, int]] = []
+
+    async def play(engine: SGLangEngine, group: int, index: int) -> None:
+        ids = [group, *range(1, 30)]
+        for _ in range(3):
+            written = await engine.generate(ids, Sampling(max_tokens=4), key=f"{group}/t/{index}", group=str(group))
+            told.append((written.cached_tokens, len(ids)))
+            ids += [*written.ids, 7, 8]
+
+    async with serving(*fakes) as urls, SGLangEngine(urls, TensorSync()) as engine:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                for group in range(6):
+                    for index in range(4):
+                        tasks.start_soon(play, engine, group, index)
+        counts, chosen = dict(engine.routing.counts), engine.routing.chosen
+    cached, asked = (sum(each) for each in zip(*told, strict=True))
+    possible = asked - 6 * 30 - len(told) - 2 * 24 * 2
+    assert cached >= 0.95 * possible
+    assert counts["placed"] == 6 and counts["lost"] == 0
+    assert max(chosen.values()) <= 0.6 * chosen.total()

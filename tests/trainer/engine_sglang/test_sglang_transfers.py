@@ -1,0 +1,111 @@
+"""Weight transfers by tensors, disk and process group, with servers that fail during them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from starlette.responses import JSONResponse
+from torch import Tensor
+
+from tests.trainer.engine_sglang.engine_harness import serving
+from tests.trainer.engine_sglang.fake_group import Grouped
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
+from tests.waiting import wait_until
+from trainer.engine.base import EngineError, Sampling
+from trainer.engine.sglang import replica
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync import process_group
+from trainer.engine.sglang.weight_sync.base import SyncTarget, WeightSync
+from trainer.engine.sglang.weight_sync.disk import DiskSync
+from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
+from trainer.engine.sglang.weight_sync.tensors import TensorSync
+from trainer.engine.sglang.weight_sync.verify import TrainerReference
+
+TAKES = {"tensors": "tensor", "disk": "disk", "group": "distributed"}
+
+
+def way_of(name: str, folder: Path) -> WeightSync:
+    (folder / "config.json").write_text("{}")
+    return DiskSync(folder) if name == "disk" else ProcessGroupSync() if name == "group" else TensorSync()
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("place", [0, 1])
+async def test_interrupted_weight_update_is_repeated(name: str, place: int, tmp_path: Path) -> None:
+    """The server was started anew in the midst of it, and has half of the weights, or none."""
+    fakes = [Grouped(), Grouped()]
+    dies, lives = fakes[place], fakes[1 - place]
+    async with serving(*fakes) as urls, SGLangEngine(urls, way_of(name, tmp_path)) as engine:
+        with anyio.fail_after(30):
+            await engine.publish(weights(1), 1)
+            for path in (f"/update_weights_from_{TAKES[name]}", "/pause_generation"):
+                dies.fails[path] = JSONResponse({"detail": "killed"}, 500)
+            await engine.publish(weights(2), 2)
+            assert lives.version == "2" and not engine.replicas[place].up
+            dies.start_anew()
+            await wait_until(lambda: engine.replicas[place].up)
+    for fake in fakes:
+        assert fake.version == "2" and fake.weights[NAME].equal(weights(2)[NAME])
+
+
+async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch finds out at times before any server says so."""
+    fakes, whole, broken = [Grouped(), Grouped()], process_group.dist.broadcast, list[int]()
+
+    def breaks(*given: Any, **more: Any) -> Any:
+        if not broken:
+            broken.append(1)
+            raise RuntimeError("Connection closed by peer")
+        return whole(*given, **more)
+
+    monkeypatch.setattr(process_group.dist, "broadcast", breaks)
+    async with (
+        serving(*fakes) as urls,
+        SGLangEngine(urls, ProcessGroupSync(), reference=TrainerReference(reads(weights(1)))) as engine,
+    ):
+        with anyio.fail_after(30):
+            await engine.publish(weights(1), 1)
+    assert broken and all(fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)
+    assert len(fakes[0].bodies("/init_weights_update_group")) == 2
+
+
+async def test_refused_group_update_is_repeated_in_case_another_server_died() -> None:
+    first, second = Grouped(), Grouped()
+    async with serving(first, second) as urls, SGLangEngine(urls, ProcessGroupSync()) as engine:
+        with anyio.fail_after(30):
+            refused = JSONResponse({"success": False, "message": "Connection closed by peer"})
+            first.fails["/update_weights_from_distributed"] = refused
+            with pytest.raises(EngineError, match="Connection closed by peer"):
+                await engine.publish(weights(1), 1)
+    assert len(first.bodies("/update_weights_from_distributed")) == 4
+
+
+class Strange(TensorSync):
+    def __init__(self) -> None:
+        super().__init__()
+        self.strange = False
+
+    async def send(
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+    ) -> None:
+        if self.strange:
+            raise RuntimeError("nobody thought of it")
+        await super().send(targets, weights, version, flush)
+
+
+async def test_unrecoverable_server_fails_only_the_turns_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica, "EXTERNAL_RECOVERY_S", 20.0)
+    first, way = Fake(), Strange()
+    async with serving(first) as urls, SGLangEngine(urls, way) as engine:
+        with anyio.fail_after(30):
+            await engine.publish(weights(1), 1)
+            way.strange = True
+            first.start_anew()
+            with pytest.raises(EngineError, match="could not be recovered: RuntimeError: nobody thought of it"):
+                await engine.generate(IDS, Sampling(max_tokens=2))

@@ -1,0 +1,191 @@
+"""Weights that change during generation: which version sampled which ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import anyio
+import pytest
+import torch
+from anyio.lowlevel import checkpoint
+from torch import Tensor
+
+from tests.trainer.engine_sglang.engine_harness import opened, serving
+from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, VOCABULARY, Fake, reads, weights
+from tests.waiting import wait_until
+from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.sglang import replica as replicas
+from trainer.engine.sglang.http_client import ConnectionBroken
+from trainer.engine.sglang.sglang_engine import SGLangEngine
+from trainer.engine.sglang.weight_sync.base import SyncTarget
+from trainer.engine.sglang.weight_sync.tensors import TensorSync
+
+
+@pytest.mark.parametrize("tied", [False, True])
+async def test_recovered_server_gets_the_published_weights_not_newer_ones(
+    tied: bool,
+) -> None:
+    fake, live = Fake(), weights(1)
+    given = live | ({"head": live[NAME]} if tied else {})
+    async with opened(fake, finds=lambda ids, _: reads(live)(ids)) as engine:
+        for version in (1, 2):
+            live[NAME].copy_(weights(version)[NAME])
+            await engine.publish(given, version)
+            live[NAME].add_(torch.randn(live[NAME].shape))  # As an optimizer does, in place.
+            fake.start_anew()
+            written = await engine.generate(IDS, Sampling(max_tokens=3))
+            assert written.version == version and fake.weights[NAME].equal(weights(version)[NAME])
+            assert engine.agreement and engine.agreement.is_exact
+
+
+async def test_verification_uses_the_published_weights_while_paused() -> None:
+    live = weights(1)
+    async with opened(Fake(), finds=lambda ids, _: reads(live)(ids)) as engine:
+        await engine.pause()
+        await engine.publish(live, 1)
+        live[NAME].add_(torch.randn(live[NAME].shape))
+        await engine.resume()
+        assert engine.agreement and engine.agreement.is_exact
+
+
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.17"])
+async def test_release_without_versions_per_id_is_refused_for_async_updates(
+    release: str,
+) -> None:
+    problem = rf"SGLang {release} at http.* does not report which weights .*use 0\.5\.23, or `mode: synchronous`"
+    async with serving(Fake(release)) as urls:
+        with pytest.raises(EngineError, match=problem):
+            async with SGLangEngine(urls, TensorSync(), publishes_mid_turn=True):
+                pass
+    async with opened(Fake("0.5.23"), publishes_mid_turn=True) as engine:
+        assert engine.replicas[0].features.version_spans
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_release_without_versions_per_id_gets_no_weights_during_generation(in_place: bool) -> None:
+    fake = Fake("0.5.17", hold_at=2)
+    async with opened(fake, in_place=in_place) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=4))
+        await wait_until(lambda: fake.writing)
+        with pytest.raises(EngineError, match="does not report which weights sampled which part of a turn"):
+            await engine.publish(weights(1), 1)
+        assert fake.version == "default" and fake.going.is_set()
+        fake.released.set()
+        await wait_until(lambda: not engine.replicas[0].load)
+        await engine.publish(weights(1), 1)
+    assert fake.version == "1"
+
+
+class Slow(TensorSync):
+    """Servers have the weights a while before it says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent, self.go = anyio.Event(), anyio.Event()
+
+    async def send(
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+    ) -> None:
+        await super().send(targets, weights, version, flush)
+        self.sent.set()
+        await self.go.wait()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_turn_that_starts_during_a_publish_uses_the_new_weights(in_place: bool) -> None:
+    fake, way = Fake(), Slow()
+    ended: list[Generation] = []
+
+    async def write() -> None:
+        ended.append(await engine.generate(IDS, Sampling(max_tokens=3)))
+
+    async with serving(fake) as urls, SGLangEngine(urls, way, in_place=in_place) as engine:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(engine.publish, weights(1), 1)
+                await way.sent.wait()
+                asked = len(fake.bodies("/generate"))
+                tasks.start_soon(write)
+                for _ in range(20):
+                    await checkpoint()
+                assert len(fake.bodies("/generate")) == asked
+                way.go.set()
+    assert ended[0].versions == (1, 1, 1)
+    assert fake.bodies("/generate")[-1]["extra_key"].endswith(" 1")
+
+
+async def test_resumed_turn_does_not_reuse_the_kv_cache_of_old_weights() -> None:
+    """An id that was taken back is drawn anew by another request, which says which weights it is for."""
+    fake, half = Fake(hold_at=2), tuple(range(0, VOCABULARY, 2))
+
+    def keys() -> list[str]:
+        return [body["extra_key"] for body in fake.bodies("/generate") if body.get("extra_key")]
+
+    async with opened(fake, in_place=True) as engine, anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=60, banned_ids=half))
+        await wait_until(lambda: fake.writing)
+        before = keys()
+        await engine.publish(weights(1), 3)
+        fake.hold_at = None
+        fake.released.set()
+    after = keys()[len(before) :]
+    assert all(key.endswith(" -1") for key in before) and after and all(key.endswith(" 3") for key in after)
+
+
+async def test_waiting_turns_continue_on_the_first_recovered_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "EXTERNAL_RECOVERY_S", 20.0)
+    first, second = Fake(), Fake()
+    ended: list[Generation] = []
+
+    async def write() -> None:
+        ended.append(await engine.generate(IDS, Sampling(max_tokens=3)))
+
+    async with opened(first, second) as engine, anyio.create_task_group() as tasks:
+        first.break_down()
+        second.break_down()
+        tasks.start_soon(write)
+        await wait_until(lambda: not any(replica.up for replica in engine.replicas))
+        second.start_anew()
+        await wait_until(lambda: ended)
+        assert not engine.replicas[0].up and len(ended[0].ids) == 3
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_broken_connection_repeats_the_request_under_another_id(
+    aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server writes what it heard, is told to stop, and refuses to write again under the same name."""
+    fake, ended = Fake(hold_at=1), list[Generation]()
+
+    async def write() -> None:
+        ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
+
+    async with opened(fake) as engine, anyio.create_task_group() as tasks:
+        client = engine.replicas[0].client
+        post, broken = client.post, list[str]()
+
+        async def breaks(path: str, body: dict[str, object], *, within: float = 30) -> object:
+            if path == "/generate" and not broken:
+                broken.append(str(body["rid"]))
+                tasks.start_soon(partial(post, path, body, within=within))
+                await wait_until(lambda: fake.writing)
+                raise ConnectionBroken("the line broke")
+            if path == "/abort_request" and body["rid"] in broken:
+                told.set()  # And it goes on all the same: what it computes, it computes.
+                return None
+            return await post(path, body, within=within)
+
+        told = anyio.Event()
+        monkeypatch.setattr(client, "post", breaks)
+        tasks.start_soon(write)
+        await wait_until(lambda: fake.writing == 2)
+        assert told.is_set()
+        if aborted:
+            await engine.abort("a")
+        fake.released.set()
+        await wait_until(lambda: ended)
+    first, second = [body["rid"] for body in fake.bodies("/generate") if body.get("rid")]
+    assert first == broken[0] != second and engine.counters["servers_lost"] == 0
+    assert ended[0].finish_reason == ("abort" if aborted else "length")

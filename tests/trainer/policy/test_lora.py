@@ -1,0 +1,105 @@
+"""Tests LoRA: only adapters are trained and saved, and the engine gets merged weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.trainer.policy.tiny_policies import example_batch, plain_logprobs, policy_logprobs, tiny_model
+from trainer.algorithms.settings import AlgorithmSettings, KLSettings
+from trainer.model import load_model
+from trainer.policy.errors import PolicyError
+from trainer.policy.policy import Policy
+from trainer.policy.settings import LoraSettings, UpdateSettings
+from trainer.policy.update import PolicyUpdater
+
+UPDATE = UpdateSettings(lr=3e-2, lora=LoraSettings(rank=4, alpha=8))
+KL = AlgorithmSettings(kl=KLSettings(coefficient=0.01))
+ROWS = [[1, 2, 3, 4], [1, 2, 5]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_model().save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def train_steps(policy: Policy, steps: int) -> Policy:
+    updater = PolicyUpdater(policy, KL, exact=True)
+    for _ in range(steps):
+        updater.train_step(example_batch(tiny_model()))
+    return policy
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_only_adapters_change(folder: Path, checkpointing: bool) -> None:
+    policy = Policy.load(folder, UPDATE.model_copy(update={"checkpointing": checkpointing}), "cpu")
+    before = {name: value.clone() for name, value in policy.model.state_dict().items()}
+    train_steps(policy, 2)
+    changed = {name for name, value in policy.model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if "lora_" in name} and len(changed) == 28
+
+
+def test_engine_weights_are_merged_under_the_original_names(folder: Path) -> None:
+    policy = train_steps(Policy.load(folder, UPDATE, "cpu"), 2)
+    plain = load_model(folder)
+    assert {name: value.shape for name, value in policy.weights.items()} == {
+        name: value.shape for name, value in plain.state_dict().items()
+    }
+    plain.load_state_dict(policy.weights)
+    assert torch.allclose(
+        policy_logprobs(policy, ROWS), torch.cat([plain_logprobs(plain, ids) for ids in ROWS]), atol=1e-5
+    )
+
+
+# A package calls its own deprecated attribute.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_saved_adapters_are_loaded_by_peft_and_transformers(folder: Path, tmp_path: Path) -> None:
+    policy = train_steps(Policy.load(folder, UPDATE, "cpu"), 2)
+    policy.save(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "model.safetensors").exists()
+    expected = policy_logprobs(policy, ROWS)
+    for loaded in (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32),
+        PeftModel.from_pretrained(load_model(folder), tmp_path / "saved"),
+    ):
+        assert torch.allclose(torch.cat([plain_logprobs(loaded, ids) for ids in ROWS]), expected, atol=1e-5)
+
+
+def test_resumed_adapters_get_identical_weights(folder: Path, tmp_path: Path) -> None:
+    uninterrupted = train_steps(Policy.load(folder, UPDATE, "cpu"), 4)
+    train_steps(Policy.load(folder, UPDATE, "cpu"), 2).save(tmp_path / "saved")
+    resumed = Policy.load(folder, UPDATE, "cpu")
+    resumed.resume(tmp_path / "saved")
+    train_steps(resumed, 2)
+    assert all(torch.equal(value, resumed.weights[name]) for name, value in uninterrupted.weights.items())
+
+
+def test_reference_is_the_policy_without_adapters(folder: Path) -> None:
+    policy = train_steps(Policy.load(folder, UPDATE, "cpu"), 2)
+    trained = policy_logprobs(policy, ROWS)
+    reference = policy.load_reference().compute_batch_logprobs(
+        torch.tensor([1, 2, 3, 4]), torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.bool)
+    )
+    assert torch.allclose(reference.logprobs_T, plain_logprobs(tiny_model(), ROWS[0]), atol=1e-5)
+    assert torch.equal(trained, policy_logprobs(policy, ROWS)) and not torch.allclose(trained[:4], reference.logprobs_T)
+
+
+def test_adapters_of_another_rank_are_rejected(folder: Path, tmp_path: Path) -> None:
+    Policy.load(folder, UPDATE, "cpu").save(tmp_path / "saved")
+    other = Policy.load(folder, UpdateSettings(lora=LoraSettings(rank=2, targets=("q_proj",))), "cpu")
+    with pytest.raises(PolicyError, match=r"adapter_model\.safetensors cannot be loaded .*28 matrices, but 4"):
+        other.resume(tmp_path / "saved")
+
+
+def test_unknown_targets_and_missing_peft_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PolicyError, match=r"`update.lora.targets`: .*nowhere"):
+        Policy(tiny_model(), UpdateSettings(lora=LoraSettings(targets=("nowhere",))))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(PolicyError, match=r"remedy: pip install -e '\.\[lora\]'"):
+        Policy(tiny_model(), UPDATE)

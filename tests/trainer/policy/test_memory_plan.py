@@ -1,0 +1,130 @@
+"""Tests the memory plan: its parts, its accuracy against a real pass, and its remedies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
+from trainer.algorithms.settings import AlgorithmSettings, KLSettings
+from trainer.policy.errors import PolicyError
+from trainer.policy.memory_plan import MemoryPlan, free_memory, plan_memory, plan_update_pass
+from trainer.policy.policy import Policy
+from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
+from trainer.rollout.settings import RolloutSettings
+
+GIB = 1024**3
+
+
+class TrainingSettings(RolloutSettings):
+    update: UpdateSettings = UpdateSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_model().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def make_plan(folder: Path, available: int = GIB, kl: float = 0.0, **update: Any) -> MemoryPlan:
+    algorithm = AlgorithmSettings(kl=KLSettings(coefficient=kl))
+    settings = TrainingSettings(
+        model=folder, data="-", out=folder, update=UpdateSettings(**update), algorithm=algorithm
+    )
+    return plan_memory(settings, folder, available)
+
+
+def part_size(plan: MemoryPlan, name: str) -> int:
+    return sum(part.size for part in plan.parts if part.name.startswith(name))
+
+
+def test_weights_gradients_and_optimizer_are_counted(folder: Path) -> None:
+    whole = 4 * sum(value.numel() for value in tiny_model().parameters())
+    plan = make_plan(folder, kl=0.1, critic=CriticSettings())
+    for name, times in {"weights of": 1, "gradients": 1, "optimizer": 2, "reference": 1, "critic": 4}.items():
+        assert part_size(plan, name) == times * whole, name
+    assert part_size(make_plan(folder, optimizer="muon"), "optimizer") < 2 * whole
+    light = make_plan(folder, kl=0.1, lora=LoraSettings(rank=1))
+    assert (
+        part_size(light, "gradients") == part_size(light, "reference") == 0
+        and 0 < part_size(light, "adapters") < 4 * whole
+    )
+    # Two layers of keys and values, with two heads of eight, for 64 sequences of 4096 tokens.
+    assert part_size(plan, "keys and values") == 64 * 4096 * 2 * 2 * 16 * 4
+
+
+def test_rollouts_need_only_the_engines_memory(folder: Path) -> None:
+    plan = plan_memory(RolloutSettings(model=folder, data="-", out=folder), folder, GIB)
+    assert [part.name for part in plan.parts] == ["weights of the engine", "keys and values"]
+    assert plan.fits and plan.remedy == ""
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
+    update = UpdateSettings(checkpointing=checkpointing)
+    policy = Policy(tiny_model(), update)
+    kept: dict[int, int] = {}
+    weights = {value.untyped_storage().data_ptr() for value in policy.model.parameters()}
+
+    def pack(value: Tensor) -> Tensor:
+        store = value.untyped_storage()
+        if store.data_ptr() not in weights:
+            kept[store.data_ptr()] = store.nbytes()
+        return value
+
+    ids_T, sequence_T, _ = pack_sequences([[(7 * token + row) % 50 for token in range(40)] for row in range(20)])
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        hidden = policy.logprob_reader.compute_hidden_states(ids_T, sequence_T)
+    planned = plan_update_pass(policy.model, update, len(ids_T))[0].size
+    assert hidden.states_UD.requires_grad
+    # Recomputed activations exist only in the backward pass.
+    minimum = 2 * 4 * 16 * len(ids_T) if checkpointing else 0.7 * planned
+    assert minimum <= sum(kept.values()) < 1.3 * planned
+
+
+@pytest.mark.parametrize(
+    ("update", "first"),
+    [
+        ({"tokens": 10**9}, "lower `update.tokens` or set `update.checkpointing`"),
+        ({"tokens": 10**9, "checkpointing": True}, "lower `update.tokens`;"),
+        ({"chunk": 10**9}, "lower `update.chunk`"),
+        ({}, "lower `admission.writing` or `limits.rollout_tokens`"),
+    ],
+)
+def test_plan_that_does_not_fit_names_remedies(folder: Path, update: dict[str, Any], first: str) -> None:
+    plan = make_plan(folder, available=1000, **update)
+    assert not plan.fits and plan.remedy.startswith(first)
+    with pytest.raises(PolicyError, match=r"does not fit: memory: .*GiB that are free\n  remedy: lower"):
+        plan.require()
+
+
+def test_large_model_gets_lora_as_a_remedy(folder: Path) -> None:
+    plan = make_plan(folder, available=1000, tokens=1, chunk=1)
+    weights_only = MemoryPlan(
+        tuple(part for part in plan.parts if part.name in ("weights", "gradients", "optimizer")), 1000
+    )
+    assert (
+        "set `update.lora` (optimizer" in weights_only.remedy and "use a smaller model (weights" in weights_only.remedy
+    )
+
+
+def test_plan_that_fits_has_no_remedy(folder: Path) -> None:
+    plan = make_plan(folder, available=100 * GIB)
+    plan.require()
+    assert plan.fits and "GiB that are free" in str(plan)
+
+
+def test_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="has no causal language model"):
+        make_plan(tmp_path)
+
+
+def test_free_memory_is_measured_with_and_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert free_memory() > 2**20
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "no such line")
+    assert free_memory() > 2**20

@@ -1,0 +1,103 @@
+"""Tests how trainer and engine share a GPU: side by side if both fit, otherwise taking turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Qwen2Config
+
+from trainer.policy.errors import PolicyError
+from trainer.policy.memory_plan import GIB, MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_memory, plan_placement
+from trainer.rollout.settings import ServingSettings
+from trainer.train.settings import TrainSettings
+
+LARGE = 100 * GIB
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a model with half a billion weights, without the weights."""
+    folder = tmp_path_factory.mktemp("placement")
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    Qwen2Config(**sizes, num_key_value_heads=2, vocab_size=151936).save_pretrained(folder)
+    return folder
+
+
+def make_settings(**more: Any) -> TrainSettings:
+    defaults = {
+        "engine": "sglang",
+        "model": "m",
+        "data": "d",
+        "reward": {"components": {"right": {"function": "outcome"}}},
+    }
+    return TrainSettings.model_validate(
+        defaults | {"limits": {"rollout_tokens": 256}, "update": {"tokens": 4096}} | more
+    )
+
+
+def make_placement(folder: Path, available: int, **more: Any) -> Placement:
+    return plan_placement(make_settings(**more), folder, available, shares_gpu=True)
+
+
+def needed_bytes(folder: Path) -> tuple[int, int]:
+    """The bytes that the engine needs, with its overhead, and those of the trainer."""
+    parts = plan_memory(make_settings(), folder, LARGE).parts
+    return sum(part.size for part in parts[:2]) + SERVER_OVERHEAD, sum(part.size for part in parts[2:])
+
+
+def test_both_are_side_by_side_if_they_fit(folder: Path) -> None:
+    engine, trainer = needed_bytes(folder)
+    available = engine + trainer + GIB
+    placement = make_placement(folder, available)
+    weights = plan_memory(make_settings(), folder, LARGE).parts[2].size
+    assert placement.kind == "beside" and placement.fraction is not None
+    left = (1 - placement.fraction) * (
+        available - weights
+    )  # What a server leaves of the memory that is free at its start.
+    assert left == pytest.approx(trainer - weights + SERVER_OVERHEAD)
+    assert placement.fraction * (available - weights) >= engine - SERVER_OVERHEAD
+    assert placement.apply_to(ServingSettings()).options == ("--mem-fraction-static", f"{placement.fraction:.3f}")
+    assert "placement: side by side; the server may take" in str(placement)
+    assert make_placement(folder, LARGE * 100).fraction == MAX_FRACTION
+
+
+def test_they_take_turns_if_they_do_not_fit_and_the_run_is_synchronous(folder: Path) -> None:
+    engine, trainer = needed_bytes(folder)
+    available = max(engine, trainer) + 3 * GIB
+    assert available < engine + trainer
+    placement = make_placement(folder, available)
+    serving = placement.apply_to(ServingSettings(options=("--dtype", "float32")))
+    assert (
+        placement.kind == "together"
+        and placement.plan.fits
+        and "releases its memory during each update" in str(placement)
+    )
+    assert serving.placement == "together"
+    assert serving.options[:2] == ("--dtype", "float32") and serving.options[-1] == "--enable-memory-saver"
+    asynchronous = make_placement(folder, available, mode="asynchronous")
+    assert asynchronous.kind == "beside" and not asynchronous.plan.fits
+    with pytest.raises(PolicyError, match="does not fit"):
+        asynchronous.plan.require()
+
+
+def test_operators_placement_and_flags_are_kept(folder: Path) -> None:
+    placement = make_placement(
+        folder, LARGE, serving={"placement": "together", "options": ["--mem-fraction-static", "0.5"]}
+    )
+    assert placement.kind == "together"
+    serving = placement.apply_to(make_settings(serving={"options": ["--mem-fraction-static", "0.5"]}).serving)
+    assert serving.options == ("--mem-fraction-static", "0.5", "--enable-memory-saver")
+
+
+def test_without_a_shared_gpu_settings_are_unchanged(folder: Path) -> None:
+    placement = plan_placement(make_settings(), folder, LARGE, shares_gpu=False)
+    assert placement.fraction is None and placement.apply_to(ServingSettings()) == ServingSettings()
+    assert "no server started by this run shares a GPU with the trainer" in str(placement)
+    assert placement.plan.needed == plan_memory(make_settings(), folder, LARGE).needed
+
+
+def test_taking_turns_in_an_asynchronous_mode_is_rejected() -> None:
+    with pytest.raises(ValueError, match="works in synchronous mode only"):
+        make_settings(mode="one_step_off", serving={"placement": "together"})

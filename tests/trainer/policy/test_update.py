@@ -1,0 +1,302 @@
+"""Tests training steps: determinism, masking of other authors' tokens, old logprobs, KL, memory errors, and critic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.trainer.policy.tiny_policies import example_batch, model_gradient, tiny_model
+from trainer.algorithms.advantages import compute_token_advantages
+from trainer.algorithms.aggregate import StepTotals
+from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.packing import Batch, NotFiniteError, pack
+from trainer.algorithms.settings import AlgorithmSettings, CreditSettings, KLSettings
+from trainer.algorithms.train_batch import TrainBatch
+from trainer.policy.errors import PolicyError
+from trainer.policy.logprobs import Logprobs
+from trainer.policy.microbatch import split_evenly, split_micro_batches
+from trainer.policy.policy import Policy
+from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.update import PolicyUpdater
+
+GRPO = AlgorithmSettings()
+GAE = AlgorithmSettings(name="reinforce_pp", credit=CreditSettings(kind="gae", trust=1.0))
+
+
+def train_one_step(
+    train_batch: TrainBatch, algorithm: AlgorithmSettings = GRPO, **update: Any
+) -> tuple[Policy, dict[str, float]]:
+    policy = Policy(tiny_model(), UpdateSettings(**update))
+    return policy, PolicyUpdater(
+        policy, algorithm, exact=True, reference=Policy(tiny_model(), UpdateSettings())
+    ).train_step(train_batch)
+
+
+def max_difference(first: Policy, second: Policy) -> float:
+    return max(float((value - second.weights[name]).abs().max()) for name, value in first.weights.items())
+
+
+def test_step_raises_the_logprobs_of_the_better_rollouts() -> None:
+    train_batch = example_batch(tiny_model(), rewards=(1.0, 0.0, 0.0, 1.0, 0.0, 0.0))
+    policy, metrics = train_one_step(train_batch, lr=1e-2)
+    batch = pack(compute_token_advantages(train_batch, GRPO).rows)
+    with torch.no_grad():
+        change_T = (
+            policy.compute_batch_logprobs(batch.ids_T, batch.sequence_T, batch.trained_T).logprobs_T
+            - batch.engine_logprobs_T
+        )
+    gain_S = batch.mean_by_sequence(change_T, batch.trained_T)
+    assert gain_S[0] > 0 and gain_S[3] > 0 and gain_S[[1, 2, 4, 5]].mean() < 0
+    assert policy.steps == 1 and metrics["update/grad_norm"] > 0 and metrics["entropy"] > 0
+    assert metrics["kl/old"] == metrics["clipped"] == 0.0 and metrics["mismatch/max"] < 1e-5
+    assert metrics["mismatch/pass_skipped"] == 1.0
+
+
+def test_micro_batches_add_up_and_are_deterministic() -> None:
+    train_batch = example_batch(tiny_model(), groups=3, n=4)
+
+    def compute_gradient(tokens: int) -> Tensor:
+        policy = Policy(tiny_model(), UpdateSettings(tokens=tokens))
+        policy.step = lambda: {}  # type: ignore[method-assign]
+        PolicyUpdater(policy, GRPO, exact=True).train_step(train_batch)
+        return model_gradient(policy.model)
+
+    whole, parts = compute_gradient(10_000), compute_gradient(24)
+    assert torch.allclose(whole, parts, atol=1e-6) and not torch.equal(whole, torch.zeros_like(whole))
+    assert torch.equal(parts, compute_gradient(24))
+
+
+def target_logprobs(policy: Policy, batch: Batch, targets_T: Tensor) -> Tensor:
+    """The logprob of each target, trained or not."""
+    hidden = policy.logprob_reader.compute_hidden_states(batch.ids_T, batch.sequence_T)
+    logits_TV = policy.model.get_output_embeddings()(hidden.states_UD[hidden.node_T.roll(1)])  # type: ignore[no-untyped-call]
+    return logits_TV.log_softmax(-1).gather(-1, targets_T[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "cispo"])
+def test_tokens_of_other_authors_do_not_change_the_gradient(name: str) -> None:
+    algorithm = AlgorithmSettings(name=name, kl=KLSettings(coefficient=0.1))  # type: ignore[arg-type]
+    batch = pack(compute_token_advantages(example_batch(tiny_model()), algorithm).rows)
+    batch = replace(batch, ref_logprobs_T=batch.engine_logprobs_T - 0.1)
+    noise_T = torch.randn(len(batch.ids_T), generator=torch.Generator().manual_seed(1))
+
+    def add_noise(values_T: Tensor) -> Tensor:
+        return torch.where(batch.mask_T, values_T, values_T + noise_T)
+
+    def compute_gradient(batch: Batch, targets_T: Tensor) -> Tensor:
+        policy = Policy(tiny_model(), UpdateSettings())
+        compute_loss(
+            target_logprobs(policy, batch, targets_T), batch, StepTotals.from_batches([batch]), algorithm
+        ).value.backward()  # type: ignore[no-untyped-call]
+        return model_gradient(policy.model)
+
+    clean = compute_gradient(batch, batch.ids_T)
+    others = {
+        name: add_noise(getattr(batch, name))
+        for name in ("engine_logprobs_T", "old_logprobs_T", "advantages_T", "ref_logprobs_T")
+    }
+    targets_T = torch.where(batch.mask_T, batch.ids_T, (batch.ids_T + 7) % 50)
+    assert not torch.equal(targets_T, batch.ids_T) and float(clean.abs().max()) > 0
+    assert torch.equal(clean, compute_gradient(replace(batch, **others), targets_T))
+    policy_targets_T = torch.where(batch.mask_T, (batch.ids_T + 7) % 50, batch.ids_T)
+    assert not torch.equal(clean, compute_gradient(batch, policy_targets_T))
+
+
+def test_updater_computes_the_gradient_of_the_loss() -> None:
+    train_batch = example_batch(tiny_model())
+    policy, other = Policy(tiny_model(), UpdateSettings()), Policy(tiny_model(), UpdateSettings())
+    policy.step = lambda: {}  # type: ignore[method-assign]
+    PolicyUpdater(policy, GRPO, exact=True).train_step(train_batch)
+    advantages = compute_token_advantages(train_batch, GRPO)
+    batch = pack(advantages.rows)
+    compute_loss(target_logprobs(other, batch, batch.ids_T), batch, advantages.totals, GRPO).value.backward()  # type: ignore[no-untyped-call]
+    assert torch.allclose(model_gradient(policy.model), model_gradient(other.model), atol=1e-5)
+
+
+def test_batch_without_a_signal_changes_nothing() -> None:
+    train_batch = example_batch(tiny_model(), rewards=(1.0,) * 6)
+    policy, metrics = train_one_step(train_batch)
+    assert policy.steps == 0 and max_difference(policy, Policy(tiny_model(), UpdateSettings())) == 0.0
+    assert metrics["update/rows"] == 0 and metrics["update/idle"] == 6
+
+
+def test_several_optimizer_steps_skip_the_pass_if_the_engine_is_exact() -> None:
+    train_batch = example_batch(tiny_model(), groups=3)
+    policy, metrics = train_one_step(train_batch, epochs=2, minibatches=3)
+    assert policy.steps == 6 and metrics["kl/old"] > 0
+    assert metrics["mismatch/pass_skipped"] == 1.0 and 0 <= metrics["mismatch/max"] < 1e-5  # 0 if sums round alike
+
+
+def test_training_uses_the_sampling_temperature() -> None:
+    train_batch = example_batch(tiny_model(), temperature=0.7)
+    metrics = [
+        PolicyUpdater(Policy(tiny_model(), UpdateSettings()), GRPO, exact=True, temperature=temperature).train_step(
+            train_batch
+        )
+        for temperature in (0.7, 1)
+    ]
+    assert metrics[0]["mismatch/max"] < 1e-5 < 0.1 < metrics[1]["mismatch/max"]
+
+
+def test_several_optimizer_steps_recompute_logprobs_if_the_engine_is_not_exact() -> None:
+    train_batch = example_batch(tiny_model(), groups=3, off=0.01)
+    policy, metrics = train_one_step(train_batch, epochs=2)
+    assert metrics["mismatch/pass_skipped"] == 0.0 and metrics["mismatch/mean"] == pytest.approx(0.01, rel=1e-3)
+    # The step uses the policy's own logprobs, so the engine's error does not change it.
+    assert max_difference(policy, train_one_step(example_batch(tiny_model(), groups=3), epochs=2)[0]) < 1e-6
+
+
+def test_skipped_pass_is_noted_once() -> None:
+    updater = PolicyUpdater(Policy(tiny_model(), UpdateSettings(epochs=2, lr=1e-9)), GRPO, exact=True)
+    updater.train_step(example_batch(tiny_model()))
+    updater.train_step(example_batch(tiny_model()))
+    (note,) = updater.pending_notes
+    assert note.startswith("the engine's logprobs are exact (") and note.endswith("old logprobs are not recomputed")
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
+    kl = KLSettings(coefficient=50.0, estimator="k2", place=place)  # type: ignore[arg-type]
+    train_batch = example_batch(tiny_model(), groups=3)
+    policy = Policy(tiny_model(), UpdateSettings(lr=1e-2))
+    updater = PolicyUpdater(
+        policy, AlgorithmSettings(kl=kl), exact=True, reference=Policy(tiny_model(), UpdateSettings())
+    )
+    first = updater.train_step(train_batch)
+    assert first["kl/reference"] < 1e-8
+    without_kl = PolicyUpdater(policy, GRPO, exact=True)
+    for _ in range(3):
+        without_kl.train_step(train_batch)
+    assert policy.steps == 4
+    if place == "loss":
+        kl_before = updater.train_step(train_batch)["kl/reference"]
+        for _ in range(5):
+            kl_after = updater.train_step(train_batch)["kl/reference"]
+        assert 0 < kl_after < kl_before
+
+
+def test_reference_is_loaded_from_the_policys_folder(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    policy = Policy.load(tmp_path, UpdateSettings(), "cpu")
+    metrics = PolicyUpdater(policy, AlgorithmSettings(kl=KLSettings(coefficient=0.1)), exact=True).train_step(
+        example_batch(tiny_model())
+    )
+    assert metrics["kl/reference"] == 0.0
+    with pytest.raises(PolicyError, match="was not loaded from a folder"):
+        PolicyUpdater(
+            Policy(tiny_model(), UpdateSettings()), AlgorithmSettings(kl=KLSettings(coefficient=0.1)), exact=True
+        )
+
+
+def test_logprob_that_is_not_finite_names_its_rollout_and_changes_nothing() -> None:
+    train_batch = example_batch(tiny_model())
+    policy = Policy(tiny_model(), UpdateSettings(tokens=10))
+    original = policy.compute_batch_logprobs
+
+    def broken(ids_T: Tensor, *args: Any) -> Logprobs:
+        result = original(ids_T, *args)
+        is_last = ids_T.tolist() == list(train_batch.sequences[-1].ids)
+        return Logprobs(result.logprobs_T * math.nan, result.entropy_T) if is_last else result
+
+    policy.compute_batch_logprobs = broken  # type: ignore[method-assign]
+    with pytest.raises(NotFiniteError, match=f"rollout {train_batch.sequences[-1].name}: token"):
+        PolicyUpdater(policy, GRPO, exact=True).train_step(replace(train_batch, rewards=(0.0, 1.0, 0.0, 1.0, 0.0, 1.0)))
+    assert max_difference(policy, Policy(tiny_model(), UpdateSettings())) == 0.0
+    assert all(value.grad is None for value in policy.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_names_the_setting_and_changes_nothing(error: Exception) -> None:
+    policy = Policy(tiny_model(), UpdateSettings(tokens=10, chunk=4))
+    passes = []
+
+    def run_out(*_: Any) -> None:
+        passes.append(1)
+        if len(passes) == 3:
+            raise error
+
+    policy.model.get_decoder().layers[1].register_forward_pre_hook(run_out)  # type: ignore[no-untyped-call, union-attr, operator]
+    with pytest.raises(PolicyError, match="memory ran out in step 1") as caught:
+        PolicyUpdater(policy, GRPO, exact=True).train_step(example_batch(tiny_model()))
+    assert caught.value.remedy.startswith("lower `update.tokens`")
+    assert all(value.grad is None for value in policy.model.parameters()) and policy.steps == 0
+
+
+def test_logits_too_large_for_memory_name_the_chunk() -> None:
+    policy = Policy(tiny_model(), UpdateSettings(chunk=10**13))
+    policy.model.get_output_embeddings().register_forward_pre_hook(lambda *_: torch.empty(10**15))  # type: ignore[no-untyped-call]
+    with pytest.raises(PolicyError) as caught:
+        PolicyUpdater(policy, GRPO, exact=True).train_step(example_batch(tiny_model()))
+    assert caught.value.remedy.startswith("lower `update.chunk`")
+
+
+def test_other_errors_are_not_changed() -> None:
+    policy = Policy(tiny_model(), UpdateSettings())
+    policy.model.get_decoder().register_forward_pre_hook(lambda *_: 1 / 0)  # type: ignore[no-untyped-call, union-attr]
+    with pytest.raises(ZeroDivisionError):
+        PolicyUpdater(policy, GRPO, exact=True).train_step(example_batch(tiny_model()))
+
+
+def test_gae_without_critic_and_temperature_zero_are_rejected() -> None:
+    policy = Policy(tiny_model(), UpdateSettings())
+    with pytest.raises(PolicyError, match=r"add `update.critic: \{\}`"):
+        PolicyUpdater(policy, GAE, exact=True)
+    with pytest.raises(PolicyError, match=r"raise `sampling.temperature`"):
+        PolicyUpdater(policy, GRPO, exact=True, temperature=0.0)
+
+
+def test_critic_learns_the_return_and_resumes_identically(tmp_path: Path) -> None:
+    train_batch = example_batch(tiny_model(), rewards=(2.0,) * 6)
+    update = UpdateSettings(critic=CriticSettings(lr=3e-2), lr=1e-4, tokens=24)
+
+    def losses(policy: Policy, steps: int) -> list[float]:
+        updater = PolicyUpdater(policy, GAE, exact=True)
+        return [updater.train_step(train_batch)["critic/loss"] for _ in range(steps)]
+
+    uninterrupted, interrupted = Policy(tiny_model(), update), Policy(tiny_model(), update)
+    metrics = losses(uninterrupted, 12)
+    assert metrics[0] == pytest.approx(4.0) and metrics[-1] < 0.5
+    first = losses(interrupted, 6)
+    interrupted.save(tmp_path)
+    resumed = Policy(tiny_model(), update)
+    resumed.resume(tmp_path)
+    assert first + losses(resumed, 6) == metrics
+    assert max_difference(resumed, uninterrupted) == 0.0
+
+
+def test_critic_gradient_that_is_not_finite_raises() -> None:
+    policy = Policy(tiny_model(), UpdateSettings(critic=CriticSettings()))
+    assert policy.critic
+    policy.critic._head.grad = torch.full_like(policy.critic._head, math.nan)
+    with pytest.raises(PolicyError, match="critic's gradient is not finite"):
+        policy.critic.step()
+
+
+@given(st.lists(st.integers(1, 20), max_size=12), st.integers(1, 30))
+def test_micro_batches_are_full_and_in_order(sizes: list[int], tokens: int) -> None:
+    slices = list(split_micro_batches(sizes, tokens))
+    assert [size for part in slices for size in sizes[part]] == sizes
+    assert all(sum(sizes[part]) <= tokens or part.stop - part.start == 1 for part in slices)
+    assert all(sum(sizes[part]) + sizes[following.start] > tokens for part, following in pairwise(slices))
+
+
+@given(st.integers(1, 20), st.integers(1, 6))
+def test_even_parts_are_not_empty(count: int, parts: int) -> None:
+    sizes = [share.stop - share.start for share in split_evenly(count, parts)]
+    assert sum(sizes) == count and min(sizes) >= 1 and max(sizes) - min(sizes) <= 1

@@ -1,0 +1,280 @@
+"""Tests users' reward functions: loading, results, errors, deadlines and batches."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.errors import ConfigError
+from tests.trainer.reward.attempts import TASK, Write, answer_group, reward_settings, score_group
+from trainer.reward.scorer import ScoredGroup, Scorer, compute_reward_metrics
+
+COMPONENT = {"function": "my_rewards.py:score"}
+RIGHT = {"function": "answer"}
+UNLESS_RIGHT = "def score(attempt):\n    if attempt.answer == '#### 7':\n        return 1.0\n    {}\n"
+
+
+def reasons(group: ScoredGroup) -> list[str]:
+    return [failure.reason for failure in group.failed]
+
+
+def indices(group: ScoredGroup) -> list[int]:
+    return [scored.rollout.index for scored in group.scored]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 1 / 0", "raised ZeroDivisionError: division by zero ("),
+        ("raise ValueError('invalid')", "my_rewards.py:4)"),
+        ("import sys; sys.exit(3)", "raised SystemExit: 3"),
+        ("raise StopIteration", "StopIteration"),
+        ("raise TimeoutError('mine')", "raised TimeoutError: mine"),
+        ("raise ExceptionGroup('several', [KeyError('it')])", "raised KeyError: 'it'"),
+        ("raise ValueError('x' * 9999)", "raised ValueError: xxx"),
+        ("return None", "returned None"),
+        ("return float('nan')", "returned nan"),
+        ("return float('-inf')", "returned -inf"),
+        ("return '1.0'", "returned '1.0'"),
+        ("return 10**400", "returned 1000"),
+        ("return 10**9999", "returned a int"),
+        ("return -1e300", "returned -1e+300"),
+        ("return [1.0]", "returned [1.0]"),
+        ("return 1j", "returned 1j"),
+        ("return (one for one in [1.0])", "returned <generator"),
+        ("return type('NoRepr', (), {'__repr__': lambda self: 1 / 0})()", "returned a NoRepr"),
+    ],
+)
+async def test_invalid_result_fails_the_rollout_with_a_reason(
+    write: Write, caplog: pytest.LogCaptureFixture, body: str, message: str
+) -> None:
+    folder = write(UNLESS_RIGHT.format(body))
+    with caplog.at_level(logging.WARNING):
+        group = await score_group(folder, answer_group("#### 7", "#### 8"), right=RIGHT, mine=COMPONENT)
+    (reason,) = reasons(group)
+    assert [scored.reward for scored in group.scored] == [2.0]
+    assert message in reason and reason in caplog.text and len(reason) < 900
+    assert reason.startswith("component 'mine' (my_rewards.py:score) ") and reason.endswith("; rollout 0-0/one/1")
+    assert compute_reward_metrics([group])["reward/failed"] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize(
+    "value", ["3", "2.5", "True", "__import__('numpy').float32(0.5)", "__import__('torch').tensor(1.5)"]
+)
+async def test_finite_numbers_of_sync_and_async_functions_count(write: Write, kind: str, value: str) -> None:
+    folder = write(f"{kind} score(attempt, extra):\n    return {value} + extra\n")
+    group = await score_group(folder, answer_group("what"), mine=COMPONENT | {"args": {"extra": 1}})
+    assert group.scored[0].reward == eval(value) + 1
+
+
+async def test_function_sees_row_chat_and_success(write: Write) -> None:
+    folder = write(
+        "def score(attempt):\n"
+        "    assert attempt.truth == attempt.task.truth and attempt.messages[0]['role'] == 'user'\n"
+        "    assert len(attempt.ledger) and not attempt.truncated and not attempt.rewards and not attempt.infos\n"
+        "    return attempt.columns['level'] * attempt.success\n"
+    )
+    group = await score_group(folder, answer_group("#### 7", "#### 8"), right=RIGHT, mine=COMPONENT)
+    assert [scored.components["mine"] for scored in group.scored] == [2.0, 0.0]
+
+
+async def test_other_components_skip_what_the_first_could_not_score(write: Write) -> None:
+    folder = write(
+        "called = []\ndef score(attempt):\n    return 1.0 if attempt.answer == '#### 7' else None\n"
+        "def count(attempt):\n    called.append(attempt.rollout.index)\n    return len(called)\n"
+    )
+    group = await score_group(
+        folder, answer_group("#### 8", "#### 7"), mine=COMPONENT, counted={"function": "my_rewards.py:count"}
+    )
+    assert indices(group) == [1] and sys.modules["my_rewards"].called == [1]
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What hanging functions wait for, so that no thread outlives its test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("more", [{}, {"batched": True}])
+async def test_hanging_function_fails_its_rollouts(
+    write: Write, released: threading.Event, more: dict[str, bool]
+) -> None:
+    folder = write("released = None\ndef score(attempt):\n    released.wait()\n    return 1.0\n")
+    scorer = Scorer(reward_settings(right=RIGHT, mine=COMPONENT | {"timeout_s": 0.05} | more), folder)
+    sys.modules["my_rewards"].released = released  # type: ignore[attr-defined]
+    with anyio.fail_after(20):
+        group = await scorer.score(TASK, answer_group("#### 7", "#### 8"))
+    assert group.scored == () and len(reasons(group)) == 2
+    assert all("returned nothing within 0.05 s; rollout" in reason for reason in reasons(group))
+
+
+async def test_hanging_async_function_costs_only_its_rollout(write: Write) -> None:
+    folder = write(
+        "import anyio\nasync def score(attempt):\n    if attempt.answer != '#### 7':\n"
+        "        await anyio.sleep_forever()\n    return 1\n"
+    )
+    with anyio.fail_after(20):
+        group = await score_group(folder, answer_group("#### 7", "#### 8"), mine=COMPONENT | {"timeout_s": 1})
+    assert indices(group) == [0] and "returned nothing within" in reasons(group)[0]
+
+
+async def test_hanging_function_does_not_delay_other_groups(write: Write, released: threading.Event) -> None:
+    folder = write("released = None\ndef score(attempt):\n    return attempt.truth == '7' or released.wait() or 0\n")
+    scorer = Scorer(reward_settings(mine=COMPONENT), folder)
+    sys.modules["my_rewards"].released = released  # type: ignore[attr-defined]
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as groups:
+            other = type(TASK)("two", TASK.messages, truth="8")
+            groups.start_soon(scorer.score, other, answer_group("#### 8"))
+            group = await scorer.score(TASK, answer_group("#### 7"))
+            released.set()
+    assert indices(group) == [0]
+
+
+async def test_batched_function_scores_its_group_in_order(write: Write) -> None:
+    folder = write(
+        "def score(attempts, by):\n    ranks = sorted(attempt.answer for attempt in attempts)\n"
+        "    return [ranks.index(attempt.answer) * by for attempt in attempts]\n"
+        "async def array(attempts):\n    import numpy\n    return numpy.arange(len(attempts))\n"
+    )
+    ranked = COMPONENT | {"batched": True, "args": {"by": 0.5}}
+    placed = {"function": "my_rewards.py:array", "batched": True}
+    group = await score_group(folder, answer_group("c", "a", "b"), ranked=ranked, placed=placed)
+    assert [scored.components for scored in group.scored] == [
+        {"ranked": 1.0, "placed": 0.0},
+        {"ranked": 0.0, "placed": 1.0},
+        {"ranked": 0.5, "placed": 2.0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "scored"),
+    [
+        ("return [1.0]", "returned 1 numbers for 2 rollouts; rollouts 0-0/one/0, 0-0/one/1", []),
+        ("return 1.0", "returned 1.0, not a list of 2 numbers", []),
+        ("return {1.0, 2.0}", "returned {1.0, 2.0}, not a list", []),
+        ("raise KeyError('it')", "raised KeyError: 'it'", []),
+        ("return [1.0, float('nan')]", "returned nan, which is not a usable number; rollout 0-0/one/1", [0]),
+    ],
+)
+async def test_failing_batched_function_costs_its_group(
+    write: Write, body: str, message: str, scored: list[int]
+) -> None:
+    folder = write(f"def score(attempts):\n    {body}\n")
+    group = await score_group(folder, answer_group("#### 7", "#### 8"), right=RIGHT, mine=COMPONENT | {"batched": True})
+    assert indices(group) == scored and len(reasons(group)) == 2 - len(scored)
+    assert all(message in reason for reason in reasons(group))
+
+
+SOURCE = """
+class Needy:
+    def __init__(self, what):
+        self.what = what
+def batch(completions, **kwargs):
+    return [0.5 for _ in completions]
+class Score:
+    def __call__(self, attempt):
+        return 0.5
+    async def later(self, attempt):
+        return 0.25
+instance = Score()
+number = 3
+def score(attempt, scale):
+    return scale
+"""
+
+
+@pytest.mark.parametrize(("name", "reward"), [("instance", 0.5), ("instance.later", 0.25), ("Score", 0.5)])
+async def test_any_callable_is_a_function(write: Write, name: str, reward: float) -> None:
+    group = await score_group(write(SOURCE), answer_group("what"), mine={"function": f"my_rewards.py:{name}"})
+    assert group.scored[0].reward == reward
+
+
+TRAJECTORIES = """
+def one(trajectory):
+    return len(trajectory["turns"])
+def all(trajectories):
+    return [one(trajectory) for trajectory in trajectories]
+"""
+
+
+@pytest.mark.parametrize(("name", "batched"), [("one", False), ("all", True)])
+async def test_function_of_a_trajectory_gets_dicts(write: Write, name: str, batched: bool) -> None:
+    component = {"function": f"my_rewards.py:{name}", "batched": batched}
+    group = await score_group(write(TRAJECTORIES), answer_group("#### 7", "#### 8"), mine=component)
+    assert [scored.reward for scored in group.scored] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        ({"function": "anwser"}, "(?s)unknown reward function 'anwser'.*did you mean 'answer'"),
+        ({"function": "score"}, "(?s)unknown reward function 'score'.*use one of answer, .*`rewards.py:score`"),
+        ({"function": "nowhere.py:score"}, "no such file"),
+        ({"function": "no_such_module:score"}, "no module"),
+        ({"function": "my_rewards.py:scor"}, "(?s)has no 'scor'.*did you mean 'score'"),
+        (
+            {"function": "my_rewards.py:Needy"},
+            "(?s)cannot be instantiated without arguments: TypeError.*name an instance",
+        ),
+        (
+            {"function": "my_rewards.py:batch"},
+            "(?s)takes `completions`, as .*ms-swift and TRL do.*register it in its file",
+        ),
+        ({"function": "my_rewards.py:number"}, "is a int, not a function"),
+        (COMPONENT, r"(?s)takes \(attempt, scale\): missing a required argument: 'scale'.*remedy: define it as"),
+        (COMPONENT | {"args": {"scal": 1}}, r"(?s)missing a required argument.*def score\(attempt, scal\)"),
+        (RIGHT | {"batched": True}, "(?s)scores one attempt.*leave it out"),
+        (RIGHT | {"args": {"method": "loose"}}, "(?s)components.mine.args.method: .*'strict' or 'flexible'"),
+        ({"function": "efficiency", "args": {"per_call": -1.0}}, "args.per_call: .*greater than or equal to 0"),
+        ({"function": "efficiency", "args": {"per_call": "much"}}, "args.per_call: .*valid number"),
+    ],
+)
+def test_invalid_component_is_rejected_before_the_run(write: Write, component: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        Scorer(reward_settings(mine=component), write(SOURCE))
+    assert "remedy:" in str(caught.value) and "reward.components.mine." in str(caught.value)
+
+
+def test_all_invalid_components_are_reported_at_once(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)'one'.*'two'"):
+        Scorer(reward_settings(first={"function": "one"}, second={"function": "two"}), write(SOURCE))
+
+
+def test_file_with_the_name_of_an_imported_module_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("def dumps(attempt):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match=r"(?s)module named 'json' is there already.*another name"):
+        Scorer(reward_settings(mine={"function": "json.py:dumps"}), tmp_path)
+
+
+def test_process_exits_while_a_reward_function_hangs(write: Write) -> None:
+    folder = write("import time\ndef score(attempt):\n    time.sleep(300)\n")
+    script = (
+        "import sys, anyio\nfrom pathlib import Path\n"
+        "from gateway.process_exit import run_and_exit\n"
+        "from tests.trainer.reward.attempts import answer_group, score_group\n"
+        "async def main():\n"
+        "    mine = {'function': 'my_rewards.py:score', 'timeout_s': 0.1}\n"
+        f"    print((await score_group(Path({str(folder)!r}), answer_group('what'), mine=mine)).failed[0].reason)\n"
+        "def command():\n    anyio.run(main)\n    sys.exit(3)\nrun_and_exit(command)\n"
+    )
+    started = time.monotonic()
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 3 and "returned nothing within 0.1 s" in result.stdout
+    assert time.monotonic() - started < 60
+
+
+async def test_function_without_signature_is_called() -> None:
+    group = await score_group(None, answer_group("what"), mine={"function": "math:hypot"})
+    assert "component 'mine' (math:hypot) raised TypeError: must be real number, not Attempt" in reasons(group)[0]

@@ -1,0 +1,262 @@
+"""Continuous batching: publish, pause, abort and cancellation while sequences are generated."""
+
+from __future__ import annotations
+
+import gc
+import math
+import threading
+import weakref
+
+import anyio
+import pytest
+import torch
+
+from gateway.types import Image
+from tests.trainer import tiny_models
+from tests.trainer.torch_engines import LONG, SHORT, StepGate, engine
+from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.torch import TorchEngine, continuous_batch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+__all__ = ["engine"]
+
+
+async def test_logprobs_are_exact_before_and_after_a_publish_during_a_generation(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, prompt, results = StepGate(monkeypatch, 10), tiny_models.random_prompt(30), []
+    old, new = tiny_models.load_model(), tiny_models.load_model(seed=1)
+
+    async def generate() -> None:
+        results.append(await engine.generate(prompt, Sampling(max_tokens=20, temperature=0)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await gate.reached.wait()
+        tasks.start_soon(engine.publish, new.state_dict(), 1)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    (generation,) = results
+    first_count = generation.versions.count(0)
+    assert first_count in {10, 11} and generation.versions == (0,) * first_count + (engine.version,) * (
+        20 - first_count
+    )
+    assert generation.ids[:first_count] == tiny_models.generate_greedy(old, prompt, first_count)
+    assert generation.ids[first_count:] == tiny_models.generate_greedy(
+        new, [*prompt, *generation.ids[:first_count]], 20 - first_count
+    )
+    expected = (
+        tiny_models.compute_logprobs(old, prompt, generation.ids, 1.0)[:first_count]
+        + tiny_models.compute_logprobs(new, prompt, generation.ids, 1.0)[first_count:]
+    )
+    assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "mistral"])
+async def test_publish_clears_the_prefix_cache(family: str) -> None:
+    prompt, new = tiny_models.random_prompt(40), tiny_models.load_model(family, seed=1)
+    async with TorchEngine(tiny_models.load_model(family)) as engine:
+        await engine.generate(prompt, SHORT)
+        await engine.publish(new.state_dict(), 5)
+        generation = await engine.generate(prompt, SHORT)
+        assert (generation.cached_tokens, generation.version) == (0, 5)
+        assert generation.ids == tiny_models.generate_greedy(new, prompt, 6)
+        assert (await engine.generate(prompt, SHORT)).cached_tokens == 39
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+async def test_weights_of_another_model_are_rejected_unchanged(family: str) -> None:
+    model, prompt = tiny_models.load_model(family), tiny_models.random_prompt(10)
+    good_state = dict(model.state_dict())
+    name = "model.layers.1.mlp.up_proj.weight"
+    async with TorchEngine(model) as engine:
+        for bad_state, reason in (
+            ({key: value for key, value in good_state.items() if key != name}, f"1 missing, as '{name}'"),
+            ({**good_state, "adapter": torch.zeros(1)}, "1 unknown, as 'adapter'"),
+            ({**good_state, name: torch.zeros(3, 3)}, "shape"),
+        ):
+            with pytest.raises(EngineError, match=reason):
+                await engine.publish(bad_state, 1)
+        assert (await engine.generate(prompt, SHORT)).ids == tiny_models.generate_greedy(model, prompt, 6)
+        assert engine.version == 0
+
+
+async def test_changes_of_the_original_model_do_not_affect_the_engine() -> None:
+    model = tiny_models.FAMILIES["qwen2"]().train(False)
+    async with TorchEngine(model) as engine:
+        before = await engine.generate(tiny_models.random_prompt(10), SHORT)
+        torch.nn.init.zeros_(model.model.norm.weight)
+        after = await engine.generate(tiny_models.random_prompt(10), SHORT)
+        assert before.ids == after.ids
+        await engine.publish(model.state_dict(), 1)
+        generation = await engine.generate(tiny_models.random_prompt(10), SHORT)
+        assert generation.logprobs == pytest.approx([-math.log(tiny_models.VOCAB_SIZE)] * 6, abs=1e-5)
+
+
+async def test_no_ids_are_sampled_while_paused(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, results = StepGate(monkeypatch, 5), []
+
+    async def generate() -> None:
+        results.append(await engine.generate(tiny_models.random_prompt(10), Sampling(max_tokens=20, temperature=0)))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await gate.reached.wait()
+        tasks.start_soon(engine.pause)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+        await engine.pause()
+        steps = len(gate.sequence_counts)
+        tasks.start_soon(generate)
+        await anyio.wait_all_tasks_blocked()
+        assert (len(gate.sequence_counts), results) == (steps, [])
+        await engine.resume()
+    assert [generation.ids for generation in results] == [
+        tiny_models.generate_greedy(tiny_models.load_model(), tiny_models.random_prompt(10), 20)
+    ] * 2
+
+
+async def test_abort_returns_the_ids_so_far(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, results = StepGate(monkeypatch, 8), {}
+
+    async def generate(key: str) -> None:
+        results[key] = await engine.generate(tiny_models.random_prompt(10), LONG, key=key)
+
+    async with anyio.create_task_group() as tasks:
+        for key in ("one", "two", "three"):
+            tasks.start_soon(generate, key)
+        await gate.reached.wait()
+        tasks.start_soon(engine.abort, "two")
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+        while "two" not in results:
+            await anyio.wait_all_tasks_blocked()
+        assert list(results) == ["two"]
+        await engine.abort()
+    continued = await engine.generate([*tiny_models.random_prompt(10), *results["two"].ids], SHORT)
+    assert continued.cached_tokens >= 10 + len(results["two"].ids) - 1
+    for generation in results.values():
+        assert generation.finish_reason == "abort"
+        assert 0 < len(generation.ids) < 500
+        assert generation.ids == tiny_models.generate_greedy(
+            tiny_models.load_model(), tiny_models.random_prompt(10), len(generation.ids)
+        )
+
+
+async def test_abort_ends_waiting_requests_while_paused(engine: TorchEngine) -> None:
+    await engine.pause()
+    results: list[Generation] = []
+
+    async def generate() -> None:
+        results.append(await engine.generate(tiny_models.random_prompt(10), LONG))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await anyio.wait_all_tasks_blocked()
+        await engine.abort()
+    assert results == [Generation((), (), "abort", 0, 0, prompt_tokens=10)]
+
+
+async def test_cancelled_request_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    with anyio.fail_after(60):
+        async with TorchEngine(tiny_models.load_model(), max_sequences=1) as engine:
+            gate = StepGate(monkeypatch, 5)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(engine.generate, tiny_models.random_prompt(10), LONG)
+                await gate.reached.wait()
+                tasks.cancel_scope.cancel()
+            gate.open()
+            generation = await engine.generate(tiny_models.random_prompt(20), SHORT)
+            assert generation.ids == tiny_models.generate_greedy(
+                tiny_models.load_model(), tiny_models.random_prompt(20), 6
+            )
+            assert set(gate.sequence_counts) == {1}
+            assert len(gate.sequence_counts) < 20
+
+
+async def test_sequences_that_finish_early_do_not_affect_the_others(engine: TorchEngine) -> None:
+    lengths = [3, 40, 11, 25, 7, 33]
+    results: dict[int, tuple[int, ...]] = {}
+
+    async def generate(index: int, length: int) -> None:
+        sampling = Sampling(max_tokens=length, temperature=0)
+        results[index] = (await engine.generate(tiny_models.random_prompt(12, seed=index), sampling)).ids
+
+    async with anyio.create_task_group() as tasks:
+        for index, length in enumerate(lengths):
+            tasks.start_soon(generate, index, length)
+    for index, length in enumerate(lengths):
+        assert results[index] == tiny_models.generate_greedy(
+            tiny_models.load_model(), tiny_models.random_prompt(12, seed=index), length
+        )
+
+
+async def test_event_loop_is_not_blocked_by_a_step(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = StepGate(monkeypatch, 0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(engine.generate, tiny_models.random_prompt(10), SHORT)
+        await gate.reached.wait()
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+        gate.open()
+
+
+async def test_late_sibling_waits_for_a_prompt_that_is_being_prefilled(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuous_batch, "MAX_STEP_TOKENS", 32)
+    gate, prompt, results = StepGate(monkeypatch, 1), tiny_models.random_prompt(120), []
+
+    async def generate() -> None:
+        results.append(await engine.generate(prompt, SHORT))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generate)
+        await gate.reached.wait()
+        for _ in range(3):
+            tasks.start_soon(generate)
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    assert sorted(generation.cached_tokens for generation in results) == [0, *[len(prompt) - 1] * 3]
+
+
+async def test_leaving_the_engine_ends_generations_under_way() -> None:
+    results: list[str] = []
+
+    async def generate(engine: TorchEngine) -> None:
+        try:
+            await engine.generate(tiny_models.random_prompt(10), LONG)
+        except EngineError as error:
+            results.append(str(error))
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks, TorchEngine(tiny_models.load_model()) as engine:
+            await engine.pause()
+            tasks.start_soon(generate, engine)
+            await anyio.wait_all_tasks_blocked()
+    assert results == ["the engine was closed"]
+    with pytest.raises(EngineError, match="not open"):
+        await engine.generate(tiny_models.random_prompt(10), SHORT)
+
+
+async def test_exception_of_the_caller_propagates_unchanged() -> None:
+    with pytest.raises(KeyError):
+        async with TorchEngine(tiny_models.load_model()) as engine:
+            await engine.generate(tiny_models.random_prompt(10), SHORT)
+            raise KeyError
+
+
+async def test_engine_leaves_no_thread_or_reference_behind() -> None:
+    threads = threading.active_count()
+    async with TorchEngine(tiny_models.load_model()) as engine:
+        await engine.generate(tiny_models.random_prompt(10), SHORT)
+        engine_reference = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert engine_reference() is None
+    assert threading.active_count() <= threads + 1  # The event loop's pool keeps its idle worker.
+
+
+async def test_images_are_rejected_without_an_image_processor(engine: TorchEngine) -> None:
+    with pytest.raises(EngineError, match="no images"):
+        await engine.generate([1], SHORT, images=[Image(b"x", "image/png")])

@@ -1,0 +1,268 @@
+"""Images and videos in data rows: placeholders, formats, sizes and errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+from pydantic import ValidationError
+
+from gateway.errors import ConfigError
+from gateway.media.sniff import to_data_uri
+from gateway.types import Image
+from tests.sample_images import SVG, animation, decode, decompression_bomb, encode, plain_image, png, truncated_png
+from trainer.data import load_rows
+from trainer.rollout.settings import ColumnSettings
+from trainer.rollout.task import Task
+
+RED, BLUE = png(color="red"), png(color="blue")
+JPEG = encode(plain_image(20, 10), "JPEG")
+
+
+def one(row: dict[str, Any], **options: Any) -> Task:
+    return load_rows([row], **options)[0]
+
+
+def told(row: dict[str, Any], **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_rows([row], **options)
+    return str(caught.value)
+
+
+def content(task: Task) -> list[Any]:
+    """Of the first message, with bytes in place of pictures."""
+    return [part["text"] if part["type"] == "text" else part["image"].data for part in task.messages[0]["content"]]
+
+
+def test_image_replaces_its_placeholder() -> None:
+    task = one({"prompt": "Is <image> like\n<image>?", "images": [RED, BLUE]})
+    assert content(task) == ["Is ", RED, " like\n", BLUE, "?"]
+    assert task.media == (Image(RED), Image(BLUE))
+    assert content(one({"prompt": "<image><image>", "images": [RED, BLUE]})) == [RED, BLUE]
+
+
+def test_images_without_a_placeholder_precede_the_first_user_text() -> None:
+    system = {"role": "system", "content": "Look."}
+    task = one({"prompt": [system, {"role": "user", "content": "Which?"}], "images": [RED, BLUE]})
+    assert task.messages[0] == system and [part["type"] for part in task.messages[1]["content"]] == [
+        *("image", "image", "text")
+    ]
+    assert content(one({"question": "Which?", "images": RED})) == [RED, "Which?"]
+
+
+def test_placeholders_are_counted_over_all_messages() -> None:
+    chat = [
+        {"role": "user", "content": "One: <image>"},
+        {"role": "assistant", "content": "Red."},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "And <image>?"}]},
+    ]
+    task = one({"messages": chat, "images": [RED, BLUE, JPEG]})
+    assert [medium.data for medium in task.media] == [RED, BLUE, JPEG]
+    assert [part["type"] for part in task.messages[2]["content"]] == ["image", "text", "image", "text"]
+    assert task.messages[1] == chat[1]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda file: RED,
+        lambda file: {"bytes": RED, "path": None},
+        lambda file: {"bytes": None, "path": file.name},
+        lambda file: file.name,
+        lambda file: f"./{file.name}",
+        lambda file: str(file),
+        lambda file: file.as_uri(),
+        lambda file: to_data_uri(Image(RED)),
+        lambda file: {"image": file.name},
+        lambda file: {"url": file.as_uri()},
+        lambda file: {"base64": base64.b64encode(RED).decode()},
+        lambda file: {"type": "image_url", "image_url": {"url": to_data_uri(Image(RED))}},
+        lambda file: {"type": "image", "image": decode(RED)},
+    ],
+)
+def test_image_can_have_every_supported_form(form: Callable[[Path], Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a.png"
+    file.write_bytes(RED)
+    column = one({"prompt": "<image>?", "images": [form(file)]})
+    assert [decode(medium.data).getpixel((0, 0)) for medium in column.media] == [(255, 0, 0)]
+    held = form(file)
+    if isinstance(held, dict):
+        part = {"type": "image", **held}
+        assert one({"prompt": [{"role": "user", "content": [part]}]}).media == column.media
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "saved"])
+def test_paths_are_relative_to_the_data_file(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [{"prompt": "<image>?", "images": ["a.png"]}, {"prompt": "none", "images": []}]
+    if form == "jsonl":
+        source = folder / "rows.jsonl"
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "parquet":
+        source = folder / "rows.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+    else:
+        source = folder
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_list(rows).save_to_disk(str(folder))
+    (folder / "a.png").write_bytes(RED)
+    tasks = load_rows(source)
+    assert [task.media for task in tasks] == [(Image(RED),), ()]
+    assert tasks[1].messages == ({"role": "user", "content": "none"},)
+
+
+def test_image_tables_of_other_libraries_are_read(tmp_path: Path) -> None:
+    """Bytes and a path, of which one is null; and parts of messages with the keys of all parts."""
+    chat = [{"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "?"}]}]
+    rows = [{"prompt": chat, "images": [{"bytes": data, "path": None}]} for data in (RED, JPEG)]
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    assert [task.media for task in load_rows(file)] == [(Image(RED),), (Image(JPEG, "image/jpeg"),)]
+    known = datasets.Features({"prompt": datasets.Value("string"), "images": [datasets.Image()]})
+    library = datasets.Dataset.from_list([{"prompt": "<image>", "images": [{"bytes": RED, "path": None}]}], known)
+    assert load_rows(library)[0].media == (Image(RED),)
+
+
+def test_image_can_be_resized() -> None:
+    shown = {"image": encode(plain_image(1000, 500), "PNG"), "max_pixels": 16 * 28 * 28}
+    assert decode(one({"prompt": "?", "images": [shown]}).media[0].data).size == (140, 56)
+
+
+def test_image_columns_can_be_configured() -> None:
+    row = {"prompt": "<image>?", "images": ["not looked at"], "pictures": [RED]}
+    assert one(row, columns=ColumnSettings(image_key="pictures")).media == (Image(RED),)
+    assert one({"prompt": "Write <image> in HTML.", "other": 1}).messages[0]["content"] == "Write <image> in HTML."
+
+
+def test_video_is_shown_as_frames() -> None:
+    film = animation("GIF", 12)
+    assert len(one({"prompt": "<video>?", "videos": [film]}).media) == 8
+    assert len(one({"prompt": "<video>?", "videos": [film]}, columns=ColumnSettings(video_frames=3)).media) == 3
+    assert len(one({"prompt": "<video>?", "videos": [{"video": film, "nframes": 2}]}).media) == 2
+    assert len(one({"prompt": "<video>?", "videos": [{"video": film, "fps": 5}]}).media) == 6
+    frames = one({"prompt": "<image>, <video>?", "images": [JPEG], "videos": [{"video": [RED, BLUE]}]})
+    assert [medium.data for medium in frames.media] == [JPEG, RED, BLUE]
+
+
+@pytest.mark.parametrize(
+    "film", [animation("GIF", 12, (80, 60)), [png(80, 60), JPEG, encode(plain_image(60, 80), "PNG")]]
+)
+def test_video_frames_have_the_rows_size(film: Any) -> None:
+    asked = {"video": film, "nframes": 3, "min_pixels": 784, "max_pixels": 2352}
+    in_column = one({"prompt": "<video>?", "videos": [asked]}).media
+    assert [decode(medium.data).size for medium in in_column] == [(56, 28)] * 3
+    part = {"type": "video", **asked}
+    assert one({"prompt": [{"role": "user", "content": [part]}]}).media == in_column
+    sides = {"resized_height": 308, "resized_width": 336}
+    told = one({"prompt": "?", "videos": [{"video": film, "nframes": 3, **sides}]}).media
+    assert [decode(medium.data).size for medium in told] == [(336, 308)] * 3
+    together = one({"prompt": "?", "videos": [{"video": film, "nframes": 3, "min_pixels": 784, "total_pixels": 7056}]})
+    assert [decode(medium.data).size for medium in together.media] == [(56, 28)] * 3
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"image": decode(RED)}, "image_key: image"),
+        ({"image": decode(RED), "images": None}, "image_key: image"),
+        ({"image": "a.png"}, "image_key: image"),
+        ({"other": "x", "photo": {"bytes": RED, "path": None}}, "image_key: photo"),
+        ({"photos": [decode(RED)]}, "image_key: photos"),
+        ({"video": "a.mp4"}, "video_key: video"),
+    ],
+)
+def test_images_in_unconfigured_columns_are_reported(row: dict[str, Any], columns: str) -> None:
+    mark = "<video>" if "video" in row else "<image>"
+    for prompt in (f"{mark}?", [{"role": "user", "content": [{"type": "text", "text": mark}]}]):
+        words = told({"prompt": prompt, **row})
+        assert f"rows:1: {mark[1:-1]}s[0]: is missing, but the prompt has a placeholder for it" in words
+        assert f"did you mean `columns: {{{columns}}}`?" in words
+    assert one({"prompt": "none", **row}).media == ()
+
+
+def test_unreadable_image_is_reported_in_any_column() -> None:
+    assert "rows:1: images[0]: not a readable image" in told({"prompt": "?", "images": [decode(truncated_png())]})
+    assert "rows:1: images[0]: " in told({"prompt": "?", "images": [Pillow.new("I", (2, 2), 70_000)]})
+    assert "rows:1: holds an unusable image: not a readable image" in told(
+        {"prompt": "?", "other": decode(truncated_png())}
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            {"prompt": "<image><image>", "images": [RED]},
+            "rows:1: images[1]: is missing, but the prompt has a placeholder",
+        ),
+        ({"prompt": "<image>", "images": []}, "images[0]: is missing"),
+        ({"prompt": "<image>", "images": [RED, BLUE]}, "images: has 2, but the prompt has 1 placeholder\n"),
+        ({"prompt": "?", "images": ["missing.png"]}, "images[0]: there is no file 'missing.png'"),
+        ({"prompt": "?", "images": [b"1"]}, "images[0]: 1 bytes of unknown type"),
+        ({"prompt": "?", "images": [decompression_bomb()]}, "images[0]: 31623x31623 pixels, more than"),
+        (
+            {"prompt": "?", "images": [RED, truncated_png()]},
+            "images[1]: an image of image/png that is truncated",
+        ),
+        ({"prompt": "?", "images": [JPEG[:-40]]}, "an image of image/jpeg that is truncated"),
+        ({"prompt": "?", "images": [SVG]}, "SVG images are not supported"),
+        ({"prompt": "?", "images": ["https://example.org/a.png"]}, "URLs are not downloaded"),
+        ({"prompt": "?", "images": [7]}, "images[0]: int is neither a path nor bytes"),
+        ({"prompt": "?", "images": [{}]}, "images[0]: NoneType is neither"),
+        ({"prompt": "?", "images": [{"image": RED, "min_pixels": "many"}]}, "images[0]: has an invalid size or number"),
+        ({"prompt": "?", "videos": [b"ID3"]}, "videos[0]: 3 bytes that are not a video, but audio/mpeg"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "images[0]: is missing"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image", "image": "missing.png"}]}]},
+            "messages[0].image: there is no file",
+        ),
+    ],
+)
+def test_media_errors_are_reported_with_their_field(row: dict[str, Any], words: str) -> None:
+    assert words in told(row)
+
+
+def test_damaged_image_is_reported_with_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(truncated_png())
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "?"}\n\n{"prompt": "<image>", "images": ["cut.png"]}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:3: images\[0\]: an image of image/png that is truncated"):
+        load_rows(file)
+
+
+def test_tokenised_prompts_are_refused_with_the_reason() -> None:
+    assert ColumnSettings(return_multi_modal_inputs=False).image_key == "images"
+    with pytest.raises(ValidationError, match="should be false: rollouts prepare images themselves"):
+        ColumnSettings(return_multi_modal_inputs=True)
+
+
+def test_id_of_a_row_depends_on_its_image_content() -> None:
+    row = {"prompt": "?", "images": [decode(RED)]}
+    assert one(row).id == one({"prompt": "?", "images": [decode(bytes(bytearray(RED)))]}).id
+    assert one(row).id != one({"prompt": "?", "images": [decode(BLUE)]}).id
+
+
+@settings(max_examples=60, deadline=None)
+@given(pieces=st.lists(st.sampled_from(["a", " ", "<", "image>", None]), max_size=12))
+def test_text_and_images_keep_their_order(pieces: list[str | None]) -> None:
+    images = [png(place + 1, 1) for place, piece in enumerate(pieces) if piece is None]
+    prompt = "x" + "".join("<image>" if piece is None else piece for piece in pieces)
+    if prompt.count("<image>") != len(images):
+        return
+    task = one({"prompt": prompt, "images": images})
+    said = task.messages[0]["content"]
+    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said
+    assert "".join("<image>" if part["type"] == "image" else part["text"] for part in parts) == prompt
+    assert [medium.data for medium in task.media] == images

@@ -1,0 +1,349 @@
+"""The rollout loop with real tools and a scripted policy: answers, limits, stop reasons, steppers and drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.gateway import Gateway
+from gateway.types import Outcome, ToolResult
+from gateway.types import Task as SessionTask
+from tests.trainer.conversations import make_template
+from tests.trainer.policy_scripts import HERMES, QUESTION, encode_turns, make_gateway, render_calls
+from tests.trainer.tokenizer_families import FAMILIES
+from trainer.engine.base import EngineError
+from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.ledger import Author
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.settings import RolloutLimits
+from trainer.rollout.steppers import BackIntoThinking, Step, Stepper, ThinkAgain, ToolsAndFeedback, Turn
+from trainer.rollout.task import Task
+from trainer.template import Settings, Template
+
+
+async def add(a: int, b: int) -> int:
+    """Adds."""
+    return a + b
+
+
+async def finish() -> ToolResult:
+    """Ends the rollout."""
+    return ToolResult(done=True, reward=0.5)
+
+
+async def hang() -> None:
+    """Never answers."""
+    await anyio.sleep_forever()
+
+
+async def disconnect() -> None:
+    """Raises a connection error."""
+    raise ConnectionResetError("the line is dead")
+
+
+async def answer_at_length() -> str:
+    """Returns a long text."""
+    return "word " * 5000
+
+
+def gateway(**limits: Any) -> Gateway:
+    return make_gateway(add, finish, hang, disconnect, answer_at_length, **limits)
+
+
+PLAIN_TASK = Task("t", QUESTION)
+FEEDBACK_TASK = Task(
+    "t", QUESTION, session_task=SessionTask(id="t", feedback="gsm8k", feedback_args={"ground_truth": "7"})
+)
+
+
+async def run_rollout(
+    answers: Sequence[Answer] | Callable[..., Answer],
+    task: Task = PLAIN_TASK,
+    *,
+    template: Template | None = None,
+    limits: RolloutLimits | None = None,
+    stepper: Stepper | None = None,
+    tools: Gateway | None = None,
+) -> tuple[Rollout, ScriptedEngine]:
+    texts = iter(answers) if not callable(answers) else None
+    engine = ScriptedEngine((lambda ids, sampling, key: next(texts)) if texts is not None else answers)  # type: ignore[arg-type]
+    with anyio.fail_after(20):
+        async with tools or gateway() as open_gateway, engine:
+            runner = RolloutRunner(
+                engine,
+                template or make_template(HERMES),
+                open_gateway,
+                limits or RolloutLimits(rollout_tokens=100_000),
+                stepper=stepper or ToolsAndFeedback(),
+            )
+            return await runner.run(task, group="g"), engine
+
+
+def authors(rollout: Rollout) -> list[str]:
+    return [entry.author.value for entry in rollout.ledger]
+
+
+async def test_tools_answer_calls_and_the_interaction_answers_text() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("add", {"a": 3, "b": 4})), "It is #### 8", "Then #### 7")
+    rollout, engine = await run_rollout(turns, FEEDBACK_TASK, template=template)
+    assert rollout.stop is StopReason.FEEDBACK_DONE
+    assert authors(rollout) == ["task", "policy", "tool", "policy", "feedback", "policy", "feedback"]
+    assert rollout.ledger.rewards == ((), (0.0,), (1.0,))
+    assert rollout.rewards == {"feedback": 1.0}
+    assert rollout.infos.get("drift") is None
+    texts = [template.tokenizer.decode(entry.ids) for entry in rollout.ledger]
+    assert "7" in texts[2] and "You need to reflect" in texts[4]
+    assert [tuple(request.ids) for request in engine.requests] == [
+        rollout.ledger.ids[: rollout.ledger.starts[index]] for index in (1, 3, 5)
+    ], "each request starts with exactly the ids of the one before"
+
+
+async def test_mask_selects_the_sampled_ids_unchanged() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("add", {"a": 3, "b": 4})), "7")
+    rollout, _ = await run_rollout(turns, template=template)
+    ledger = rollout.ledger
+    assert rollout.stop is StopReason.DONE
+    sampled = tuple(token for token, is_policy in zip(ledger.ids, ledger.mask, strict=True) if is_policy)
+    assert sampled == turns[0] + turns[1]
+    assert sum(ledger.mask) == sum(len(turn) for turn in turns)
+
+
+async def test_several_calls_of_a_turn_share_one_tool_entry() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})), "2 and 4")
+    rollout, _ = await run_rollout(turns, template=template)
+    (tool,) = [entry for entry in rollout.ledger if entry.author is Author.TOOL]
+    assert [message["content"] for message in tool.messages] == ["2", "4"]
+    assert tool.outcomes == (Outcome.OK, Outcome.OK)
+    assert len({call.id for call in rollout.ledger.turns[0].calls}) == 2
+
+
+async def test_invalid_calls_are_answered_with_an_explanation() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("add", {"a": "three"})), render_calls(("nope", {})), "I give up")
+    rollout, _ = await run_rollout(turns, template=template)
+    tools = [entry for entry in rollout.ledger if entry.author is Author.TOOL]
+    assert [entry.outcomes for entry in tools] == [(Outcome.INVALID,), (Outcome.INVALID,)]
+    assert "is not of type" in str(tools[0].messages[0]["content"]) and "no tool named" in str(tools[1].messages)
+    assert rollout.stop is StopReason.DONE and not rollout.stop.is_infrastructure
+
+
+async def test_rollout_stops_after_repeated_invalid_calls() -> None:
+    template = make_template(HERMES)
+    (turn,) = encode_turns(template, render_calls(("nope", {})))
+    rollout, engine = await run_rollout(lambda ids, sampling, key: turn, template=template)
+    assert rollout.stop is StopReason.INVALID_CALLS and len(engine.requests) == 3
+
+
+async def test_truncated_turn_ends_the_rollout_without_executing_calls() -> None:
+    template = make_template(HERMES)
+    endless = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})) * 50, end=False)
+    rollout, _ = await run_rollout(endless, template=template, limits=RolloutLimits(turn_tokens=40))
+    assert rollout.stop is StopReason.LENGTH_TURN
+    assert authors(rollout) == ["task", "policy"] and len(rollout.ledger.turns[0].ids) == 40
+
+
+async def test_too_long_answer_ends_the_rollout_and_adds_no_tokens() -> None:
+    template = make_template(HERMES)
+    rollout, _ = await run_rollout(
+        encode_turns(template, render_calls(("answer_at_length", {}))),
+        template=template,
+        limits=RolloutLimits(rollout_tokens=3000),
+    )
+    assert rollout.stop is StopReason.LENGTH_ROLLOUT
+    assert rollout.ledger.entries[-1].ids == () and "does not fit" in rollout.reason
+
+
+async def test_response_tokens_bound_turns_and_answers_but_not_the_prompt() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("answer_at_length", {})))
+    limits = RolloutLimits(rollout_tokens=100_000, response_tokens=len(turns[0]) + 100)
+    rollout, _ = await run_rollout(turns, template=template, limits=limits)
+    assert rollout.stop is StopReason.LENGTH_ROLLOUT
+    assert len(rollout.ledger.turns[0].ids) == len(turns[0]) < len(rollout.ledger.entries[0].ids)
+    endless = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})) * 50, end=False)
+    rollout, _ = await run_rollout(endless, template=template, limits=RolloutLimits(response_tokens=30))
+    assert rollout.stop is StopReason.LENGTH_ROLLOUT and len(rollout.ledger.turns[0].ids) == 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "stop", "turns"),
+    [
+        (RolloutLimits(assistant_turns=2), StopReason.ASSISTANT_TURNS, 2),
+        (RolloutLimits(tool_calls=2), StopReason.TOOL_CALLS, 3),
+        (RolloutLimits(wall_s=1.0), StopReason.WALL_TIME, 1),
+    ],
+)
+async def test_each_limit_has_its_own_stop_reason(limits: RolloutLimits, stop: StopReason, turns: int) -> None:
+    template = make_template(HERMES)
+    name = "hang" if stop is StopReason.WALL_TIME else "add"
+    (turn,) = encode_turns(template, render_calls((name, {"a": 1, "b": 1} if name == "add" else {})))
+    rollout, _ = await run_rollout(lambda ids, sampling, key: turn, template=template, limits=limits)
+    assert rollout.stop is stop and len(rollout.ledger.turns) == turns
+
+
+async def test_user_turns_are_limited_separately_from_tool_calls() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})), "#### 1", "#### 2", "#### 3")
+    rollout, _ = await run_rollout(turns, FEEDBACK_TASK, template=template, limits=RolloutLimits(user_turns=2))
+    assert rollout.stop is StopReason.USER_TURNS and len(rollout.ledger.turns) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "limits", "reason"),
+    [("disconnect", {}, "the line is dead"), ("hang", {"timeout_s": 0.05}, "no answer within")],
+)
+async def test_failing_tool_ends_the_rollout_unscored(name: str, limits: Any, reason: str) -> None:
+    template = make_template(HERMES)
+    rollout, _ = await run_rollout(
+        encode_turns(template, render_calls((name, {}))), FEEDBACK_TASK, template=template, tools=gateway(**limits)
+    )
+    assert rollout.stop is StopReason.TOOL_FAILED and rollout.stop.is_infrastructure
+    assert reason in rollout.reason and rollout.rewards == {} and rollout.reward is None
+
+
+async def test_engine_error_ends_the_rollout_with_engine_failed() -> None:
+    rollout, _ = await run_rollout([EngineError("out of memory")])
+    assert (rollout.stop, rollout.reason) == (StopReason.ENGINE_FAILED, "out of memory")
+    assert authors(rollout) == ["task"]
+
+
+async def test_session_that_cannot_be_opened_ends_the_rollout_with_tool_failed() -> None:
+    rollout, _ = await run_rollout([], Task("t", QUESTION, session_task=SessionTask(tools=("no_such_tool",))))
+    assert rollout.stop is StopReason.TOOL_FAILED and "no_such_tool" in rollout.reason
+
+
+async def test_tool_can_end_the_rollout() -> None:
+    template = make_template(HERMES)
+    rollout, _ = await run_rollout(encode_turns(template, render_calls(("finish", {}))), template=template)
+    assert rollout.stop is StopReason.TOOL_DONE and rollout.rewards == {"call": 0.5}
+
+
+async def test_cancelling_a_rollout_cancels_its_calls_and_closes_its_session() -> None:
+    template = make_template(HERMES)
+    engine = ScriptedEngine({"g/t/0": encode_turns(template, render_calls(("hang", {})))})
+    with anyio.fail_after(10):
+        async with gateway() as open_gateway:
+            with anyio.move_on_after(0.1):
+                await RolloutRunner(engine, template, open_gateway).run(PLAIN_TASK, group="g")
+            assert not open_gateway.sessions
+
+
+async def test_think_again_adds_a_round_after_a_wrong_answer() -> None:
+    template = make_template(HERMES)
+    stepper = ThinkAgain(lambda text, task: "7" in text, "No. Again.", tries=3)
+    rollout, _ = await run_rollout(encode_turns(template, "8", "9", "7"), template=template, stepper=stepper)
+    assert rollout.stop is StopReason.DONE and authors(rollout) == ["task", "policy"] + ["feedback", "policy"] * 2
+    assert "No. Again." in template.tokenizer.decode(rollout.ledger.entries[2].ids)
+
+
+async def test_inserted_text_continues_the_turn_and_is_masked() -> None:
+    template = make_template(HERMES)
+    stepper = BackIntoThinking(lambda text, task: "7" in text, "\nWait, that is wrong. ")
+    open_end = encode_turns(template, "It is 8", end=False)[0]
+    rollout, _ = await run_rollout([open_end, *encode_turns(template, "7")], template=template, stepper=stepper)
+    decoded = template.tokenizer.decode(rollout.ledger.ids)
+    assert decoded.endswith("It is 8\nWait, that is wrong. 7<|im_end|>")
+    inserted = rollout.ledger.entries[2]
+    start = rollout.ledger.starts[2]
+    assert not any(rollout.ledger.mask[start : start + len(inserted.ids)])
+
+
+async def test_async_stepper_passes_infos_and_ends_the_rollout() -> None:
+    class StopsAfterTwo:
+        async def check_finished(self, turn: Turn) -> bool:
+            return turn.number == 2
+
+        async def step(self, turn: Turn) -> Step:
+            return Step(messages=({"role": "user", "content": "more"},), info={"seen": turn.reply.content})
+
+    rollout, _ = await run_rollout(encode_turns(make_template(HERMES), "one", "two"), stepper=StopsAfterTwo())
+    assert rollout.stop is StopReason.STEP_DONE and rollout.infos["seen"] == "one"
+
+
+async def test_exception_in_a_stepper_ends_the_rollout_with_error() -> None:
+    class FailingStepper(ToolsAndFeedback):
+        async def step(self, turn: Turn) -> Step:
+            raise KeyError("no such thing")
+
+    rollout, _ = await run_rollout(
+        encode_turns(make_template(HERMES), render_calls(("add", {}))), stepper=FailingStepper()
+    )
+    assert rollout.stop is StopReason.ERROR and "KeyError" in rollout.reason
+
+
+async def test_seeds_differ_by_turn_and_are_reproducible() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})), "2")
+    seeds = []
+    for _ in range(2):
+        _, engine = await run_rollout(turns, template=template)
+        seeds.append([request.sampling.seed for request in engine.requests])
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 2
+
+
+async def test_inference_template_starts_a_new_ledger_when_reasoning_is_dropped() -> None:
+    family = FAMILIES["qwen3"]
+    texts = ("<think>\nhm\n</think>\n\n#### 1", "<think>\nso\n</think>\n\n#### 7")
+    full = make_template(family)
+    rollout, _ = await run_rollout(encode_turns(full, *texts), FEEDBACK_TASK, template=full)
+    assert rollout.earlier == () and "hm" in full.tokenizer.decode(rollout.ledger.ids)
+    restarting = make_template(family, Settings(history="inference_template"))
+    rollout, engine = await run_rollout(encode_turns(restarting, *texts), FEEDBACK_TASK, template=restarting)
+    assert len(rollout.earlier) == 1 and "hm" in restarting.tokenizer.decode(rollout.earlier[0].ids)
+    assert "hm" not in restarting.tokenizer.decode(rollout.ledger.ids) and "so" in restarting.tokenizer.decode(
+        rollout.ledger.ids
+    )
+    assert engine.requests[1].ids == rollout.ledger.entries[0].ids
+    assert sum(rollout.ledger.mask) == len(rollout.ledger.turns[0].ids)
+
+
+async def test_inserted_text_continues_the_ledger_under_an_inference_template() -> None:
+    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
+    stepper = BackIntoThinking(lambda text, task: "7" in text, "\nWait, that is wrong. ")
+    (first_ids,) = encode_turns(template, "It is 8", end=False)
+    rollout, engine = await run_rollout([first_ids, *encode_turns(template, "7")], template=template, stepper=stepper)
+    assert rollout.earlier == () and engine.requests[1].ids[: len(engine.requests[0].ids)] == engine.requests[0].ids
+    assert template.tokenizer.decode(rollout.ledger.ids).endswith("It is 8\nWait, that is wrong. 7<|im_end|>")
+
+
+async def test_infos_that_a_stepper_adds_to_a_tool_answer_reach_the_rollout() -> None:
+    class AddsInfo(ToolsAndFeedback):
+        async def step(self, turn: Turn) -> Step:
+            step = await super().step(turn)
+            return replace(step, info={**step.info, "level": 3})
+
+    turns = encode_turns(make_template(HERMES), render_calls(("add", {"a": 1, "b": 1})), "2")
+    rollout, _ = await run_rollout(turns, stepper=AddsInfo())
+    assert rollout.infos == {"level": 3}
+    assert rollout.ledger.entries[2].info["tools"][0]["name"] == "add"
+
+
+async def test_drift_is_counted_and_the_first_of_each_cause_logged(caplog: pytest.LogCaptureFixture) -> None:
+    template = make_template(HERMES)
+    tight = '<tool_call>\n{"name":"add","arguments":{"a": 1, "b": 1}}\n</tool_call>'
+    texts = iter(encode_turns(template, tight, "2") * 3)
+    engine = ScriptedEngine(lambda ids, sampling, key: next(texts))
+    async with gateway() as open_gateway, engine:
+        runner = RolloutRunner(engine, template, open_gateway)
+        rollouts = [await runner.run(PLAIN_TASK, group="g", index=index) for index in range(3)]
+    assert [rollout.infos["drift"] for rollout in rollouts] == [{"whitespace": 1}] * 3
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert '{"name": "add"' in message and '{"name":"add"' in message
+
+
+async def test_max_tokens_of_a_turn_do_not_exceed_the_rest_of_the_rollout() -> None:
+    template = make_template(HERMES)
+    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})), "2")
+    rollout, engine = await run_rollout(
+        turns, template=template, limits=RolloutLimits(rollout_tokens=2000, turn_tokens=1990)
+    )
+    max_tokens = [request.sampling.max_tokens for request in engine.requests]
+    assert max_tokens[1] == 2000 - len(engine.requests[1].ids) and rollout.stop is StopReason.DONE

@@ -1,0 +1,117 @@
+"""Sampling: comparison with a plain reference, and properties that hold for every distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainer.engine.base import Sampling
+from trainer.engine.torch.sampling import Draw, filter_probabilities, sample, uniform_noise
+
+VOCAB_SIZE = 12
+LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
+SAMPLING = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    top_p=st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    top_k=st.sampled_from([0, 1, 3, 50]),
+    min_p=st.sampled_from([0.0, 0.1, 0.9]),
+    banned_ids=st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=VOCAB_SIZE - 1).map(lambda ids: tuple(sorted(ids))),
+    seed=st.integers(0, 2**64),
+)
+ROWS = st.lists(st.tuples(LOGITS, SAMPLING, st.integers(0, 10**6)), min_size=1, max_size=6)
+
+
+def filter_reference(logits: list[float], sampling: Sampling) -> tuple[set[int], set[int]]:
+    """Ids that certainly pass the filters, and those that may, depending on rounding."""
+    scaled = np.array(logits, dtype=np.float64) / (sampling.temperature or 1.0)
+    probabilities = np.exp(scaled - scaled.max())
+    probabilities[list(sampling.banned_ids)] = 0
+    probabilities /= probabilities.sum()
+    certain, possible = set(), set()
+    for token, probability in enumerate(probabilities):
+        likelier = probabilities[probabilities > probability]
+        ties_before = sum(probabilities[:token] == probability)
+        mass = likelier.sum() + ties_before * probability
+        for slack, passing in ((-1e-5, certain), (1e-5, possible)):
+            passes = not sampling.top_k or len(likelier) + ties_before < sampling.top_k
+            passes &= sampling.top_p >= 1 or mass < sampling.top_p + slack
+            passes &= probability >= sampling.min_p * probabilities.max() * (1 - slack)
+            if token not in sampling.banned_ids and (passes or len(likelier) + ties_before == 0):
+                passing.add(token)
+    return certain, possible
+
+
+def make_draws(rows: list[tuple[list[float], Sampling, int]]) -> list[Draw]:
+    return [Draw(sampling, sampling.seed or 0, position) for _, sampling, position in rows]
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_filters_agree_with_the_reference(rows: list[tuple[list[float], Sampling, int]]) -> None:
+    samplings = [sampling for _, sampling, _ in rows]
+    scaled = torch.tensor([logits for logits, _, _ in rows]) / torch.tensor([[s.temperature or 1.0] for s in samplings])
+    probabilities = filter_probabilities(scaled.log_softmax(-1), samplings)
+    for (logits, sampling, _), row in zip(rows, probabilities.tolist(), strict=True):
+        remaining = {token for token, probability in enumerate(row) if probability > 0}
+        certain, possible = filter_reference(logits, sampling)
+        ties = len({round(value, 4) for value in logits}) < VOCAB_SIZE
+        assert len(remaining) in range(len(certain), len(possible) + 1) if ties else certain <= remaining <= possible
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_other_rows_do_not_change_a_sample(rows: list[tuple[list[float], Sampling, int]]) -> None:
+    logits = torch.tensor([logits for logits, _, _ in rows])
+    ids, logprobs = sample(logits, make_draws(rows))
+    for index, row in enumerate(rows):
+        assert sample(logits[index : index + 1], make_draws([row])) == ([ids[index]], [logprobs[index]])
+
+
+@settings(deadline=None)
+@given(ROWS)
+def test_sampled_ids_pass_the_filters_and_have_unfiltered_logprobs(
+    rows: list[tuple[list[float], Sampling, int]],
+) -> None:
+    ids, logprobs = sample(torch.tensor([logits for logits, _, _ in rows]), make_draws(rows))
+    for (logits, sampling, _), token, logprob in zip(rows, ids, logprobs, strict=True):
+        assert token not in sampling.banned_ids
+        assert token in filter_reference(logits, sampling)[1] or len({round(value, 4) for value in logits}) < VOCAB_SIZE
+        scaled = torch.tensor(logits) / (sampling.temperature or 1.0)
+        assert logprob == pytest.approx(float(scaled.log_softmax(-1)[token]), abs=1e-5)
+
+
+@settings(deadline=None)
+@given(LOGITS, st.integers(0, 2**64))
+def test_top_k_of_1_equals_greedy(logits: list[float], seed: int) -> None:
+    rows = torch.tensor([logits, logits])
+    filtered, greedy = sample(rows, [Draw(Sampling(top_k=1), seed, 0), Draw(Sampling(temperature=0), seed, 0)])[0]
+    assert filtered == greedy
+
+
+def test_frequencies_match_the_probabilities() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
+    count = 20_000
+    ids, _ = sample(logits.expand(count, -1), [Draw(Sampling(), seed, seed % 7) for seed in range(count)])
+    expected = logits.softmax(-1)[0].tolist()
+    for token, share in Counter(ids).items():
+        assert share / count == pytest.approx(expected[token], abs=0.015)
+
+
+def test_noise_is_uniform_over_positions_and_over_seeds() -> None:
+    count = 10_000
+    for seeds, positions in (([3] * count, range(count)), (range(count), [3] * count)):
+        noise = uniform_noise(list(seeds), list(positions))
+        assert 0 <= noise.min() <= noise.max() < 1
+        assert np.histogram(noise, bins=10, range=(0, 1))[0] == pytest.approx([count / 10] * 10, rel=0.12)
+        assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.03
+
+
+def test_seeds_are_taken_modulo_2_to_the_64() -> None:
+    assert uniform_noise([-1], [0]) == uniform_noise([2**64 - 1], [0])
+    assert uniform_noise([2**65 + 5], [9]) == uniform_noise([5], [9])

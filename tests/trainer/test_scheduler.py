@@ -1,0 +1,176 @@
+"""The scheduler: groups finish independently, and rules decide about groups with failed rollouts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.trainer.policy_scripts import make_tasks, render_calls, script_by_task
+from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_harness
+from trainer.engine.base import EngineError, Sampling
+from trainer.engine.scripted import Answer, Script
+from trainer.rollout.rollout import StopReason
+from trainer.rollout.settings import GroupRules
+from trainer.rollout.steppers import ToolsAndFeedback, Turn
+
+
+async def test_groups_are_yielded_in_the_order_in_which_they_finish() -> None:
+    tool = BlockingTool()
+    async with (
+        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
+        harness.make_scheduler(2).submit(make_tasks("slow", "quick")) as groups,
+    ):
+        first = await anext(groups)
+        tool.event("slow").set()
+        second = await anext(groups)
+        with pytest.raises(StopAsyncIteration):
+            await anext(groups)
+    assert (first.task.id, second.task.id) == ("quick", "slow")
+    assert [rollout.index for rollout in second.rollouts] == [0, 1]
+    assert {rollout.group for rollout in first.rollouts} == {"1"}
+
+
+async def test_submitting_under_another_name_uses_other_seeds() -> None:
+    async with open_harness({"*": ("done",)}) as harness:
+        scheduler = harness.make_scheduler(2)
+        for name in ("", "12-"):
+            async with scheduler.submit(make_tasks("t", "t"), name) as groups:
+                assert {rollout.group async for group in groups for rollout in group.rollouts} == {
+                    f"{name}0",
+                    f"{name}1",
+                }
+    assert set(harness.request_keys[4:]) == {"12-0/t/0", "12-0/t/1", "12-1/t/0", "12-1/t/1"}
+    assert len({request.sampling.seed for request in harness.engine.requests}) == 8
+
+
+def engine_fails_first_rollout(failures: int, error: str = "out of memory") -> Script:
+    """A script: the engine fails each group's first rollout this many times; then the answer is correct."""
+    correct = script_by_task({"*": ("It is #### 7",)})
+
+    def script(ids: Any, sampling: Sampling, key: str) -> Answer:
+        index, _, attempt = key.rpartition("/")[2].partition(".")
+        return EngineError(error) if index == "0" and int(attempt or 0) < failures else correct(ids, sampling, key)
+
+    return script
+
+
+async def test_failed_rollout_is_repeated_with_another_seed_and_recorded() -> None:
+    async with open_harness(engine_fails_first_rollout(1)) as harness:
+        (group,) = await harness.run_all(make_tasks("t", truth="7"), 3)
+    assert [(rollout.index, rollout.stop) for rollout in group.rollouts] == [
+        (index, StopReason.FEEDBACK_DONE) for index in range(3)
+    ]
+    assert group.status == "whole" and harness.counts.snapshot().retried == 1
+    (failed,) = group.failed
+    assert (failed.index, failed.stop, failed.reason) == (0, StopReason.ENGINE_FAILED, "out of memory")
+    assert failed.reward is None and {rollout.reward for rollout in group.rollouts} == {1.0}
+    assert len({request.sampling.seed for request in harness.engine.requests}) == 4
+    assert len(harness.finished) == 4 and failed in harness.finished
+
+
+@pytest.mark.parametrize(
+    ("rules", "scored", "failed", "dropped"),
+    [
+        (GroupRules(on_failure="refill", refills=2), 2, 3, False),
+        (GroupRules(on_failure="rest"), 2, 1, False),
+        (GroupRules(on_failure="drop"), 0, 1, True),
+    ],
+)
+async def test_group_rules_apply_when_a_rollout_keeps_failing(
+    rules: GroupRules, scored: int, failed: int, dropped: bool
+) -> None:
+    async with open_harness(engine_fails_first_rollout(99)) as harness:
+        (group,) = await harness.run_all(make_tasks("t", truth="7"), 3, rules=rules)
+    assert (len(group.rollouts), len(group.failed), group.dropped) == (scored, failed, dropped)
+    assert (group.missing, group.status) == (1, "dropped" if dropped else "short")
+    assert all(rollout.rewards == {} and rollout.stop.is_infrastructure for rollout in group.failed)
+    assert not any(rollout.stop.is_infrastructure for rollout in group.rollouts)
+    assert len(harness.finished) == failed + 2, "failed rollouts are recorded, too"
+
+
+@pytest.mark.parametrize("rule", ["refill", "rest", "drop"])
+async def test_group_is_dropped_when_all_rollouts_fail(rule: Any) -> None:
+    def script(ids: Any, sampling: Sampling, key: str) -> Answer:
+        return EngineError("gone")
+
+    async with open_harness(script) as harness:
+        (group,) = await harness.run_all(make_tasks("t"), 2, rules=GroupRules(on_failure=rule, refills=1))
+    assert group.status == "dropped" and group.rollouts == () and len(group.failed) == (4 if rule == "refill" else 2)
+
+
+async def test_invalid_calls_of_the_policy_do_not_fail_the_group() -> None:
+    async with open_harness({"t": (render_calls(("nope", {})),) * 9}) as harness:
+        (group,) = await harness.run_all(make_tasks("t"), 2)
+    assert {rollout.stop for rollout in group.rollouts} == {StopReason.INVALID_CALLS}
+    assert group.failed == () and harness.counts.snapshot().retried == 0
+
+
+async def test_exception_in_a_stepper_fails_only_its_own_rollouts() -> None:
+    class FailingStepper(ToolsAndFeedback):
+        def check_finished(self, turn: Turn) -> Any:
+            if turn.task.id == "b":
+                raise KeyError("no such thing")
+            return super().check_finished(turn)
+
+    async with open_harness({"*": ("done",)}, stepper=FailingStepper()) as harness:
+        groups = await harness.run_all(make_tasks("a", "b", "c"), 2, rules=GroupRules(on_failure="rest"))
+    failed_reasons = {group.task.id: [rollout.reason for rollout in group.failed] for group in groups}
+    assert failed_reasons == {"a": [], "b": ["KeyError: 'no such thing'"] * 2, "c": []}
+
+
+async def test_leaving_the_block_cancels_all_calls_and_closes_all_sessions() -> None:
+    tool = BlockingTool()
+    async with open_harness({"hangs": blocking_turns("hangs"), "*": ("done",)}, tool.block) as harness:
+        harness.engine.hold("2/writes/0")
+        async with harness.make_scheduler(1, open=4).submit(
+            make_tasks("hangs", "quick", "writes", "hangs", "hangs", "late")
+        ) as groups:
+            assert (await anext(groups)).task.id == "quick"
+            await anyio.wait_all_tasks_blocked()
+            assert len(harness.gateway.sessions) == 4
+        assert not harness.gateway.sessions and harness.engine.in_flight == 0
+    assert tool.cancelled["hangs"] == 3 and harness.engine.cancelled == 1
+    assert "5/late/0" not in harness.request_keys and [rollout.task for rollout in harness.finished] == ["quick"]
+
+
+async def test_exception_in_the_block_cancels_rollouts_and_propagates() -> None:
+    tool = BlockingTool()
+    async with open_harness({"t": blocking_turns("t")}, tool.block) as harness:
+        with pytest.raises(BaseExceptionGroup) as raised:
+            async with harness.make_scheduler(2).submit(make_tasks("t")):
+                await anyio.wait_all_tasks_blocked()
+                raise LookupError("in the block")
+    assert raised.group_contains(LookupError, match="in the block") and tool.cancelled["t"] == 2
+
+
+async def test_300_rollouts_with_slow_and_failing_tools_each_finish_once() -> None:
+    pace = Random(0)
+
+    async def work(step: int) -> int:
+        """Takes a moment."""
+        await anyio.sleep(pace.random() / 200)
+        if pace.random() < 0.05:
+            raise ConnectionResetError("the line is dead")
+        return step
+
+    texts = (*(render_calls(*[("work", {"step": step})] * (1 + step % 2)) for step in range(3)), "It is #### 7")
+    names = [f"t{number}" for number in range(60)]
+    async with open_harness({"*": texts}, work) as harness:
+        groups = await harness.run_all(make_tasks(*names, truth="7"), 5, open=120, writing=16)
+    snapshot = harness.counts.snapshot()
+    assert sorted(group.task.id for group in groups) == sorted(names)
+    for group in groups:
+        indices = [rollout.index for rollout in group.rollouts]
+        assert indices == sorted(set(indices)) and {rollout.task for rollout in group.rollouts} == {group.task.id}
+        failures = Counter(rollout.index for rollout in group.failed)
+        assert all(count == (3 if index not in indices else failures[index]) for index, count in failures.items())
+    failed = sum(len(group.failed) for group in groups)
+    scored = sum(len(group.rollouts) for group in groups)
+    assert failed and snapshot.retried == len(harness.finished) - 300 and len(harness.finished) == scored + failed
+    assert snapshot.ended == 300 and not any(snapshot.states.values()) and harness.engine.max_concurrent <= 16
+    assert all(rollout.rewards == {"feedback": 1.0} for group in groups for rollout in group.rollouts)
+    assert all(len(rollout.ledger.turns) == 4 for group in groups for rollout in group.rollouts)

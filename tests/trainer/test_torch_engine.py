@@ -1,0 +1,297 @@
+"""The torch engine: generations equal the model's own, whatever is in the batch or the prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import MambaConfig, MambaForCausalLM
+
+from tests.trainer import tiny_models
+from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.torch import TorchEngine
+from trainer.engine.torch.dense_model import DenseModel
+from trainer.engine.torch.kv_cache import Chunk, KVCache
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+GREEDY = Sampling(max_tokens=24, temperature=0)
+DENSE_FAMILIES = ["qwen3", "qwen2", "llama", "biased"]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    with anyio.fail_after(60):
+        async with TorchEngine(tiny_models.load_model()) as engine:
+            yield engine
+
+
+@pytest.mark.parametrize("family", [*DENSE_FAMILIES, "mistral"])
+async def test_greedy_ids_equal_those_of_generate(family: str) -> None:
+    model = tiny_models.load_model(family)
+    async with TorchEngine(model) as engine:
+        for length in (1, 7, 290):
+            prompt = tiny_models.random_prompt(length)
+            generation = await engine.generate(prompt, GREEDY)
+            assert generation.ids == tiny_models.generate_greedy(model, prompt, 24)
+            assert generation.finish_reason == "length"
+
+
+@pytest.mark.parametrize("family", [*DENSE_FAMILIES, "mistral"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+async def test_logprobs_equal_a_forward_pass_over_the_whole_sequence(family: str, temperature: float) -> None:
+    model = tiny_models.load_model(family)
+    sampling = Sampling(max_tokens=40, temperature=temperature, top_k=20, seed=3)
+    async with TorchEngine(model) as engine:
+        prompt = tiny_models.random_prompt(30)
+        first = await engine.generate(prompt, sampling)
+        longer_prompt = [*prompt, *first.ids, *tiny_models.random_prompt(9, seed=2)]
+        second = await engine.generate(longer_prompt, sampling)
+    assert second.cached_tokens == len(prompt) + len(first.ids) - 1
+    for ids, generation in ((prompt, first), (longer_prompt, second)):
+        expected = tiny_models.compute_logprobs(model, ids, generation.ids, temperature)
+        assert max(abs(a - b) for a, b in zip(expected, generation.logprobs, strict=True)) < 1e-4
+
+
+def test_capabilities_note_models_that_run_through_their_own_module() -> None:
+    assert TorchEngine(tiny_models.load_model()).capabilities.notes == ()
+    assert TorchEngine(tiny_models.load_model()).capabilities.context_length == tiny_models.CONTEXT_LENGTH
+    assert "its own module" in TorchEngine(tiny_models.load_model("mistral")).capabilities.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "its activation is gelu"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "its rope is dynamic"),
+        (
+            {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+            "some of its layers do not have full attention",
+        ),
+    ],
+)
+async def test_unsupported_configuration_runs_through_the_models_own_module(changes: Any, reason: str) -> None:
+    model = tiny_models.build_qwen2(**changes)
+    async with TorchEngine(model) as engine:
+        assert reason in engine.capabilities.notes[0]
+        generation = await engine.generate(tiny_models.random_prompt(30), GREEDY)
+    assert generation.ids == tiny_models.generate_greedy(model, tiny_models.random_prompt(30), 24)
+
+
+def test_model_without_a_kv_cache_is_rejected() -> None:
+    config = MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2)
+    with pytest.raises(EngineError, match="cannot run a model of type mamba"):
+        TorchEngine(MambaForCausalLM(config))
+
+
+def test_bfloat16_is_not_reported_as_exact() -> None:
+    assert TorchEngine(tiny_models.load_model()).capabilities.is_exact
+    assert not TorchEngine(tiny_models.build_qwen2().to(torch.bfloat16)).capabilities.is_exact
+
+
+async def test_later_turns_read_earlier_ones_from_the_prefix_cache(engine: TorchEngine) -> None:
+    ids, cacheable, cached = tiny_models.random_prompt(80), 0, 0
+    for turn in range(4):
+        generation = await engine.generate(ids, Sampling(max_tokens=30, seed=turn))
+        cached += generation.cached_tokens
+        ids = [*ids, *generation.ids]
+        cacheable += len(ids) if turn < 3 else 0
+        ids += tiny_models.random_prompt(10, seed=turn)
+    assert cached >= 0.98 * cacheable
+
+
+async def test_siblings_prefill_their_prompt_once(engine: TorchEngine) -> None:
+    prompt, results = tiny_models.random_prompt(100), []
+
+    async def sibling(seed: int) -> None:
+        results.append((await engine.generate(prompt, Sampling(max_tokens=5, seed=seed), group="g")).cached_tokens)
+
+    async with anyio.create_task_group() as tasks:
+        for seed in range(8):
+            tasks.start_soon(sibling, seed)
+    assert sorted(results) == [0] + [99] * 7
+
+
+async def test_small_prefix_cache_evicts_and_ids_stay_correct() -> None:
+    model = tiny_models.load_model()
+    async with TorchEngine(model, cache_bytes=60 * 1024) as engine:
+        for seed in range(6):
+            prompt = tiny_models.random_prompt(40, seed=seed % 3)
+            generation = await engine.generate(prompt, GREEDY)
+            assert generation.ids == tiny_models.generate_greedy(model, prompt, 24)
+    async with TorchEngine(model, cache_bytes=0) as engine:
+        await engine.generate(tiny_models.random_prompt(40), GREEDY)
+        assert (await engine.generate(tiny_models.random_prompt(40), GREEDY)).cached_tokens == 0
+
+
+REQUEST = st.tuples(
+    st.integers(0, 3),
+    st.integers(1, 70),
+    st.builds(
+        Sampling,
+        max_tokens=st.integers(1, 12),
+        temperature=st.sampled_from([0.0, 0.8, 1.0]),
+        top_p=st.sampled_from([0.9, 1.0]),
+        top_k=st.sampled_from([0, 5]),
+        seed=st.integers(-5, 2**70),
+    ),
+)
+
+
+async def _generate_all(engine: TorchEngine, requests: list[tuple[int, int, Sampling]]) -> list[Generation]:
+    results: dict[int, Generation] = {}
+
+    async def generate(index: int, seed: int, length: int, sampling: Sampling) -> None:
+        results[index] = await engine.generate(tiny_models.random_prompt(length, seed=seed), sampling)
+
+    async with anyio.create_task_group() as tasks:
+        for index, request in enumerate(requests):
+            tasks.start_soon(generate, index, *request)
+    return [results[index] for index in range(len(requests))]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "wide"])
+def test_other_sequences_change_no_id_and_no_bit_of_a_logprob(family: str, threads: int) -> None:
+    model = tiny_models.load_model(family)
+
+    async def check(requests: list[tuple[int, int, Sampling]]) -> None:
+        async with TorchEngine(model, max_sequences=5) as engine:
+            batched = await _generate_all(engine, requests)
+        for request, generation in zip(requests, batched, strict=True):
+            async with TorchEngine(model) as engine:
+                (alone,) = await _generate_all(engine, [request])
+            assert (generation.ids, generation.logprobs, generation.finish_reason) == (
+                alone.ids,
+                alone.logprobs,
+                alone.finish_reason,
+            )
+
+    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.lists(REQUEST, min_size=2, max_size=12))
+    def run(requests: list[tuple[int, int, Sampling]]) -> None:
+        anyio.run(check, requests)
+
+    torch.set_num_threads(threads)
+    run()
+    torch.set_num_threads(1)
+
+
+async def test_siblings_share_a_lane_until_they_sample_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chunk_counts = tiny_models.load_model(), []
+    forward = DenseModel.__call__
+
+    def count_chunks(model: DenseModel, chunks: list[Chunk], kv_cache: KVCache) -> torch.Tensor:
+        chunk_counts.append(len(chunks))
+        return forward(model, chunks, kv_cache)
+
+    monkeypatch.setattr(DenseModel, "__call__", count_chunks)
+    same_prompts = [(0, 20, Sampling(max_tokens=length, temperature=0)) for length in (4, 9, 9, 6)]
+    async with TorchEngine(model) as engine:
+        for (_, length, sampling), generation in zip(
+            same_prompts, await _generate_all(engine, same_prompts), strict=True
+        ):
+            assert generation.ids == tiny_models.generate_greedy(
+                model, tiny_models.random_prompt(length, seed=0), sampling.max_tokens
+            )
+    assert chunk_counts == [1] * 9
+
+    sampled_prompts = [(0, 20, Sampling(max_tokens=12 - seed, temperature=0.5, seed=seed)) for seed in range(8)]
+    async with TorchEngine(model) as engine:
+        chunk_counts.clear()
+        batched = await _generate_all(engine, sampled_prompts)
+        counts = list(chunk_counts)
+    assert counts[0] == 1 < max(counts) <= 8
+    for request, generation in zip(sampled_prompts, batched, strict=True):
+        async with TorchEngine(model) as engine:
+            (alone,) = await _generate_all(engine, [request])
+        assert (generation.ids, generation.logprobs, generation.finish_reason) == (
+            alone.ids,
+            alone.logprobs,
+            alone.finish_reason,
+        )
+    assert len({generation.ids[:4] for generation in batched}) > 1
+
+
+async def test_long_prompts_are_prefilled_in_chunks_next_to_decoding() -> None:
+    model = tiny_models.load_model("qwen2", seed=2)
+    async with TorchEngine(model, max_sequences=4) as engine:
+        requests = [(seed, length, GREEDY) for seed, length in enumerate((550, 3, 560, 540, 9))]
+        for (seed, length, _), generation in zip(requests, await _generate_all(engine, requests), strict=True):
+            assert generation.ids == tiny_models.generate_greedy(
+                model, tiny_models.random_prompt(length, seed=seed), 24
+            )
+
+
+async def test_seed_repeats_the_generation(engine: TorchEngine) -> None:
+    prompt = tiny_models.random_prompt(20)
+
+    async def generate_ids(seed: int | None) -> tuple[int, ...]:
+        return (await engine.generate(prompt, Sampling(max_tokens=20, temperature=2.0, seed=seed))).ids
+
+    assert await generate_ids(7) == await generate_ids(7)
+    assert len({await generate_ids(7), await generate_ids(8), await generate_ids(None), await generate_ids(None)}) == 4
+
+
+async def test_stop_id_ends_the_generation_and_is_part_of_it(engine: TorchEngine) -> None:
+    prompt = tiny_models.random_prompt(20)
+    unstopped = (await engine.generate(prompt, GREEDY)).ids
+    stopped = await engine.generate(prompt, Sampling(max_tokens=24, temperature=0, stop_ids=(unstopped[5],)))
+    assert stopped.ids == unstopped[: unstopped.index(unstopped[5]) + 1]
+    assert stopped.finish_reason == "stop"
+
+
+async def test_stop_string_ends_the_generation_at_the_id_that_completes_it() -> None:
+    def decode(ids: list[int]) -> str:
+        return "".join(f"<{token}>" for token in ids)
+
+    prompt = tiny_models.random_prompt(20)
+    async with TorchEngine(tiny_models.load_model(), decode=decode) as engine:
+        unstopped = (await engine.generate(prompt, GREEDY)).ids
+        stop_string = f"{unstopped[4]}><{unstopped[5]}"
+        stopped = await engine.generate(prompt, Sampling(max_tokens=24, temperature=0, stop=("no", stop_string)))
+        assert stopped.ids == unstopped[:6]
+        assert stopped.finish_reason == "stop"
+        unaffected = await engine.generate(
+            prompt, Sampling(max_tokens=3, temperature=0, stop=(f"<{prompt[-1]}><{unstopped[0]}>",))
+        )
+        assert unaffected.finish_reason == "length"
+
+
+async def test_banned_ids_are_never_sampled_and_do_not_change_logprobs(engine: TorchEngine) -> None:
+    prompt = tiny_models.random_prompt(20)
+    banned_ids = tuple(range(0, tiny_models.VOCAB_SIZE, 2))
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(max_tokens=30, temperature=temperature, banned_ids=banned_ids, seed=1)
+        generation = await engine.generate(prompt, sampling)
+        assert not set(generation.ids) & set(banned_ids)
+        expected = tiny_models.compute_logprobs(tiny_models.load_model(), prompt, generation.ids, temperature or 1.0)
+        assert generation.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_full_context_ends_the_generation(engine: TorchEngine) -> None:
+    generation = await engine.generate(tiny_models.random_prompt(tiny_models.CONTEXT_LENGTH - 3), GREEDY)
+    assert (len(generation.ids), generation.finish_reason) == (3, "length")
+    assert (await engine.generate(tiny_models.random_prompt(3), Sampling(max_tokens=0))).ids == ()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "reason"),
+    [
+        (tiny_models.random_prompt(tiny_models.CONTEXT_LENGTH), GREEDY, "no room in the model's context of 600"),
+        ([], GREEDY, "no ids"),
+        ([3, tiny_models.VOCAB_SIZE], GREEDY, "vocabulary"),
+        ([3, -1], GREEDY, "vocabulary"),
+        ([3], Sampling(banned_ids=(tiny_models.VOCAB_SIZE,)), "banned_ids"),
+        ([3], Sampling(stop=("x",)), "`decode`"),
+    ],
+)
+async def test_invalid_requests_are_rejected(
+    engine: TorchEngine, prompt: list[int], sampling: Sampling, reason: str
+) -> None:
+    with pytest.raises(EngineError, match=reason):
+        await engine.generate(prompt, sampling)

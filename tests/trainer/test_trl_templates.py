@@ -1,0 +1,159 @@
+"""Every chat template of TRL runs, or is refused for its true reason with a remedy that works."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from gateway.types import ToolCall
+from tests.trainer.conversations import calling_turn, text_turn
+from tests.trainer.trl_templates import (
+    BY_FILE,
+    FAMILIES,
+    FOLDER,
+    NO_CALLS,
+    ONE_CALL,
+    REFUSALS,
+    RUNS,
+    load_trl_template,
+)
+from trainer.ledger import Message
+from trainer.template import Settings, TemplateError, probe, render_reply
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add_up",
+        "description": "Adds.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "count": {"type": "integer"},
+                "share": {"type": "number"},
+                "word": {"type": "string"},
+                "flag": {"type": "boolean"},
+                "rows": {"type": "array", "items": {"type": "object"}},
+                "more": {"type": "object"},
+            },
+            "required": ["word"],
+        },
+    },
+}
+LETTERS = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufdd0\ufdd1<")
+WORDS = st.text(LETTERS | st.sampled_from("'\"\\\n{}[](),:="), max_size=12)
+KEYS = st.from_regex("[a-z_]{1,5}", fullmatch=True)
+VALUES = st.integers(-(10**9), 10**9) | st.booleans() | WORDS
+ARGUMENTS = st.fixed_dictionaries(
+    {"word": WORDS.map(lambda word: f"a{word}b")},
+    optional={
+        "count": st.integers(-(10**9), 10**9),
+        "share": st.floats(-1e6, 1e6).map(lambda value: round(value, 3)),
+        "flag": st.booleans(),
+        "rows": st.lists(st.dictionaries(KEYS, VALUES, max_size=2), max_size=2),
+        "more": st.dictionaries(KEYS, st.lists(VALUES, max_size=2), max_size=2),
+    },
+)
+QUESTION: tuple[Message, ...] = ({"role": "user", "content": "How many?"},)
+PARSED = sorted(file for file, family in BY_FILE.items() if family.outcome in (RUNS, ONE_CALL))
+UNESCAPED = ("lfm2_2_5", "lfm2_2_5_v2")
+"""Templates that write quotes and backslashes in a string as they are, which cannot always be read."""
+TEXT = Settings(calls="text")
+
+
+def test_table_has_every_template_of_trl() -> None:
+    found = {file.stem for file in FOLDER.glob("*.jinja")}
+    assert found, "the templates are missing; run `make peers`"
+    assert found == BY_FILE.keys()
+    assert len(BY_FILE) == sum(len(family.files) for family in FAMILIES)
+
+
+@pytest.mark.parametrize("file", BY_FILE)
+def test_job_with_tools_runs_or_is_refused_for_its_true_reason(file: str) -> None:
+    family = BY_FILE[file]
+    if family.outcome in (RUNS, ONE_CALL):
+        template = load_trl_template(file)
+        report = probe(template)
+        assert report.is_ok, [str(finding) for finding in report.findings]
+        assert template.parser.name == family.parser
+        assert template.max_calls == (1 if family.outcome == ONE_CALL else None)
+        return
+    with pytest.raises(TemplateError) as refused:
+        probe(load_trl_template(file), system=family.takes_system).raise_if_failed()
+    assert REFUSALS[family.outcome] in refused.value.problem
+    assert (family.outcome == NO_CALLS) == refused.value.problem.endswith(REFUSALS[NO_CALLS])
+    assert "set `template.calls: text`" in refused.value.remedy
+
+
+@pytest.mark.parametrize("file", [file for file, family in BY_FILE.items() if family.outcome in REFUSALS])
+def test_remedy_of_a_refused_template_works(file: str) -> None:
+    template = load_trl_template(file, TEXT)
+    report = probe(template, system=BY_FILE[file].takes_system)
+    assert report.is_ok, [str(finding) for finding in report.findings]
+    assert (template.parser.name, template.max_calls) == ("hermes", None)
+
+
+@pytest.mark.parametrize("file", BY_FILE)
+def test_job_without_tools_runs_with_every_template(file: str) -> None:
+    template = load_trl_template(file, tools=())
+    report = probe(template, tools=False, system=BY_FILE[file].takes_system)
+    assert report.is_ok, [str(finding) for finding in report.findings]
+    if not BY_FILE[file].parser and not file.startswith(("cohere2", "deepseek")):
+        assert template.parser.name == "plain"
+
+
+@pytest.mark.parametrize("file", [file for file, family in BY_FILE.items() if not family.takes_system])
+def test_template_that_rejects_system_messages_is_refused_only_where_there_are_some(file: str) -> None:
+    template = load_trl_template(file, tools=())
+    with pytest.raises(TemplateError, match=r"rejects system messages\n  remedy: put what it says into the question"):
+        probe(template, tools=False).raise_if_failed()
+    notes = [finding.detail for finding in probe(template, tools=False, system=False).findings]
+    assert "the template rejects system messages" in notes
+
+
+@pytest.mark.parametrize("file", ["gptoss", "llama3_2"])
+def test_probe_counts_the_calls_that_a_template_writes(file: str) -> None:
+    template = load_trl_template(file)
+    assert probe(template, max_calls=1).is_ok
+    with pytest.raises(TemplateError, match=r"one call per turn only, but `limits\.parallel_calls` is 2") as refused:
+        probe(template, max_calls=2).raise_if_failed()
+    assert refused.value.remedy == "set `limits.parallel_calls: 1`"
+
+
+@pytest.mark.parametrize("file", [*PARSED, "deepseekv3", "gemma3:text", "cohere2:text", "idefics3:text"])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(arguments=st.lists(ARGUMENTS, min_size=2, max_size=2))
+def test_calls_as_a_template_writes_them_are_read_as_the_same_calls(file: str, arguments: list[Any]) -> None:
+    name, _, form = file.partition(":")
+    template = load_trl_template(name, TEXT if form else None, (ADD,))
+    rows = arguments[: template.max_calls or 2]
+    assume(name not in UNESCAPED or not any(mark in row["word"] for row in rows for mark in "'\\"))
+    calls = [ToolCall(f"call0000{index}", "add_up", json.dumps(row)) for index, row in enumerate(rows)]
+    ids = render_reply(template, QUESTION, calling_turn(calls), [ADD])
+    reply = template.parse_turn(ids)
+    assert reply.problems == ()
+    assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == [("add_up", row) for row in rows]
+    assert reply.content.strip() == ""
+    for end in range(len(ids)):
+        cut = template.parse_turn(ids[:end])
+        assert [call.name for call in cut.calls] in ([], ["add_up"], ["add_up"] * 2)
+        for call in cut.calls:
+            json.loads(call.arguments)
+
+
+@pytest.mark.parametrize("file", BY_FILE)
+def test_text_as_a_template_writes_it_is_read_as_content(file: str) -> None:
+    template = load_trl_template(file, tools=())
+    reply = template.parse_turn(render_reply(template, QUESTION, text_turn("Two, I think.")))
+    assert (reply.content.strip(), reply.calls, reply.problems) == ("Two, I think.", (), ())
+    assert not reply.reasoning.strip()
+
+
+@pytest.mark.parametrize("file", PARSED)
+def test_text_before_a_call_that_a_template_moves_is_told(file: str) -> None:
+    details = [finding.detail for finding in probe(load_trl_template(file)).findings]
+    moves = file in ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5") or file.startswith(("gptoss", "diffusion"))
+    assert moves is any("the template moves it or drops it later" in detail for detail in details)

@@ -1,0 +1,143 @@
+"""The worker thread: one thread for all calls, cancellation and exceptions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+import anyio
+import pytest
+
+from trainer.worker_thread import WorkerThread
+
+ROOT = Path(__file__).parents[2]
+WHOSE: ContextVar[str] = ContextVar("whose", default="nobody's")
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def thread() -> Iterator[WorkerThread]:
+    with WorkerThread("mine") as thread:
+        yield thread
+
+
+async def test_all_calls_run_in_one_thread_outside_the_event_loop(thread: WorkerThread) -> None:
+    with anyio.fail_after(10):
+        ran = {await thread.run(threading.get_ident) for _ in range(20)}
+    assert len(ran) == 1 and threading.get_ident() not in ran
+
+
+async def test_concurrent_calls_run_one_after_the_other(thread: WorkerThread) -> None:
+    inside, most, results = 0, 0, {}
+
+    def act(number: int) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        inside -= 1
+        return number * number
+
+    async def ask(number: int) -> None:
+        results[number] = await thread.run(lambda: act(number))
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(ask, number)
+    assert most == 1 and results == {number: number * number for number in range(10)}
+
+
+async def test_exception_reaches_its_caller_and_the_thread_continues(thread: WorkerThread) -> None:
+    with anyio.fail_after(10):
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(lambda: 1 // 0)
+        assert await thread.run(lambda: 7) == 7
+
+
+async def test_call_runs_in_its_callers_context(thread: WorkerThread) -> None:
+    WHOSE.set("mine")
+    with anyio.fail_after(10):
+        assert await thread.run(WHOSE.get) == "mine"
+
+
+async def test_cancelled_caller_leaves_when_its_call_ends(thread: WorkerThread) -> None:
+    begun, go_on, over = anyio.Event(), threading.Event(), threading.Event()
+    token = anyio.lowlevel.current_token()
+
+    def act() -> None:
+        anyio.from_thread.run_sync(begun.set, token=token)
+        assert go_on.wait(10)
+        over.set()
+
+    left_early = False
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                nonlocal left_early
+                try:
+                    await thread.run(act)
+                finally:
+                    left_early = not over.is_set()
+
+            tasks.start_soon(ask)
+            await begun.wait()
+            tasks.cancel_scope.cancel()
+            go_on.set()
+    assert over.is_set() and not left_early
+
+
+INTERRUPTED = """
+import os, signal
+import anyio
+from trainer.worker_thread import WorkerThread
+
+def act():
+    os.kill(os.getpid(), signal.SIGINT)
+    print("told", flush=True)
+    signal.sigtimedwait([], 0.2)  # the interrupt is handled while it runs
+    print("over", flush=True)
+
+async def main():
+    with WorkerThread("mine") as thread:
+        await thread.run(act)
+
+try:
+    anyio.run(main)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_during_a_call_ends_the_program_after_it() -> None:
+    """On asyncio, where training runs, and which cancels the main task as no scope does."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout.split() == ["told", "over", "interrupted"], done.stderr
+
+
+async def test_cancelled_caller_does_not_start_a_call(thread: WorkerThread) -> None:
+    ran = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await thread.run(lambda: ran.append(1))
+    assert scope.cancelled_caught
+    with anyio.fail_after(10):
+        await thread.run(lambda: None)
+    assert ran == []
+
+
+async def test_thread_ends_with_its_owner() -> None:
+    with WorkerThread("brief") as thread, anyio.fail_after(10):
+        await thread.run(lambda: None)
+        assert any(one.name.startswith("brief") for one in threading.enumerate())
+    assert not any(one.name.startswith("brief") for one in threading.enumerate())

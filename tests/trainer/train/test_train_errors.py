@@ -1,0 +1,277 @@
+"""Errors of a training: reported with remedies, as early as possible."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import trainer.policy.lora
+import trainer.policy.memory_plan
+from tests.trainer.train.jobs import ROOT, SMALL, demo_model
+from tests.trainer.train.trainings import NUMBERS, Run, list_checkpoints, read_run_metrics, user_reward, write_config
+from trainer.policy.policy import Policy
+from trainer.storage.rollout_file import Rollouts
+
+# Numbers that are none.
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "says"),
+    [
+        ("raise ValueError('no such column')", {}, "raised ValueError: no such column"),
+        ("return '0.5'", {}, "returned '0.5', which is not a usable number"),
+        ("return math.nan", {}, "returned nan, which is not a usable number"),
+        ("time.sleep(20)", {"timeout_s": 0.05}, "returned nothing within 0.05 s"),
+    ],
+)
+def test_run_stops_with_reasons_after_three_unscored_steps(
+    run: Run, caplog: pytest.LogCaptureFixture, body: str, more: dict[str, Any], says: str
+) -> None:
+    output = run("--config", write_config(reward=user_reward(body, **more)), "--out", "r", code=2)
+    assert "4 of 4 rollouts have no reward, 4 of them because of: component 'mine'" in output
+    assert "no rollout of the last 3 steps could be scored; reasons in the last one:\n  4 x component 'mine'" in output
+    assert says in output and "continue with --resume" in output and "Traceback" not in output
+    assert [line["rollout/lost"] for line in read_run_metrics("r")] == [4, 4, 4]
+    assert all(rollout.reward is None for rollout in Rollouts(Path("r"))), "lost, and not a reward of 0"
+    assert caplog.text.count("not scored: ") == 3, "examples, not all of them"
+
+
+def test_missing_value_in_one_rollout_costs_only_that_rollout(run: Run) -> None:
+    body = "if attempt.rollout.name.endswith('/0'): raise KeyError('x')\n    return float(len(attempt.answer) % 3)"
+    run("--config", write_config(reward=user_reward(body), steps=2), "--out", "r")
+    assert [(line["rollout/lost"], line["rollout/count"]) for line in read_run_metrics("r")] == [(2, 2)] * 2
+    assert len(Rollouts(Path("r"))) == 8
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise KeyError('turn')", "mine raised KeyError: 'turn' ("),
+        ("return None", "mine returned None, not a list of "),
+        ("return [1.0]", "mine returned 1 weights for "),
+    ],
+)
+def test_failing_user_round_weights_end_the_run_which_resumes_once_fixed(run: Run, body: str, says: str) -> None:
+    file = token_weights_file(body)
+    run_file = write_config(steps=1, algorithm={"name": "dapo", "credit": {"rounds": f"{file}:mine"}})
+    output = run("--config", run_file, "--out", "r", code=2)
+    assert "mtrl-train: algorithm.credit.rounds: rollout 1-0-0/" in output and says in output
+    assert "remedy: fix that function, then continue with --resume" in output and "Traceback" not in output
+    assert len(Rollouts(Path("r"))) == 4, "what was over is saved"
+    Path(file).write_text("def mine(ledger):\n    return ledger.mask\n")
+    sys.modules.pop(Path(file).stem)
+    run("--resume", "--out", "r")
+    assert [line["step"] for line in read_run_metrics("r")] == [1]
+
+
+def token_weights_file(body: str) -> str:
+    """A function of the user's own that weighs tokens."""
+    name = f"rounds_{next(NUMBERS)}.py"
+    Path(name).write_text(f"def mine(ledger):\n    {body}\n")
+    return name
+
+
+def test_exact_engine_is_reported_once(run: Run) -> None:
+    output = run(
+        "--config",
+        write_config(
+            steps=2, update={**SMALL["update"], "epochs": 2}, reward=user_reward("return float(attempt.rollout.index)")
+        ),
+        "--out",
+        "r",
+    )
+    assert output.count("the engine's logprobs are exact") == 1
+
+
+def test_adapters_are_merged_on_the_training_thread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, real = [], trainer.policy.lora.merge_adapters
+
+    def merged(given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return real(given)
+
+    monkeypatch.setattr(trainer.policy.lora, "merge_adapters", merged)
+    run("--config", write_config(steps=2, update={**SMALL["update"], "lora": {"rank": 2}}), "--out", "r")
+    assert [name for name in threads if name.startswith("learning")] == ["learning_0"] * 2
+    assert threads[-2:] == ["learning_0"] * 2, "after the first step nothing is merged elsewhere"
+
+
+def fill_with_nan(weights: Any) -> None:
+    with torch.no_grad():
+        next(weights.parameters()).fill_(math.nan)
+
+
+def test_non_finite_weights_end_the_run_without_a_checkpoint(run: Run, place: Path) -> None:
+    from trainer.model import load_model
+
+    shutil.copytree(demo_model(), "poisoned")
+    weights = load_model("poisoned")
+    fill_with_nan(weights)
+    weights.save_pretrained("poisoned")
+    output = run("--config", write_config(model="poisoned"), "--out", "r", code=2)
+    assert "12 x engine_failed: the model's logits are not finite" in output and "`update.lr`" in output
+    assert list_checkpoints("r") == []
+
+
+def test_non_finite_loss_names_its_rollout_and_skips_the_update(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("--config", write_config(steps=2, reward=user_reward("return float(attempt.rollout.index)")), "--out", "r")
+    load = Policy.load
+
+    def spoilt(*given: Any, **more: Any) -> Policy:
+        policy = load(*given, **more)
+        resume = policy.resume
+        monkeypatch.setattr(policy, "resume", lambda folder: (resume(folder), fill_with_nan(policy.model)))
+        return policy
+
+    monkeypatch.setattr(Policy, "load", spoilt)
+    monkeypatch.setattr("trainer.engine.torch.torch_engine.TorchEngine.publish", publish_nothing)
+    output = run("--resume", "--out", "r", "--steps", 3, code=2)
+    assert (
+        "rollout 3-0-0/" in output and "nan" in output and "lower `update.lr`" in output and "Traceback" not in output
+    )
+    assert list_checkpoints("r") == ["000001", "000002"] and len(read_run_metrics("r")) == 2
+
+
+async def publish_nothing(*_: Any) -> None:
+    """The engine keeps the weights that it began with."""
+
+
+def test_learning_rate_that_yields_non_finite_weights_is_refused(run: Run) -> None:
+    output = run("--config", write_config(update={"lr": 1e30}), "--out", "r", code=2)
+    assert "run.yaml:1: update.lr: expected less than or equal to 10, found 1e+30" in output
+
+
+def test_groups_without_a_learning_signal_raise_an_alarm_and_the_run_continues(run: Run) -> None:
+    output = run("--config", write_config(reward=user_reward("return 1.0"), steps=2), "--out", "r")
+    assert "no group has a learning signal: the rewards within each group are all equal" in output
+    assert [line["groups/teaching"] for line in read_run_metrics("r")] == [0, 0]
+    assert list_checkpoints("r") == ["000001", "000002"]
+
+
+def test_alarm_names_the_limit_that_truncates_everything(run: Run) -> None:
+    output = run("--config", write_config(limits={"turn_tokens": 3, "rollout_tokens": 160}, steps=1), "--out", "r")
+    assert (
+        "100% of the rollouts are truncated, 100% by length_turn" in output and "raise `limits.turn_tokens`" in output
+    )
+
+
+# What cannot begin.
+
+
+def test_tokenizer_of_another_model_is_refused(run: Run) -> None:
+    from trainer.model import load_model
+
+    shutil.copytree(demo_model(), "other")
+    weights = load_model("other")
+    weights.resize_token_embeddings(weights.config.vocab_size - 40)
+    weights.save_pretrained("other")
+    output = run("--config", write_config(model="other"), "--out", "r", code=2)
+    assert "the tokenizer of 'other' has ids up to" in output and "copy the tokenizer" in output
+    assert not Path("r").exists(), "nothing began, and nothing is left"
+
+
+def test_template_that_rewrites_history_is_refused(run: Run) -> None:
+    shutil.copytree(demo_model(), "other")
+    template = Path("other/chat_template.jinja")
+    template.write_text(f"{{{{ messages | length }}}}{template.read_text()}")
+    for words in ((), ("--dry-run",)):
+        output = run("--config", write_config(model="other"), "--out", "r", *words, code=2)
+        assert "the chat template cannot be trusted" in output and "`template.chat_template`" in output
+
+
+def test_job_that_does_not_fit_into_memory_is_refused_with_the_setting_to_lower(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.policy.memory_plan, "free_memory", lambda: 30_000_000)
+    large = {**SMALL["update"], "chunk": 65536}
+    output = run("--config", write_config(update=large), "--out", "r", code=2)
+    assert "this run does not fit: memory: weights" in output and "remedy: lower `update.chunk` (logits" in output
+    output = run("--config", write_config(update=large), "--dry-run", code=1)
+    assert "it does not fit\n  remedy: lower `update.chunk` (logits" in output
+    assert not Path("r").exists() and not Path("runs").exists()
+
+
+def test_dry_run_shows_the_plan_and_writes_nothing(run: Run) -> None:
+    output = run("--config", write_config(), "--out", "r", "--dry-run")
+    for words in (
+        '"prompts": 2',
+        "memory: weights",
+        "2 x 2 rollouts a step",
+        "turn 0: policy",
+        "no problems found",
+    ):
+        assert words in output
+    assert not Path("r").exists() and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"promts": 4}, "run.yaml:1: promts: unknown key\n  remedy: did you mean `prompts`?"),
+        ({"update": {"lora": {"rnk": 3}}}, "run.yaml:1: update.lora.rnk: unknown key\n  remedy: did you mean `rank`?"),
+        (
+            {"reward": {"components": {"a": {"function": "answer", "wight": 2}}}},
+            "run.yaml:1: reward.components.a.wight: unknown key\n  remedy: did you mean `weight`?",
+        ),
+        (
+            {"curriculum": {"stages": [{"tols": ["add"]}]}},
+            "run.yaml:1: curriculum.stages[0].tols: unknown key\n  remedy: did you mean `tools`?",
+        ),
+        (
+            {"reward": {"components": {"a": {"function": "anser"}}}},
+            "run.yaml:1: reward.components.a.function: unknown reward function 'anser'\n"
+            "  remedy: did you mean 'answer'?",
+        ),
+        ({"curriculum": {"stages": [{"tools": ["calcluate"]}]}}, "did you mean 'calculate'?"),
+        ({"evaluation": {"data": "nosuch.jsonl"}}, "nosuch.jsonl: cannot be read (No such file"),
+        ({"algorithm": {"credit": {"kind": "gae"}}}, "needs a critic\n  remedy: add `update.critic: {}`"),
+        ({"sampling": {"temperature": 0}}, "training needs sampling at a temperature above 0\n  remedy: raise"),
+    ],
+)
+def test_mistake_in_the_run_file_is_reported_with_line_field_and_suggestion(
+    run: Run, changes: dict[str, Any], says: str
+) -> None:
+    assert says in run("--config", write_config(**changes), "--out", "r", code=2)
+    assert not Path("r/run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--config", "nosuch"), "remedy: name a YAML file, or one of agent, default, gsm8k, gsm8k_feedback"),
+        (("--data", "rows.jsonl"), "a demo's model knows only the words of its own tasks\n  remedy: name a model"),
+        (("--engine", "vllm"), "mtrl-train: --engine: should be auto, torch, "),
+        (("--steps", "0"), "mtrl-train: --steps: expected greater than 0, found 0"),
+        (("--tools", "nowhere"), "nowhere: there is no such folder"),
+        (("--resume",), "runs: there is no run to resume\n  remedy: name its folder with --out"),
+        (("--resume", "--out", "nowhere"), "nowhere: not a training run"),
+        (("eval", "nowhere"), "nowhere: not a training run"),
+        (("plot", "nowhere"), "name the folder of a training run"),
+        (("show", "nowhere", "0"), "name the folder of a run"),
+        (("replay", "nowhere", "2"), "nowhere: not a training run"),
+    ],
+)
+def test_mistake_on_the_command_line_is_reported_with_a_remedy(run: Run, words: tuple[str, ...], says: str) -> None:
+    assert says in run(*words, code=2)
+
+
+def test_mistake_is_reported_before_heavy_imports(place: Path) -> None:
+    code = (
+        "import sys\nfrom trainer.cli import app\n"
+        "try:\n    app(['--config', 'run.yaml'])\nexcept SystemExit:\n    pass\n"
+        "print('heavy:', sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)))\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=write_config(promts=4), capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "did you mean `prompts`?" in output.stderr and output.stdout == "heavy: []\n"

@@ -1,0 +1,113 @@
+"""Trainings that are killed at any moment, and resumed with the same metrics."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
+from tests.trainer.train.jobs import ROOT, small_job
+from tests.waiting import PATIENCE_S
+from trainer.view.metrics import is_repeated
+
+STEPS = 4
+LEAVE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("killed")
+    settings = small_job(steps=STEPS, kinds=("fact",), update={"lr": 1e-3, "warmup": 1, "steps": STEPS})
+    (place / "run.yaml").write_text(settings.model_dump_json())
+    return place
+
+
+def start_training(
+    place: Path, out: str, *words: str, config: str = "run.yaml"
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    chosen = () if "--resume" in words else ("--config", config)
+    return run_process(place, "-m", "trainer.cli", *chosen, "--out", out, *words)
+
+
+def finish_training(place: Path, out: str, *words: str) -> str:
+    with start_training(place, out, *words) as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, output
+    return output
+
+
+def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
+
+
+def count_lines(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> list[dict[str, Any]]:
+    finish_training(place, "whole")
+    return read_metrics_without_times(place / "whole")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_run_killed_at_random_moments_has_the_metrics_of_an_uninterrupted_one(
+    place: Path, whole: list[dict[str, Any]], seed: int
+) -> None:
+    draw, out = random.Random(seed), f"killed-{seed}"
+    words: tuple[str, ...] = ()
+    for after in sorted(draw.sample(range(STEPS), 2)):
+        with start_training(place, out, *words) as process:
+            children = psutil.Process(process.pid)
+            wait_until(lambda: count_lines(place / out) > after, process)  # noqa: B023 - called at once
+            time.sleep(draw.random() * 0.3)  # anywhere within a step: this moment is what is tested
+            kept = children.children(recursive=True)
+            process.send_signal(signal.SIGKILL)
+            process.wait(TIMEOUT_S)
+            wait_until_gone(kept)
+        words = ("--resume",)
+    finish_training(place, out, "--resume")
+    assert read_metrics_without_times(place / out) == whole
+
+
+def wait_until_gone(children: list[psutil.Process]) -> None:
+    assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []
+
+
+def test_ctrl_c_stops_a_training_quickly_and_it_can_be_resumed(place: Path, whole: list[dict[str, Any]]) -> None:
+    with start_training(place, "stopped") as process:
+        children = psutil.Process(process.pid)
+        wait_until(lambda: count_lines(place / "stopped") > 1, process)
+        kept = children.children(recursive=True)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 130 and time.monotonic() - began < LEAVE_S, output
+        assert "--resume" in output
+        wait_until_gone(kept)
+    finish_training(place, "stopped", "--resume")
+    assert read_metrics_without_times(place / "stopped") == whole
+
+
+def test_ctrl_c_during_model_creation_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    with start_training(tmp_path, "stopped", "--tools", str(ROOT / "tool_configs"), config="default") as process:
+        wait_until(lambda: any(kept.glob("mtrl/*/model/config.json")), process)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 130 and time.monotonic() - began < LEAVE_S, output
+    assert "mtrl-train: stopped; training had not started" in output
+    assert [*kept.glob("mtrl/*")] == [] and not (tmp_path / "stopped").exists()

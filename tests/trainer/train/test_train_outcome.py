@@ -1,0 +1,70 @@
+"""A run learns: a small form of the default job's bars, and a short run whose every loss is known.
+
+Rounding differs from processor to processor. A warm start makes much of it, and what is said of learning leaves room
+for that; eight steps on random weights make next to nothing of it, and so their losses are told to four digits.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.trainer.train.jobs import SMALL
+from trainer.demo.facts.facts_demo import build_model
+from trainer.demo.model_cache import find_or_build_model
+from trainer.demo.warm_start import Recipe
+from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
+from trainer.train.settings import TrainSettings
+from trainer.train.start import train
+
+GUESSING_RECIPE = Recipe(skill_steps=150, habit_steps=25, call_probability=0.2, kinds=("fact",))
+HABIT_JOB: dict[str, Any] = {
+    "steps": 16,
+    "prompts": 8,
+    "n": 8,
+    "kinds": ("fact",),
+    "record": False,
+    "update": {"lr": 8e-4, "warmup": 2, "steps": 16, "floor": 0.1},
+    "evaluation": {"every": 16, "few": 60, "rows": 60},
+    "checkpoint": {"every": 16},
+}
+REFERENCE_JOB: dict[str, Any] = {
+    "steps": 8,
+    "n": 8,
+    "record": False,
+    "reward": {"components": {"sevenths": {"function": f"{Path(__file__).parent}/sevenths.py:sevenths"}}},
+    "limits": SMALL["limits"] | {"turn_tokens": 16},
+    "update": {"lr": 1e-2, "warmup": 1, "steps": 8, "epochs": 2},
+    "evaluation": {"every": 0},
+}
+LOSSES = [-0.0635213, 0.0022859, -0.0620649, -0.0224107, -0.0050541, -0.0055789, -0.0162345, -0.0510751]
+ENTROPY, GRAD_NORM = 6.1260, 0.36153
+"""After the last step."""
+
+
+async def train_job(model: Path, job: dict[str, Any], folder: Path) -> list[StepMetrics]:
+    settings = TrainSettings.model_validate(SMALL | job | {"model": str(model)})
+    await train(settings, folder, Console(file=io.StringIO()))
+    return read_metrics(folder / METRICS_FILE)
+
+
+async def test_guessing_model_learns_to_call_its_tool(tmp_path: Path, one_thread: None) -> None:
+    before, *steps = await train_job(find_or_build_model(GUESSING_RECIPE, tmp_path), HABIT_JOB, tmp_path / "run")
+    assert before["eval/greedy"] <= 0.35 and steps[0]["success/sampled"] <= 0.25
+    assert steps[-1]["eval/greedy"] >= 0.9
+    assert mean(step["success/sampled"] for step in steps[-5:]) >= 0.6
+    assert steps[-1]["entropy"] < 0.5 * steps[0]["entropy"]
+
+
+async def test_losses_of_a_short_run_are_the_known_ones(tmp_path: Path, one_thread: None) -> None:
+    steps = await train_job(build_model(tmp_path / "model"), REFERENCE_JOB, tmp_path / "run")
+    assert [step["loss"] for step in steps] == pytest.approx(LOSSES, rel=1e-4, abs=1e-6)
+    assert steps[-1]["entropy"] == pytest.approx(ENTROPY, rel=1e-4)
+    assert steps[-1]["update/grad_norm"] == pytest.approx(GRAD_NORM, rel=1e-4)
+    rewards = [step["reward/mean"] for step in steps]
+    assert sum(rewards[-3:]) > 1.3 * sum(rewards[:3])

@@ -1,0 +1,1 @@
+"""Environments, in one module of their own."""

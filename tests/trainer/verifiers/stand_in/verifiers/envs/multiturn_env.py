@@ -1,0 +1,1 @@
+"""Where v0 has MultiTurnEnv."""

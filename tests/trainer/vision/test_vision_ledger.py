@@ -1,0 +1,123 @@
+"""Ledgers with images: one id each for the engine, expanded for training."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.types import Image, Text
+from tests.trainer.rollout_strategies import ledgers
+from trainer.ledger import Author, Entry, Ledger
+
+PAD = 9
+OTHERS = st.sampled_from([Author.TASK, Author.TOOL, Author.FEEDBACK])
+STREAM = st.lists(st.one_of(st.integers(10, 12), st.just(PAD)), max_size=8)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    """Text with pictures anywhere in it: first, last, side by side, or none; some without a place."""
+    if draw(st.booleans()):
+        ids = tuple(draw(st.lists(st.integers(10, 12), max_size=5)))
+        return Entry(
+            Author.POLICY, ids, logprobs=tuple(-float(token) for token in ids), version=draw(st.integers(0, 3))
+        )
+    ids = tuple(draw(STREAM))
+    spans: list[tuple[int, int]] = []
+    for place, token in enumerate(ids):
+        if token == PAD:
+            spans.append((place, place + 1))
+        elif draw(st.booleans()):
+            spans.append((place, place))
+    spans = spans[:5]
+    shown = {start for start, stop in spans if start < stop}
+    ids = tuple(token if token != PAD or place in shown else 10 for place, token in enumerate(ids))
+    widths = tuple(draw(st.integers(1, 6)) if start < stop else 0 for start, stop in spans)
+    images = tuple(Image(bytes([number])) for number in range(len(spans)))
+    return Entry(draw(OTHERS), ids, parts=(*images, Text("so")), spans=tuple(spans), widths=widths)
+
+
+def mixes() -> st.SearchStrategy[Ledger]:
+    return st.lists(entries(), max_size=6).map(lambda written: Ledger(tuple(written)))
+
+
+@given(mixes())
+def test_expanded_ids_repeat_each_image_id_by_its_width(ledger: Ledger) -> None:
+    widths = iter(width for entry in ledger for width in entry.widths if width)
+    slow = [token for at in ledger.ids for token in ([PAD] * next(widths) if at == PAD else [at])]
+    assert list(ledger.expanded.ids) == slow
+    assert len(ledger.expanded) == len(ledger) + sum(max(0, width - 1) for entry in ledger for width in entry.widths)
+
+
+@given(mixes())
+def test_policy_ids_are_the_same_expanded_or_not(ledger: Ledger) -> None:
+    wide = ledger.expanded
+    for name in ("ids", "logprobs", "versions"):
+        kept, seen = (
+            [value for value, mine in zip(getattr(one, name), one.mask, strict=True) if mine] for one in (ledger, wide)
+        )
+        assert kept == seen
+    assert sum(ledger.mask) == sum(wide.mask)
+    assert len(wide.ids) == len(wide.mask) == len(wide.logprobs) == len(wide.versions)
+
+
+@given(mixes())
+def test_positions_map_between_expanded_and_unexpanded_ids(ledger: Ledger) -> None:
+    wide = ledger.expanded
+    there = [ledger.to_expanded(token) for token in range(len(ledger))]
+    assert [wide.ids[token] for token in there] == list(ledger.ids)
+    assert [ledger.from_expanded(token) for token in there] == list(range(len(ledger)))
+    back = [ledger.from_expanded(token) for token in range(len(wide))]
+    assert [place for place, _ in groupby(back)] == list(range(len(ledger)))
+    assert [wide.author_at(token) for token in range(len(wide))] == [ledger.author_at(token) for token in back]
+
+
+@given(mixes())
+def test_spans_cover_the_same_images_expanded_or_not(ledger: Ledger) -> None:
+    wide = ledger.expanded
+    assert [place.medium for place in ledger.media_spans] == [place.medium for place in wide.media_spans]
+    for one in (ledger, wide):
+        among = {token for place in one.media_spans for token in range(place.start, place.stop)}
+        assert among == {token for token, id in enumerate(one.ids) if id == PAD}
+        assert not any(one.mask[token] for token in among)
+    assert [place.stop - place.start for place in ledger.media_spans] == [1] * len(ledger.media_spans)
+    assert [place.stop - place.start for place in wide.media_spans] == [
+        w for entry in ledger for w in entry.widths if w
+    ]
+
+
+@given(mixes(), st.lists(entries(), max_size=3), st.booleans())
+def test_ledger_grows_consistently_expanded_or_not(ledger: Ledger, more: list[Entry], asked: bool) -> None:
+    for entry in more:
+        if asked:
+            assert len(ledger.expanded) >= 0
+        ledger += entry
+        assert ledger.expanded == Ledger(ledger.entries).expanded
+        assert ledger.expanded.expanded is ledger.expanded
+
+
+@given(ledgers())
+def test_ledger_without_widths_expands_to_itself(ledger: Ledger) -> None:
+    assert ledger.expanded is ledger
+    assert all(ledger.to_expanded(token) == token == ledger.from_expanded(token) for token in range(len(ledger)))
+
+
+@pytest.mark.parametrize(
+    ("spans", "widths", "problem"),
+    [
+        (((0, 1), (1, 2)), (2,), "2 spans with 1 widths"),
+        (((1, 2), (0, 1)), (2, 2), "do not match widths"),
+        (((0, 1), (1, 2)), (2, 0), "do not match widths"),
+        (((0, 1), (1, 1)), (2, 1), "do not match widths"),
+    ],
+)
+def test_widths_without_a_matching_span_are_refused(
+    spans: tuple[tuple[int, int], ...], widths: tuple[int, ...], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Entry(Author.TOOL, (PAD, PAD), parts=(Image(b"1"), Image(b"2")), spans=spans, widths=widths)
+    with pytest.raises(ValueError, match="no media to expand"):
+        Entry(Author.POLICY, (PAD,), logprobs=(0.0,), parts=(Image(b"1"),), spans=((0, 1),), widths=(2,))

@@ -1,0 +1,78 @@
+"""Tests of verl's classes as a configuration uses them: results of a real server, and what `check` says of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import anyio
+import pytest
+
+from gateway.build import build_plan
+from gateway.check import run_checks
+from gateway.gateway import Gateway
+from gateway.types import Outcome, ToolCall
+from tests.conftest import Write
+
+SERVER = """
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+server = MCPServer("search")
+
+@server.tool()
+def search(query: str) -> str:
+    if query == "nothing":
+        raise ToolError("no index is loaded")
+    return '{"query": "gnu", "results": [{"title": "A"}, {"title": "B"}], "took": 3}'
+
+server.run("stdio")
+"""
+TOOLS = """
+tools:
+  - class_name: verl.tools.mcp_search_tool.MCPSearchTool
+    config: {type: mcp, rate_limit: 120, timeout: 20}
+    mcp: {mcp_servers_config_path: ./servers.json}
+  - class_name: verl.tools.gsm8k_tool.Gsm8kTool
+    config: {type: native}
+interaction: {class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, config: {}}
+"""
+
+
+def _write_files(write: Write) -> None:
+    write("search_server.py", SERVER)
+    server = {"command": sys.executable, "args": ["search_server.py"], "cwd": ".", "autoApprove": ["search"]}
+    write("servers.json", json.dumps({"mcpServers": {"search": server}}))
+    write("tools.yaml", TOOLS)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_search_results_and_errors_of_a_server_reach_the_policy(write: Write) -> None:
+    _write_files(write)
+    with anyio.fail_after(60):
+        async with Gateway.load("tools.yaml", None) as gateway, gateway.open() as session:
+            found = await session.call(ToolCall("1", "search", '{"query": "gnu"}'))
+            failed = await session.call(ToolCall("2", "search", '{"query": "nothing"}'))
+    assert found.text == '[{"title": "A"}, {"title": "B"}]'
+    keys = ("query_count", "status", "total_results", "api_request_error")
+    assert [found.metrics[key] for key in keys] == [1, "success", 2, None]
+    assert failed.outcome is Outcome.ERROR
+    assert "no index is loaded" in failed.text
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_check_tells_stand_ins_and_keys_of_other_clients(write: Write) -> None:
+    _write_files(write)
+    with anyio.fail_after(60):
+        findings = await run_checks(build_plan("tools.yaml", None))
+    messages = [finding.message for finding in findings if finding.grade == "ok"]
+    for name in ("mcp_search_tool.MCPSearchTool", "gsm8k_tool.Gsm8kTool"):
+        assert (
+            f"verl.tools.{name}: mtrl's own class in its place, with the same results (verl is not installed)"
+            in messages
+        )
+    assert any(message.startswith("verl.interactions.gsm8k_interaction.Gsm8kInteraction: ") for message in messages)
+    (note,) = [finding.message for finding in findings if finding.grade == "note"]
+    assert note == (
+        "servers.json:1: mcpServers.search.autoApprove: `autoApprove` is ignored: nothing asks for confirmation here"
+    )

@@ -1,0 +1,304 @@
+"""Tests that classes and files written for verl 0.7.1 and earlier work: signatures, replies, errors and names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.config.load_object import load_object
+from gateway.errors import ConfigError, ConfigErrors
+from gateway.gateway import Gateway
+from gateway.types import Outcome, Task, ToolCall
+from tests.conftest import Write
+from tests.servers.start_server import stdio_command
+
+CHAT = ({"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "#### 4"})
+
+INTERACTIONS = """
+interaction:
+  - class_name: "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
+    config: {}
+  - class_name: theirs.CoachInteraction
+    config: {patience: 3}
+  - class_name: theirs.Plain
+  - name: "code_verifier"
+    class_name: "verl.interactions.base.BaseInteraction"
+    config: {verification_mode: strict}
+"""
+
+INTERACTION_CLASSES = """
+from verl.interactions.base import BaseInteraction
+
+class CoachInteraction(BaseInteraction):
+    def __init__(self, config: dict):
+        super().__init__(config)
+        self.over = []
+
+    async def start_interaction(self, instance_id=None, name=None, **kwargs):
+        self.asked = name
+        return await super().start_interaction(instance_id, **kwargs)
+
+    async def generate_response(self, instance_id, messages, **kwargs):
+        from verl.utils.reward_score import gsm8k
+        score = gsm8k.compute_score(messages[-1]["content"], kwargs["ground_truth"])
+        return score == 1.0, f"{self.asked}: {self.config['patience']}", score, {"seen": len(messages)}
+
+    async def calculate_score(self):
+        return await super().calculate_score()
+
+    async def finalize_interaction(self):
+        await super().finalize_interaction()
+        self.over.append(True)
+
+class Plain(BaseInteraction):
+    async def generate_response(self, instance_id, messages, **kwargs):
+        return False, "Go on.", None, {}
+
+    async def calculate_score(self):
+        return 0.25
+"""
+
+
+def write_files(write: Write, **files: str) -> Path:
+    for name, text in files.items():
+        stem, _, suffix = name.rpartition("_")
+        write(f"conf/{stem}.{suffix}", text)
+    return Path("conf").resolve()
+
+
+async def get_feedback(folder: Path, name: str | None, **args: Any) -> Any:
+    async with Gateway.load(folder, None) as gateway, gateway.open(Task(feedback=name, feedback_args=args)) as session:
+        return await session.feedback(CHAT)
+
+
+async def test_interactions_are_found_by_declared_and_derived_names(write: Write) -> None:
+    folder = write_files(write, all_yaml=INTERACTIONS, theirs_py=INTERACTION_CLASSES)
+    with anyio.fail_after(20):
+        feedback = await get_feedback(folder, "coach", ground_truth="4")
+        assert (feedback.done, feedback.score, feedback.message) == (True, 1.0, "coach: 3")
+        plain = await get_feedback(folder, "plain")
+        assert (plain.done, plain.score) == (False, 0.25), "a score of None is calculated, without an id"
+        unnamed = await get_feedback(folder, None, ground_truth="4")
+        assert (unnamed.done, unnamed.score, unnamed.message) == (True, 1.0, "Your response is correct!")
+        base = await get_feedback(folder, "code_verifier")
+        assert (base.done, base.score) == (False, 0.8)
+
+
+async def test_finalize_interaction_without_an_id_is_called(write: Write) -> None:
+    folder = write_files(write, all_yaml=INTERACTIONS, theirs_py=INTERACTION_CLASSES)
+    with anyio.fail_after(20):
+        async with Gateway.load(folder, None) as gateway:
+            async with gateway.open(Task(feedback="coach", feedback_args={"ground_truth": "4"})) as session:
+                await session.feedback(CHAT)
+            (source,) = gateway.sources
+            toolset: Any = source.toolset
+            assert toolset.interactions["coach"].over == [True]
+            assert toolset.counts["coach", "finalize_failed"] == 0
+
+
+def test_the_registry_derives_names_as_verl_does(write: Write) -> None:
+    write_files(write, all_yaml=INTERACTIONS, theirs_py=INTERACTION_CLASSES)
+    interactions = load_object("verl.interactions.utils.interaction_registry:initialize_interactions_from_config")(
+        "conf/all.yaml"
+    )
+    assert [*interactions] == ["gsm8k", "coach", "plain", "code_verifier"]
+    assert {name: interaction.name for name, interaction in interactions.items()} == {
+        name: name for name in interactions
+    }
+    assert interactions["code_verifier"].config == {"verification_mode": "strict", "name": "code_verifier"}
+
+
+def test_the_registry_raises_the_same_errors_as_verl(write: Write) -> None:
+    initialize = load_object("verl.interactions.utils.interaction_registry:initialize_interactions_from_config")
+    duplicates = "interaction: [{class_name: theirs.Plain}, {class_name: theirs.Plain}]"
+    write_files(write, two_yaml=duplicates, theirs_py=INTERACTION_CLASSES)
+    with pytest.raises(ValueError, match="'plain'"):
+        initialize("conf/two.yaml")
+    with pytest.raises(FileNotFoundError):
+        initialize("conf/none.yaml")
+    get_class = load_object("verl.interactions.utils.interaction_registry:get_interaction_class")
+    with pytest.raises(ImportError, match="no module 'nowhere'"):
+        get_class("nowhere.Class")
+
+
+TOOLS = """
+tools:
+  - class_name: theirs.Newer
+    config: {type: native}
+    tool_schema: {type: function, function: {name: newer, description: d, parameters: {type: object, properties: {}}}}
+  - class_name: theirs.Older
+    config: {type: native}
+"""
+
+TOOL_CLASSES = """
+from typing import Any, Optional
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import (
+    OpenAIFunctionParametersSchema, OpenAIFunctionPropertySchema, OpenAIFunctionSchema, OpenAIFunctionToolSchema,
+    ToolResponse,
+)
+from verl.utils.rollout_trace import rollout_trace_op
+
+class Newer(BaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self.given = {}
+
+    async def create(self, instance_id: Optional[str] = None, **kwargs) -> tuple[str, ToolResponse]:
+        instance_id, response = await super().create(instance_id, **kwargs)
+        self.given[instance_id] = kwargs.get("create_kwargs", {}).get("ground_truth")
+        return instance_id, response
+
+    @rollout_trace_op
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs) -> tuple[ToolResponse, float, dict]:
+        return ToolResponse(text=f"{self.given[instance_id]} {kwargs.get('unit', '')}"), 0.5, {"n": 1}
+
+    async def calc_reward(self, instance_id: str, weight: float = 1.0, **kwargs) -> float:
+        return weight
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self.given[instance_id]
+
+class Older(BaseTool):
+    def get_openai_tool_schema(self):
+        answer = OpenAIFunctionPropertySchema(type="string", description="the answer", enum=["a", "b"])
+        parameters = OpenAIFunctionParametersSchema(type="object", properties={"answer": answer}, required=["answer"])
+        function = OpenAIFunctionSchema(name="older", description="d", parameters=parameters)
+        return OpenAIFunctionToolSchema(type="function", function=function)
+
+    async def create(self, instance_id: Optional[str] = None, ground_truth: Optional[str] = None, **kwargs) -> str:
+        self.truth = ground_truth
+        return instance_id
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs):
+        kind = self.tool_schema.function.parameters.properties["answer"].type
+        return f"{parameters['answer']} of {self.truth} is a {kind}", -0.05, {}
+"""
+
+
+async def test_tools_of_both_interface_versions_work(write: Write) -> None:
+    folder = write_files(write, all_yaml=TOOLS, theirs_py=TOOL_CLASSES)
+    nested = {
+        "create_kwargs": {"ground_truth": "42"},
+        "execute_kwargs": {"unit": "km"},
+        "calc_reward_kwargs": {"weight": 3.0},
+    }
+    task = Task(create={"newer": nested, "older": {"ground_truth": "7"}})
+    with anyio.fail_after(20):
+        async with Gateway.load(folder, None) as gateway, gateway.open(task) as session:
+            newer = await session.call(ToolCall("1", "newer", "{}"))
+            assert (newer.text, newer.reward, dict(newer.metrics)["n"]) == ("42 km", 0.5, 1)
+            older = await session.call(ToolCall("1", "older", '{"answer": "b"}'))
+            assert (older.text, older.reward) == ("b of 7 is a string", -0.05)
+            assert (await session.call(ToolCall("1", "older", '{"answer": "c"}'))).outcome is Outcome.INVALID
+            assert (await session.finish())["newer"] == 3.0
+
+
+def test_the_registry_builds_native_tools(write: Write) -> None:
+    write_files(write, all_yaml=TOOLS, theirs_py=TOOL_CLASSES)
+    tools = load_object("verl.tools.utils.tool_registry:initialize_tools_from_config")("conf/all.yaml")
+    assert [tool.name for tool in tools] == ["newer", "older"]
+    dumped = tools[1].tool_schema.model_dump(exclude_unset=True, exclude_none=True)
+    assert dumped["function"]["parameters"]["properties"]["answer"]["enum"] == ["a", "b"]
+
+
+def test_schemas_and_responses_behave_as_verls(write: Write) -> None:
+    write("theirs.py", "from verl.tools import schemas")
+    schemas = load_object("theirs:schemas", write("tools.yaml", ""))
+    parsed = schemas.OpenAIFunctionParsedSchema(name="f", arguments='{"a": 1}')
+    from_parsed = schemas.OpenAIFunctionCallSchema.from_openai_function_parsed_schema
+    assert from_parsed(parsed) == (schemas.OpenAIFunctionCallSchema(name="f", arguments={"a": 1}), False)
+    invalid = schemas.OpenAIFunctionParsedSchema(name="f", arguments="[1")
+    assert from_parsed(invalid) == (schemas.OpenAIFunctionCallSchema(name="f", arguments={}), True)
+    response = schemas.ToolResponse
+    assert response().is_empty() and response(text="a").is_text_only()
+    assert not response(text="a", image=[b""]).is_text_only()
+    with pytest.raises(ValueError, match="list"):
+        response(image="one.png")
+
+
+MCP = """
+tools:
+  - class_name: theirs.MCPYourTool
+    config: {type: mcp, rate_limit: 100, timeout: 7}
+    mcp: {mcp_servers_config_path: ./mcp_server.json}
+"""
+SERVER = '{"mcpServers": {"SSE Server": {"url": "http://127.0.0.1:9/sse", "auth_token": "t"}}}'
+
+
+RESULT_PARSER = """
+from typing import Tuple
+from verl.tools.mcp_base_tool import MCPBaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+class MCPYourTool(MCPBaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self.schema = tool_schema.model_dump(exclude_unset=True, exclude_none=True)
+
+    def _parse_tool_result(self, content: list) -> Tuple[str, dict]:
+        text, metrics = super()._parse_tool_result(content)
+        assert self.schema["function"]["name"] == self.name
+        return text.upper(), {**metrics, "timeout": self.timeout, "parts": len(content)}
+"""
+
+
+async def test_an_mcp_tool_class_with_its_own_result_parser_works(write: Write) -> None:
+    command, args = stdio_command()
+    servers = json.dumps({"mcpServers": {"STDIO Server": {"command": command, "args": list(args)}}})
+    folder = write_files(write, all_yaml=MCP, theirs_py=RESULT_PARSER, mcp_server_json=servers)
+    with anyio.fail_after(30):
+        async with Gateway.load(folder, None) as gateway, gateway.open() as session:
+            result = await session.call(ToolCall("1", "echo", '{"text": "hello"}'))
+    assert "HELLO" in result.text
+    assert (result.metrics["timeout"], result.metrics["parts"]) == (7.0, 1)
+
+
+def test_an_mcp_tool_class_with_execute_is_refused(write: Write) -> None:
+    theirs = """
+    from verl.tools.mcp_base_tool import MCPBaseTool
+    class MCPYourTool(MCPBaseTool):
+        async def execute(self, instance_id, parameters, **kwargs): ...
+    """
+    folder = write_files(write, all_yaml=MCP, theirs_py=theirs, mcp_server_json=SERVER)
+    with pytest.raises(ConfigError, match=r"defines execute, which are never called.*\n.*_parse_tool_result"):
+        Gateway.load(folder, None)
+
+
+def test_an_error_in_a_users_class_is_reported_with_file_and_line(write: Write) -> None:
+    theirs = """
+    from verl.tools.base_tool import BaseTool
+    class Newer(BaseTool):
+        def __init__(self, config, tool_schema):
+            super().__init__(config, tool_schema)
+            self.url = config["url"]
+    Older = Newer
+    """
+    folder = write_files(write, all_yaml=TOOLS)
+    file = write("conf/theirs.py", theirs)
+    with pytest.raises(ConfigErrors) as caught:
+        Gateway.load(folder, None)
+    assert f"tools[0]: creating the tool failed: KeyError: 'url' ({file}:6)" in str(caught.value)
+
+
+async def test_an_error_in_a_turn_is_reported_with_file_and_line(write: Write) -> None:
+    theirs = INTERACTION_CLASSES.replace('kwargs["ground_truth"]', 'kwargs["truth"]')
+    folder = write_files(write, all_yaml=INTERACTIONS, theirs_py=theirs)
+    with anyio.fail_after(20):
+        feedback = await get_feedback(folder, "coach", ground_truth="4")
+    assert feedback.outcome is Outcome.UNAVAILABLE
+    assert feedback.reason == f"KeyError: 'truth' ({folder / 'theirs.py'}:15)"
+
+
+async def test_a_tools_exception_is_reported_to_the_operator_with_file_and_line(write: Write) -> None:
+    theirs = TOOL_CLASSES.replace("parameters['answer']", "parameters['anwser']")
+    folder = write_files(write, all_yaml=TOOLS, theirs_py=theirs)
+    with anyio.fail_after(20):
+        async with Gateway.load(folder, None) as gateway, gateway.open() as session:
+            result = await session.call(ToolCall("1", "older", '{"answer": "b"}'))
+    assert result.text == "Error: KeyError: 'anwser'", "the policy does not get the line"
+    assert f"{folder / 'theirs.py'}:" in str(result.reason)

@@ -1,0 +1,64 @@
+"""Reads the settings of a command: a run file, overridden by options of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from gateway.config.base import FrozenModel
+from gateway.config.diagnostics import explain_validation_error
+from gateway.config.environment import Expansion
+from gateway.config.reader import read_file
+from gateway.errors import ConfigError, ConfigErrors
+from trainer.cli.errors import RUN_FILE
+from trainer.cli.options import JOBS_FOLDER
+
+Settings = TypeVar("Settings", bound=FrozenModel)
+
+
+def find_run_file(name: str | Path) -> Path:
+    """The path of a run file, given as a path or as the name of a job that comes with the package."""
+    jobs = {file.stem: file for file in sorted(JOBS_FOLDER.glob("*.yaml"))}
+    file = jobs.get(str(name), Path(name))
+    if not file.exists():
+        remedy = f"name a YAML file, or one of {', '.join(jobs)}"
+        raise ConfigError("there is no such run file", file=file, field="--config", remedy=remedy)
+    return file
+
+
+def read_run_file(file: Path | None) -> dict[str, Any]:
+    """The content of a run file; empty without one."""
+    if file is None:
+        return {}
+    settings = read_file(file) or {}
+    if not isinstance(settings, dict):
+        raise ConfigError("is not a mapping", file=file, remedy="write settings as `name: value`")
+    return settings
+
+
+def load_settings(
+    kind: type[Settings], file: Path | None, options: Mapping[str, Any], ignored: Collection[str] = ()
+) -> Settings:
+    """The settings of a run file, overridden by options of the command line that are not None.
+
+    Settings of the file that are `ignored` belong to other commands.
+    """
+    RUN_FILE.set(file)
+    content = {name: value for name, value in read_run_file(file).items() if name not in ignored}
+    values = {**content, **{name: value for name, value in options.items() if value is not None}}
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        where = file or Path("the options")
+        errors = explain_validation_error(error, values, where, Expansion({}, where), kind)
+        raise ConfigErrors([_name_option(detail, options) for detail in errors]) from error
+
+
+def _name_option(error: ConfigError, options: Mapping[str, Any]) -> ConfigError:
+    """The error with the option's name, if the value came from an option."""
+    if options.get(error.field) is None:
+        return error
+    return ConfigError(error.problem, field=f"--{error.field}", remedy=error.remedy)

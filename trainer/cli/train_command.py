@@ -1,0 +1,252 @@
+"""The main command, which trains or resumes a run, and the command `eval`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from shlex import quote, split
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from gateway.errors import ConfigError
+from trainer.cli.errors import report_errors
+from trainer.cli.options import NO_SHELL_HELP, RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
+from trainer.cli.rank import follow_rank_0, is_other_rank
+from trainer.cli.ray_job import check_ray_options, run_settings_on_ray
+from trainer.cli.read_commands import serve_while_training
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainer.train.settings import TrainSettings
+
+
+def model_option(text: str, metavar: str, *names: str) -> Any:
+    """An option in the help's panel about model, data and tools."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel="Model, data and tools")
+
+
+def run_option(text: str, metavar: str, least: int | None = None) -> Any:
+    """An option in the help's panel about the run."""
+    return typer.Option(metavar=metavar, help=text, min=least, rich_help_panel="Run")
+
+
+def run_flag(name: str, text: str, *short: str) -> Any:
+    """A flag in the help's panel about the run."""
+    return typer.Option(name, *short, help=text, rich_help_panel="Run")
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Logs to the current `sys.stderr`, which rich replaces while it shows a panel, to print above the panel."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+NoShell = Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP, rich_help_panel="Model, data and tools")]
+
+
+@app.callback(invoke_without_command=True)
+def train(
+    context: typer.Context,
+    tools: Annotated[str | None, model_option("Tools. Default: tool_configs", "DIR|URL")] = None,
+    mcp: Annotated[Path | None, model_option("MCP servers. Default: mcp_servers.json beside --tools", "FILE")] = None,
+    model: Annotated[str | None, model_option("A Hugging Face model's folder. Default: a tiny model", "PATH")] = None,
+    data: Annotated[str | None, model_option("Tasks: JSONL, parquet, or a dataset. Default: a demo", "FILE")] = None,
+    config: Annotated[str | None, model_option("YAML with all settings, or the name of a job", "FILE|JOB")] = None,
+    verl: Annotated[Path | None, model_option("YAML or a script for verl", "FILE [KEY=VALUE]...", VERL_OPTION)] = None,
+    swift: Annotated[
+        str | None, model_option("A script for ms-swift, or its command in quotes", "FILE|COMMAND", SWIFT_OPTION)
+    ] = None,
+    no_shell: NoShell = False,
+    engine: Annotated[str | None, run_option("Inference engine. Default: auto", "auto|torch|sglang|URL")] = None,
+    mode: Annotated[str | None, run_option("How far rollouts run ahead. Default: synchronous", "MODE")] = None,
+    steps: Annotated[int | None, run_option("Number of training steps", "N")] = None,
+    seed: Annotated[int | None, run_option("The same seed gives the same run", "N")] = None,
+    ranks: Annotated[int | None, run_option("Processes that train together. Default: 1, or Ray's GPUs", "N", 1)] = None,
+    ray: Annotated[str | None, run_option("Run on this Ray cluster", "ADDRESS")] = None,
+    ray_servers: Annotated[int | None, run_option("SGLang servers there. Default: serving.replicas", "N")] = None,
+    out: Annotated[Path | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
+    resume: Annotated[bool, run_flag("--resume", "Resume the run in --out, or the newest run")] = False,
+    view: Annotated[bool, run_flag("--view", "Serve the web UI while the run trains")] = False,
+    dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
+    verbose: Annotated[bool, run_flag("--verbose", "Log more to standard error", "-v")] = False,
+) -> None:
+    """Train language models to use tools with multi-turn reinforcement learning, exact to the token.
+
+    mtrl-train --tools tool_configs/                 train a tiny model
+
+    mtrl-train --tools DIR --model PATH --data FILE  your tools, model and tasks
+
+    mtrl-train --config run.yaml --dry-run           check without training
+    """
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
+    options: dict[str, Any] = {
+        "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
+        "mode": mode, "out": out, "steps": steps, "seed": seed,
+    }  # fmt: skip
+    values = (config, verl, swift, ranks, ray, ray_servers, *options.values())
+    has_options = resume or dry_run or view or no_shell or any(value is not None for value in values)
+    if context.invoked_subcommand is not None:
+        if has_options:
+            raise typer.BadParameter(f"write the options of {context.invoked_subcommand!r} after its name")
+        return
+
+    sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
+    words = context.obj or []
+    load = partial(
+        _load_settings, options, sources, words, ranks if ray is None else None, resume=resume, use_bash=not no_shell
+    )
+    with report_errors():
+        check_ray_options(ray, ray_servers)
+        if ray is not None and not dry_run:
+            run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)
+            return
+        if is_other_rank() and not dry_run:
+            raise typer.Exit(follow_rank_0(load))
+        _train(*load(), resume=resume, dry_run=dry_run, view=view)
+
+
+def _load_settings(
+    options: dict[str, Any],
+    sources: dict[str, Any],
+    words: list[str],
+    ranks: int | None,
+    *,
+    resume: bool,
+    use_bash: bool,
+) -> tuple[TrainSettings, str]:
+    """The run's settings and name, from a run file, or a file for verl or ms-swift."""
+    config, verl, swift = sources["config"], sources[VERL_OPTION], sources[SWIFT_OPTION]
+    named = [name for name in (VERL_OPTION, SWIFT_OPTION) if sources[name] is not None]
+    if len(named) + (config is not None or resume) > 1:
+        problem = "cannot be combined with --config, --resume or the other one"
+        raise ConfigError(problem, field=named[0], remedy="write one of them")
+    if verl is not None:
+        settings, name = _translate_settings(options, [str(verl), *words], verl.stem, use_bash=use_bash)
+    elif swift is not None:
+        stem = Path(swift).stem if Path(swift).is_file() else "swift"
+        settings, name = _translate_settings(options, _split_command(swift), stem, use_bash=use_bash)
+    else:
+        settings, name = _load_run_settings(options, config, resume=resume)
+    if ranks is not None:
+        distributed = settings.distributed.model_copy(update={"ranks": ranks})
+        settings = settings.model_copy(update={"distributed": distributed})
+    return settings, name
+
+
+def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, view: bool) -> None:
+    """Trains, or checks for a dry run. Errors in settings are reported before torch is imported, which is slow."""
+    import anyio
+    from rich.console import Console
+
+    from trainer.storage.run_files import RUN_INFO_FILE
+    from trainer.train.run_folder import choose_run_folder
+
+    console = Console()
+    if dry_run:
+        from trainer.train.dry_run import dry_run as run_dry
+
+        if not anyio.run(run_dry, settings, console):
+            raise typer.Exit(1)
+        return
+    folder = choose_run_folder(settings, name, resume=resume)
+    console.print(f"the run is {folder}", markup=False, highlight=False)
+
+    def stopped() -> str:
+        has_started = (folder / RUN_INFO_FILE).exists()
+        resume_hint = f"resume with: mtrl-train --resume --out {quote(str(folder))}"
+        return resume_hint if has_started else "training had not started"
+
+    with report_errors(stopped=stopped), serve_while_training(folder) if view else nullcontext():
+        from trainer.train.start import train as run_training
+
+        anyio.run(partial(run_training, settings, folder, console, resume=resume))
+    _print_next_commands(folder, console)
+
+
+def _print_next_commands(folder: Path, console: Console) -> None:
+    """Prints where the model is, and commands that show the run."""
+    from trainer.train.checkpoint import Checkpoints
+    from trainer.train.run_folder import load_run_settings
+
+    checkpoint, run = Checkpoints(folder).find_latest(), quote(str(folder))
+    if checkpoint is None:
+        return
+    commands = {
+        f"view {run}": "web UI with curves, rollouts and tokens",
+        f"plot {run}": "curves",
+        f"eval {run}": "success before and after training, on held-out tasks",
+        f"show {run}": "rollouts; with a number, one rollout token by token",
+    }
+    if load_run_settings(folder).record:
+        commands[f"replay {run} {checkpoint.step}"] = "replay the last step from its tape"
+    text = f"{checkpoint.step} steps are finished; the model is in {checkpoint.folder}"
+    console.print(text, markup=False, soft_wrap=True)
+    width = max(map(len, commands))
+    for command, what in commands.items():
+        console.print(f"  mtrl-train {command:{width}}  {what}", markup=False, soft_wrap=True, highlight=False)
+
+
+def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: bool) -> tuple[TrainSettings, str]:
+    """The run's settings and name. A resumed run has the settings that it started with."""
+    from trainer.cli.run_file import find_run_file, load_settings
+    from trainer.train.run_folder import load_run_settings, newest_run
+    from trainer.train.settings import DEFAULT_JOB, TrainSettings
+
+    if resume and config is None:
+        saved = load_run_settings(options["out"] or newest_run()).model_dump()
+        typed = {name: value for name, value in options.items() if value is not None}
+        return load_settings(TrainSettings, None, saved | typed), ""
+    if config is None and options["model"] is None and options["data"] is None:
+        config = DEFAULT_JOB
+    file = find_run_file(config) if config is not None else None
+    name = file.stem if file else Path(options["model"] or options["data"]).stem
+    return load_settings(TrainSettings, file, options), name
+
+
+def _translate_settings(
+    options: dict[str, Any], words: list[str], name: str, *, use_bash: bool
+) -> tuple[TrainSettings, str]:
+    """Settings translated from verl or ms-swift, overridden by mtrl's own options."""
+    from trainer.cli.run_file import load_settings
+    from trainer.cli.translate_command import translate_to_settings
+    from trainer.train.settings import TrainSettings
+
+    typed = {name: value for name, value in options.items() if value is not None}
+    return load_settings(TrainSettings, None, translate_to_settings(words, use_bash=use_bash) | typed), name
+
+
+def _split_command(text: str) -> list[str]:
+    """The path of a file, or the words of a shell command."""
+    return [text] if Path(text).is_file() else split(text)
+
+
+@app.command("eval", rich_help_panel=RUN_PANEL)
+def evaluate(
+    run: RunFolder,
+    rows: Annotated[int | None, typer.Option(help="Number of tasks. Default: the run's setting")] = None,
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Other tasks than the run's.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare success before and after training, sampled and greedy, by kind of task, with 95 % intervals."""
+    import anyio
+    from rich.console import Console
+
+    from trainer.train.evaluate import compare_run
+
+    async def main() -> None:
+        comparison = await compare_run(run, rows, data, Console(stderr=True))
+        if json:
+            sys.stdout.write(comparison.json + "\n")
+        else:
+            Console().print(comparison.table)
+
+    with report_errors():
+        anyio.run(main)

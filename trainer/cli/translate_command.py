@@ -1,0 +1,84 @@
+"""The command `translate`, and settings translated from configurations of verl and ms-swift."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.errors import ConfigError
+from trainer.cli.errors import report_errors
+from trainer.cli.options import NO_SHELL_HELP, app
+
+if TYPE_CHECKING:
+    from trainer.shell.script_reader import ScriptReader
+    from trainer.verl.translate import Translation
+
+PASS_UNKNOWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": True}
+"""The words may be a command with options of another program."""
+
+
+@app.command(context_settings=PASS_UNKNOWN_OPTIONS)
+def translate(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE|COMMAND [KEY=VALUE|--FLAG VALUE]...", help="YAML, scripts, or a command."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The run file. Default: standard output")
+    ] = None,
+    no_shell: Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP)] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print all known keys of verl (or with `swift` ms-swift) as Markdown")
+    ] = False,
+) -> None:
+    """Translate a configuration of verl or ms-swift to a run file, and report how each key was translated."""
+    with report_errors():
+        from trainer.shell.script_reader import ScriptReader
+        from trainer.swift_flags.table import SWIFT_TABLE
+        from trainer.verl.table import VERL_TABLE
+        from trainer.verl.translate import format_report, format_run_file, format_table
+
+        if table:
+            sys.stdout.write(format_table(SWIFT_TABLE if words == ["swift"] else VERL_TABLE) + "\n")
+            return
+        if not words:
+            raise ConfigError("there is no input", field="translate", remedy="name a YAML file, a script, or a command")
+        translation = translate_command(words, ScriptReader(use_bash=not no_shell))
+        sys.stderr.write(format_report(translation) + "\n")
+        if out is None:
+            sys.stdout.write(format_run_file(translation))
+        else:
+            _write_run_file(out, format_run_file(translation))
+
+
+def _write_run_file(out: Path, text: str) -> None:
+    if out.exists():
+        raise ConfigError("already exists", file=out, field="--out", remedy="name another file")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    sys.stderr.write(f"\nwritten to {out}; check it with: mtrl-train --config {out} --dry-run\n")
+
+
+def translate_command(words: list[str], reader: ScriptReader | None = None) -> Translation:
+    """Translates a configuration of verl or ms-swift, whichever the words are for."""
+    from trainer.swift_flags import read_script as swift
+    from trainer.swift_flags.table import SWIFT_TABLE
+    from trainer.verl import read_config as verl
+    from trainer.verl.translate import translate as translate_keys
+
+    if swift.is_swift(words):
+        return translate_keys(swift.read_command(words, reader), SWIFT_TABLE)
+    return translate_keys(verl.read_command(words, reader))
+
+
+def translate_to_settings(words: list[str], *, use_bash: bool = True) -> dict[str, Any]:
+    """The settings that a configuration of verl or ms-swift translates to; prints the report."""
+    from trainer.shell.script_reader import ScriptReader
+    from trainer.verl.translate import format_report
+
+    translation = translate_command(words, ScriptReader(use_bash=use_bash))
+    sys.stderr.write(format_report(translation) + "\n\n")
+    return dict(translation.settings)

@@ -1,0 +1,111 @@
+"""A process on a node of a Ray cluster: one rank or one server, started, watched and ended by an actor.
+
+Imported by Ray's workers, so it needs little beyond the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import gateway
+
+PYTHON = "python"
+"""Stands for the Python of the node's Ray as the first word of a command."""
+SGLANG_PYTHON = "sglang-python"
+"""Stands for the Python of the node that has SGLang."""
+_REAPER = Path(gateway.__file__).parent / "mcp_client" / "reaper_process.py"
+_KILL_S = 10.0
+GATE = """
+import os, sys
+if not os.read(0, 1):
+    sys.exit(1)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Becomes the program once the actor says so, when its helper knows the process; ends if the actor does before."""
+
+
+class NodeProcess:
+    """Runs one process. Whatever ends the actor ends the process with all that it started, `kill -9` included."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
+
+    def place(self) -> tuple[str, tuple[str, ...]]:
+        """The address of the node, and the GPUs that Ray gave to this actor."""
+        ray = import_module("ray")
+        return ray.util.get_node_ip_address(), tuple(str(gpu) for gpu in ray.get_gpu_ids())
+
+    def free_port(self) -> int:
+        """A port of this node that is free now."""
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return int(listener.getsockname()[1])
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str) -> int:
+        """Starts the process in the folder; its output is appended to the log. Returns its id."""
+        self._end_reaper()
+        words = [_find_program(command[0], folder), *command[1:]]
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        reaper = [sys.executable, "-I", "-S", str(_REAPER)]
+        self._reaper = subprocess.Popen(reaper, stdin=subprocess.PIPE)  # noqa: S603
+        with open(log, "ab") as file:
+            self._process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-I", "-S", "-c", GATE, *words],
+                cwd=folder,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        for helped, data in ((self._reaper, f"+{self._process.pid}\n".encode()), (self._process, b"\n")):
+            if helped.stdin is not None:
+                with suppress(BrokenPipeError):  # It has ended, which its exit code says.
+                    helped.stdin.write(data)
+                    helped.stdin.flush()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return self._process.pid
+
+    def wait(self) -> int:
+        """The exit code, once the process has ended. Runs beside the other methods."""
+        return self._process.wait() if self._process else 0
+
+    def stop(self, number: int, within_s: float) -> None:
+        """Asks the process to end with a signal, and kills it if it is still there after that time."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            for kind, wait_s in ((number, within_s), (signal.SIGKILL, _KILL_S)):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, kind)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=wait_s)
+                    break
+        self._end_reaper()
+
+    def _end_reaper(self) -> None:
+        """Ends the helper, which kills what the process has left of its group."""
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            with suppress(subprocess.TimeoutExpired):
+                reaper.communicate(timeout=_KILL_S)
+
+
+def _find_program(word: str, folder: str) -> str:
+    """The path of a program on this node."""
+    if word == PYTHON:
+        return sys.executable
+    if word != SGLANG_PYTHON:
+        return word
+    ours = Path(folder) / ".sglang/bin/python"
+    return os.environ.get("MTRL_SGLANG_PYTHON") or (str(ours) if os.access(ours, os.X_OK) else sys.executable)

@@ -1,0 +1,185 @@
+"""`mtrl-train rollout`: collects rollouts without training and saves each one as soon as it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+
+from anyio import move_on_after, to_thread
+from rich.console import Console
+
+from gateway.disk_errors import describe_write_error, write_atomically
+from gateway.errors import ConfigError, ConfigErrors
+from gateway.session import AnyGateway
+from gateway.tape import record_gateway
+from trainer.agents.agent_host import AgentHost
+from trainer.agents.agent_runner import with_agents
+from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
+from trainer.data.tasks import check_task_names
+from trainer.engine.base import Capabilities
+from trainer.engines import engine_notes, make_engine
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout
+from trainer.rollout.scheduler import GroupStatus, Scheduler
+from trainer.rollout.settings import RolloutSettings
+from trainer.rollout.steppers import Stepper
+from trainer.rollout.task import Task
+from trainer.setup import (
+    load_data,
+    load_template,
+    make_gateway,
+    make_sampling,
+    make_stepper,
+    probe_for_job,
+    unavailable_servers,
+)
+from trainer.storage.rollout_file import RESTART, ROLLOUTS_FILE, RolloutWriter, RunError
+from trainer.storage.run_files import RUN_INFO_FILE
+from trainer.template import Template
+from trainer.view.progress import RolloutProgress
+
+METRICS_FILE = "metrics.json"
+WRITE_TIMEOUT_S = 3.0
+"""Timeout for writing one rollout to disk."""
+REASONS_SHOWN = 5
+"""How many of the most frequent infrastructure failures are listed at the end."""
+
+
+async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
+    """Collects and saves rollouts; returns how many count. Everything is checked before the weights are loaded."""
+    create_run_folder(settings.out)
+    tasks = load_data(settings, settings.data)
+    stepper = make_stepper(settings)
+    host = make_agent_host(settings.agent)
+    gateway = make_gateway(settings)
+    if settings.record:
+        tape = settings.out / "tape"
+        shutil.rmtree(tape, ignore_errors=True)  # Of a run that found a mistake before it began.
+        gateway = record_gateway(gateway, tape)  # type: ignore[arg-type]
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(gateway)
+        mistakes = check_task_names(tasks, gateway.specs) + (find_agent_mistakes(tasks) if host else [])
+        mistakes += [
+            ConfigError(one.problem, remedy=one.remedy) for one in unavailable_servers(gateway) if not one.optional
+        ]
+        if mistakes:
+            raise ConfigErrors(mistakes)
+        template = load_template(settings.model, settings.template, gateway.specs)
+        probe_for_job(template, settings, gateway.specs, [tasks]).raise_if_failed()
+        agents = await stack.enter_async_context(host) if host else None
+        stage = RolloutSetup(template, gateway, stepper, agents)
+        return await _collect(settings, list(islice(tasks, settings.rows)), stage, stack, console)
+
+
+def create_run_folder(out: Path) -> None:
+    """Makes the folder for rollouts. Raises if there are some already."""
+    remedy = "name another folder with --out"
+    if (out / ROLLOUTS_FILE).exists():
+        raise ConfigError("there are rollouts already", file=out, remedy=remedy)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot be made ({error.strerror})", file=out, remedy=remedy) from error
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSetup:
+    """What rollouts need besides an engine, checked."""
+
+    template: Template
+    gateway: AnyGateway
+    stepper: Stepper
+    agents: AgentHost | None = None
+
+
+async def _collect(
+    settings: RolloutSettings, tasks: Sequence[Task], stage: RolloutSetup, stack: AsyncExitStack, console: Console
+) -> int:
+    template = stage.template
+    starting = partial(console.print, markup=False, soft_wrap=True)
+    engine = make_engine(settings, settings.model, template, settings.out, log=starting)
+    await stack.enter_async_context(engine)
+    _write_run_info(settings, engine.capabilities)
+    used = f"{engine.capabilities.name} engine, {template.parser.name} parser"
+    console.print(f"{len(tasks)} tasks x {settings.n} rollouts: {used}")
+    for note in engine_notes(engine.capabilities):
+        console.print(note, markup=False, soft_wrap=True)
+    writer = stack.enter_context(RolloutWriter(settings.out))
+    progress = stack.enter_context(RolloutProgress(len(tasks) * settings.n, console=console))
+    fates: Counter[GroupStatus] = Counter({"whole": 0, "short": 0, "dropped": 0})
+    stack.callback(_write_metrics, settings.out, progress, fates)
+    runner = RolloutRunner(
+        engine,
+        template,
+        stage.gateway,
+        settings.limits,
+        make_sampling(settings),
+        stage.stepper,
+        progress,
+        settings.seed,
+    )
+    if stage.agents is not None:
+        runner = with_agents(runner, stage.agents)
+
+    async def keep(rollout: Rollout) -> None:
+        with move_on_after(WRITE_TIMEOUT_S, shield=True):  # Saved even if the run is stopped meanwhile.
+            await to_thread.run_sync(writer.add, rollout)
+
+    groups = Scheduler(runner, settings.n, admission=settings.admission, rules=settings.groups, sink=keep)
+    reasons: Counter[str] = Counter()
+    counted = 0
+    async with groups.submit(tasks) as done:
+        async for group in done:
+            counted += len(group.rollouts)
+            fates[group.status] += 1
+            reasons.update(f"{rollout.stop}: {rollout.reason}" for rollout in group.failed)
+    for line in _format_summary(reasons, fates, progress):
+        console.print(line, soft_wrap=True, markup=False)
+    return counted
+
+
+def _format_summary(reasons: Counter[str], fates: Counter[GroupStatus], progress: RolloutProgress) -> Iterator[str]:
+    """Lines about failures, incomplete groups and template drift, besides what the progress panel shows."""
+    for reason, count in reasons.most_common(REASONS_SHOWN):
+        yield f"{count} x {reason}"
+    if fates["short"] or fates["dropped"]:
+        yield f"groups: {fates['whole']} whole, {fates['short']} short of a rollout, {fates['dropped']} dropped"
+    if drifts := progress.snapshot().drifts:
+        causes = ", ".join(f"{count} {cause}" for cause, count in drifts.items())
+        yield f"differences from the template's own rendering, by cause: {causes}"
+
+
+def _write_run_info(settings: RolloutSettings, engine: Capabilities) -> None:
+    used = {"engine": engine.name, "notes": engine.notes}
+    about = {"mtrl": version("mtrl"), **used, "settings": settings.model_dump(mode="json")}
+    _write_json(settings.out / RUN_INFO_FILE, about)
+
+
+def _write_metrics(out: Path, progress: RolloutProgress, fates: Counter[GroupStatus]) -> None:
+    metrics = progress.metrics() | {f"groups/{fate}": count for fate, count in fates.items()}
+    _write_json(out / METRICS_FILE, metrics)
+
+
+def _write_json(file: Path, value: object) -> None:
+    try:
+        write_atomically(file, (json.dumps(value, indent=2) + "\n").encode())
+    except OSError as error:
+        raise RunError(describe_write_error(file, error, RESTART)) from error
+
+
+def load_run_settings(run: Path) -> RolloutSettings:
+    """The settings that a run was made with."""
+    try:
+        about = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
+        return RolloutSettings.model_validate(about["settings"])
+    except (OSError, ValueError, KeyError, RecursionError) as error:
+        remedy = "name a folder that `mtrl-train rollout --out` made"
+        raise ConfigError(f"is no run ({type(error).__name__})", file=run, remedy=remedy) from error

@@ -1,0 +1,158 @@
+"""Connects the ranks: the store where they meet, the process groups (gloo, NCCL), and the device mesh."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import cached_property
+from socket import gethostname
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
+
+from trainer.distributed.errors import RankError
+from trainer.distributed.rank_environment import RankEnvironment
+from trainer.distributed.settings import DistributedSettings
+
+LOOPBACK = "127.0.0.1"
+STAGE_KEY, NAME_KEY = "stage/{}", "name/{}"
+POLL_S = 0.05
+JOIN_S = 300.0
+"""How long ranks wait for each other at the start, at least: imports may take minutes from a network disk."""
+JOIN_REMEDY = (
+    "start all of them, let them reach each other, and raise `distributed.timeout_s` if they are slow to start"
+)
+
+
+class ProcessGroupRanks:
+    """The ranks of this run, connected."""
+
+    def __init__(
+        self, environment: RankEnvironment, settings: DistributedSettings, store: Store, device: torch.device
+    ) -> None:
+        self.rank, self.size = environment.rank, environment.size
+        self.environment, self.settings, self.store, self.device = environment, settings, store, device
+        self.timeout = timedelta(seconds=settings.timeout_s)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """Copies of the weights by parts of a copy (HSDP); only parts if there is one copy. Made by all ranks."""
+        shard = self.settings.shard or self.size
+        if self.size % shard:
+            problem = f"`distributed.shard: {shard}` does not divide {self.size} ranks"
+            raise RankError(problem, f"use a multiple of {shard} ranks, or leave `distributed.shard` out")
+        if shard == self.size:
+            return init_device_mesh(self.device.type, (shard,), mesh_dim_names=("shard",))
+        names = ("replicate", "shard")
+        mesh = init_device_mesh(self.device.type, (self.size // shard, shard), mesh_dim_names=names)
+        for name in names:  # Groups of a part of the ranks are made with torch's own timeout.
+            _set_pg_timeout(self.timeout, mesh.get_group(name))
+        return mesh
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        values_N = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(values_N)
+        summed: list[float] = values_N.tolist()
+        return summed
+
+    def gather(self, value: Any) -> list[Any]:
+        text = json.dumps(value).encode()
+        sizes = [int(size) for size in self.add([len(text) * (self.rank == rank) for rank in range(self.size)])]
+        own = torch.zeros(max(sizes), dtype=torch.uint8)
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        parts = [torch.zeros_like(own) for _ in sizes]
+        dist.all_gather(parts, own)
+        return [json.loads(bytes(part[:size].tolist())) for part, size in zip(parts, sizes, strict=True)]
+
+    def broadcast_bytes(self, content: bytes, size: int) -> bytes:
+        """Sends bytes from rank 0 to all; the others pass none, and know the size."""
+        buffer = torch.frombuffer(bytearray(content or bytes(size)), dtype=torch.uint8)
+        dist.broadcast(buffer, 0)
+        return buffer.numpy().tobytes()
+
+    def report(self, stage: str) -> None:
+        self.store.set(STAGE_KEY.format(self.rank), stage)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def connect_ranks(
+    environment: RankEnvironment,
+    settings: DistributedSettings,
+    listener: socket.socket | None = None,
+    find_ended: Callable[[], Mapping[int, str]] = dict,
+) -> tuple[ProcessGroupRanks, dict[int, str]]:
+    """Waits for all ranks; returns their names too, on rank 0.
+
+    Rank 0 of `--ranks N` passes its listening socket, and which of its children have ended.
+    """
+    timeout, device = timedelta(seconds=settings.timeout_s), _choose_device(environment)
+    join_s = max(JOIN_S, settings.timeout_s)
+    try:
+        store = _open_store(environment, timedelta(seconds=join_s), listener)
+        own = PrefixStore("mtrl", store)
+        own.set(NAME_KEY.format(environment.rank), f"rank {environment.rank} ({gethostname()}, process {os.getpid()})")
+        names = _wait_for_others(own, environment, join_s, find_ended) if environment.rank == 0 else {}
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("groups", store),
+            rank=environment.rank,
+            world_size=environment.size,
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0][:300]
+        problem = f"{environment.size} ranks could not connect at {environment.host}:{environment.port}"
+        raise RankError(f"{problem} within {join_s:g} s ({reason})", JOIN_REMEDY) from error
+    return ProcessGroupRanks(environment, settings, own, device), names
+
+
+def _wait_for_others(
+    store: Store, environment: RankEnvironment, timeout_s: float, find_ended: Callable[[], Mapping[int, str]]
+) -> dict[int, str]:
+    """The names of all ranks."""
+    missing, deadline = list(range(environment.size)), time.monotonic() + timeout_s
+    while missing := [rank for rank in missing if not store.check([NAME_KEY.format(rank)])]:
+        if ended := find_ended():
+            rank, how = min(ended.items())
+            raise RankError(f"rank {rank} {how} before it could connect", f"see rank-{rank}.log in the run's folder")
+        if time.monotonic() > deadline:
+            text = ", ".join(map(str, missing))
+            raise RankError(f"of {environment.size} ranks, {text} did not arrive within {timeout_s:g} s", JOIN_REMEDY)
+        time.sleep(POLL_S)
+    return {rank: store.get(NAME_KEY.format(rank)).decode() for rank in range(environment.size)}
+
+
+def _choose_device(environment: RankEnvironment) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if environment.local_rank >= (count := torch.cuda.device_count()):
+        problem = f"rank {environment.rank} is number {environment.local_rank + 1} on a machine with {count} GPUs"
+        raise RankError(problem, "start as many ranks on a machine as it has GPUs")
+    device = torch.device("cuda", environment.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _open_store(environment: RankEnvironment, timeout: timedelta, listener: socket.socket | None) -> Store:
+    if environment.launcher == "--ranks":
+        interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+        options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
+        place = environment.host, environment.port, environment.size, listener is not None, timeout
+        return TCPStore(*place, wait_for_workers=False, **options)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.host, str(environment.port)
+    met: tuple[Store, int, int] = next(iter(rendezvous("env://", environment.rank, environment.size, timeout=timeout)))
+    return met[0]

@@ -1,0 +1,15 @@
+"""Errors of ranks."""
+
+from __future__ import annotations
+
+from trainer.policy.errors import PolicyError
+
+
+class RankError(PolicyError):
+    """The ranks cannot train together. The message names the one that differs, failed, ended or is stuck."""
+
+
+class LostRankError(RankError):
+    """A rank was lost while the run was under way, which another try may not meet: launchers start the job again."""
+
+    exit_code = 1

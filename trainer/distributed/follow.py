@@ -1,0 +1,131 @@
+"""The program of every rank but the first: connects to rank 0, and carries out its commands until the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.distributed.batch_bytes import read_batch, read_images
+from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
+from trainer.distributed.fingerprint import digest_model, find_versions
+from trainer.distributed.rank_commands import Command, FollowerChannel
+from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment, detect_environment
+from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.sharded_policy import ShardedPolicy
+from trainer.model import configure_torch
+from trainer.policy.errors import PolicyError
+from trainer.policy.settings import UpdateSettings
+from trainer.policy.update import PolicyUpdater
+
+
+class Follower:
+    """A rank's policy and updater, and what it does at each command."""
+
+    def __init__(self, ranks: ProcessGroupRanks, settings: Mapping[str, Any] | None, problem: str) -> None:
+        """`settings` are those that this rank was started with, `problem` what is wrong with them, if anything."""
+        self._ranks, self._settings, self._problem = ranks, settings, problem
+        self._policy: ShardedPolicy | None = None
+        self._updater: PolicyUpdater | None = None
+
+    @property
+    def handlers(self) -> Mapping[str, Callable[[Command], Any]]:
+        """What to do, by the command's name."""
+        return {
+            "check": self._check,
+            "load": self._load,
+            "updater": self._build_updater,
+            "train_step": self._train_step,
+            "weights": lambda _: _discard(self.policy.gather_weights()),
+            "state": lambda _: _discard(self.policy.gather_state()),
+            "resume": lambda command: self.policy.scatter_state({}, {"steps": command.arguments["steps"]}),
+            "logprobs": self._compute_logprobs,
+        }
+
+    @property
+    def policy(self) -> ShardedPolicy:
+        """The policy, once it is loaded."""
+        if self._policy is None:
+            raise PolicyError("this rank has no policy yet", "report this")
+        return self._policy
+
+    def _check(self, command: Command) -> Mapping[str, Any]:
+        model = Path(command.arguments["model"])
+        problem = self._problem
+        if not problem and not model.is_dir():
+            problem = f"the model's folder {model} is not there; copy it to all machines, or share it"
+        return {
+            "problem": problem,
+            "versions": find_versions(),
+            "settings": self._settings,
+            "model files": digest_model(model) if model.is_dir() else {},
+        }
+
+    def _load(self, command: Command) -> None:
+        folder, values = Path(command.arguments["model"]), command.arguments["update"]
+        self._policy = ShardedPolicy.open(folder, UpdateSettings.model_validate(values), self._ranks)
+
+    def _build_updater(self, command: Command) -> None:
+        arguments = dict(command.arguments)
+        algorithm = AlgorithmSettings.model_validate(arguments.pop("algorithm"))
+        self._updater = PolicyUpdater(self.policy, algorithm, **arguments)
+
+    def _train_step(self, command: Command) -> None:
+        if self._updater is None:
+            raise PolicyError("this rank has no updater yet", "report this")
+        self._updater.train_step(read_batch(command.content))
+
+    def _compute_logprobs(self, command: Command) -> None:
+        self.policy.compute_logprobs(command.arguments["ids"], read_images(command.arguments["images"]))
+
+
+def follow(
+    environment: RankEnvironment,
+    distributed: DistributedSettings,
+    settings: Mapping[str, Any] | None = None,
+    problem: str = "",
+) -> int:
+    """Runs this rank; returns its exit code. Rank 0 reports all errors, so that each is printed once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 ends the others.
+    configure_torch()
+    try:
+        ranks, _ = connect_ranks(environment, distributed)
+        FollowerChannel(ranks).serve(Follower(ranks, settings, problem).handlers)
+        ranks.close()
+    except Exception:
+        if environment.launcher == "--ranks":  # Into this rank's own log.
+            traceback.print_exc()
+        return 1
+    return 0
+
+
+def _discard(_: object) -> None:
+    """What other ranks than 0 gather is nothing."""
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def main() -> int:
+    """Runs a rank that `--ranks N` started: its settings are the first line of the standard input."""
+    environment = detect_environment()
+    if environment is None or LAUNCHED not in os.environ:
+        sys.stderr.write("this program is started by `mtrl-train --ranks N`\n")
+        return 2
+    distributed = DistributedSettings.model_validate(json.loads(sys.stdin.buffer.readline()))
+    Thread(target=_end_with_parent, daemon=True).start()
+    return follow(environment, distributed)
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    os._exit(main())  # At once: threads of libraries must not hold up the end of the run.

@@ -1,0 +1,164 @@
+"""Rank 0's side: starts and connects the ranks, and a policy and an updater that tell the others what to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import torch
+from anyio import to_thread
+from torch import Tensor
+
+from gateway.types import Image
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.train_batch import TrainBatch
+from trainer.distributed.batch_bytes import write_batch, write_images
+from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
+from trainer.distributed.errors import LostRankError, RankError
+from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
+from trainer.distributed.launch_ranks import LocalRanks
+from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel
+from trainer.distributed.rank_environment import detect_environment
+from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.sharded_model import require_torch
+from trainer.distributed.sharded_policy import ShardedPolicy
+from trainer.policy.settings import UpdateSettings
+from trainer.policy.update import PolicyUpdater
+from trainer.vision.image_processor import ImageProcessor
+
+WATCH_S = 0.5
+CLOSE_S = 30.0
+"""How long the ranks may take to end."""
+
+
+class LeadPolicy(ShardedPolicy):
+    """The policy on rank 0: each method first tells the other ranks to do their part."""
+
+    def __init__(
+        self,
+        channel: LeaderChannel,
+        folder: Path,
+        settings: UpdateSettings,
+        image_processor: ImageProcessor | None = None,
+    ) -> None:
+        self.channel = channel
+        arguments = {"model": str(folder.absolute()), "update": settings.model_dump(mode="json")}
+        with channel.command("load", arguments):
+            super().__init__(folder, settings, channel.ranks, image_processor)
+
+    @classmethod
+    def lead(
+        cls,
+        channel: LeaderChannel,
+        folder: Path,
+        settings: UpdateSettings,
+        image_processor: ImageProcessor | None = None,
+    ) -> Self:
+        """Loads the model in a folder on all ranks."""
+        return cls(channel, folder, settings, image_processor or ImageProcessor.load(folder))
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        with self.channel.command("weights"):
+            return self.gather_weights()
+
+    def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
+        with self.channel.command("logprobs", {"ids": list(ids), "images": write_images(images)}):
+            return super().compute_logprobs(ids, images)
+
+    def save(self, folder: Path) -> None:
+        with self.channel.command("state"):
+            weights, state = self.gather_state()
+        self.write_state(folder, weights, state)
+
+    def resume(self, folder: Path) -> None:
+        weights, state = self.read_state(folder)
+        with self.channel.command("resume", {"steps": state["steps"]}):
+            self.scatter_state(weights, state)
+
+
+class LeadUpdater(PolicyUpdater):
+    """The updater on rank 0."""
+
+    def __init__(self, policy: LeadPolicy, algorithm: AlgorithmSettings, *, exact: bool, temperature: float) -> None:
+        self._channel = policy.channel
+        options = {"exact": exact, "temperature": temperature}
+        with self._channel.command("updater", {"algorithm": algorithm.model_dump(mode="json"), **options}):
+            super().__init__(policy, algorithm, exact=exact, temperature=temperature)
+
+    def train_step(self, train_batch: TrainBatch) -> dict[str, float]:
+        with self._channel.command("train_step", content=write_batch(train_batch)):
+            return super().train_step(train_batch)
+
+
+def count_shards(settings: DistributedSettings) -> int:
+    """The GPUs that one copy of the weights is split over; 1 without GPUs, since ranks then share their memory."""
+    environment = detect_environment()
+    if not torch.cuda.is_available():
+        return 1
+    return settings.shard or (environment.size if environment else settings.ranks)
+
+
+@asynccontextmanager
+async def open_ranks(
+    settings: DistributedSettings, run_settings: Mapping[str, Any], model: Path, folder: Path
+) -> AsyncIterator[LeaderChannel | None]:
+    """Starts the ranks if the settings ask for them, and connects them; None if this process trains alone."""
+    environment = detect_environment()
+    if environment is None and settings.ranks == 1:
+        yield None
+        return
+    require_torch()
+    local = None
+    with ExitStack() as stack:
+        if environment is None:
+            local = stack.enter_context(LocalRanks(settings, folder))
+            environment = local.environment
+        find_ended = local.find_ended if local else dict[int, str]
+        connect = partial(connect_ranks, environment, settings, local.listener if local else None, find_ended)
+        ranks, names = await to_thread.run_sync(connect, abandon_on_cancel=True)
+        channel = LeaderChannel(ranks, find_ended, names)
+        stack.callback(_disconnect, channel)
+        await to_thread.run_sync(_check, channel, run_settings, model)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_watch, channel, find_ended)
+            try:
+                yield channel
+            finally:
+                tasks.cancel_scope.cancel()
+        with anyio.move_on_after(CLOSE_S, shield=True):
+            await to_thread.run_sync(_end, channel, abandon_on_cancel=True)
+
+
+async def _watch(channel: LeaderChannel, find_ended: Any) -> None:
+    """Ends the run when a rank's process ends, also while nothing is asked of it."""
+    while not find_ended():  # noqa: ASYNC110 (processes have no event)
+        await anyio.sleep(WATCH_S)
+    error = await to_thread.run_sync(channel.explain, "rollouts", abandon_on_cancel=True)
+    raise error or LostRankError("a rank has ended", RANK_REMEDY)
+
+
+def _check(channel: LeaderChannel, run_settings: Mapping[str, Any], model: Path) -> None:
+    with channel.command("check", {"model": str(model.absolute())}):
+        own = {"versions": find_versions(), "settings": run_settings, "model files": digest_model(model)}
+    for rank, answer in enumerate(channel.answers, 1):
+        if problem := answer.get("problem"):
+            raise RankError(f"{channel.names[rank]}: {problem}", "start all ranks with the same command and run file")
+    require_alike(own, channel.answers, channel.names)
+
+
+def _end(channel: LeaderChannel) -> None:
+    if not channel.is_broken:
+        with channel.command(END):
+            pass
+
+
+def _disconnect(channel: LeaderChannel) -> None:
+    ranks: ProcessGroupRanks = channel.ranks
+    if ranks.device.type == "cpu" or not channel.is_broken:  # Closing broken NCCL groups could wait for ever.
+        with suppress(RuntimeError):
+            ranks.close()

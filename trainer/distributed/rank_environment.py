@@ -1,0 +1,74 @@
+"""Finds out which rank this process is: one of `--ranks N`, of torchrun, or of srun."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.errors import ConfigError
+
+LAUNCHED = "MTRL_RANK_PIPE"
+"""Set in the environment of a rank that `--ranks N` started; its standard input ends with its parent."""
+FIRST_SLURM_PORT = 20000
+SLURM_PORTS = 20000
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnvironment:
+    """This process's place among the ranks, and where they meet."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Its place among the ranks of its machine."""
+    host: str
+    port: int
+    launcher: str
+
+
+def detect_environment(variables: Mapping[str, str] = os.environ) -> RankEnvironment | None:
+    """The ranks that a launcher started; None if this process was started alone."""
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        launcher = "--ranks" if LAUNCHED in variables else "torchrun"
+        rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+        local_rank = _number(variables, "LOCAL_RANK", rank)
+        host, port = variables.get("MASTER_ADDR", ""), _number(variables, "MASTER_PORT", 0)
+    elif (
+        "SLURM_PROCID" in variables and "SLURM_STEP_NUM_TASKS" in variables
+    ):  # Not set in a batch script, only by srun.
+        launcher = "srun"
+        rank, size = _number(variables, "SLURM_PROCID"), _number(variables, "SLURM_STEP_NUM_TASKS")
+        local_rank = _number(variables, "SLURM_LOCALID", rank)
+        nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
+        host = variables.get("MASTER_ADDR") or first_node(nodes)
+        step = _number(variables, "SLURM_JOB_ID", 0) * 31 + _number(variables, "SLURM_STEP_ID", 0)
+        port = _number(variables, "MASTER_PORT", FIRST_SLURM_PORT + step % SLURM_PORTS)
+    else:
+        return None
+    if size == 1:
+        return None
+    if not 0 <= rank < size:
+        raise ConfigError(f"{launcher} gave this process rank {rank} of {size}", remedy="correct its environment")
+    if not host or not port:
+        remedy = "set MASTER_ADDR and MASTER_PORT to an address of rank 0's machine and a free port there"
+        raise ConfigError(f"{launcher} did not tell where the ranks meet", remedy=remedy)
+    return RankEnvironment(rank, size, local_rank, host, port, launcher)
+
+
+def first_node(nodes: str) -> str:
+    """The first host of a list as SLURM writes it, such as `gpu[03-05,9],cpu1`."""
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else ""
+
+
+def _number(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = variables.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        remedy = "start with torchrun or srun, or remove RANK and WORLD_SIZE from the environment"
+        raise ConfigError(f"the environment variable {name} is {text!r}, not a number", remedy=remedy) from None

@@ -1,0 +1,208 @@
+"""The policy and its critic with weights, gradients and optimizer split over ranks. Every method runs on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from trainer.distributed.connect_ranks import ProcessGroupRanks
+from trainer.distributed.sharded_model import SPLIT_REMEDY, build_sharded_model, replicate
+from trainer.distributed.sharded_state import gather_model, gather_tensor, gather_tree, scatter_model, scatter_optimizer
+from trainer.model import load_model
+from trainer.policy import lora
+from trainer.policy.critic import Critic
+from trainer.policy.errors import PolicyError
+from trainer.policy.logprobs import LogprobReader, LogprobSource
+from trainer.policy.policy import (
+    STATE_FILE,
+    Policy,
+    WithoutAdapters,
+    compute_dtype,
+    loading_checkpoint,
+    select_trained_weights,
+)
+from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.vision.image_processor import ImageProcessor
+
+State = dict[str, Any]
+
+
+class ShardedPolicy(Policy):
+    """A policy of which each rank has a part."""
+
+    ranks: ProcessGroupRanks
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: UpdateSettings,
+        ranks: ProcessGroupRanks,
+        image_processor: ImageProcessor | None = None,
+    ) -> None:
+        if settings.optimizer == "muon":
+            problem = "`update.optimizer: muon` orthogonalises whole matrices, of which each rank has only some rows"
+            raise PolicyError(problem, f"set `update.optimizer: adamw`, or {SPLIT_REMEDY}")
+        self.ranks, self._source = ranks, folder
+        self._dtype = compute_dtype(settings, ranks.device)
+
+        def prepare(model: PreTrainedModel) -> None:
+            select_trained_weights(model, settings, image_processor)
+
+        model = build_sharded_model(folder, ranks, self._dtype, prepare)
+        super().__init__(model, settings, folder, image_processor)
+        if reason := self.logprob_reader.fallback_reason:
+            raise PolicyError(f"the model cannot be split over {ranks.size} ranks: {reason}", SPLIT_REMEDY)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        settings: UpdateSettings,
+        ranks: ProcessGroupRanks,
+        image_processor: ImageProcessor | None = None,
+    ) -> Self:
+        """Loads each rank's part of the model in a folder."""
+        return cls(folder, settings, ranks, image_processor or ImageProcessor.load(folder))
+
+    def load_reference(self) -> LogprobSource:
+        if self.settings.lora:
+            return WithoutAdapters(self)
+        model = self._build_model(lambda model: model.requires_grad_(False))
+        return LogprobReader(model, self.settings.chunk, self._dtype, self.image_processor)
+
+    def gather_weights(self) -> Mapping[str, Tensor]:
+        """The whole weights with adapters merged, one after the other; empty on other ranks than 0."""
+        weights = gather_model(self.model, keep=self.ranks.rank == 0)
+        if not self.settings.lora:
+            return weights
+        merged = {}
+        layers = {name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")}
+        keep = self.ranks.rank == 0
+        for name, layer in layers.items():  # One after the other, and in the same order on all ranks.
+            delta = _gather_delta(layer)
+            if keep:
+                weights[f"{name}.base_layer.weight"] = weights[f"{name}.base_layer.weight"] + delta
+        for name, value in weights.items():
+            layer_name, base, rest = name.partition(".base_layer.")
+            if "lora_" not in name:
+                merged[f"{layer_name}.{rest}" if base else name] = value
+        return merged
+
+    def gather_state(self) -> tuple[Mapping[str, Tensor], State]:
+        """The whole weights and training state, in the form of a checkpoint; empty on other ranks than 0."""
+        keep = self.ranks.rank == 0
+        weights = gather_model(self.model, keep=keep)
+        optimizers = [gather_tree(optimizer.state_dict(), keep=keep) for optimizer in self._optimizers]
+        state: State = {"steps": self.steps, "optimizers": optimizers}
+        if isinstance(self.critic, ShardedCritic):
+            state["critic"] = self.critic.gather_state(keep=keep)
+        return weights, state
+
+    def write_state(self, folder: Path, weights: Mapping[str, Tensor], state: State) -> None:
+        """Writes what a policy of one process writes; on rank 0."""
+        self.model.save_pretrained(folder, state_dict=dict(weights))
+        torch.save(state, folder / STATE_FILE)
+
+    def read_state(self, folder: Path) -> tuple[Mapping[str, Tensor], State]:
+        """Reads what `save` wrote; on rank 0. Errors name the file."""
+        weights = folder / lora.ADAPTER_FILE if self.settings.lora else folder / "model.safetensors"
+        with loading_checkpoint(weights):
+            if self.settings.lora:
+                tensors = {name.removeprefix(lora.NAME_PREFIX): value for name, value in load_file(weights).items()}
+                model_state: Mapping[str, Tensor] = {_adapter_name(name): value for name, value in tensors.items()}
+            else:
+                model_state = load_model(folder).state_dict()
+            expected = {name for name in self.model.state_dict() if not self.settings.lora or "lora_" in name}
+            if missing := sorted(expected ^ model_state.keys()):
+                raise ValueError(f"{missing[0]} is not in both the model and the file")
+        with loading_checkpoint(folder / STATE_FILE):
+            state: State = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
+            if len(state["optimizers"]) != len(self._optimizers) or (self.critic and "critic" not in state):
+                raise ValueError("it has the state of other optimizers")
+        return model_state, state
+
+    def scatter_state(self, weights: Mapping[str, Tensor], state: State) -> None:
+        """Gives each rank its part of what rank 0 read; the others pass nothing but `steps`."""
+        scatter_model(self.model, weights, self.ranks)
+        saved: list[State] = state.get("optimizers", [{}] * len(self._optimizers))
+        for optimizer, part in zip(self._optimizers, saved, strict=True):
+            scatter_optimizer(optimizer, part, self.ranks)
+        if isinstance(self.critic, ShardedCritic):
+            self.critic.scatter_state(state.get("critic", {}))
+        self.steps = state["steps"]
+
+    def _build_model(self, prepare: Callable[[PreTrainedModel], object]) -> PreTrainedModel:
+        return build_sharded_model(self._source, self.ranks, self._dtype, lambda model: _ignore(prepare(model)))
+
+    def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
+        def freeze_head(model: PreTrainedModel) -> None:
+            model.requires_grad_(False)
+            model.base_model.requires_grad_(True)
+
+        body = self._build_model(freeze_head)
+        return ShardedCritic(body, settings, self.settings, dtype, self.image_processor, ranks=self.ranks)
+
+    def _select_trained_weights(self) -> None:
+        """Was done before the weights were split."""
+
+
+class ShardedCritic(Critic):
+    """A critic of which each rank has a part; its head is whole on each."""
+
+    def __init__(self, *arguments: Any, ranks: ProcessGroupRanks) -> None:
+        self._ranks = ranks
+        super().__init__(*arguments)
+
+    def _make_head(self, width: int, device: torch.device) -> Tensor:
+        return nn.Parameter(replicate(super()._make_head(width, device).detach(), self._ranks))
+
+    @property
+    def _head_D(self) -> Tensor:
+        head: Any = self._head
+        local: Tensor = head.to_local()
+        return local
+
+    def step(self) -> None:
+        gradient: Any = self._head.grad
+        dist.all_reduce(gradient.to_local())
+        super().step()
+
+    def gather_state(self, *, keep: bool) -> State:
+        """The whole state, in the form of a checkpoint."""
+        state = {name: gather_tensor(value, keep=keep) for name, value in self._body.state_dict().items()}
+        return {
+            "body": state,
+            "head": gather_tensor(self._head.detach(), keep=keep),
+            "optimizer": gather_tree(self._optimizer.state_dict(), keep=keep),
+        }
+
+    def scatter_state(self, state: State) -> None:
+        """Gives each rank its part; the others pass nothing."""
+        scatter_model(self._body, state.get("body", {}), self._ranks)
+        scatter_model({"head": self._head}, {"head": state["head"]} if state else {}, self._ranks)
+        scatter_optimizer(self._optimizer, state.get("optimizer", {}), self._ranks)
+
+
+def _gather_delta(layer: Any) -> Tensor:
+    """What a layer's adapters add to its weight."""
+    first, second = (gather_tensor(part[lora.ADAPTER].weight.detach()) for part in (layer.lora_A, layer.lora_B))
+    product = second @ first
+    delta: Tensor = (product.T if layer.fan_in_fan_out else product) * layer.scaling[lora.ADAPTER]
+    return delta
+
+
+def _adapter_name(name: str) -> str:
+    """An adapter's name in the model, from that in its file."""
+    layer, _, part = name.rpartition(".")
+    return f"{layer}.{lora.ADAPTER}.{part}"
+
+
+def _ignore(_: object) -> None:
+    """Drops a result."""

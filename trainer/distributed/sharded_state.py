@@ -1,0 +1,92 @@
+"""Gathers sharded tensors to rank 0, and scatters them from there: one tensor after the other, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trainer.distributed.connect_ranks import ProcessGroupRanks
+
+EMPTY = torch.empty(0)
+
+
+def gather_tensor(value: Tensor, *, keep: bool = True) -> Tensor:
+    """The whole tensor; an empty one on ranks that do not keep it."""
+    whole: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole if keep else EMPTY
+
+
+def gather_tree(tree: Any, *, keep: bool) -> Any:
+    """A copy of nested dicts and lists with whole tensors, which do not stay on the GPU."""
+    if isinstance(tree, dict):
+        return {name: gather_tree(value, keep=keep) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [gather_tree(value, keep=keep) for value in tree]
+    return gather_tensor(tree, keep=keep).cpu() if isinstance(tree, Tensor) else tree
+
+
+def gather_model(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """The model's whole weights by name. Tied weights share their memory, as in the model."""
+    parameters = {name: id(value) for name, value in model.named_parameters(remove_duplicate=False)}
+    gathered: dict[int, Tensor] = {}
+    weights = {}
+    for name, value in model.state_dict().items():
+        key = parameters.get(name, id(value))
+        if key not in gathered:
+            gathered[key] = gather_tensor(value.detach(), keep=keep)
+        if keep:
+            weights[name] = gathered[key]
+    return weights
+
+
+def scatter_model(
+    model: nn.Module | Mapping[str, Tensor], whole: Mapping[str, Tensor], ranks: ProcessGroupRanks
+) -> None:
+    """Copies whole weights of rank 0 into each rank's part. Names that rank 0 does not have stay as they are."""
+    state = model.state_dict() if isinstance(model, nn.Module) else model
+    present = ranks.gather([name in whole for name in state])[0]
+    for (name, value), is_present in zip(state.items(), present, strict=True):
+        if is_present:
+            _scatter_into(value, whole.get(name), ranks)
+
+
+def scatter_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], ranks: ProcessGroupRanks) -> None:
+    """Restores an optimizer from the state that rank 0 read."""
+    parameters = [value for group in optimizer.param_groups for value in group["params"]]
+    states: Mapping[int, Mapping[str, Tensor]] = saved.get("state", {})
+    shapes = {
+        str(index): {name: tuple(value.shape) for name, value in state.items()} for index, state in states.items()
+    }
+    names, groups = ranks.gather([shapes, [_without_parameters(group) for group in saved.get("param_groups", [])]])[0]
+    for index, tensors in names.items():
+        parameter = parameters[int(index)]
+        for name, shape in tensors.items():
+            source = states[int(index)][name] if states else None
+            is_whole = tuple(shape) == tuple(parameter.shape)
+            target = torch.zeros_like(parameter.detach()) if is_whole else torch.zeros(shape)
+            _scatter_into(target, source, ranks)
+            optimizer.state[parameter][name] = target
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group |= {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+@torch.no_grad()
+def _scatter_into(target: Tensor, source: Tensor | None, ranks: ProcessGroupRanks) -> None:
+    whole = torch.empty(target.shape) if source is None else source.to(torch.float32)
+    if isinstance(target, DTensor):
+        part = distribute_tensor(whole.to(ranks.device), target.device_mesh, target.placements)
+        target.to_local().copy_(part.to_local())
+    else:
+        target.copy_(
+            torch.tensor(ranks.add(whole.flatten().tolist() if ranks.rank == 0 else [0.0] * whole.numel())).view(
+                target.shape
+            )
+        )

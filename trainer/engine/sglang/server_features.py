@@ -1,0 +1,178 @@
+"""Features of an SGLang server, probed once: everything that differs between releases is handled here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.engine.base import EngineError
+from trainer.engine.sglang.http_client import RequestRefused, ServerUnavailable, SGLangClient
+from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE, ServerProcess, server_environment
+
+OLDEST, NEWEST = (0, 5, 9), (0, 5, 23)
+REQUIRED_PATHS = frozenset(
+    {
+        "/generate",
+        "/abort_request",
+        "/pause_generation",
+        "/continue_generation",
+        "/update_weights_from_disk",
+        "/update_weights_from_tensor",
+        "/init_weights_update_group",
+        "/update_weights_from_distributed",
+        "/destroy_weights_update_group",
+    }
+)
+BEGIN_UPDATE, END_UPDATE = "/begin_weight_update", "/end_weight_update"
+"""Some releases accept weights only between these two calls."""
+PROBE_IDS = (11, 12, 13, 14)
+"""A prompt that is continued at two temperatures."""
+PROBE_TEMPERATURE = 2.0
+MAX_STARTS = 3
+"""How often a server of ours is started while it is probed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFeatures:
+    """What a server can do, and how it was started."""
+
+    release: str
+    context: int
+    """The longest sequence."""
+    dtype: str
+    ranks: int
+    """Processes that hold a part of the weights each."""
+    has_update_calls: bool
+    """Weights are accepted only between `BEGIN_UPDATE` and `END_UPDATE`."""
+    seeded: bool
+    """A request's seed determines what is sampled."""
+    has_tokenizer: bool
+    """Without a tokenizer it supports neither stop strings nor images."""
+    supports_images: bool
+    temperature_logprobs: bool
+    """Logprobs are those at the sampling temperature."""
+    version_spans: bool
+    """It reports which weights sampled which ids of a turn."""
+    vision_cache_off: bool = False
+    """It was started without the cache of vision encoder outputs."""
+
+    @property
+    def name(self) -> str:
+        """SGLang with its release."""
+        return f"sglang {self.release}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings for the operator."""
+        notes = []
+        if self.supports_images and not self.vision_cache_off:
+            notes.append(
+                "keeps vision encoder outputs across weight updates, unless it was started with"
+                f" {VISION_CACHE_VARIABLE}=0: start it so if the vision encoder is trained (`update.vision`)"
+            )
+        if not self.seeded:
+            notes.append("samples without seeds: runs are not reproducible to the bit")
+        if parse_release(self.release) > NEWEST:
+            notes.append(f"{self.release} is newer than any tested release ({format_release(NEWEST)})")
+        return tuple(notes)
+
+
+async def probe_with_restarts(client: SGLangClient, process: ServerProcess | None = None) -> ServerFeatures:
+    """Probes a server, and restarts a process of ours that is lost meanwhile."""
+    for start in range(MAX_STARTS):
+        try:
+            return replace(
+                await probe_server(client),
+                vision_cache_off=process is not None and server_environment()[VISION_CACHE_VARIABLE] == "0",
+            )
+        except ServerUnavailable:
+            if process is None or start == MAX_STARTS - 1:
+                raise
+            await process.restart()
+    raise AssertionError("unreachable")
+
+
+async def probe_server(client: SGLangClient) -> ServerFeatures:
+    """Probes a server; raises EngineError with the remedy if it cannot be used."""
+    await client.post("/continue_generation", {})  # The trainer that paused it may be dead.
+    info = await _server_info(client)
+    release = str(info.get("version", ""))
+    if parse_release(release) < OLDEST:
+        raise EngineError(_unsupported(client, release, "is too old"))
+    paths = await _api_paths(client)
+    if missing := sorted(REQUIRED_PATHS - paths):
+        raise EngineError(_unsupported(client, release, f"has no {missing[0]}"))
+    if int(info.get("dp_size") or 1) > 1:
+        remedy = "start a server for each replica, and name all of them"
+        raise EngineError(f"SGLang at {client.url} uses data parallelism, whose replicas take no weights: {remedy}")
+    model = await client.get("/model_info")
+    samples = [await _sample_one(client, temperature) for temperature in (1.0, PROBE_TEMPERATURE)]
+    has_tokenizer = not info.get("skip_tokenizer_init")
+    return ServerFeatures(
+        release=release,
+        context=int(info.get("max_req_input_len") or info.get("context_length") or 0),
+        dtype=str(info.get("dtype", "auto")),
+        ranks=int(info.get("tp_size") or 1) * int(info.get("pp_size") or 1),
+        has_update_calls={BEGIN_UPDATE, END_UPDATE} <= paths,
+        seeded=bool(info.get("enable_deterministic_inference")),
+        has_tokenizer=has_tokenizer,
+        supports_images=has_tokenizer and bool(model.get("has_image_understanding")),
+        temperature_logprobs=_follow_temperature([_top_two_gap(sample) for sample in samples]),
+        version_spans=all(sample.get("weight_versions") for sample in samples),
+    )
+
+
+async def _server_info(client: SGLangClient) -> dict[str, Any]:
+    try:
+        info = await client.get("/server_info")
+    except RequestRefused as error:
+        remedy = "give the address of a server, or of a router that lists its servers at `/workers`"
+        raise EngineError(f"no SGLang server answers at {client.url} ({error}): {remedy}") from error
+    if not isinstance(info, dict):
+        raise EngineError(f"no SGLang server answers at {client.url}: give the address that `/server_info` is under")
+    return info
+
+
+async def _api_paths(client: SGLangClient) -> frozenset[str]:
+    return frozenset((await client.get("/openapi.json"))["paths"])
+
+
+async def _sample_one(client: SGLangClient, temperature: float) -> dict[str, Any]:
+    """The `meta_info` of one sampled id."""
+    body = {
+        "input_ids": PROBE_IDS,
+        "sampling_params": {"max_new_tokens": 1, "temperature": temperature, "ignore_eos": True},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    meta: dict[str, Any] = (await client.post("/generate", body))["meta_info"]
+    return meta
+
+
+def _follow_temperature(gaps: Sequence[float]) -> bool:
+    """Whether logprobs are scaled by the temperature: at 2, two ids are half as far gaps as at 1."""
+    return abs(gaps[0] - PROBE_TEMPERATURE * gaps[1]) <= abs(gaps[0] - gaps[1])
+
+
+def _top_two_gap(meta: dict[str, Any]) -> float:
+    first, second = meta["output_top_logprobs"][0][:2]
+    return float(first[0] - second[0])
+
+
+def parse_release(release: str) -> tuple[int, ...]:
+    """A release as numbers that can be compared; suffixes are ignored."""
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:3])
+
+
+def _unsupported(client: SGLangClient, release: str, why: str) -> str:
+    tested = f"{format_release(OLDEST)} to {format_release(NEWEST)}"
+    return (
+        f"SGLang {release or 'of an unknown release'} at {client.url} {why}: use one of {tested}, as `make sglang` does"
+    )
+
+
+def format_release(release: tuple[int, ...]) -> str:
+    """A release as text."""
+    return ".".join(map(str, release))

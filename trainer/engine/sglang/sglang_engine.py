@@ -1,0 +1,350 @@
+"""The SGLang engine: generates on one or many servers with the weights that the trainer published last."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from gateway.types import Image
+from trainer.engine.base import Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.sglang.generation import PendingTurn, check_request, require_version_spans
+from trainer.engine.sglang.health import monitor_health
+from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, ServerTimeout, ServerUnavailable, SGLangClient, run_all
+from trainer.engine.sglang.replica import (
+    ABORT_TIMEOUT_S,
+    CACHE_TAG,
+    WEIGHTS_TAG,
+    Replica,
+    release_memory,
+    resume_memory,
+    wait_for_any,
+)
+from trainer.engine.sglang.request import PngEncoder
+from trainer.engine.sglang.routing import Routing, router_backends
+from trainer.engine.sglang.server_features import probe_with_restarts
+from trainer.engine.sglang.server_process import ServerProcess
+from trainer.engine.sglang.weight_sync.base import WeightSync, untied_tensors
+from trainer.engine.sglang.weight_sync.published import PublishedWeights
+from trainer.engine.sglang.weight_sync.verify import NO_REFERENCE, TrainerReference
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+ATTEMPTS = 4
+"""Attempts to generate a turn, or to publish weights, when servers are lost."""
+ROUTER_SETTLE_S = 10.0
+"""Time for a server behind a router to get its weights before the router is used again."""
+
+
+class SGLangEngine:
+    """Generates rollouts on SGLang servers, and publishes the trainer's weights to them.
+
+    `servers` are addresses of servers, or of one router, or processes to start; `reference` computes the logprobs
+    that servers are verified with.
+
+    With `in_place`, turns under way keep their KV cache when weights are published; otherwise they are prefilled again.
+    With `releases_memory`, the servers were started so that they can release GPU memory. With `publishes_mid_turn`,
+    weights are published while turns are under way, so servers must report versions by token.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str | ServerProcess],
+        weight_sync: WeightSync,
+        *,
+        reference: TrainerReference = NO_REFERENCE,
+        in_place: bool = False,
+        releases_memory: bool = False,
+        publishes_mid_turn: bool = False,
+    ) -> None:
+        self._releases_memory, self._publishes_mid_turn = releases_memory, publishes_mid_turn
+        self._mode = "in_place" if in_place else "retract"
+        self._servers, self._weight_sync, self._published = servers, weight_sync, PublishedWeights(reference)
+        self._stack, self._checkpoint_tensors = AsyncExitStack(), reference.checkpoint_tensors
+        processor = reference.image_processor
+        self._image_encoder = PngEncoder(processor.fit_image) if processor else PngEncoder()
+        self.replicas: list[Replica] = []
+        self.router: Replica | None = None
+        """The sglang-router that all requests go through, if there is one."""
+        self.routing, self._lock, self._paused, self._servers_lost = Routing(), anyio.Lock(), False, 0
+        self._unverified = False
+        """Weights were published while servers could not be asked about them."""
+        self._pending_turns: set[PendingTurn] = set()
+        self._tasks: TaskGroup | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        if not self.replicas:
+            raise EngineError("the engine is not open; enter it with `async with` first")
+        features = [replica.features for replica in self.replicas]
+        count = f" x {len(features)}" if len(features) > 1 else ""
+        return Capabilities(
+            features[0].name + count + (" behind a router" if self.router else ""),
+            is_exact=self.agreement is not None and self.agreement.is_exact,
+            supports_images=all(item.supports_images for item in features),
+            context_length=min(item.context for item in features),
+            notes=tuple(sorted({note for item in features for note in item.notes})),
+        )
+
+    @property
+    def version(self) -> int:
+        """-1 until weights are published: what a server was started with has no version."""
+        return self._published.version
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The agreement of servers and trainer at the last publication; the worst of all servers."""
+        return self._published.agreement
+
+    @property
+    def counters(self) -> Mapping[str, float]:
+        """Requests by routing reason and by server, and the number of servers lost."""
+        return self.routing.metrics | {"servers_lost": self._servers_lost}
+
+    async def __aenter__(self) -> Self:
+        cache = uuid4().hex
+        async with AsyncExitStack() as stack:
+            for server in self._servers:
+                process = None if isinstance(server, str) else await stack.enter_async_context(server)
+                client = await stack.enter_async_context(SGLangClient(process.url if process else str(server)))
+                urls = () if process else await router_backends(client)
+                if urls and len(self._servers) > 1:
+                    raise EngineError(f"{client.url} is a router: name it alone, or the servers {', '.join(urls)}")
+                clients = [await stack.enter_async_context(SGLangClient(url)) for url in urls] or [client]
+                for item in clients:
+                    self.replicas.append(Replica(item, await probe_with_restarts(item, process), cache, process))
+                if urls:
+                    self.router = Replica(client, self.replicas[0].features, cache, backends=tuple(clients))
+            if self._publishes_mid_turn:
+                require_version_spans(self.replicas)
+            stack.push_async_callback(self._close_weight_sync)
+            self._tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._tasks.cancel_scope.cancel)
+            for replica in self.replicas:
+                self._tasks.start_soon(monitor_health, replica, partial(self._is_generating, replica), self._on_lost)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+        self.replicas, self.router = [], None
+
+    async def _close_weight_sync(self) -> None:
+        with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
+            await self._weight_sync.close()
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        *,
+        key: str = "",
+        group: str = "",
+        images: Sequence[Image] = (),
+        on_ids: OnIds | None = None,
+    ) -> Generation:
+        """Generates a turn. If a server fails, the turn starts again elsewhere, unless its part was seen."""
+        check_request(ids, sampling, images, self.capabilities, [replica.features for replica in self.replicas])
+        if sampling.max_tokens <= 0:
+            return Generation((), (), "length", max(self.version, 0))
+        turn = PendingTurn(key, self._published, on_ids, sampling.banned_ids)
+        self._pending_turns.add(turn)
+        try:
+            return await self._generate(turn, ids, sampling, group, await self._image_encoder.encode(images))
+        finally:
+            self._pending_turns.discard(turn)
+            turn.done.set()
+
+    async def _generate(
+        self, turn: PendingTurn, ids: Sequence[int], sampling: Sampling, group: str, images: Sequence[Image]
+    ) -> Generation:
+        prefix_group = group if turn.key and not self.routing.knows(turn.key) else ""
+        for attempt in range(1, ATTEMPTS + 1):
+            with turn.abortable():
+                await self._wait_for_server()
+            if turn.aborted:
+                return turn.aborted_generation
+            replica = self._choose(turn.key, group)
+            try:
+                return await turn.generate(replica, ids, sampling, images, prefix_group)
+            except ServerUnavailable as error:
+                self._on_lost(replica, error)
+                if (attempt == ATTEMPTS or turn.is_seen) and not turn.aborted:
+                    raise replica.error or error from error
+        return turn.aborted_generation
+
+    def _choose(self, key: str, group: str) -> Replica:
+        up = [index for index, replica in enumerate(self._request_targets) if replica.up]
+        loads = [replica.load for replica in self._request_targets]
+        return self._request_targets[self.routing.choose(key, group, loads, up)]
+
+    @property
+    def _request_targets(self) -> list[Replica]:
+        return [self.router] if self.router else self.replicas
+
+    def _is_generating(self, replica: Replica) -> bool:
+        return (self.router or replica).load > 0 and not self._lock.locked()
+
+    def _on_lost(self, replica: Replica, error: EngineError) -> None:
+        """Marks a replica as down and starts its recovery; the others continue."""
+        if not replica.up or self._tasks is None:
+            return
+        if isinstance(error, ServerTimeout):
+            replica.client.cancel_waiting(str(error))
+        if replica.server is not None and (replica.server.is_out_of_memory or not replica.server.alive):
+            error = replica.server.error("is lost")
+        log.warning("%s", error)
+        replica.up, replica.error, replica.recovery_done = False, error, anyio.Event()
+        self._servers_lost += replica is not self.router
+        self._tasks.start_soon(self._recover, replica)
+        if self.router and replica is not self.router:  # Requests at the router may wait for this server.
+            self._on_lost(self.router, error)
+            self.router.client.cancel_waiting(str(error))
+
+    async def _recover(self, replica: Replica) -> None:
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                await replica.recover()
+                try:
+                    await (self._restore_router() if replica is self.router else self._restore(replica))
+                    break
+                except ServerUnavailable:  # Lost again while it got the weights.
+                    if attempt == ATTEMPTS:
+                        raise
+            log.warning("SGLang at %s is back", replica.url)
+        except (EngineError, TimeoutError, RuntimeError, OSError) as error:
+            replica.error = replica.recovery_error(error)
+        finally:
+            replica.recovery_done.set()
+
+    async def _restore(self, replica: Replica) -> None:
+        async with self._lock:
+            if self._published.weights:
+                await resume_memory(replica, WEIGHTS_TAG)
+                await self._weight_sync.send([replica.target], self._published.weights, self.version, False)
+                await resume_memory(replica, CACHE_TAG)
+                await self._published.verify(replica)
+            if self._paused:
+                await replica.pause(self._mode)
+            replica.up, replica.error = True, None
+
+    async def _restore_router(self) -> None:
+        """Checks all servers behind the router, which does not say who failed, and restores those with old weights."""
+        if self._published.weights:
+            await self._for_each_up(partial(Replica.require_version, published=self.version))
+        with anyio.move_on_after(ROUTER_SETTLE_S):
+            for replica in self.replicas:
+                if not replica.up:
+                    await replica.recovery_done.wait()
+        await wait_for_any(self.replicas)
+        if not self._replicas_up or self.router is None:
+            raise EngineError(str(self.replicas[0].error))
+        self.router.up, self.router.error = True, None
+
+    async def _wait_for_server(self) -> None:
+        """Waits until a server is up and has the current weights; raises the reason if none comes back."""
+        while True:
+            await self._published.wait_until_current()
+            if any(replica.up for replica in self._request_targets):
+                return
+            if not await wait_for_any(self._request_targets):
+                raise EngineError(f"no SGLang server is left: {self._request_targets[0].error}")
+
+    async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Publishes weights to all servers; raises EngineError where a server's version or logprobs do not match."""
+        async with self._lock:
+            tensors = await to_thread.run_sync(self._checkpoint_tensors, dict(untied_tensors(weights)))
+            with self._published.replacing():
+                await self._replace_weights(tensors, version)
+        for replica in (*self.replicas, *self._request_targets):
+            if not replica.up and replica.recovery_done.is_set():
+                replica.up = True
+                self._on_lost(replica, replica.error or EngineError("it did not answer"))  # One more attempt.
+        await self._wait_for_server()
+
+    async def _replace_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        if any(replica.load for replica in self._request_targets):
+            require_version_spans(self.replicas)
+        await self._for_each_up(partial(Replica.require_own_weights, published=self.version))
+        await self._send_weights(weights, version)
+        await self._published.store(weights, version)
+        self.routing.forget()
+        for replica in {*self.replicas, *self._request_targets}:
+            replica.reset_prefixes()
+        self._unverified = True
+        if not self._paused:
+            await self._verify()
+
+    @property
+    def _replicas_up(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.up]
+
+    async def _send_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Sends weights while generation is paused. If a server is lost, the others get everything again."""
+        for attempt in range(1, ATTEMPTS + 1):
+            await self._for_each_up(partial(Replica.pause, mode=self._mode))  # Also finds out which servers answer.
+            try:
+                if self._replicas_up:
+                    await self._for_each_up(lambda replica: resume_memory(replica, WEIGHTS_TAG))
+                    targets = [replica.target for replica in self._replicas_up]
+                    # Retracted turns keep the name of their cache, which must not hold entries of earlier weights.
+                    await self._weight_sync.send(targets, weights, version, self._mode == "retract")
+                    await self._for_each_up(lambda replica: resume_memory(replica, CACHE_TAG))
+                return
+            except ServerUnavailable:
+                if attempt == ATTEMPTS:
+                    raise
+            finally:
+                if not self._paused:
+                    with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
+                        await self._for_each_up(Replica.resume)
+
+    async def _verify(self) -> None:
+        """Checks version and logprobs of all servers that are up."""
+        await self._for_each_up(self._published.verify)
+        self._unverified = False
+
+    async def release_memory(self) -> bool:
+        if self._releases_memory:
+            async with self._lock:
+                await self._for_each_up(release_memory)
+        return self._releases_memory
+
+    async def pause(self) -> None:
+        async with self._lock:
+            self._paused = True
+            await self._for_each_up(partial(Replica.pause, mode=self._mode))
+
+    async def resume(self) -> None:
+        async with self._lock:
+            self._paused = False
+            await self._for_each_up(Replica.resume)
+            if self._unverified:
+                await self._verify()
+
+    async def abort(self, key: str = "") -> None:
+        turns = [turn for turn in self._pending_turns if not key or turn.key == key]
+        for turn in turns:
+            turn.abort()
+        await run_all(partial(replica.abort, key) for replica in self._request_targets)
+        with anyio.move_on_after(ABORT_TIMEOUT_S):
+            for turn in turns:
+                await turn.done.wait()
+
+    async def _for_each_up(self, action: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
+        async def guarded(replica: Replica) -> None:
+            try:
+                await action(replica)
+            except ServerUnavailable as error:
+                self._on_lost(replica, error)
+
+        await run_all(partial(guarded, replica) for replica in self._replicas_up)

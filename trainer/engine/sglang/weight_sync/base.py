@@ -1,0 +1,111 @@
+"""The WeightSync interface, and what its implementations share: update calls, timeouts, buckets.
+
+The caller pauses the servers before and verifies them after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import anyio
+from torch import Tensor
+
+from trainer.engine.base import EngineError
+from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, RequestRefused, SGLangClient
+from trainer.engine.sglang.server_features import BEGIN_UPDATE, END_UPDATE, ServerFeatures
+
+LOAD_TIMEOUT_S = 60.0
+"""Timeout for a server to load the smallest part of the weights."""
+MIN_BYTES_PER_S = 200e6
+"""The slowest loading speed, in bytes per second, from any disk or network."""
+NamedTensor = tuple[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTarget:
+    """A server that gets weights."""
+
+    client: SGLangClient
+    features: ServerFeatures
+
+
+class WeightSync(Protocol):
+    """Sends weights to servers."""
+
+    name: str
+
+    async def send(
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+    ) -> None:
+        """Sends weights to paused servers. Raises ServerUnavailable for lost servers, another EngineError for what must
+        end the run."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def weight_update(target: SyncTarget) -> AsyncIterator[None]:
+    """The calls that begin and end an update, where a release needs them. An update that a dead trainer left open is
+    ended first."""
+    if not target.features.has_update_calls:
+        yield
+        return
+    try:
+        await post_checked(target.client, BEGIN_UPDATE, {})
+    except RequestRefused:
+        await post_checked(target.client, END_UPDATE, {})
+        await post_checked(target.client, BEGIN_UPDATE, {})
+    ended = False
+    try:
+        yield
+        ended = True
+        await post_checked(target.client, END_UPDATE, {}, within=LOAD_TIMEOUT_S)
+    finally:
+        if not ended:
+            with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
+                await post_checked(target.client, END_UPDATE, {})
+
+
+async def post_checked(
+    client: SGLangClient, path: str, body: Mapping[str, Any] | bytes, *, within: float = REQUEST_TIMEOUT_S
+) -> None:
+    """Posts a request; raises RequestRefused also for a 200 whose body says that it failed."""
+    answer = await client.post(path, body, within=within)
+    if isinstance(answer, Mapping) and answer.get("success") is False:
+        raise RequestRefused(f"SGLang at {client.url} refused {path}: {answer.get('message')}", 200)
+
+
+def load_timeout_s(weights: Iterable[NamedTensor]) -> float:
+    """Timeout for loading these weights; a server that needs longer counts as lost."""
+    return LOAD_TIMEOUT_S + sum(tensor.nbytes for _, tensor in weights) / MIN_BYTES_PER_S
+
+
+def untied_tensors(weights: Mapping[str, Tensor]) -> list[NamedTensor]:
+    """The weights without tied duplicates, which a server ties itself."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    kept: list[NamedTensor] = []
+    for name, tensor in weights.items():
+        key = tensor.data_ptr(), tuple(tensor.shape)
+        if key not in seen or not tensor.numel():
+            kept.append((name, tensor.detach()))
+        seen.add(key)
+    if not kept:
+        raise EngineError("no weights to publish; give the model's state_dict")
+    return kept
+
+
+def buckets(weights: Iterable[NamedTensor], most: int) -> Iterator[list[NamedTensor]]:
+    """Splits weights into buckets of at most `most` bytes, or of one tensor."""
+    bucket: list[NamedTensor] = []
+    size = 0
+    for name, tensor in weights:
+        if bucket and size + tensor.nbytes > most:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    yield bucket

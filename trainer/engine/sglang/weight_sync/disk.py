@@ -1,0 +1,53 @@
+"""Weight sync by disk: writes a safetensors file to a folder that the servers read, and deletes it afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from anyio import to_thread
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trainer.engine.sglang.http_client import run_all
+from trainer.engine.sglang.weight_sync.base import SyncTarget, load_timeout_s, post_checked, untied_tensors
+
+
+class DiskSync:
+    """Sends weights through a folder."""
+
+    name = "disk"
+
+    def __init__(self, model: Path, folder: Path | None = None) -> None:
+        """`model` is the folder that the servers serve, whose configuration is copied beside the weights; `folder` is
+        one that servers on other machines can read."""
+        self._model, self._folder = model, folder
+
+    async def send(
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+    ) -> None:
+        folder = await to_thread.run_sync(self._write_folder, weights, version)
+        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush}
+        try:
+            await run_all(partial(self._send_to, target, body, load_timeout_s(weights.items())) for target in targets)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
+        await post_checked(target.client, "/update_weights_from_disk", body, within=within)
+
+    def _write_folder(self, weights: Mapping[str, Tensor], version: int) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self._folder)).absolute()
+        for file in self._model.glob("*.json"):
+            if not file.name.endswith(".index.json"):
+                shutil.copyfile(file, folder / file.name)
+        save_file(
+            {name: tensor.contiguous().cpu() for name, tensor in untied_tensors(weights)}, folder / "model.safetensors"
+        )
+        return folder
+
+    async def close(self) -> None:
+        """Holds no resources."""

@@ -1,0 +1,103 @@
+"""The latest published weights, kept so that a restarted server can be given them and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import anyio
+import torch
+from anyio import to_thread
+from torch import Tensor
+
+from trainer.engine.base import Agreement, EngineError
+from trainer.engine.sglang.replica import Replica
+from trainer.engine.sglang.weight_sync.base import untied_tensors
+from trainer.engine.sglang.weight_sync.verify import (
+    TrainerReference,
+    check_agreement,
+    make_probes,
+    server_logprobs,
+    trainer_logprobs,
+)
+
+UNPUBLISHED = -1
+
+
+class PublishedWeights:
+    """A copy on the CPU, as large as the weights: the trainer updates its own in place while rollouts are under way,
+    and any server may come back at any time."""
+
+    def __init__(self, reference: TrainerReference) -> None:
+        self.version = UNPUBLISHED
+        self.weights: dict[str, Tensor] = {}
+        self.agreement: Agreement | None = None
+        """The agreement of servers and trainer at the last publication; the worst of all servers."""
+        self._compute_logprobs, self._probes = reference.compute_logprobs, make_probes(reference.image_processor)
+        self._reference_logprobs: Sequence[Sequence[float]] = ()
+        """The trainer's logprobs of each probe with these weights, computed before the next update."""
+        self._previous_logprobs: Sequence[Sequence[float]] = ()
+        """The same with the previous weights."""
+        self._current = anyio.Event()
+        self._current.set()
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Blocks new turns during an update: they would start with the old version."""
+        self._current = anyio.Event()
+        try:
+            yield
+        finally:
+            self._current.set()
+
+    async def wait_until_current(self) -> None:
+        """Waits until the version is that of the servers' weights."""
+        if not self._current.is_set():
+            await self._current.wait()
+
+    async def store(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copies weights that nobody changes meanwhile, and computes the trainer's logprobs of the probes."""
+        await to_thread.run_sync(self._copy, untied_tensors(weights))
+        logprobs = await to_thread.run_sync(self._compute_reference)
+        self._previous_logprobs, self._reference_logprobs, self.agreement, self.version = (
+            self._reference_logprobs,
+            logprobs,
+            None,
+            version,
+        )
+
+    def _copy(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Copies into the existing buffers where they fit, as two copies at once would need twice the memory."""
+        old, self.weights = self.weights, {}
+        with torch.no_grad():
+            for name, tensor in tensors:
+                buffer = old.get(name)
+                fits = buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
+                self.weights[name] = buffer.copy_(tensor) if buffer is not None and fits else _copy_to_cpu(tensor)
+
+    async def verify(self, replica: Replica) -> None:
+        """Raises EngineError if a server reports another version or has other weights."""
+        if (version := await replica.version()) != self.version:
+            raise EngineError(f"SGLang at {replica.url} has weights {version} where {self.version} were published")
+        for index, trainer in enumerate(self._reference_logprobs):
+            probe, before = self._probes[index], self._previous_logprobs[index] if self._previous_logprobs else None
+            if probe.images and not replica.features.supports_images:
+                continue  # It gets no rollouts with images either.
+            server = await server_logprobs(replica.client, probe)
+            try:
+                agreement = check_agreement(replica.url, server, trainer, before, replica.features.dtype)
+            except EngineError as error:
+                raise EngineError(f"{error}{probe.remedy}") from error
+            if self.agreement is None or self.agreement.max_difference < agreement.max_difference:
+                self.agreement = agreement
+
+    def _compute_reference(self) -> list[Sequence[float]]:
+        return (
+            [trainer_logprobs(self._compute_logprobs, probe) for probe in self._probes]
+            if self._compute_logprobs
+            else []
+        )
+
+
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,97 @@
+"""Weight sync by tensors: sends flattened buckets over HTTP, as bytes or on a GPU as CUDA IPC handles."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
+
+import torch
+from anyio import to_thread
+from torch import Tensor
+
+from trainer.engine.sglang.http_client import run_all
+from trainer.engine.sglang.weight_sync.base import (
+    NamedTensor,
+    SyncTarget,
+    buckets,
+    load_timeout_s,
+    post_checked,
+    untied_tensors,
+    weight_update,
+)
+
+BUCKET = 2**28
+"""Bytes in a bucket; a server needs as many beside its weights."""
+
+
+class TensorSync:
+    """Sends weights in the body of requests."""
+
+    name = "tensors"
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        """Where the trainer's weights were, if ever on a GPU: copies of them are sent from there, too, bucket by
+        bucket."""
+
+    async def send(
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+    ) -> None:
+        parts = list(buckets(untied_tensors(weights), BUCKET))
+        device = parts[0][0][1].device
+        self._device = device if device.type == "cuda" else self._device
+        await run_all(partial(self._send_to, target, parts, version, flush) for target in targets)
+
+    async def _send_to(self, target: SyncTarget, parts: list[list[NamedTensor]], version: int, flush: bool) -> None:
+        async with weight_update(target):
+            for index, part in enumerate(parts):
+                last = index == len(parts) - 1
+                flat = await to_thread.run_sync(
+                    flatten_bucket, part, self._device
+                )  # Alive until the server has answered.
+                body = await to_thread.run_sync(
+                    _update_body, flat, target.features.ranks, version if last else None, flush
+                )
+                await post_checked(target.client, "/update_weights_from_tensor", body, within=load_timeout_s(part))
+
+    async def close(self) -> None:
+        """Holds no resources."""
+
+
+def flatten_bucket(part: Sequence[NamedTensor], device: torch.device | None = None) -> dict[str, object]:
+    """A bucket in SGLang's own layout, of plain values that its unpickler accepts."""
+    flat = torch.cat([tensor.contiguous().flatten().view(torch.uint8) for _, tensor in part]).to(device)
+    metadata, start = [], 0
+    for name, tensor in part:
+        stop = start + tensor.nbytes
+        index = {"start_idx": start, "end_idx": stop, "numel": tensor.nbytes}
+        metadata.append(SimpleNamespace(name=name, shape=tensor.shape, dtype=tensor.dtype, **index))
+        start = stop
+    return {"flattened_tensor": flat, "metadata": metadata}
+
+
+def _update_body(flat: dict[str, object], ranks: int, version: int | None, flush: bool) -> bytes:
+    """The request body. CUDA handles are reference-counted, so each process of the server gets its own."""
+    body = {
+        "serialized_named_tensors": [base64.b64encode(_pickle(flat)).decode() for _ in range(ranks)],
+        "load_format": "flattened_bucket",
+        "flush_cache": flush and version is not None,
+    }
+    return json.dumps(body | ({} if version is None else {"weight_version": str(version)})).encode()
+
+
+def _pickle(flat: dict[str, object]) -> bytes:
+    """Pickles a bucket: its bytes, or a CUDA handle. A handle of shared CPU memory would crash a server outside our
+    process tree."""
+    tensor = flat["flattened_tensor"]
+    if not (isinstance(tensor, Tensor) and tensor.is_cuda):
+        return pickle.dumps(flat)
+    written = io.BytesIO()
+    ForkingPickler(written, pickle.HIGHEST_PROTOCOL).dump(flat)
+    return written.getvalue()

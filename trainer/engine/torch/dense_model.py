@@ -1,0 +1,282 @@
+"""The embedded engine's model for Llama, Qwen2, Qwen3 and Qwen-VL: their layers, computed for continuous batching.
+
+The same ids give the same bits whatever else is in the batch: every product has a fixed shape (a tile of rows in the
+layers, a query against a page in attention), so the size of the batch changes only the number of products. This holds
+for float32 on a CPU with one or two threads. With more threads, torch may round an activation differently at the border
+of two threads' shares, by about 1e-6 in a logprob; on a GPU it is untested.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from trainer.engine.torch.kv_cache import Chunk, KVCache, KVShape
+from trainer.engine.torch.paged_attention import AttentionPlan, attend
+from trainer.engine.torch.weights import FusedWeights, check_weights
+from trainer.vision.family import FAMILIES, ImageFeatures, VisionFamily
+from trainer.vision.image_processor import PreparedImage
+
+TILE = 16
+"""Rows in one product."""
+STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
+"""RoPE types whose angles do not depend on the length of the sequence."""
+FEATURE_CACHE_BYTES = 2**28
+"""Size of the cache of image features."""
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and signed sines for rotary embeddings."""
+
+
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Why this model cannot run here, or None if it can."""
+    config = model.config.get_text_config(decoder=True)
+    model_type = model.config.model_type
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if model_type not in {"llama", "qwen2", "qwen3", *FAMILIES}:
+        return f"its type is {model_type}"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}"
+    if rope not in STATIC_ROPE:
+        return f"its rope is {rope}"
+    if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
+        return "some of its layers do not have full attention"
+    return None
+
+
+class DenseModel:
+    """A copy of a text model's weights, and the computation of its layers."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config, state = model.config.get_text_config(decoder=True), model.state_dict()
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, size, model.dtype, model.device)
+        self.context_length: int = config.max_position_embeddings
+        self.vocab_size: int = config.vocab_size
+        self._epsilon: float = config.rms_norm_eps
+        text_model: Any = getattr(model.model, "language_model", model.model)
+        self._rotary = copy.deepcopy(text_model.rotary_emb)
+        self._rotation_table: Rotation = (torch.empty(0), torch.empty(0))
+        self._weights = FusedWeights(_fused_names(model, config, state), state)
+        self._layers = [_Layer(self._weights, index) for index in range(self.shape.layers)]
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights.load(weights)
+
+    def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
+        plan = AttentionPlan(chunks, self.shape)
+        padding = -plan.count % TILE
+        ids = torch.tensor([token for chunk in chunks for token in chunk.ids] + [0] * padding, device=self.shape.device)
+        rotation = self._look_up_rotation(max(chunk.end for chunk in chunks), F.pad(plan.positions, (0, padding)))
+        return self._run_layers(F.embedding(ids, self._weights["embed"]), rotation, plan, kv_cache)
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        plan: AttentionPlan,
+        kv_cache: KVCache,
+        deepstack: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """The logits after each chunk; `deepstack` tensors are added after the first layers."""
+        for index, layer in enumerate(self._layers):
+            x = self._attention(x, layer, rotation, (plan, kv_cache.values[index]))
+            x = self._mlp(x, layer)
+            if index < len(deepstack):
+                x = x + deepstack[index]
+        ends = [end - 1 for _, end in pairwise(plan.offsets)]
+        last = torch.tensor(ends + [0] * (-len(ends) % TILE), device=self.shape.device)
+        hidden = self._norm(x[last], self._weights["norm"])
+        return _linear(hidden, self._head)[: len(ends)]
+
+    @property
+    def _head(self) -> Tensor:
+        head = self._weights.get("head")
+        return self._weights["embed"] if head is None else head
+
+    def _attention(
+        self, x: Tensor, layer: _Layer, rotation: Rotation, plan_and_cache: tuple[AttentionPlan, Tensor]
+    ) -> Tensor:
+        plan, kv_layer = plan_and_cache
+        heads, size = self.shape.heads, self.shape.head_dim
+        qkv = _linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, size)
+        rotated, values = qkv[:, :-heads], qkv[:, -heads:]
+        if layer.head_norms is not None:
+            rotated = self._norm(rotated, layer.head_norms.view(-1, size))
+        rotated = rotated * rotation[0] + rotated.roll(size // 2, -1) * rotation[1]
+        kv_layer[0, plan.slots, :, plan.positions] = rotated[: plan.count, -heads:]
+        kv_layer[1, plan.slots, :, plan.positions] = values[: plan.count]
+        output = attend(rotated[: plan.count, :-heads], kv_layer, plan)
+        return _linear(F.pad(output, (0, 0, 0, len(x) - plan.count)), layer.out, layer.out_bias, x)
+
+    def _mlp(self, x: Tensor, layer: _Layer) -> Tensor:
+        gate, up = _linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return _linear(F.silu(gate) * up, layer.down, layer.down_bias, x)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        x_float = x.float()
+        scale = torch.rsqrt(x_float.square().mean(-1, keepdim=True) + self._epsilon)
+        return weight * (x_float * scale).to(x.dtype)
+
+    def _look_up_rotation(self, length: int, positions: Tensor) -> Rotation:
+        """The rotation at text positions, from a table that grows with the longest sequence."""
+        if length > len(self._rotation_table[0]):
+            span = torch.arange(2 * length, device=self.shape.device)[None]
+            self._rotation_table = self._compute_rotation(span)
+        return self._rotation_table[0][positions][:, None], self._rotation_table[1][positions][:, None]
+
+    def _compute_rotation(self, positions: Tensor) -> Rotation:
+        cos, sin = self._rotary(torch.empty(0, dtype=self.shape.dtype, device=self.shape.device), positions)
+        half = self.shape.head_dim // 2
+        return cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+
+
+class _Layer:
+    """The weights of one layer."""
+
+    def __init__(self, weights: FusedWeights, index: int) -> None:
+        def find(name: str) -> Tensor | None:
+            return weights.get(f"{index}.{name}")
+
+        def get(name: str) -> Tensor:
+            return weights[f"{index}.{name}"]
+
+        self.norm, self.mlp_norm, self.head_norms = get("norm"), get("mlp_norm"), find("head_norms")
+        self.qkv, self.qkv_bias = get("qkv.weight"), find("qkv.bias")
+        self.out, self.out_bias = get("out.weight"), find("out.bias")
+        self.gate_up, self.gate_up_bias = get("gate_up.weight"), find("gate_up.bias")
+        self.down, self.down_bias = get("down.weight"), find("down.bias")
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """A linear layer in tiles of a fixed shape, added to `residual` if given."""
+    tiles = len(x) // TILE
+    right = weight.t().expand(tiles, -1, -1)
+    left = x.view(tiles, TILE, -1)
+    if residual is not None:
+        result = torch.baddbmm(residual.view(tiles, TILE, -1), left, right).view(len(x), -1)
+        return result if bias is None else result + bias
+    result = torch.bmm(left, right).view(len(x), -1)
+    return result if bias is None else result + bias
+
+
+def _fused_names(model: PreTrainedModel, config: object, state: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+    """The engine's tensor names, each with the model's tensors that are concatenated."""
+    prefix = "model.language_model." if hasattr(model.model, "language_model") else "model."
+    fused: dict[str, tuple[str, ...]] = {"embed": (prefix + "embed_tokens.weight",), "norm": (prefix + "norm.weight",)}
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:  # type: ignore[no-untyped-call]
+        fused["head"] = ("lm_head.weight",)
+    heads = (getattr(config, "num_attention_heads", 0), getattr(config, "num_key_value_heads", 0))
+    for index in range(getattr(config, "num_hidden_layers", 0)):
+        layer = f"{prefix}layers.{index}."
+        attention, mlp = layer + "self_attn.", layer + "mlp."
+        fused[f"{index}.norm"] = (layer + "input_layernorm.weight",)
+        fused[f"{index}.mlp_norm"] = (layer + "post_attention_layernorm.weight",)
+        if attention + "q_norm.weight" in state:
+            norms = (attention + "q_norm.weight",) * heads[0] + (attention + "k_norm.weight",) * heads[1]
+            fused[f"{index}.head_norms"] = norms
+        products = {
+            "qkv": (attention + "q_proj", attention + "k_proj", attention + "v_proj"),
+            "out": (attention + "o_proj",),
+            "gate_up": (mlp + "gate_proj", mlp + "up_proj"),
+            "down": (mlp + "down_proj",),
+        }
+        for name, parts in products.items():
+            for kind in ("weight", "bias"):
+                if f"{parts[0]}.{kind}" in state:
+                    fused[f"{index}.{name}.{kind}"] = tuple(f"{part}.{kind}" for part in parts)
+    return fused
+
+
+class DenseVisionModel(DenseModel):
+    """A dense model with its vision encoder. Images are encoded one by one, so the batch does not affect features."""
+
+    def __init__(self, model: PreTrainedModel, family: VisionFamily) -> None:
+        super().__init__(model)
+        self._family = family
+        self._encoder = copy.deepcopy(model.get_submodule(family.vision_module)).train(False)
+        self._features: OrderedDict[str, ImageFeatures] = OrderedDict()
+        """By the image's digest, for the current weights; least recently used first."""
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        prefix = f"{self._family.vision_module}."
+        state = {prefix + name: value for name, value in self._encoder.state_dict().items()}
+        check_weights(weights, {name: value.shape for name, value in state.items()}, weights)
+        super().load_weights(weights)
+        self._encoder.load_state_dict({name.removeprefix(prefix): weights[name] for name in state})
+        self._features.clear()
+
+    def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
+        if not any(chunk.prepared for chunk in chunks):
+            return super().__call__(chunks, kv_cache)
+        plan = AttentionPlan(chunks, self.shape)
+        padding = -plan.count % TILE
+        ids = [max(token, 0) for chunk in chunks for token in chunk.ids] + [0] * padding
+        x = F.embedding(torch.tensor(ids, device=self.shape.device), self._weights["embed"])
+        deepstack = self._insert_features(chunks, x)
+        return self._run_layers(x, self._rotate_chunks(chunks, padding), plan, kv_cache, deepstack)
+
+    def _insert_features(self, chunks: Sequence[Chunk], x: Tensor) -> list[Tensor]:
+        """Writes image features over the placeholders' embeddings in `x`; returns the deepstack tensors."""
+        deepstack: list[Tensor] = []
+        for start, image, rows in _images_in(chunks):
+            features = self._encode(image)
+            span = slice(start, start + rows.stop - rows.start)
+            x[span] = features.features_FD[rows]
+            deepstack = deepstack or [torch.zeros_like(x) for _ in features.deepstack]
+            for target, layer_features_FD in zip(deepstack, features.deepstack, strict=True):
+                target[span] = layer_features_FD[rows]
+        return deepstack
+
+    def _rotate_chunks(self, chunks: Sequence[Chunk], padding: int) -> Rotation:
+        positions = torch.cat([*map(_positions_3N, chunks), torch.zeros(3, padding, dtype=torch.long)], dim=1)
+        positions = positions.to(self.shape.device)
+        if all(chunk.prepared is None or chunk.start >= len(chunk.prepared.ids) for chunk in chunks):  # while decoding
+            return self._look_up_rotation(max(chunk.end for chunk in chunks), positions[0])
+        cos, sin = self._compute_rotation(positions[:, None])
+        return cos[:, None], sin[:, None]
+
+    def _encode(self, image: PreparedImage) -> ImageFeatures:
+        if image.digest not in self._features:
+            device = self.shape.device
+            pixels = image.pixels.to(device, self.shape.dtype)
+            grid = torch.tensor([image.grid], device=device)
+            self._features[image.digest] = self._family.encode(self._encoder, pixels, grid)
+        self._features.move_to_end(image.digest)
+        while len(self._features) > 1 and sum(map(_nbytes, self._features.values())) > FEATURE_CACHE_BYTES:
+            self._features.popitem(last=False)
+        return self._features[image.digest]
+
+
+def _images_in(chunks: Sequence[Chunk]) -> Iterator[tuple[int, PreparedImage, slice]]:
+    """The images in the chunks: the first index among the step's tokens, the image, and its rows in the chunk."""
+    offset = 0
+    for chunk in chunks:
+        for start, image in chunk.prepared.images if chunk.prepared else ():
+            rows = slice(max(0, chunk.start - start), min(image.token_count, chunk.end - start))
+            if rows.start < rows.stop:
+                yield offset + start + rows.start - chunk.start, image, rows
+        offset += len(chunk.ids)
+
+
+def _positions_3N(chunk: Chunk) -> Tensor:
+    if chunk.prepared is None:
+        return torch.arange(chunk.start, chunk.end).expand(3, -1)
+    prompt_length = len(chunk.prepared.ids)
+    prompt = chunk.prepared.positions_3N[:, chunk.start : min(chunk.end, prompt_length)]
+    sampled = torch.arange(max(chunk.start, prompt_length), max(chunk.end, prompt_length))
+    return torch.cat([prompt, (sampled + chunk.prepared.position_offset).expand(3, -1)], dim=1)
+
+
+def _nbytes(features: ImageFeatures) -> int:
+    return features.features_FD.nbytes + sum(layer_FD.nbytes for layer_FD in features.deepstack)

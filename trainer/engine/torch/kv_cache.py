@@ -1,0 +1,208 @@
+"""The KV cache of running sequences, the cache of shared prefixes, and the interface of a model that uses them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.vision.image_processor import PreparedPrompt
+
+PAGE_SIZE = 64
+"""Positions per attention product; a fixed shape rounds the same however long other sequences are."""
+POSITION_AXIS = 3
+"""The axis of positions in a copy of one slot's keys and values: layer, key or value, head, position, size."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The shape of the keys and values of one token."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.layers * 2 * self.heads * self.head_dim * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of the running sequences, in one tensor with a slot for each, so that a step copies nothing.
+
+    Axes: layer, key or value, slot, head, position, size. It grows with the longest sequence.
+    """
+
+    def __init__(self, shape: KVShape, slots: int) -> None:
+        self._shape = shape
+        self._slots = slots
+        self.clear()
+
+    def clear(self) -> None:
+        """Frees the memory."""
+        self.values = self._allocate(0)
+
+    @property
+    def length(self) -> int:
+        """Positions in each slot."""
+        return self.values.shape[4]
+
+    def ensure_length(self, length: int) -> None:
+        """Grows to at least this many positions; doubling keeps copies rare."""
+        if length <= self.length:
+            return
+        grown = self._allocate(max(2 * self.length, -(-length // PAGE_SIZE) * PAGE_SIZE))
+        grown[:, :, :, :, : self.length] = self.values
+        self.values = grown
+
+    def read(self, slot: int, start: int, end: int) -> Tensor:
+        """A copy of a slot's values from `start` to `end`."""
+        return self.values[:, :, slot, :, start:end].clone()
+
+    def write(self, slot: int, start: int, values: Tensor) -> None:
+        """Writes values into a slot from position `start` on."""
+        self.values[:, :, slot, :, start : start + values.shape[3]] = values
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of a slot to another."""
+        self.values[:, :, target, :, :length] = self.values[:, :, source, :, :length]
+
+    def _allocate(self, length: int) -> Tensor:
+        """Zeros: masked positions must be finite, since zero times infinity is not zero."""
+        shape = self._shape
+        return torch.zeros(
+            (shape.layers, 2, self._slots, shape.heads, length, shape.head_dim), dtype=shape.dtype, device=shape.device
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A node of the prefix tree: ids that follow its parent's, with their keys and values."""
+
+    ids: tuple[int, ...]
+    values: Tensor
+    parent: Node | None
+    children: dict[int, Node] = field(default_factory=dict)
+
+
+class PrefixCache:
+    """A radix tree of token ids with their keys and values; evicts the least recently used leaf.
+
+    Readers get copies, so that eviction never affects a running sequence. A tree is valid for one version of the
+    weights.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._roots: dict[int, Node] = {}
+        self._used: OrderedDict[Node, None] = OrderedDict()
+        """Least recently used first. Using a node also uses its parent, after it: so the first is always a leaf."""
+        self.tokens = 0
+
+    def match(self, ids: Sequence[int]) -> int:
+        """The length of the longest cached prefix."""
+        return sum(count for _, count in self._find_path(tuple(ids)))
+
+    def read(self, ids: Sequence[int]) -> Iterator[Tensor]:
+        """The values of the longest cached prefix, node by node."""
+        path = list(self._find_path(tuple(ids)))
+        self._mark_used(path)
+        for node, count in path:
+            yield node.values[:, :, :, :count]
+
+    def insert(self, ids: Sequence[int], read: Callable[[int, int], Tensor]) -> None:
+        """Caches `ids`; `read(start, end)` returns the values of those that are new."""
+        ids = tuple(ids)
+        path = list(self._find_path(ids))
+        cached = sum(count for _, count in path)
+        if path and path[-1][1] < len(path[-1][0].ids):
+            path[-1] = (self._split(*path[-1]), path[-1][1])
+        if cached < len(ids) <= self._max_tokens:
+            parent = path[-1][0] if path else None
+            node = Node(ids[cached:], read(cached, len(ids)), parent)
+            self._children(parent)[node.ids[0]] = node
+            self.tokens += len(node.ids)
+            path.append((node, len(node.ids)))
+        self._mark_used(path)
+        while self.tokens > self._max_tokens:
+            self._evict()
+
+    def _find_path(self, ids: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
+        """The nodes along `ids`, each with the number of ids that match; only the last may match in part."""
+        position, children = 0, self._roots
+        while position < len(ids) and (node := children.get(ids[position])):
+            piece = ids[position : position + len(node.ids)]
+            if piece != node.ids:
+                yield node, common_prefix_length(node.ids, piece)
+                return
+            yield node, len(piece)
+            position, children = position + len(piece), node.children
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Splits a node by copying both halves: a view would keep the whole tensor alive after one half is evicted."""
+        upper = Node(node.ids[:count], node.values[:, :, :, :count].clone(), node.parent, {node.ids[count]: node})
+        self._children(node.parent)[upper.ids[0]] = upper
+        node.ids, node.values, node.parent = node.ids[count:], node.values[:, :, :, count:].clone(), upper
+        return upper
+
+    def _mark_used(self, path: Sequence[tuple[Node, int]]) -> None:
+        for node, _ in reversed(path):
+            self._used[node] = None
+            self._used.move_to_end(node)
+
+    def _evict(self) -> None:
+        node, _ = self._used.popitem(last=False)
+        del self._children(node.parent)[node.ids[0]]
+        self.tokens -= len(node.ids)
+
+    def _children(self, parent: Node | None) -> dict[int, Node]:
+        return parent.children if parent else self._roots
+
+
+def common_prefix_length(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """The length of the common prefix, by bisection: comparing slices is much faster than comparing ids one by one."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Chunk(NamedTuple):
+    """Ids of one sequence to compute in a step, and the range of their positions."""
+
+    slot: int
+    start: int
+    end: int
+    ids: Sequence[int]
+    prepared: PreparedPrompt | None = None
+    """The prompt's images, if it has any."""
+
+
+class ModelRunner(Protocol):
+    """A model as the engine runs it."""
+
+    shape: KVShape
+    context_length: int
+    vocab_size: int
+    notes: tuple[str, ...]
+    """What an operator should know about how this model runs."""
+
+    def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
+        """Writes the keys and values of each chunk into its slot; returns the logits after each chunk's last id."""
+        ...
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Loads new weights by the model's own names, all or none."""
+        ...

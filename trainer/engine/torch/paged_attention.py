@@ -1,0 +1,110 @@
+"""Attention over the KV cache, page by page, in products whose shape does not depend on the rest of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from trainer.engine.torch.kv_cache import PAGE_SIZE, Chunk, KVShape
+
+MAX_COPIED_NUMBERS = 2**17
+"""Up to this many numbers, a slot's keys are copied for each of its queries, to compute all heads in one product."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGroup:
+    """Queries that are computed together: one query each of consecutive slots, or several queries of one slot."""
+
+    tokens: slice
+    slots: slice
+    pages: int
+    bias: Tensor
+    """Minus infinity where a query must not attend. Axes: query and key-value head, query head in that, position."""
+    is_per_query: bool
+    """Each query has a slot of its own, or its own copy of a short one; otherwise all queries share one slot."""
+
+
+class AttentionPlan:
+    """Which queries attend to which slots in a step; computed once for all layers."""
+
+    def __init__(self, chunks: Sequence[Chunk], shape: KVShape) -> None:
+        device = shape.device
+        self.offsets = list(accumulate((len(chunk.ids) for chunk in chunks), initial=0))
+        self.count = self.offsets[-1]
+        positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
+        self.positions = torch.tensor(positions, device=device)
+        self.slots = torch.tensor([chunk.slot for chunk in chunks for _ in chunk.ids], device=device)
+        self.groups = [self._group(chunks, span, shape) for span in _group_chunks(chunks)]
+
+    def _group(self, chunks: Sequence[Chunk], span: slice, shape: KVShape) -> QueryGroup:
+        grouped = chunks[span]
+        tokens = slice(self.offsets[span.start], self.offsets[span.stop])
+        pages = -(-max(chunk.end for chunk in grouped) // PAGE_SIZE)
+        positions = self.positions[tokens]
+        masked = torch.arange(pages * PAGE_SIZE, device=shape.device) > positions[:, None]
+        bias = torch.zeros(masked.shape, dtype=shape.dtype, device=shape.device).masked_fill_(masked, -torch.inf)
+        copied = bias.numel() * shape.heads * shape.head_dim
+        is_per_query = len(grouped[0].ids) == 1 or copied <= MAX_COPIED_NUMBERS
+        if is_per_query:
+            bias = bias.repeat_interleave(shape.heads, dim=0)
+        slots = slice(grouped[0].slot, grouped[-1].slot + 1)
+        return QueryGroup(tokens, slots, pages, bias[:, None], is_per_query)
+
+
+def _group_chunks(chunks: Sequence[Chunk]) -> Iterator[slice]:
+    """Groups neighbours with one id each in consecutive slots; a longer chunk is a group of its own."""
+    start = 0
+    for index in range(1, len(chunks) + 1):
+        if index < len(chunks):
+            last, chunk = chunks[index - 1], chunks[index]
+            if len(last.ids) == len(chunk.ids) == 1 and chunk.slot == last.slot + 1:
+                continue
+        yield slice(start, index)
+        start = index
+
+
+def attend(queries: Tensor, kv_layer: Tensor, plan: AttentionPlan) -> Tensor:
+    """Attention of `queries` (token, head, size) to one layer's keys and values; returns (token, head times size)."""
+    size = queries.shape[-1]
+    heads = kv_layer.shape[2]
+    by_head = queries.view(len(queries), heads, -1, size)
+    outputs = [
+        (_attend_per_query if group.is_per_query else _attend_shared)(
+            by_head[group.tokens], kv_layer[:, group.slots], group
+        )
+        for group in plan.groups
+    ]
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return joined.view(len(queries), -1)
+
+
+def _attend_per_query(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tensor:
+    count, heads, per_head, size = queries.shape
+    keys, values = kv_slots[..., : group.pages * PAGE_SIZE, :].expand(-1, count, -1, -1, -1).flatten(1, 2)
+    return _attend_pages(queries.reshape(-1, per_head, size), keys, values, group).view(count, heads, -1)
+
+
+def _attend_shared(queries: Tensor, kv_slots: Tensor, group: QueryGroup) -> Tensor:
+    """The same products head by head: a slot's keys can be expanded over queries only as one matrix."""
+    keys, values = kv_slots[:, 0, :, None].expand(-1, -1, len(queries), -1, -1)
+    return torch.stack(
+        [_attend_pages(queries[:, head], keys[head], values[head], group) for head in range(queries.shape[1])], dim=1
+    ).flatten(2)
+
+
+def _attend_pages(queries: Tensor, keys: Tensor, values: Tensor, group: QueryGroup) -> Tensor:
+    if len(queries) == 1:  # A single product is split among threads, several are distributed: rounding would differ.
+        queries, keys, values = (tensor.expand(2, -1, -1) for tensor in (queries, keys, values))
+        return _attend_pages(queries, keys, values, group)[:1]
+    scale = queries.shape[-1] ** -0.5
+    pages = [slice(start, start + PAGE_SIZE) for start in range(0, group.pages * PAGE_SIZE, PAGE_SIZE)]
+    scores = [torch.baddbmm(group.bias[..., page], queries, keys[:, page].mT, alpha=scale) for page in pages]
+    weights = (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).float().softmax(-1).to(queries.dtype)
+    output = torch.bmm(weights[..., :PAGE_SIZE], values[:, :PAGE_SIZE])
+    for page in pages[1:]:
+        output = torch.baddbmm(output, weights[..., page], values[:, page])
+    return output

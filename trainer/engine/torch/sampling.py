@@ -1,0 +1,99 @@
+"""Samples token ids reproducibly: each id depends on its seed and position, not on the rest of the batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.engine.base import Sampling
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How to sample one sequence's next id, and its position in the sequence."""
+
+    sampling: Sampling
+    seed: int
+    position: int
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], list[float]]:
+    """An id for each row of logits, and its logprob after the temperature, before bans and filters.
+
+    At temperature 0 the likeliest id is chosen, with its logprob at temperature 1.
+    """
+    temperatures = torch.tensor([draw.sampling.temperature or 1.0 for draw in draws], device=logits.device)
+    logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
+    probabilities = filter_probabilities(logprobs, [draw.sampling for draw in draws])
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    noise = uniform_noise([draw.seed for draw in draws], [draw.position for draw in draws])
+    thresholds = torch.from_numpy(noise).to(logits.device)[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, thresholds, right=True)[:, 0]
+    if greedy := [index for index, draw in enumerate(draws) if draw.sampling.temperature == 0]:
+        ids[greedy] = probabilities[greedy].argmax(dim=-1)
+    ids.clamp_(max=logits.shape[-1] - 1)  # Only needed if the weights are broken and the sum is not finite.
+    sampled_logprobs = logprobs.gather(1, ids[:, None])[:, 0]
+    return ids.tolist(), sampled_logprobs.tolist()
+
+
+def filter_probabilities(logprobs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Each row's probabilities, with zeros for banned and filtered ids; rows need not sum to 1.
+
+    Every filter uses the distribution without banned ids, so their order does not matter: an id stays if it is among
+    the `top_k` likeliest, if likelier ids together have less than `top_p`, and if it is at least `min_p` times as
+    likely as the likeliest.
+    """
+    probabilities = logprobs.exp()
+    rows_by_ban: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, sampling in enumerate(samplings):
+        rows_by_ban[sampling.banned_ids].append(index)
+    for banned_ids, rows in rows_by_ban.items():
+        if banned_ids:
+            probabilities[torch.tensor(rows)[:, None], torch.tensor(banned_ids)] = 0.0
+    rows = [index for index, sampling in enumerate(samplings) if _has_filters(sampling)]
+    if rows:
+        probabilities[rows] = _apply_filters(probabilities[rows], [samplings[index] for index in rows])
+    return probabilities
+
+
+def _has_filters(sampling: Sampling) -> bool:
+    return sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+
+
+def _apply_filters(probabilities: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=probabilities.device)[:, None]
+
+    ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.double()
+    before = mass.cumsum(dim=-1) - mass
+    total = mass.sum(dim=-1, keepdim=True)
+    ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
+    keep = ranks < column([sampling.top_k or probabilities.shape[-1] for sampling in samplings])
+    keep &= before < column([sampling.top_p if sampling.top_p < 1 else 2.0 for sampling in samplings]) * total
+    keep &= mass >= column([sampling.min_p for sampling in samplings]) * mass[:, :1]
+    keep[:, 0] = True
+    return torch.zeros_like(probabilities).scatter(1, ids, ordered * keep)
+
+
+def uniform_noise(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """A number in [0, 1) for each seed and position, by two rounds of SplitMix64."""
+    mixed = _splitmix64(np.array([seed % 2**64 for seed in seeds], dtype=np.uint64))
+    mixed = _splitmix64(mixed ^ np.array(positions, dtype=np.uint64) * GOLDEN)
+    noise: NDArray[np.float64] = (mixed >> np.uint64(32)).astype(np.float64) * 2.0**-32
+    return noise
+
+
+def _splitmix64(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    state = state + GOLDEN
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

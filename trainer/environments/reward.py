@@ -1,0 +1,42 @@
+"""The reward function of environments in host processes: the environment's own score, for a group at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainer.environments.environment_stepper import INFO
+from trainer.environments.host_process import EnvironmentFailed, find_host
+from trainer.reward.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+
+def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -> list[float | None]:
+    """The environment's reward for each attempt, or one of its metrics; None for rollouts that it has lost."""
+    scores: list[Mapping[str, Any]] = [{}] * len(attempts)
+    for key, starts in {_host_of(attempt) for attempt in attempts}:
+        host = find_host(key)
+        if host is None or host.starts != starts:
+            log.warning("rollouts are not scored: the process of their environment has ended since")
+            continue
+        places = [place for place, attempt in enumerate(attempts) if _host_of(attempt) == (key, starts)]
+        names = [attempts[place].infos[INFO]["rollout"] for place in places]
+        for place, score in zip(places, host.request("score", rollouts=names), strict=True):
+            scores[place] = score
+    return [_pick(score, metric) for score in scores]
+
+
+def _host_of(attempt: Attempt) -> tuple[str, int]:
+    info = attempt.infos.get(INFO)
+    if info is None:
+        raise EnvironmentFailed(f"{attempt.rollout.name} is not a rollout of an environment")
+    return info["host"], info["starts"]
+
+
+def _pick(score: Mapping[str, Any], metric: str | None) -> float | None:
+    if error := score.get("error"):
+        log.warning("a rollout is not scored: %s", error)
+    value: float | None = score.get("reward") if metric is None else score.get("metrics", {}).get(metric)
+    return value

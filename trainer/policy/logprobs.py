@@ -1,0 +1,262 @@
+"""Computes logprobs and entropies of tokens with the trainer's model, materialising one chunk of logits at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from gateway.types import Image
+from trainer.policy.errors import PolicyError
+from trainer.policy.prefix_forest import ATTENTION_NAME, build_forest, register_attention, token_positions
+from trainer.policy.vision_inputs import VisionInputs, language_model_of
+from trainer.vision.image_processor import ImageProcessor
+
+log = logging.getLogger(__name__)
+PROBE_ROWS = ((0, 1, 2, 3, 1), (0, 1, 3), (2, 0, 1, 1))
+"""Rows with and without a common prefix, on which both ways of computing logprobs are compared for a new model."""
+MAX_DIFFERENCE = 1e-3
+"""Largest difference between the two: rounding is far below, and a mistake far above."""
+SHARDED_RUN = "run_pass"
+"""The attribute of a sharded model that runs a function as a forward pass."""
+Result = TypeVar("Result")
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+"""Layer types in a model's configuration that work with forest attention."""
+
+
+class Logprobs(NamedTuple):
+    """The logprob and entropy of each token; 0 for tokens that were not selected."""
+
+    logprobs_T: Tensor
+    entropy_T: Tensor
+    """Entropy of the distribution that the token was sampled from; has no gradient."""
+
+
+class HiddenStates(NamedTuple):
+    """The model's last hidden states, and where to find those of each token."""
+
+    states_UD: Tensor
+    """Hidden state of each node of the forest."""
+    node_T: Tensor
+    """The node of each token."""
+
+
+class LogprobSource(Protocol):
+    """Computes logprobs of packed tokens: the policy, or a reference."""
+
+    def compute_batch_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> Logprobs:
+        """Ids below 0 are positions in the images, counted down from the first position of the first image."""
+        ...
+
+
+class LogprobReader:
+    """Computes logprobs with a model, over sequences that lie end to end.
+
+    Common prefixes are computed once (see `prefix_forest`), if the model supports it; otherwise each sequence is run
+    alone.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chunk: int,
+        dtype: torch.dtype = torch.float32,
+        image_processor: ImageProcessor | None = None,
+    ) -> None:
+        self.model, self.chunk, self.dtype, self._image_processor = model, chunk, dtype, image_processor
+        self._language_model = language_model_of(model)
+        original_attention = self._language_model.config._attn_implementation
+        register_attention()
+        self.fallback_reason = self._probe_forest_attention()
+        """Why sequences are run one after the other; empty if prefixes are shared."""
+        if self.fallback_reason:
+            self._language_model.set_attn_implementation(original_attention)
+            log.warning("%s", self.fallback_reason)
+
+    def _probe_forest_attention(self) -> str:
+        """Compares forest attention with the model's own on a few tokens, which works for unknown models too."""
+        config = self.model.config.get_text_config(decoder=True)
+        ids_T = torch.tensor([token for row in PROBE_ROWS for token in row], device=self.model.device)
+        sequence_T = torch.tensor(
+            [index for index, row in enumerate(PROBE_ROWS) for _ in row], device=self.model.device
+        )
+        inputs = ids_T, sequence_T, token_positions(sequence_T) > 0, 1.0
+        problem = ""
+        with torch.no_grad():
+            separate_T = self._run_pass(self._compute_separately, *inputs).logprobs_T
+            try:
+                self._language_model.set_attn_implementation(ATTENTION_NAME)
+                difference = float((self._run_pass(self._compute_shared, *inputs).logprobs_T - separate_T).abs().max())
+                if not difference < MAX_DIFFERENCE * max(1.0, float(separate_T.abs().max())):
+                    problem = f"its logprobs would be off by {difference:.2g}"
+            except Exception as error:  # boundary: a model's own code may raise anything
+                problem = f"{type(error).__name__}: {error}"
+        if unknown := sorted({*(getattr(config, "layer_types", None) or ())} - SUPPORTED_LAYERS):
+            problem = f"it has layers of type {unknown[0]}"
+        if not problem:
+            return ""
+        return f"common prefixes are not shared for {config.model_type}, which makes training slower: {problem}"
+
+    def compute_batch_logprobs(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        temperature: float = 1.0,
+        images: Sequence[Image] = (),
+    ) -> Logprobs:
+        """Computes the logprobs of the selected tokens, given those before each in its sequence."""
+        selected_T = selected_T & (token_positions(sequence_T) > 0)
+        compute = self._compute_separately if self.fallback_reason else self._compute_shared
+        with self._autocast():
+            return self._run_pass(compute, ids_T, sequence_T, selected_T, temperature, images)
+
+    def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
+        """The logprob of each id but the first, at the weights' own precision, for comparison with an engine.
+
+        Each image token of the expanded prompt counts as an id, with a logprob of 0.
+        """
+        vision = self._prepare_vision(images)
+        ids_T = torch.tensor(vision.expand_ids(ids) if vision else ids, device=self.model.device)
+        compute = self._compute_separately if self.fallback_reason else self._compute_shared
+        with torch.no_grad():
+            selected_T = (token_positions(torch.zeros_like(ids_T)) > 0) & (ids_T >= 0)
+            result = self._run_pass(compute, ids_T, torch.zeros_like(ids_T), selected_T, 1.0, images)
+        return result.logprobs_T[1:].tolist()
+
+    def compute_hidden_states(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image] = ()) -> HiddenStates:
+        base = self.model.base_model
+        with self._autocast():
+            if not self.fallback_reason:
+                return self._run_pass(self._run_forest, ids_T, sequence_T, images)
+            rows = self._split_rows(ids_T, sequence_T, images)
+            parts = [base(**inputs, use_cache=False).last_hidden_state[0] for _, inputs in rows]
+        return HiddenStates(torch.cat(parts), torch.arange(len(ids_T), device=ids_T.device))
+
+    def _run_pass(self, compute: Callable[..., Result], *inputs: Any) -> Result:
+        """Runs a pass whose parts call submodules. A sharded model gathers its weights around all of it."""
+        run_pass = getattr(self.model, SHARDED_RUN, None)
+        result: Result = compute(*inputs) if run_pass is None else run_pass(compute, *inputs)
+        return result
+
+    def _prepare_vision(self, images: Sequence[Image]) -> VisionInputs | None:
+        if not images:
+            return None
+        if self._image_processor is None:
+            raise PolicyError("the batch has images, but the model has no image processor", "load it from its folder")
+        return VisionInputs(self.model, self._image_processor, images)
+
+    def _split_rows(
+        self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image]
+    ) -> Iterator[tuple[slice, Mapping[str, Tensor]]]:
+        """The model's inputs for each sequence alone."""
+        vision = self._prepare_vision(images)
+        for span in _sequence_spans(sequence_T):
+            yield span, vision.build_row_inputs(ids_T[span]) if vision else {"input_ids": ids_T[None, span]}
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        enabled = self.dtype != torch.float32
+        return torch.autocast(self.model.device.type, self.dtype if enabled else None, enabled)
+
+    def _run_forest(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image]) -> HiddenStates:
+        forest, vision = build_forest(ids_T, sequence_T), self._prepare_vision(images)
+        if vision:
+            positions_3U = torch.zeros(3, len(forest.ids_U), dtype=torch.long, device=ids_T.device)
+            positions_3U[:, forest.node_T] = vision.compute_positions(ids_T, sequence_T)
+            inputs = vision.build_forest_inputs(forest.ids_U, positions_3U)
+            output = self._language_model(**inputs, use_cache=False, forest=forest)
+        else:
+            output = self.model.base_model(
+                input_ids=forest.ids_U[None], position_ids=forest.positions_U[None], use_cache=False, forest=forest
+            )
+        return HiddenStates(output.last_hidden_state[0], forest.node_T)
+
+    def _compute_shared(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        temperature: float,
+        images: Sequence[Image] = (),
+    ) -> Logprobs:
+        """Tokens that follow the same node share one distribution, which is computed once."""
+        hidden = self._run_forest(ids_T, sequence_T, images)
+        token_K = selected_T.nonzero()[:, 0]
+        if not len(token_K):  # Nothing is selected, but a backward pass can still be made.
+            zeros_T = torch.zeros_like(sequence_T, dtype=torch.float32)
+            return Logprobs(zeros_T + 0 * hidden.states_UD.float().sum(), zeros_T)
+        node_N, node_index_K = torch.unique(hidden.node_T[token_K - 1], return_inverse=True)
+        order_K = node_index_K.argsort(stable=True)
+        token_K, node_index_K = token_K[order_K], node_index_K[order_K]
+        node_bounds = [*range(0, len(node_N), self.chunk), len(node_N)]
+        token_bounds = torch.searchsorted(node_index_K, torch.tensor(node_bounds, device=node_index_K.device)).tolist()
+        parts = []
+        for nodes, tokens in zip(pairwise(node_bounds), pairwise(token_bounds), strict=True):
+            states_CD = embedding(node_N[slice(*nodes)], hidden.states_UD)
+            targets = node_index_K[slice(*tokens)] - nodes[0], ids_T[token_K[slice(*tokens)]]
+            if len(node_N) <= self.chunk:
+                parts.append(self._compute_chunk(states_CD, *targets, temperature))
+            else:
+                parts.append(checkpoint(self._compute_chunk, states_CD, *targets, temperature, use_reentrant=False))
+        return _scatter(token_K, parts, sequence_T)
+
+    def _compute_chunk(
+        self, states_CD: Tensor, index_K: Tensor, ids_K: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        head: torch.nn.Module = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        return _select_logprobs(head(states_CD), index_K, ids_K, temperature)
+
+    def _compute_separately(
+        self,
+        ids_T: Tensor,
+        sequence_T: Tensor,
+        selected_T: Tensor,
+        temperature: float,
+        images: Sequence[Image] = (),
+    ) -> Logprobs:
+        """Runs each sequence alone through the model's own forward pass."""
+        selected, parts = [], []
+        for span, inputs in self._split_rows(ids_T, sequence_T, images):
+            position_K = selected_T[span].nonzero()[:, 0]
+            if len(position_K):
+                logits_LV = self.model(**inputs, use_cache=False).logits[0]
+                parts.append(_select_logprobs(logits_LV, position_K - 1, ids_T[span][position_K], temperature))
+                selected.append(position_K + span.start)
+        return _scatter(torch.cat(selected) if selected else ids_T[:0], parts, sequence_T)
+
+
+def _select_logprobs(logits_CV: Tensor, index_K: Tensor, ids_K: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logits_CV = logits_CV.float()
+    scaled_CV = logits_CV if temperature == 1 else logits_CV / temperature
+    logprobs_CV = scaled_CV.log_softmax(-1)
+    with torch.no_grad():
+        entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
+    return logprobs_CV[index_K, ids_K], entropy_C[index_K]
+
+
+def _scatter(token_K: Tensor, parts: list[tuple[Tensor, Tensor]], like_T: Tensor) -> Logprobs:
+    zeros_T = torch.zeros_like(like_T, dtype=torch.float32)
+    if not parts:
+        return Logprobs(zeros_T, zeros_T)
+    logprobs_K, entropy_K = (torch.cat(values) for values in zip(*parts, strict=True))
+    return Logprobs(zeros_T.index_put((token_K,), logprobs_K), zeros_T.index_put((token_K,), entropy_K))
+
+
+def _sequence_spans(sequence_T: Tensor) -> Iterator[slice]:
+    bounds = [0, *(sequence_T.diff().nonzero()[:, 0] + 1).tolist(), len(sequence_T)]
+    return (slice(start, stop) for start, stop in pairwise(bounds))

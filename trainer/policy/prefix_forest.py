@@ -1,0 +1,223 @@
+"""Computes shared prefixes of a step's sequences only once (tree attention): they form a forest of shared nodes.
+
+Two rollouts of one task, `q q a` and `q q b b`, are five nodes, since a causal model's state at a token does not depend
+on what comes after it:
+
+    node_T       0 1 2 0 1 3 4      the node of each token of the rows
+    ids_U        q q a b b          what the model runs
+    positions_U  0 1 2 2 3          each node's position in its row
+
+Attention works on blocks of nodes. Short rows with much in common are one block, in which each node sees its ancestors
+by a mask; a long row is a block of its own with causal attention. Only attention pads anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+MAX_BLOCK_NODES = 512
+"""Largest block with a mask; longer rows are faster alone, without a mask."""
+MIN_SIZE_RATIO = 0.7
+"""Blocks are padded to one size and attended together if the smallest is at least this share of the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlocks:
+    """Blocks that are padded to one size."""
+
+    node_BM: Tensor
+    """The nodes of each block; padding names node 0."""
+    visible_BMM: Tensor | None
+    """The nodes that each node sees; None for causal attention."""
+
+    def to(self, device: torch.device) -> AttentionBlocks:
+        visible_BMM = None if self.visible_BMM is None else self.visible_BMM.to(device)
+        return AttentionBlocks(self.node_BM.to(device), visible_BMM)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixForest:
+    """The nodes of packed sequences, and the blocks that they attend in."""
+
+    ids_U: Tensor
+    positions_U: Tensor
+    node_T: Tensor
+    blocks: tuple[AttentionBlocks, ...]
+    output_U: Tensor
+    """Each node's index in the outputs of all blocks, padding included."""
+
+
+@dataclass(slots=True)
+class _BlockBuilder:
+    """The nodes of a block while rows are added to it."""
+
+    nodes: list[int]
+    parents: list[int]
+    """Each node's parent as an index into `nodes`; -1 for a root."""
+    index_of: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
+    """Length of the longest row."""
+
+    @property
+    def is_path(self) -> bool:
+        """Whether the block is a single row, which several sequences may share."""
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
+    @property
+    def parents_or_self(self) -> list[int]:
+        return [index if parent < 0 else parent for index, parent in enumerate(self.parents)]
+
+    def add(self, row: Sequence[int]) -> None:
+        self.depth = max(self.depth, len(row))
+        last = -1
+        for node in row:
+            if node not in self.index_of:
+                self.index_of[node] = len(self.nodes)
+                self.nodes.append(node)
+                self.parents.append(last)
+            last = self.index_of[node]
+
+
+def build_forest(ids_T: Tensor, sequence_T: Tensor) -> PrefixForest:
+    """Builds the forest of sequences that lie end to end; deterministic."""
+    ids, owners = ids_T.tolist(), sequence_T.tolist()
+    node_of: dict[tuple[int, int], int] = {}
+    node_by_token: list[int] = []
+    first_tokens: list[int] = []
+    depths: list[int] = []
+    rows: list[list[int]] = []
+    for token, (id, owner) in enumerate(zip(ids, owners, strict=True)):
+        if not token or owner != owners[token - 1]:
+            rows.append([])
+        parent = rows[-1][-1] if rows[-1] else -1
+        node = node_of.setdefault((parent, id), len(node_of))
+        if node == len(first_tokens):
+            first_tokens.append(token)
+            depths.append(len(rows[-1]))
+        rows[-1].append(node)
+        node_by_token.append(node)
+    device = ids_T.device
+    blocks, outputs = _arrange_blocks(list(_group_rows(rows)), len(first_tokens))
+    first_U, depth_U, output_U, node_T = (
+        torch.tensor(values, device=device) for values in (first_tokens, depths, outputs, node_by_token)
+    )
+    return PrefixForest(ids_T[first_U], depth_U, node_T, tuple(block.to(device) for block in blocks), output_U)
+
+
+def token_positions(sequence_T: Tensor) -> Tensor:
+    """Each token's position in its own sequence, from 0."""
+    index_T = torch.arange(len(sequence_T), device=sequence_T.device)
+    is_first_T = torch.ones_like(sequence_T, dtype=torch.bool)
+    is_first_T[1:] = sequence_T.diff() != 0
+    return index_T - torch.where(is_first_T, index_T, 0).cummax(0).values
+
+
+def _group_rows(rows: Sequence[Sequence[int]]) -> Iterator[_BlockBuilder]:
+    """Puts neighbours into one block as long as attention over it costs no more than over each alone."""
+    block = _BlockBuilder([], [])
+    for row in rows:
+        new = sum(node not in block.index_of for node in row)
+        together = len(block.nodes) + new
+        if block.nodes and (together > MAX_BLOCK_NODES or together**2 > len(block.nodes) ** 2 + len(row) ** 2):
+            yield block
+            block = _BlockBuilder([], [])
+        block.add(row)
+    yield block
+
+
+def _arrange_blocks(blocks: Sequence[_BlockBuilder], nodes: int) -> tuple[list[AttentionBlocks], list[int]]:
+    """Batches blocks of similar size, and records each node's index in the outputs."""
+    order = sorted(range(len(blocks)), key=lambda index: (blocks[index].is_path, -len(blocks[index].nodes)))
+    batches: list[list[_BlockBuilder]] = []
+    for index in order:
+        block = blocks[index]
+        largest = batches[-1][0] if batches else None
+        is_similar = (
+            largest is not None
+            and largest.is_path == block.is_path
+            and len(block.nodes) >= MIN_SIZE_RATIO * len(largest.nodes)
+        )
+        if is_similar:
+            batches[-1].append(block)
+        else:
+            batches.append([block])
+    outputs, start = [0] * nodes, 0
+    for batch in batches:
+        size = len(batch[0].nodes)
+        for block in batch:
+            for index, node in enumerate(block.nodes):
+                outputs[node] = start + index
+            start += size
+    return [_pad_blocks(batch) for batch in batches], outputs
+
+
+def _pad_blocks(batch: Sequence[_BlockBuilder]) -> AttentionBlocks:
+    size = len(batch[0].nodes)
+    node_BM = torch.tensor([block.nodes + [0] * (size - len(block.nodes)) for block in batch])
+    if batch[0].is_path:
+        return AttentionBlocks(node_BM, None)
+    parent_BM = torch.tensor([block.parents_or_self + list(range(len(block.nodes), size)) for block in batch])
+    visible_BMM = torch.eye(size, dtype=torch.bool).repeat(len(batch), 1, 1)
+    ancestor_BM = parent_BM
+    for _ in range(max(block.depth for block in batch)):
+        visible_BMM.scatter_(2, ancestor_BM[:, :, None], True)
+        ancestor_BM = parent_BM.gather(1, ancestor_BM)
+    return AttentionBlocks(node_BM, visible_BMM)
+
+
+ATTENTION_NAME = "forest"
+
+
+def register_attention() -> None:
+    """Registers forest attention with transformers by name, which a model's own layers look up."""
+    AttentionInterface.register(ATTENTION_NAME, forest_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+def forest_attention(
+    _: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *__: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attends each block of nodes by itself. Has the signature of transformers: one row, whose tokens are the nodes."""
+    forest: PrefixForest = kwargs["forest"]
+    inputs = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]
+    heads = [tensor.shape[1] for tensor in (query, key, value)]
+    outputs = []
+    for blocks in forest.blocks:
+        gathered = (_gather_blocks(input_UX, blocks, count) for input_UX, count in zip(inputs, heads, strict=True))
+        mask = _attention_mask(blocks, kwargs.get("sliding_window"))
+        options: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": heads[0] != heads[1]}
+        output = scaled_dot_product_attention(*gathered, scale=kwargs.get("scaling"), **options)  # type: ignore[misc, arg-type]
+        outputs.append(output.transpose(1, 2).flatten(0, 1).flatten(1))
+    output_UX = embedding(forest.output_U, outputs[0] if len(outputs) == 1 else torch.cat(outputs))
+    return output_UX.view(1, len(forest.output_U), heads[0], -1), None
+
+
+def _gather_blocks(input_UX: Tensor, blocks: AttentionBlocks, heads: int) -> Tensor:
+    """Axes: block, head, position, width. Uses `embedding`, whose gradient is much faster than that of an index."""
+    gathered_BMX = embedding(blocks.node_BM, input_UX)
+    return gathered_BMX.view(*blocks.node_BM.shape, heads, -1).transpose(1, 2)
+
+
+def _attention_mask(blocks: AttentionBlocks, window: int | None) -> Tensor | None:
+    """Axes: block, head, position, position. A sliding window counts positions of the row."""
+    visible_BMM, size = blocks.visible_BMM, blocks.node_BM.shape[1]
+    if window is None or size <= window:
+        return None if visible_BMM is None else visible_BMM[:, None]
+    if visible_BMM is None:
+        causal_MM = torch.ones(size, size, dtype=torch.bool, device=blocks.node_BM.device).tril()
+        return causal_MM.triu(1 - window)
+    depth_BM = visible_BMM.sum(-1)
+    in_window_BMM = depth_BM[:, :, None] - depth_BM[:, None, :] < window
+    return (visible_BMM & in_window_BMM)[:, None]
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Makes transformers build no mask: the blocks have their own."""

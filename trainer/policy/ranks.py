@@ -1,0 +1,44 @@
+"""The processes (ranks) that train together, as the policy and its updater see them; and the case of a single one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class Ranks(Protocol):
+    """Sums and collects values over ranks. Every rank must make the same calls in the same order."""
+
+    rank: int
+    size: int
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        """The sum over ranks of each value, in double precision; the same on every rank."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, which JSON can hold, in the order of ranks."""
+        ...
+
+    def report(self, stage: str) -> None:
+        """Notes what this rank does now, for the error message if it gets stuck."""
+        ...
+
+
+class OneRank:
+    """A single process, which shares its work with nobody."""
+
+    rank = 0
+    size = 1
+
+    def add(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def report(self, stage: str) -> None:
+        pass
+
+
+ONE_RANK = OneRank()

@@ -1,0 +1,225 @@
+"""Makes a training step: advantages, old logprobs, loss and gradient over micro-batches, optimizer and critic steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
+from trainer.algorithms.loss import compute_loss
+from trainer.algorithms.mismatch import Mismatch, measure_mismatch, merge_mismatches
+from trainer.algorithms.packing import Batch, BatchRow
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.train_batch import TrainBatch
+from trainer.policy.critic import Critic
+from trainer.policy.dealt_batches import deal_batches
+from trainer.policy.errors import PolicyError
+from trainer.policy.logprobs import LogprobSource
+from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
+from trainer.policy.microbatch import MetricMeans, split_evenly
+from trainer.policy.old_logprobs import compute_critic_values, compute_reference_kl, recompute_logprobs
+from trainer.policy.policy import Policy
+
+MAX_EXACT_MISMATCH = 1e-4
+"""In nats. If no token of a sample is further off, the engine's logprobs are used as the old policy's."""
+NO_MISMATCH = Mismatch(0.0, 0.0, 0.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows that are in memory together, and the critic's targets for their tokens."""
+
+    batch: Batch
+    returns_T: Tensor | None
+    is_padding: bool = False
+    """Whether it only keeps this rank in step with the others."""
+
+
+class PolicyUpdater:
+    """Updates the policy, and a critic if there is one, from train batches."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: AlgorithmSettings,
+        *,
+        exact: bool,
+        reference: LogprobSource | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        """`exact`: whether the engine claims exact logprobs; `temperature`: what it samples with."""
+        if algorithm.credit.kind == "gae" and policy.critic is None:
+            raise PolicyError("`algorithm.credit.kind: gae` needs a critic", "add `update.critic: {}`")
+        if not temperature:
+            raise PolicyError("training needs sampling at a temperature above 0", "raise `sampling.temperature`")
+        self._policy, self._algorithm, self._exact, self._temperature = policy, algorithm, exact, temperature
+        self._reference = (reference or policy.load_reference()) if algorithm.kl.coefficient else None
+        self._critic: Critic | None = policy.critic if algorithm.credit.kind == "gae" else None
+        self._ranks = policy.ranks
+        self._proximal = algorithm.ratio == "proximal"
+        self._has_skipped_pass = False
+        self.pending_notes: list[str] = []
+        """Messages for the operator that are not yet printed."""
+        self.last_rows: tuple[BatchRow, ...] = ()
+        """All rows of the latest batch with their advantages, including those without a gradient."""
+        self.last_trained: tuple[BatchRow, ...] = ()
+        """Those that have a gradient."""
+
+    def train_step(self, train_batch: TrainBatch) -> dict[str, float]:
+        """Makes a training step and returns its metrics. A batch without a gradient changes nothing.
+
+        Errors about numbers that are not finite name the rollout.
+        """
+        try:
+            return self._train_step(train_batch)
+        except BaseException as error:
+            self._policy.zero_grad()
+            if self._critic:
+                self._critic.zero_grad()
+            if is_out_of_memory(error):
+                remedy = suggest_remedy(self._policy.model, self._policy.settings)
+                raise PolicyError(f"memory ran out in step {self._policy.steps + 1}", remedy) from error
+            raise
+
+    def _train_step(self, train_batch: TrainBatch) -> dict[str, float]:
+        means, step_means = MetricMeans(), MetricMeans()
+        advantages = self._compute_advantages(train_batch, step_means)
+        self.last_rows, self.last_trained = advantages.all_rows, advantages.rows
+        if not advantages.rows:
+            return advantages.metrics | step_means.metrics
+        update = self._policy.settings
+        minibatches = [
+            self._split_into_micro_batches(advantages, span, step_means)
+            for span in split_evenly(len(advantages.rows), update.minibatches)
+        ]
+        is_single_step = update.epochs * len(minibatches) == 1
+        sample = None
+        if not is_single_step:
+            minibatches, sample = self._add_old_logprobs(minibatches)
+        for _ in range(update.epochs):
+            for minibatch in minibatches:
+                loss = self._accumulate_gradient(minibatch, advantages, len(minibatches), is_single_step, means)
+                self._ranks.report("the optimizer step")
+                step_means.add({"loss": self._ranks.add([loss])[0]} | self._policy.step(), 1)
+        means.merge(self._ranks)
+        metrics = advantages.metrics | means.metrics | step_means.metrics
+        metrics["mismatch/pass_skipped"] = float(is_single_step or sample is not None)
+        if sample:
+            metrics |= {"mismatch/mean": sample.mean, "mismatch/max": sample.maximum, "mismatch/kl": sample.kl}
+        if self._critic:
+            micro_batches = [micro_batch for minibatch in minibatches for micro_batch in minibatch]
+            metrics["critic/loss"] = self._update_critic(self._critic, micro_batches)
+        return metrics
+
+    def _compute_advantages(self, train_batch: TrainBatch, means: MetricMeans) -> TokenAdvantages:
+        kl, reference_kl, values = self._algorithm.kl, None, None
+        if self._reference and kl.place == "reward":
+            reference_kl = compute_reference_kl(
+                train_batch, self._policy, self._reference, kl.estimator, self._temperature
+            )
+            tokens = sum(weight > 0 for sequence in train_batch.sequences for weight in sequence.weights)
+            means.add({"kl/reference": sum(reference_kl) / max(1, tokens)}, 1)
+        if self._critic:
+            values = compute_critic_values(train_batch, self._policy, self._critic)
+        return compute_token_advantages(train_batch, self._algorithm, reference_kl=reference_kl, values=values)
+
+    def _split_into_micro_batches(
+        self, advantages: TokenAdvantages, span: slice, step_means: MetricMeans
+    ) -> list[MicroBatch]:
+        """This rank's micro-batches of a minibatch; as many as every other rank has."""
+        rows, returns = advantages.rows[span], advantages.returns[span]
+        dealt_batches, imbalance = deal_batches(rows, self._ranks, self._policy.settings.tokens)
+        if self._ranks.size > 1:
+            step_means.add({"distributed/imbalance": imbalance}, 1)
+        micro_batches = []
+        for dealt in dealt_batches:
+            batch = dealt.batch.to(self._policy.device)
+            if self._reference and self._algorithm.kl.place == "loss":
+                reference_T = recompute_logprobs(batch, self._reference, self._temperature)
+                batch = replace(batch, ref_logprobs_T=reference_T)
+            returns_T = None
+            if returns:
+                targets = [value for index in dealt.indexes for value in returns[index]] or [0.0] * len(batch.ids_T)
+                returns_T = torch.tensor(targets, device=self._policy.device)
+            micro_batches.append(MicroBatch(batch, returns_T, not dealt.indexes))
+        return micro_batches
+
+    def _add_old_logprobs(self, minibatches: list[list[MicroBatch]]) -> tuple[list[list[MicroBatch]], Mismatch | None]:
+        """Replaces the engine's logprobs by the policy's from before the step, except for stale tokens.
+
+        If an exact engine agrees on a sample, its logprobs are kept, and the pass over the batch is skipped.
+        """
+        fresh = next(
+            (
+                micro_batch
+                for minibatch in minibatches
+                for micro_batch in minibatch
+                if bool(micro_batch.batch.fresh_T.any())
+            ),
+            None,
+        )
+        sample = self._measure_sample(fresh, minibatches[0][0])
+        if self._exact and sample.is_within(MAX_EXACT_MISMATCH) and not self._proximal:
+            if not self._has_skipped_pass:
+                self.pending_notes.append(
+                    f"the engine's logprobs are exact ({sample.maximum:.1e} off at most):"
+                    " old logprobs are not recomputed"
+                )
+            self._has_skipped_pass = True
+            return minibatches, sample
+        return [[self._recompute_old_logprobs(part) for part in minibatch] for minibatch in minibatches], None
+
+    def _measure_sample(self, fresh: MicroBatch | None, other: MicroBatch) -> Mismatch:
+        """The mismatch of a micro-batch of each rank. A rank without fresh tokens makes its pass with another one."""
+        if self._ranks.size == 1:
+            return measure_mismatch(self._recompute_old_logprobs(fresh).batch) if fresh else NO_MISMATCH
+        own = measure_mismatch(self._recompute_old_logprobs(fresh or other).batch)
+        return merge_mismatches([Mismatch(*values) for values in self._ranks.gather(astuple(own))])
+
+    def _recompute_old_logprobs(self, micro_batch: MicroBatch) -> MicroBatch:
+        """Returns the micro-batch unchanged if all of its tokens are stale, unless other ranks wait for the pass."""
+        if self._ranks.size == 1 and not self._proximal and not bool(micro_batch.batch.fresh_T.any()):
+            return micro_batch
+        old_T = recompute_logprobs(micro_batch.batch, self._policy, self._temperature)
+        return replace(micro_batch, batch=micro_batch.batch.with_old_logprobs(old_T, self._proximal))
+
+    def _accumulate_gradient(
+        self,
+        minibatch: Sequence[MicroBatch],
+        advantages: TokenAdvantages,
+        minibatches: int,
+        is_single_step: bool,
+        means: MetricMeans,
+    ) -> float:
+        """Accumulates gradients over micro-batches; returns this rank's part of the loss. If this is the only optimizer
+        step, the logprobs of its forward pass are the old policy's too."""
+        loss = 0.0
+        for number, micro_batch in enumerate(minibatch):
+            self._ranks.report(f"pass {number + 1} of {len(minibatch)}")
+            batch = micro_batch.batch
+            inputs = batch.ids_T, batch.sequence_T, batch.trained_T
+            new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images)
+            if is_single_step:
+                batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
+            part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm)
+            value = part.value * minibatches
+            value.backward()  # type: ignore[no-untyped-call]
+            loss += value.item()
+            if micro_batch.is_padding:
+                continue
+            entropy = float(new.entropy_T.sum()) / max(1, part.tokens)
+            means.add(part.metrics | {"entropy": entropy}, part.tokens)
+        return loss
+
+    def _update_critic(self, critic: Critic, micro_batches: Sequence[MicroBatch]) -> float:
+        tokens = self._ranks.add([sum(int(micro_batch.batch.mask_T.sum()) for micro_batch in micro_batches)])[0]
+        loss = sum(
+            critic.accumulate_gradient(micro_batch.batch, micro_batch.returns_T, int(tokens))
+            for micro_batch in micro_batches
+            if micro_batch.returns_T is not None
+        )
+        critic.step()
+        return self._ranks.add([loss])[0]

@@ -1,0 +1,108 @@
+"""`mtrl-train replay` for collected rollouts: replays them from tape and ledgers, and compares the ids."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import cast, get_args
+
+from rich.console import Console
+
+from gateway.errors import ConfigError
+from gateway.tape import ReplayGateway
+from trainer.agents.agent_runner import with_agents
+from trainer.agents.find_mistakes import make_agent_host
+from trainer.collect_rollouts import load_run_settings
+from trainer.engine.base import EngineError, FinishReason, Generation, Sampling
+from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.ledger import Author, Entry
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout
+from trainer.setup import load_data, load_template, make_sampling, make_stepper
+from trainer.storage.rollout_file import Rollouts
+
+
+async def replay_rollouts(run: Path, console: Console) -> bool:
+    """Returns True if every rollout has the same ids, masks, stop reasons and rewards as recorded."""
+    settings = load_run_settings(run)
+    if not (run / "tape").exists():
+        raise ConfigError("has no tape", file=run, remedy="make the run with --record")
+    tasks = {task.id: task for task in load_data(settings, settings.data)}
+    recorded = list(replayable_rollouts(Rollouts(run)))
+    different = 0
+    host = make_agent_host(settings.agent)
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(ReplayGateway(run / "tape"))
+        if host is not None:
+            await stack.enter_async_context(host)
+        template = load_template(settings.model, settings.template, gateway.specs)
+        for before, attempt in recorded:
+            task = tasks.get(before.task)
+            if task is None:
+                remedy = "replay it beside the data that it was made from"
+                raise ConfigError(f"the task {before.task!r} is no longer there", file=settings.data, remedy=remedy)
+            engine = ScriptedEngine(scripted_policy(before))
+            sampling, stepper = make_sampling(settings), make_stepper(settings)
+            player = RolloutRunner(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
+            if host is not None:
+                player = with_agents(player, host)
+            async with engine:
+                after = await player.run(task, group=before.group, index=before.index, attempt=attempt)
+            if problem := describe_difference(before, after):
+                different += 1
+                console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)
+    console.print(f"{len(recorded)} rollouts replayed, {different} of them differ", markup=False)
+    return not different
+
+
+def replayable_rollouts(rollouts: Iterable[Rollout]) -> Iterator[tuple[Rollout, int]]:
+    """The rollouts to replay, each with its number of failed attempts, which stand before their refill."""
+    failed: Counter[tuple[str, int]] = Counter()
+    for rollout in rollouts:
+        if rollout.stop.is_infrastructure:
+            failed[rollout.group, rollout.index] += 1
+        else:
+            yield rollout, failed[rollout.group, rollout.index]
+
+
+def scripted_policy(rollout: Rollout) -> Callable[[Sequence[int], Sampling, str], Answer]:
+    """Answers with what the policy sampled: in order, over all ledgers of the rollout.
+
+    An agent plays again, and may ask for its turns in another order; each is found by its prompt.
+    """
+    turns = iter(rollout.turns)
+    by_prompt = _turns_by_prompt(rollout) if "agent" in rollout.infos else None
+
+    def say(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
+        if by_prompt is not None and not by_prompt[tuple(ids)]:
+            raise EngineError(f"the agent sent a prompt of {len(ids)} tokens that it had not sent in the recorded run")
+        turn = next(turns) if by_prompt is None else by_prompt[tuple(ids)].pop(0)
+        stop = cast(FinishReason, turn.finish_reason) if turn.finish_reason in get_args(FinishReason) else "stop"
+        version, earlier = turn.version or 0, turn.earlier_versions
+        return Generation(turn.ids, turn.logprobs or (), stop, version, turn.cached_tokens, earlier)
+
+    return say
+
+
+def _turns_by_prompt(rollout: Rollout) -> dict[tuple[int, ...], list[Entry]]:
+    turns: dict[tuple[int, ...], list[Entry]] = defaultdict(list)
+    for ledger in rollout.ledgers:
+        for start, entry in zip(ledger.starts, ledger, strict=True):
+            if entry.author is Author.POLICY:
+                turns[ledger.ids[:start]].append(entry)
+    return turns
+
+
+def describe_difference(before: Rollout, after: Rollout) -> str:
+    """The first difference between a recorded rollout and its replay; empty if there is none."""
+    for name, recorded, replayed in (
+        ("ids", [ledger.ids for ledger in before.ledgers], [ledger.ids for ledger in after.ledgers]),
+        ("masks", [ledger.mask for ledger in before.ledgers], [ledger.mask for ledger in after.ledgers]),
+        ("stop", before.stop, after.stop),
+        ("rewards", dict(before.rewards), dict(after.rewards)),
+    ):
+        if recorded != replayed:
+            return f"other {name}: {recorded!r:.200} was recorded, {replayed!r:.200} was replayed ({after.reason})"
+    return ""

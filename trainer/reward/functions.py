@@ -1,0 +1,110 @@
+"""Built-in reward functions: answer checks, tool and feedback scores, efficiency and call quality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import fsum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from gateway.feedback.gsm8k import Method, compute_score, extract_solution
+from gateway.types import Outcome
+from trainer.ledger import Author
+from trainer.reward.attempt import Attempt
+
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def answer(attempt: Attempt, method: Method = "strict") -> float:
+    """1 if the policy's last turn gives the right number: as `#### n`, or with `flexible`, as its last number."""
+    if attempt.truth is None:
+        raise ValueError("the task has no right answer; give its row a `ground_truth`, or use another function")
+    truth = extract_solution(str(attempt.truth)) or str(attempt.truth)
+    if compute_score(f"#### {truth}", truth) != 1.0:
+        raise ValueError("the task's right answer is not a number; use `exact`, or your own function, to compare texts")
+    return compute_score(attempt.answer, truth, method)
+
+
+def exact(attempt: Attempt) -> float:
+    """1 if the policy's last turn ends with `####` and the right answer, ignoring case and spaces."""
+    if attempt.truth is None:
+        raise ValueError("the task has no right answer; give its row a `ground_truth`, or use another function")
+    _, marker, final = attempt.answer.rpartition("####")
+    return float(bool(marker) and _normalize(final) == _normalize(str(attempt.truth)))
+
+
+def outcome(attempt: Attempt, method: Method = "strict") -> float:
+    """The feedback's score if the task has an interaction, else `answer`; 0 if a limit ended the rollout."""
+    if not attempt.ended:
+        return 0.0
+    return feedback(attempt) if attempt.task.has_feedback else answer(attempt, method)
+
+
+def tools(attempt: Attempt) -> float:
+    """The sum of the scores that tools returned with their answers."""
+    return fsum(attempt.given(Author.TOOL))
+
+
+def feedback(attempt: Attempt) -> float:
+    """The sum of the scores that the interaction gave to the policy's turns."""
+    return fsum(attempt.given(Author.FEEDBACK))
+
+
+def calc_reward(attempt: Attempt) -> float:
+    """The sum of what the tools' `calc_reward` returned at the end."""
+    return attempt.rewards.get("end", 0.0)
+
+
+def agent(attempt: Attempt) -> float:
+    """What the agent that played the rollout gave it: the reward that it posted or returned."""
+    if "agent" not in attempt.rewards:
+        raise ValueError("the agent gave no reward: return a number from its function, or post one to the session")
+    return attempt.rewards["agent"]
+
+
+def efficiency(
+    attempt: Attempt,
+    per_call: Cost = 0.05,
+    per_turn: Cost = 0.0,
+    per_token: Cost = 0.0,
+    most: Cost = 1.0,
+    always: bool = False,
+) -> float:
+    """The cost of the policy's calls, turns and tokens, as a negative number, at least `-most`.
+
+    Failed attempts cost nothing unless `always`: if success is rare, the policy would learn not to try.
+    """
+    if not (attempt.success or always):
+        return 0.0
+    turns = attempt.turns
+    calls, tokens = sum(len(turn.calls) for turn in turns), sum(len(turn.ids) for turn in turns)
+    return 0.0 - min(most, per_call * calls + per_turn * len(turns) + per_token * tokens)
+
+
+def tool_quality(attempt: Attempt, invalid: Cost = 1.0) -> float:
+    """The share of calls that succeeded, minus `invalid` times the share of invalid calls; 0 without calls.
+
+    A tool's refusal counts as a call that is neither successful nor invalid.
+    """
+    entries = [entry for ledger in attempt.rollout.ledgers for entry in ledger if entry.author is Author.TOOL]
+    outcomes = [result for entry in entries for result in entry.outcomes if not result.is_infrastructure]
+    if not outcomes:
+        return 0.0
+    return (outcomes.count(Outcome.OK) - invalid * outcomes.count(Outcome.INVALID)) / len(outcomes)
+
+
+def _normalize(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+BUILTIN_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (answer, exact, outcome, tools, feedback, calc_reward, agent, efficiency, tool_quality)
+}
+TURN_SCORE_AUTHORS: Mapping[str, Author] = {
+    "tools": Author.TOOL,
+    "feedback": Author.FEEDBACK,
+    "outcome": Author.FEEDBACK,
+}
+"""The functions that sum scores of single turns, and who gave these scores."""

@@ -1,0 +1,1 @@
+"""Rollouts: task, ledger builder, the rollout loop, scheduler, admission, steppers and their settings."""

@@ -1,0 +1,328 @@
+"""The rollout loop: the policy generates, tools or an interaction answer, until there is a reason to stop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, NoReturn
+
+import anyio
+from anyio import to_thread
+
+from gateway.await_user_code import await_user_code
+from gateway.errors import GatewayError, format_error
+from gateway.session import AnyGateway, AnySession
+from gateway.types import EMPTY, Context, Outcome, ToolSpec
+from gateway.user_code import UserCode
+from trainer.engine.base import Engine, EngineError, Generation, Sampling
+from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.parse.base import Reply
+from trainer.rollout.call_limit import limit_calls
+from trainer.rollout.instructions import add_instructions
+from trainer.rollout.ledger_builder import LedgerBuilder, make_policy_entry
+from trainer.rollout.observer import NullObserver, RolloutObserver
+from trainer.rollout.rollout import Rollout, Span, StopReason
+from trainer.rollout.settings import RolloutLimits
+from trainer.rollout.steppers import (
+    CALLS_INFO,
+    RolloutStart,
+    Step,
+    Stepper,
+    ToolsAndFeedback,
+    Turn,
+    check_finished,
+    open_stepper,
+    take_step,
+)
+from trainer.rollout.task import KIND_COLUMN, Task
+from trainer.template import Cause, Template, find_drifts
+from trainer.template.media_layout import MediaLayout, has_media
+
+log = logging.getLogger(__name__)
+
+
+Slot = AbstractAsyncContextManager[Any]
+
+
+@dataclass(frozen=True)
+class RolloutRunner:
+    """Runs rollouts: holds what they share."""
+
+    engine: Engine
+    template: Template
+    gateway: AnyGateway
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    sampling: Sampling = field(default_factory=Sampling)
+    stepper: Stepper = field(default_factory=ToolsAndFeedback)
+    observer: RolloutObserver = field(default_factory=NullObserver)
+    seed: int = 0
+    """The run's seed; the same seed and weights give the same rollouts."""
+    reported_drift_causes: set[Cause] = field(default_factory=set)
+    """Causes of drift that were already logged with an example."""
+    kind_column: str = KIND_COLUMN
+    """The column with the kind of a task."""
+
+    async def run(
+        self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, slot: Slot | None = None
+    ) -> Rollout:
+        """Runs one rollout; `slot` is held while the engine generates. Failures become stop reasons, not exceptions."""
+        key = f"{group}/{task.id}/{index}" + (f".{attempt}" if attempt else "")
+        return await _RolloutLoop(self, task, group, index, key, slot or nullcontext()).run()
+
+
+class _Stop(Exception):
+    """Ends the rollout from anywhere in the loop."""
+
+    def __init__(self, stop: StopReason, reason: str = "") -> None:
+        super().__init__(reason)
+        self.stop, self.reason = stop, reason
+
+
+class _RolloutLoop:
+    """The state of one rollout."""
+
+    def __init__(self, runner: RolloutRunner, task: Task, group: str, index: int, key: str, slot: Slot) -> None:
+        self.runner, self.task, self.group, self.index, self.key = runner, task, group, index, key
+        self.template, self.limits, self.observer = runner.template, runner.limits, runner.observer
+        self.slot, self.prompt_tokens = slot, 0
+        self.builder = LedgerBuilder(runner.template)
+        self.turn: Turn | None = None
+        """The policy's turn that has no answer yet."""
+        self.counts = {"turns": 0, "user_turns": 0, "calls": 0, "invalid": 0}
+        self.started = time.perf_counter()
+        self.timing: dict[str, float] = {}
+        self.timeline: list[Span] = []
+        self.infos: dict[str, Any] = {}
+        self.rewards: Mapping[str, float] = EMPTY
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.builder.ledger
+
+    async def run(self) -> Rollout:
+        stop, reason = StopReason.WALL_TIME, f"not finished within {self.limits.wall_s:g} s"
+        with anyio.move_on_after(self.limits.wall_s):
+            stop, reason = await self._run_session()
+        rollout = Rollout(
+            task=self.task.id,
+            kind=self.task.kind(self.runner.kind_column),
+            ledger=self.ledger,
+            stop=stop,
+            group=self.group,
+            index=self.index,
+            rewards=EMPTY if stop.is_infrastructure else self.rewards,
+            reason=reason,
+            timing=self.timing,
+            timeline=tuple(self.timeline),
+            infos=self.infos,
+            earlier=tuple(self.builder.earlier),
+        )
+        self.observer.on_end(self.key, rollout)
+        return rollout
+
+    async def _run_session(self) -> tuple[StopReason, str]:
+        """Runs in a gateway session; failures around the policy are stop reasons, too."""
+        try:
+            async with self.runner.gateway.open(replace(self.task.session_task, rollout=self.key)) as session:
+                stop = await self._run_stepper(session)
+                await self._collect_rewards(session)
+                self._report_drifts(session.specs)
+                return stop.stop, stop.reason
+        except EngineError as error:
+            return StopReason.ENGINE_FAILED, str(error)
+        except GatewayError as error:
+            return StopReason.TOOL_FAILED, str(error)
+        except Exception as error:  # boundary: a plug-in or a template may raise anything; other rollouts continue
+            log.exception("rollout %s failed", self.key)
+            return StopReason.ERROR, format_error(error)
+
+    async def _run_stepper(self, session: AnySession) -> _Stop:
+        self.observer.on_state(self.key, "pending")
+        start = RolloutStart(self.key, self.task, session.specs, self.template, self.limits, self.runner.sampling)
+        with UserCode(None):  # A plug-in's `begin` and `finish`, too, may raise anything.
+            async with open_stepper(self.runner.stepper, start) as (first, stepper):
+                try:
+                    await self._run_turns(session, first, stepper)
+                except _Stop as stop:
+                    await self._finish_stepper(stepper, stop.stop)
+                    return stop
+
+    async def _finish_stepper(self, stepper: Any, stop: StopReason) -> None:
+        """Lets a per-rollout stepper add infos and exclude spans from the loss."""
+        if hasattr(stepper, "finish") and not stop.is_infrastructure:
+            end = await await_user_code(stepper.finish(self.turn, stop))
+            self.infos.update(end.infos)
+            self.builder.exclude_spans(end.excluded_spans)
+
+    async def _run_turns(self, session: AnySession, first: Step, stepper: Stepper) -> NoReturn:
+        layout = await self._prepare_media(add_instructions(first.history or (), session.specs))
+        ids = self.builder.next_ids(first, layout.messages, False, session.specs)
+        entry = Entry(Author.TASK, ids, parts=layout.media, source=self.task.location)
+        self.builder.add(self.template.attach_media(layout, entry))
+        self.prompt_tokens = len(self.ledger.expanded)
+        while True:
+            reply, ended, truncated = await self._generate_turn()
+            messages = self.ledger.messages
+            self.turn = turn = Turn(self.task, self.counts["turns"], reply, messages, self.ledger, session, Context())
+            if truncated is not None:
+                raise truncated
+            if finished := await check_finished(stepper, turn):
+                raise _Stop(finished if isinstance(finished, StopReason) else StopReason.STEP_DONE)
+            self._check_limits(reply)
+            step = await self._step(stepper, turn)
+            self.turn = None
+            layout = await self._prepare_media(step.messages if step.history is None else step.history)
+            self._append(step, layout, ended, session.specs)
+
+    async def _generate_turn(self) -> tuple[Reply, bool, _Stop | None]:
+        """The policy's next turn, whether it ended the turn itself, and the stop if the turn was truncated."""
+        prompt_tokens = len(self.ledger.expanded)
+        limit = self._max_tokens - prompt_tokens
+        if limit <= 0:
+            raise _Stop(StopReason.LENGTH_ROLLOUT, f"{prompt_tokens} tokens leave no room to generate")
+        sampling = replace(
+            self.runner.sampling,
+            max_tokens=min(self.limits.turn_tokens, limit),
+            stop_ids=(*self.runner.sampling.stop_ids, *self.template.stop_ids),
+            banned_ids=(*self.runner.sampling.banned_ids, *self.template.banned_ids),
+            seed=self._turn_seed(),
+        )
+        generation = await self._generate(sampling)
+        if generation.prompt_tokens not in (None, prompt_tokens):
+            reason = f"the engine read {generation.prompt_tokens} prompt tokens, but the ledger has {prompt_tokens}"
+            raise _Stop(StopReason.MISALIGNED, f"{reason}, images included")
+        self.observer.on_generation(self.key, generation, prompt_tokens)
+        self.counts["turns"] += 1
+        reply = self._record_turn(generation)
+        if generation.finish_reason == "abort":
+            raise _Stop(StopReason.CANCELLED, "the engine aborted the generation")
+        truncated = None
+        if generation.finish_reason == "length":
+            at_turn_limit = sampling.max_tokens == self.limits.turn_tokens
+            truncated = _Stop(StopReason.LENGTH_TURN if at_turn_limit else StopReason.LENGTH_ROLLOUT)
+        return reply, self.template.is_turn_ended(generation.ids), truncated
+
+    async def _generate(self, sampling: Sampling) -> Generation:
+        """Generates in an engine slot, which is held only meanwhile: rollouts that wait for a tool hold none."""
+        self.observer.on_state(self.key, "pending")
+        started = time.perf_counter()
+        async with self.slot:
+            self._record_phase("queueing", started)
+            self.observer.on_state(self.key, "generating")
+            started = time.perf_counter()
+            generation = await self.runner.engine.generate(
+                self.ledger.ids, sampling, key=self.key, group=self.group, images=self.ledger.images
+            )
+        self._record_phase("generating", started)
+        return generation
+
+    def _record_turn(self, generation: Generation) -> Reply:
+        """Parses the turn and appends it to the ledger, before any limit or stepper can end the rollout."""
+        reply = self.template.parse_turn((*self.builder.unfinished_ids, *generation.ids))
+        reply = limit_calls(reply, self.limits, self.template)
+        calls = tuple(
+            replace(call, id=call.id or f"call_{self.counts['turns']}_{index}")
+            for index, call in enumerate(reply.calls)
+        )
+        reply = replace(reply, calls=calls)
+        own_text = {"own": self.template.decode_turn(generation.ids)} if self.builder.unfinished_ids else EMPTY
+        message = self.template.build_message(reply)
+        self.builder.add(make_policy_entry(generation, message, reply.calls, own_text))
+        return reply
+
+    def _check_limits(self, reply: Reply) -> None:
+        """Stops before a call is made whose answer the policy could not read."""
+        limits, counts = self.limits, self.counts
+        if counts["turns"] >= limits.assistant_turns:
+            raise _Stop(StopReason.ASSISTANT_TURNS)
+        if reply.calls and counts["calls"] + len(reply.calls) > limits.tool_calls:
+            raise _Stop(StopReason.TOOL_CALLS)
+        if not (reply.calls or reply.problems) and counts["user_turns"] >= limits.user_turns:
+            raise _Stop(StopReason.USER_TURNS)
+
+    async def _step(self, stepper: Stepper, turn: Turn) -> Step:
+        self.observer.on_state(self.key, "calling" if turn.reply.calls else "interacting")
+        started = time.perf_counter()
+        step = await take_step(stepper, turn)
+        self._record_phase("calling" if step.author is Author.TOOL else "interacting", started)
+        self.observer.on_step(self.key, step, time.perf_counter() - started)
+        self.infos.update((name, value) for name, value in step.info.items() if name != CALLS_INFO)
+        self.counts["calls"] += len(turn.reply.calls)
+        self.counts["user_turns"] += step.author is Author.FEEDBACK and bool(step.messages)
+        all_invalid = bool(step.outcomes) and all(outcome is Outcome.INVALID for outcome in step.outcomes)
+        self.counts["invalid"] = self.counts["invalid"] + 1 if all_invalid else 0
+        return step
+
+    async def _prepare_media(self, messages: Sequence[Message]) -> MediaLayout:
+        """Prepares messages for the template; decoding images is done in a thread."""
+        if not has_media(messages):
+            return MediaLayout(tuple(messages))
+        return await to_thread.run_sync(self.template.prepare_media, messages)
+
+    def _append(self, step: Step, layout: MediaLayout, ended: bool, specs: Sequence[ToolSpec]) -> None:
+        """Appends an answer to the ledger; without ids if the rollout ends here and the policy will not read it."""
+        stop, reason = step.stop, step.reason
+        ids: tuple[int, ...] = ()
+        if stop is None and self.counts["invalid"] >= self.limits.invalid_turns:
+            stop = StopReason.INVALID_CALLS
+        if stop is None:
+            ids = self.builder.next_ids(step, layout.messages, ended, specs)
+            count = len(ids) + sum(width - 1 for width in layout.widths if width)
+            if len(self.ledger.expanded) + count >= self._max_tokens:
+                stop, reason, ids = StopReason.LENGTH_ROLLOUT, f"an answer of {count} tokens does not fit", ()
+        entry = Entry(
+            step.author if step.history is None else Author.TASK,
+            ids,
+            parts=step.parts,
+            outcomes=step.outcomes,
+            reward=step.reward,
+            source=step.source,
+            info=step.info,
+        )
+        self.builder.add(self.template.attach_media(layout, entry))
+        if stop is not None:
+            raise _Stop(stop, reason)
+        if not step.insert and step.keep_ids is None and step.history is None:
+            self.builder.restart_if_rewritten(specs, self.task.location)
+
+    def _report_drifts(self, specs: Sequence[ToolSpec]) -> None:
+        """Counts differences from the template's own rendering by cause, and warns of the first of each in a run."""
+        entries = list(self.ledger.entries)
+        while entries and not entries[-1].ids:
+            entries.pop()
+        drifts = find_drifts(self.template, Ledger(tuple(entries)), specs)
+        if drifts:
+            self.infos["drift"] = dict(Counter(drift.cause for drift in drifts))
+        for drift in drifts:
+            is_quiet = drift.is_harmless or drift.cause in self.runner.reported_drift_causes
+            self.runner.reported_drift_causes.add(drift.cause)
+            log.log(logging.INFO if is_quiet else logging.WARNING, "rollout %s: %s", self.key, drift)
+
+    @property
+    def _max_tokens(self) -> int:
+        """The most tokens that the rollout may have."""
+        limits, response = self.limits, self.limits.response_tokens
+        most = limits.rollout_tokens if response is None else min(limits.rollout_tokens, self.prompt_tokens + response)
+        return min(most, self.runner.engine.capabilities.context_length or most)
+
+    def _turn_seed(self) -> int:
+        name = f"{self.runner.seed}/{self.key}/{self.counts['turns']}"
+        return int.from_bytes(sha256(name.encode()).digest()[:7], "big")
+
+    def _record_phase(self, phase: str, started: float) -> None:
+        duration = time.perf_counter() - started
+        self.timing[phase] = self.timing.get(phase, 0.0) + duration
+        self.timeline.append(Span(phase, round(started - self.started, 6), round(duration, 6)))
+
+    async def _collect_rewards(self, session: AnySession) -> None:
+        """Sums the rewards that tools and the interaction gave, by kind; the scorer applies the weights."""
+        await session.finish()
+        rewards: dict[str, float] = {}
+        for reward in session.rewards:
+            rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
+        self.rewards = rewards

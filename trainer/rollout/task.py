@@ -1,0 +1,49 @@
+"""The task of a rollout: one row of data, with its opening messages and what to ask of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.types import EMPTY, Audio, Image, Video
+from gateway.types import Task as SessionTask
+from trainer.ledger import Medium, Message
+
+KIND_COLUMN = "kind"
+"""The default column for the kind of a task, by which metrics are split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of data."""
+
+    id: str
+    messages: tuple[Message, ...]
+    """The opening chat; images are parts of the form `{"type": "image", "image": Image}`."""
+    truth: Any = None
+    """The ground truth for reward functions; the policy does not see it."""
+    session_task: SessionTask = field(default_factory=SessionTask)
+    """What to open the gateway's session with: tools, create arguments, interaction."""
+    columns: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    """The unmodified row."""
+    location: str = ""
+    """File and line, for messages."""
+
+    def kind(self, column: str = KIND_COLUMN) -> str:
+        """The row's value in this column; empty if it has none."""
+        value = self.columns.get(column)
+        return "" if value is None else str(value)
+
+    @property
+    def media(self) -> tuple[Medium, ...]:
+        """The media of the opening chat, in order."""
+        contents = (message.get("content") for message in self.messages)
+        parts = (part for content in contents if isinstance(content, list) for part in content)
+        values = (part.get(part.get("type")) for part in parts)
+        return tuple(medium for medium in values if isinstance(medium, Image | Audio | Video))
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether the row asks for an interaction to answer the policy."""
+        return self.session_task.feedback is not None or bool(self.session_task.feedback_args)

@@ -1,0 +1,193 @@
+"""Opens what the settings name: gateway, chat template, stepper, sampling."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from gateway.errors import ConfigError
+from gateway.session import AnyGateway
+from gateway.tool_table import Source
+from gateway.types import ToolSpec
+from trainer.data.tasks import RowTasks, load_rows
+from trainer.engine.base import Sampling
+from trainer.environments.environment_rows import read_rows
+from trainer.environments.environment_stepper import EnvironmentStepper
+from trainer.environments.environment_toolset import EnvironmentToolset
+from trainer.environments.host_process import get_host
+from trainer.parse.plain import PlainText
+from trainer.rollout.settings import BaseRolloutSettings, TemplateSettings
+from trainer.rollout.steppers import Stepper, ToolsAndFeedback
+from trainer.rollout.task import Task
+from trainer.swift.multi_turn_scheduler import RolloutScheduler
+from trainer.swift.plugin_files import load_swift_plugin
+from trainer.swift.stepper import takes_requests, wrap_plain_scheduler, wrap_scheduler
+
+if TYPE_CHECKING:
+    from trainer.template import ProbeReport, Template
+
+SERVERS_FILE = "mcp_servers.json"
+
+
+class UnavailableServer(NamedTuple):
+    """A server that does not answer."""
+
+    problem: str
+    remedy: str
+    optional: bool
+    """The configuration says that the run may go on without it."""
+
+
+def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) -> AnyGateway:
+    """The gateway of a folder or of files, opened in this process; or a client of one that runs elsewhere.
+
+    `sources` are toolsets that are offered beside those of the files.
+    """
+    if settings.environment is not None:
+        from gateway.gateway import Gateway
+
+        return Gateway([Source(settings.environment.framework, EnvironmentToolset(get_host(settings.environment)))])
+    tools, limit = settings.tools, settings.result_limit
+    if isinstance(tools, str) and tools.startswith(("http://", "https://")):
+        if limit is not None:
+            remedy = "set it in the configuration of that gateway"
+            raise ConfigError("a remote gateway truncates results itself", field="result_limit", remedy=remedy)
+        if settings.instructions is not None:
+            remedy = "set it in the servers file of that gateway"
+            raise ConfigError("a remote gateway offers its servers' instructions", field="instructions", remedy=remedy)
+        if sources:
+            remedy = "name a folder or files of tools"
+            raise ConfigError("a remote gateway cannot offer Python objects", field="tools", remedy=remedy)
+        from gateway.client import RemoteGateway
+
+        return cast(AnyGateway, RemoteGateway(tools))
+    from gateway.gateway import Gateway
+    from gateway.terminal import show_start
+
+    default_servers = Path(tools).resolve().parent / SERVERS_FILE if isinstance(tools, str) else None
+    servers = default_servers if default_servers is not None and default_servers.exists() else None
+    return Gateway.load(
+        tools, settings.mcp or servers, limit, sources, start=show_start(), instructions=settings.instructions
+    )
+
+
+def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:
+    """The servers whose tools are missing."""
+    for source in getattr(gateway, "sources", ()):
+        status: Any = getattr(source.backend, "status", None)
+        if status is not None and status.state != "up":
+            server: Any = source.backend.config
+            remedy = f"start it: {server.start}" if server.start else status.remedy
+            yield UnavailableServer(f"server {status.name} is {status.state}: {status.reason}", remedy, server.optional)
+
+
+def load_template(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpec] = ()) -> Template:
+    """The model's own chat template, or the one that the settings name, with its parser."""
+    from trainer.template import BUILTIN_TEMPLATES, Settings, Template
+
+    chat_template = settings.chat_template
+    try:
+        text = (
+            chat_template
+            if chat_template is None or "{%" in chat_template or "{{" in chat_template
+            else BUILTIN_TEMPLATES.get(chat_template, Path(chat_template)).read_text("utf-8")
+        )
+    except (OSError, UnicodeError) as error:
+        field = "template.chat_template"
+        remedy = f"name a Jinja file in UTF-8, or one that comes with the package: {', '.join(BUILTIN_TEMPLATES)}"
+        raise ConfigError(f"cannot be read: {error}", file=chat_template, field=field, remedy=remedy) from error
+    options = settings.model_dump(include={"history", "sanity", "chat_template_kwargs", "calls", "images", "blind"})
+    template_settings = Settings(chat_template=text, **options)
+    return Template.load(model, settings.parser, template_settings, _policy_specs(specs))
+
+
+def _policy_specs(specs: Sequence[ToolSpec]) -> list[ToolSpec]:
+    """The tools that the policy may call; interactions are among the specs, too."""
+    return [spec for spec in specs if spec.audience == "policy"]
+
+
+def probe_for_job(
+    template: Template, settings: BaseRolloutSettings, specs: Sequence[ToolSpec], sources: Sequence[Sequence[Task]]
+) -> ProbeReport:
+    """Probes a template for what the job uses; its tasks are only read if the template cannot do everything.
+
+    Without `sources`, the tasks are unknown.
+    """
+    from trainer.template import probe
+
+    policy_specs, max_calls = _policy_specs(specs), settings.limits.parallel_calls
+    if policy_specs and isinstance(template.parser, PlainText):
+        names = ", ".join(spec.name for spec in policy_specs)
+        problem = f"`plain_text` reads no calls, but the gateway offers tools: {names}"
+        raise ConfigError(problem, field="template.parser", remedy="leave it out, or remove the tools")
+    tools = bool(policy_specs)
+    report = probe(template, tools=tools, max_calls=max_calls)
+    if report.is_ok or not sources:
+        return report
+    feedback, system = settings.stepper is not None, any(spec.instructions for spec in policy_specs)
+    for task in chain.from_iterable(sources):
+        feedback = feedback or task.has_feedback
+        system = system or any(message["role"] == "system" for message in task.messages)
+        if feedback and system:
+            return report
+    return probe(template, tools=tools, feedback=feedback, system=system, max_calls=max_calls)
+
+
+def make_stepper(settings: BaseRolloutSettings) -> Stepper:
+    """The stepper: an object, or what a class or function makes of `stepper_args`."""
+    if settings.stepper is None:
+        return _default_stepper(settings)
+    plugin, args = load_swift_plugin(settings.stepper, "stepper"), settings.stepper_args
+    if isinstance(plugin, RolloutScheduler) or (isinstance(plugin, type) and issubclass(plugin, RolloutScheduler)):
+        return cast(Stepper, wrap_scheduler(plugin, **args))
+    try:
+        stepper = plugin(**args) if args or isinstance(plugin, type) else plugin
+    except TypeError as error:
+        remedy = "name an existing object, such as `plugins.py:again` with `again = ThinkAgain(is_right)`"
+        raise ConfigError(
+            f"{settings.stepper!r} cannot be instantiated: {error}", field="stepper", remedy=remedy
+        ) from error
+    if takes_requests(stepper):
+        return cast(Stepper, wrap_plain_scheduler(stepper))
+    missing = [name for name in ("check_finished", "step") if not callable(getattr(stepper, name, None))]
+    if missing:
+        remedy = "define check_finished(turn) and step(turn), or derive from trainer.rollout.steppers:ToolsAndFeedback"
+        raise ConfigError(f"{settings.stepper!r} lacks {' and '.join(missing)}", field="stepper", remedy=remedy)
+    for name in ("check_finished", "step"):
+        try:
+            inspect.signature(getattr(stepper, name)).bind(None)
+        except TypeError as error:
+            remedy = f"define {name}(self, turn), or a scheduler's step(self, infer_request, result, current_turn)"
+            raise ConfigError(f"{settings.stepper!r}: {name} {error}", field="stepper", remedy=remedy) from error
+        except ValueError:  # A function in C has no signature.
+            continue
+    return cast(Stepper, stepper)
+
+
+def _default_stepper(settings: BaseRolloutSettings) -> Stepper:
+    if settings.environment is not None:
+        return cast(Stepper, EnvironmentStepper(get_host(settings.environment)))
+    if settings.stepper_args:
+        remedy = "name it: `stepper: plugins.py:Class`"
+        raise ConfigError("are set without a stepper", field="stepper_args", remedy=remedy)
+    return ToolsAndFeedback()
+
+
+def load_data(settings: BaseRolloutSettings, name: str, split: str = "train") -> RowTasks:
+    """The tasks that `name` means as `data`: those of the settings' environment, or of a file or data set."""
+    rows = None if settings.environment is None else read_rows(settings.environment, name)
+    return load_rows(
+        name if rows is None else rows,
+        system=settings.system,
+        split=split,
+        columns=settings.columns,
+        max_row_bytes=settings.max_row_bytes,
+    )
+
+
+def make_sampling(settings: BaseRolloutSettings) -> Sampling:
+    """The sampling parameters of the settings."""
+    return Sampling(**settings.sampling.model_dump())

@@ -1,0 +1,177 @@
+"""Collects the scored rollouts of a training step: scored as groups finish, trained in the order of their start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import anyio
+
+from gateway.types import EMPTY
+from trainer.algorithms.train_batch import has_learning_signal
+from trainer.data.curriculum import TaskDraw, TaskStream
+from trainer.reward.scorer import ScoredGroup, Scorer
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.scheduler import Group, Scheduler
+from trainer.rollout.task import Task
+from trainer.train.settings import TrainSettings
+
+TRUNCATED = frozenset({StopReason.LENGTH_TURN, StopReason.LENGTH_ROLLOUT})
+
+
+@dataclass
+class StepRollouts:
+    """The rollouts of a step; filled while they finish."""
+
+    groups: list[ScoredGroup] = field(default_factory=list)
+    """Groups to train on, in the order of their start."""
+    replaced: list[ScoredGroup] = field(default_factory=list)
+    """Groups without a learning signal, which were replaced by others."""
+    dropped: list[ScoredGroup] = field(default_factory=list)
+    """Groups that were too stale when they were finished."""
+    finished: list[Rollout] = field(default_factory=list)
+    """Every rollout as it ended."""
+    draws: list[TaskDraw] = field(default_factory=list)
+    """The tasks of all of these."""
+    step: int | None = None
+    """The step that trains on them, if the names of the groups do not say so."""
+    waited_s: float = 0.0
+    """Seconds since the previous step in which no rollout ran although training was busy."""
+
+    @property
+    def scored(self) -> list[ScoredGroup]:
+        """All groups for metrics: groups without a signal are not trained on, but tell as much about the policy."""
+        return [*self.replaced, *self.groups]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All rollouts to be saved, with their scores if they have any, in a deterministic order."""
+        scored = (
+            _rollouts_by_key(self.replaced, None)
+            | _rollouts_by_key(self.dropped, None)
+            | _rollouts_by_key(self.groups, self.step)
+        )
+        rollouts = [
+            rollout
+            if rollout.stop.is_infrastructure
+            else scored.get((rollout.group, rollout.index), replace(rollout, rewards=EMPTY))
+            for rollout in self.finished
+        ]
+        return sorted(rollouts, key=lambda rollout: (*group_order(rollout.group), rollout.index))
+
+    @property
+    def lost_reasons(self) -> Counter[str]:
+        """Why rollouts were lost to infrastructure or could not be scored, with the number for each reason."""
+        reasons = Counter(
+            f"{rollout.stop}: {rollout.reason}" for rollout in self.finished if rollout.stop.is_infrastructure
+        )
+        failed = [unscored for group in self.scored for unscored in group.failed]
+        reasons.update(unscored.reason.partition("; rollout")[0] for unscored in failed)  # Without the rollout's name.
+        return reasons
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """Metrics of the rollouts; `version` is the policy's newest."""
+        rollouts = [scored.rollout for group in self.scored for scored in group.scored]
+        metrics = {"rollout/count": float(len(rollouts)), "rollout/lost": float(sum(self.lost_reasons.values()))}
+        lost = Counter(rollout.stop for rollout in self.finished if rollout.stop.is_infrastructure)
+        metrics |= {f"lost/{stop}": float(count) for stop, count in sorted(lost.items())}
+        if not rollouts:
+            return metrics
+        metrics |= {
+            "rollout/turns": _mean(len(rollout.turns) for rollout in rollouts),
+            "rollout/tokens": _mean(sum(map(len, rollout.ledgers)) for rollout in rollouts),
+            "rollout/written": _mean(sum(len(turn.ids) for turn in rollout.turns) for rollout in rollouts),
+            "rollout/calls": _mean(sum(len(turn.calls) for turn in rollout.turns) for rollout in rollouts),
+            "rollout/truncated": _mean(rollout.stop in TRUNCATED for rollout in rollouts),
+        }
+        ages = count_token_ages(rollouts, version)
+        if ages:
+            metrics["rollout/staleness"] = sum(age * count for age, count in ages.items()) / ages.total()
+        stops = Counter(rollout.stop for rollout in rollouts)
+        return metrics | {f"stops/{stop}": count / len(rollouts) for stop, count in sorted(stops.items())}
+
+    def staleness_metrics(self, version: int) -> dict[str, float]:
+        """The age of the trained tokens in versions, and the number of groups that were dropped as too stale."""
+        ages = count_token_ages((scored.rollout for group in self.groups for scored in group.scored), version)
+        metrics = {"staleness/max": float(max(ages, default=0)), "staleness/dropped": float(len(self.dropped))}
+        metrics |= {f"staleness/age_{age}": tokens / ages.total() for age, tokens in sorted(ages.items())}
+        return metrics | {"engine/waiting_s": self.waited_s}
+
+
+def _rollouts_by_key(groups: Sequence[ScoredGroup], step: int | None) -> dict[tuple[str, int], Rollout]:
+    """Rollouts by group and index, marked with the step if one is given."""
+    rollouts = (scored.rollout for group in groups for scored in group.scored)
+    return {
+        (rollout.group, rollout.index): rollout if step is None else replace(rollout, step=step) for rollout in rollouts
+    }
+
+
+def count_token_ages(rollouts: Iterable[Rollout], version: int) -> Counter[int]:
+    """Counts the policy's tokens by their age in versions."""
+    ages: Counter[int] = Counter()
+    for rollout in rollouts:
+        for turn in rollout.turns:
+            earlier = sum(count for _, count in turn.earlier_versions)
+            for sampled_by, count in (*turn.earlier_versions, (turn.version, len(turn.ids) - earlier)):
+                if sampled_by is not None and count:
+                    ages[version - sampled_by] += count
+    return ages
+
+
+def _mean(values: Iterator[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
+
+
+def group_order(group: str) -> tuple[int, ...]:
+    """The numbers in a group's name, for sorting: `step-draw-number`, or `0-version-number` in asynchronous mode."""
+    return tuple(int(part) for part in group.split("-"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepCollector:
+    """Generates and scores the groups of steps."""
+
+    runner: RolloutRunner
+    scorer: Scorer
+    settings: TrainSettings
+    on_extra: Callable[[int], None]
+    """Called with the number of rollouts that replace groups without a signal."""
+
+    async def collect(self, step: int, task_stream: TaskStream, into: StepRollouts) -> None:
+        """Collects a step's groups. With dynamic sampling, replaces groups without a signal, up to `draws` times."""
+        settings, missing = self.settings, self.settings.prompts
+        draws = settings.draws if settings.algorithm.dynamic else 0
+        for draw in range(draws + 1):
+            drawn = [task_stream.draw() for _ in range(missing)]
+            into.draws += drawn
+            await self._run_groups(f"{step}-{draw}-", [task_draw.task for task_draw in drawn], into)
+            if draw == draws:
+                return
+            into.replaced += [group for group in into.groups if not has_learning_signal(group, settings.algorithm)]
+            into.groups = [group for group in into.groups if has_learning_signal(group, settings.algorithm)]
+            missing = settings.prompts - len(into.groups)
+            if not missing:
+                return
+            self.on_extra(missing * settings.n)
+
+    async def _run_groups(self, prefix: str, tasks: Sequence[Task], into: StepRollouts) -> None:
+        """Runs a group for each task; groups are scored while others are still running."""
+        earlier = list(into.groups)
+        scored: dict[tuple[int, ...], ScoredGroup] = {}
+
+        async def score(group: Group) -> None:
+            scored[group_order(group.rollouts[0].group)] = await self.scorer.score(group.task, group.rollouts)
+            into.groups = earlier + [scored[key] for key in sorted(scored)]
+
+        async def keep(rollout: Rollout) -> None:
+            into.finished.append(rollout)
+
+        settings = self.settings
+        scheduler = Scheduler(self.runner, settings.n, admission=settings.admission, rules=settings.groups, sink=keep)
+        async with scheduler.submit(tasks, name=prefix) as groups, anyio.create_task_group() as scoring:
+            async for group in groups:
+                if group.rollouts:
+                    scoring.start_soon(score, group)

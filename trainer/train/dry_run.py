@@ -1,0 +1,59 @@
+"""Dry run: checks settings, tools, data, template and memory, prints the plan, and starts nothing."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from rich.console import Console
+from rich.text import Text
+
+from trainer.check import describe_images, example_rollout
+from trainer.distributed.lead import count_shards
+from trainer.policy.memory_plan import plan_placement
+from trainer.train import modes
+from trainer.train.job import open_job
+from trainer.train.reporters import import_packages
+from trainer.train.settings import TrainSettings
+from trainer.view.progress import show_warm_start
+from trainer.view.show import print_rollouts
+
+
+async def dry_run(settings: TrainSettings, console: Console) -> bool:
+    """Returns True if the run could start. A demo model that does not exist yet is built, since the checks need it."""
+    import_packages(settings.report)
+    async with AsyncExitStack() as stack:
+        with show_warm_start(console) as on_progress:
+            job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
+        console.print_json(settings.model_dump_json())
+        placement = plan_placement(settings, job.model, shards=count_shards(settings.distributed))
+        plan = placement.plan
+        console.print(Text(str(placement)), soft_wrap=True)
+        if not plan.fits:
+            console.print(Text(f"  it does not fit\n  remedy: {plan.remedy}"), soft_wrap=True)
+        task_counts = {name or settings.data: len(source) for name, source in job.tasks.train.items()}
+        for name, count in task_counts.items():
+            console.print(Text(f"{count} tasks of {name}; {settings.prompts} x {settings.n} rollouts a step"))
+        console.print(Text(modes.describe_mode(settings)), soft_wrap=True)
+        if settings.rollout.is_used:
+            console.print(Text(_describe_workers(settings)), soft_wrap=True)
+        console.print(Text(describe_images(job.template)), soft_wrap=True)
+        if settings.agent is not None:
+            console.print(
+                Text(f"{settings.agent.description}; `mtrl-train check --config` lets it play"), soft_wrap=True
+            )
+        for note in job.tasks.notes:
+            console.print(Text(note))
+        console.print()
+        print_rollouts(
+            [example_rollout(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokenizer.decode
+        )
+        console.print(Text("\nno problems found" if plan.fits else "\n1 problem to fix"))
+        return plan.fits
+
+
+def _describe_workers(settings: TrainSettings) -> str:
+    """Who plays the rollouts, in words."""
+    rollout = settings.rollout
+    own = f"{rollout.workers} worker processes on this machine" if rollout.workers else ""
+    others = f"workers of other machines that connect to {rollout.listen}" if rollout.listen else ""
+    return f"rollouts are played by {' and '.join(filter(None, (own, others)))}; each opens the tools itself"

@@ -1,0 +1,205 @@
+"""The folder of a training run, written by one process: settings, metrics, rollouts, tapes and checkpoints.
+
+runs/NAME/run.json         the resolved settings and the package versions
+runs/NAME/metrics.jsonl    a line for each step
+runs/NAME/rollouts.jsonl   every rollout, see `storage/rollout_line.py`
+runs/NAME/tapes/000000     what the tools answered from this step on, if it was recorded
+runs/NAME/checkpoints/     see `checkpoint.py`
+runs/NAME/tensorboard/     for TensorBoard
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gateway.disk_errors import describe_write_error, write_atomically
+from gateway.errors import ConfigError
+from gateway.user_code import Journal, read_journal
+from trainer.rollout.settings import flatten_settings
+from trainer.storage.rollout_file import ROLLOUTS_FILE, RunError, resume_hint
+from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
+from trainer.storage.token_credit import CREDITS_FILE, truncate_credits
+from trainer.train.checkpoint import Checkpoints
+from trainer.train.settings import TrainSettings
+
+TAPES = "tapes"
+RUNS = Path("runs")
+LOCK = ".lock"
+JOURNAL = ".running"
+"""The user code that is running now."""
+CHANGEABLE_SETTINGS = frozenset(
+    {"out", "steps", "evaluation", "checkpoint", "report", "engine", "serving", "rollout", "distributed"}
+)
+"""Settings that may differ when a run is resumed, since they do not affect what a step trains."""
+VERSIONS = ("mtrl", "torch", "transformers", "mcp")
+
+
+def next_free_folder(name: str) -> Path:
+    """The next folder in `runs/` that does not exist yet."""
+    number = 1
+    while (folder := RUNS / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def newest_run() -> Path:
+    """The run in `runs/` that was started or resumed last, by the numbers of starts: clocks may be set back."""
+    runs = [run_info.parent for run_info in RUNS.glob(f"*/{RUN_INFO_FILE}")]
+    if not runs:
+        raise ConfigError("there is no run to resume", file=RUNS, remedy="name its folder with --out")
+    return max(runs, key=lambda run: (_start_number(run), len(run.name), run.name))
+
+
+def _start_number(run: Path) -> int:
+    """The number of a run's last start among the runs of its folder; 0 for runs of older versions."""
+    number = read_run_info(run).get("start")
+    return number if isinstance(number, int) else 0
+
+
+def choose_run_folder(settings: TrainSettings, name: str, *, resume: bool) -> Path:
+    """The run's folder: `out`, else the newest run to resume, or the next free folder."""
+    if settings.out is not None:
+        return settings.out
+    return newest_run() if resume else next_free_folder(name)
+
+
+class RunFolder:
+    """A run's folder. The process that writes enters it; any process may read."""
+
+    def __init__(self, path: Path, keep: int = 2) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path, keep)
+        self._lock = -1
+        self._journal: Journal | None = None
+        self.ended_in: list[str] = []
+        """The user code that was running when the process before this one ended without a word."""
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            remedy = "wait until it ends, or name another folder with --out"
+            raise ConfigError("another process is training in this folder", file=self.path, remedy=remedy) from error
+        file = self.path / JOURNAL
+        self.ended_in = read_journal(file)
+        with suppress(OSError):  # The run itself tells of a full disk.
+            self._journal = Journal(file).__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._journal is not None:
+            self._journal.__exit__(kind, error, trace)
+        if not self.has_run:
+            self._remove_traces()
+        os.close(self._lock)
+
+    def _remove_traces(self) -> None:
+        """Removes what was created for a run that never started; other files in the folder stay."""
+        shutil.rmtree(self.path / TAPES, ignore_errors=True)
+        (self.path / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run was started in this folder."""
+        return (self.path / RUN_INFO_FILE).exists()
+
+    def write_run_info(self, settings: TrainSettings, model: Path, engine: str) -> None:
+        """Writes run.json atomically, before the first step."""
+        siblings = [file.parent for file in self.path.absolute().parent.glob(f"*/{RUN_INFO_FILE}")]
+        run_info = {
+            "start": 1 + max(map(_start_number, siblings), default=0),
+            "versions": {name: _version(name) for name in VERSIONS} | {"python": platform.python_version()},
+            "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+            "engine": engine,
+            "model": str(model),
+            "settings": settings.model_dump(mode="json"),
+        }
+        file = self.path / RUN_INFO_FILE
+        try:
+            write_atomically(file, (json.dumps(run_info, indent=2) + "\n").encode())
+        except OSError as error:
+            raise RunError(describe_write_error(file, error, resume_hint(self.path))) from error
+
+    def load_settings(self) -> TrainSettings:
+        """The settings that the run was made with."""
+        return load_run_settings(self.path)
+
+    @property
+    def model(self) -> Path | None:
+        """The initial model, if it still exists. A demo's model could be rebuilt differently by a newer version."""
+        run_info = json.loads((self.path / RUN_INFO_FILE).read_text(encoding="utf-8"))
+        folder = Path(run_info.get("model", ""))
+        return folder if folder.is_absolute() and folder.is_dir() else None
+
+    def truncate(self, rollout_bytes: int, step: int) -> int:
+        """Removes the rollouts and token credits of steps after this one, which are repeated.
+
+        Returns how many bytes of the rollouts before it are missing.
+        """
+        truncate_credits(self.path / CREDITS_FILE, step)
+        file = self.path / ROLLOUTS_FILE
+        size = self.rollout_bytes
+        if size > rollout_bytes:
+            os.truncate(file, rollout_bytes)
+        return max(0, rollout_bytes - size)
+
+    @property
+    def rollout_bytes(self) -> int:
+        """The size of rollouts.jsonl."""
+        file = self.path / ROLLOUTS_FILE
+        return file.stat().st_size if file.exists() else 0
+
+    def new_tape(self, step: int) -> Path:
+        """A new tape for the steps from this one on; removes what was recorded of them before."""
+        for tape in (self.path / TAPES).glob("[0-9]*"):
+            if int(tape.name) >= step:
+                shutil.rmtree(tape, ignore_errors=True)
+        return self.path / TAPES / f"{step:06}"
+
+    def find_tape(self, step: int) -> Path | None:
+        """The tape that a step was recorded on."""
+        tapes = sorted(tape for tape in (self.path / TAPES).glob("[0-9]*") if int(tape.name) <= step)
+        return tapes[-1] if tapes else None
+
+
+def load_run_settings(run: Path) -> TrainSettings:
+    """Reads the settings in a run's run.json."""
+    try:
+        run_info = json.loads((run / RUN_INFO_FILE).read_text(encoding="utf-8"))
+        return TrainSettings.model_validate(run_info["settings"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        remedy = "name a folder that `mtrl-train --out` made"
+        raise ConfigError(f"not a training run ({type(error).__name__})", file=run, remedy=remedy) from error
+
+
+def changed_settings(before: TrainSettings, after: TrainSettings) -> list[str]:
+    """Changes of settings that must not change when a run is resumed."""
+    old, new = flatten_settings(before.model_dump(mode="json")), flatten_settings(after.model_dump(mode="json"))
+    return [
+        f"{name} was {old.get(name)!r}, and is now {new.get(name)!r}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and name.split(".")[0] not in CHANGEABLE_SETTINGS
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

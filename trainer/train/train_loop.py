@@ -1,0 +1,228 @@
+"""The training loop: generate and score rollouts, train, publish weights, evaluate, report, and save checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from anyio import move_on_after, to_thread
+
+from gateway.disk_errors import describe_write_error
+from gateway.types import EMPTY
+from trainer.algorithms.train_batch import build_train_batch, compute_batch_metrics
+from trainer.engine.base import Engine
+from trainer.policy import rng
+from trainer.policy.policy import Policy
+from trainer.policy.update import PolicyUpdater
+from trainer.reward.scorer import compute_reward_metrics
+from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
+from trainer.storage.run_files import MetricsWriter
+from trainer.train.agent_metrics import compute_agent_metrics
+from trainer.train.alarms import Alarms
+from trainer.train.collect import StepCollector, StepRollouts
+from trainer.train.evaluate import Evaluation, evaluate
+from trainer.train.job import Job
+from trainer.train.modes import RolloutSource, make_rollout_source
+from trainer.train.reporters import Reporters
+from trainer.train.run_folder import TAPES, RunFolder
+from trainer.train.token_account import account_for_tokens
+from trainer.view.training_progress import TrainingProgress
+from trainer.worker_thread import WorkerThread
+
+SAVE_ROLLOUTS_S = 5.0
+"""Seconds to save finished rollouts if the run is stopped during a step."""
+MAX_UNSCORED_STEPS = 3
+"""Steps in a row without a scored rollout after which the run stops."""
+SHOWN_REASONS = 3
+"""How many of the most frequent reasons are shown then."""
+
+
+class NothingScoredError(Exception):
+    """No rollout of several steps in a row could be scored."""
+
+    def __init__(self, reasons: Counter[str]) -> None:
+        commonest = "".join(f"\n  {count} x {reason}" for reason, count in reasons.most_common(SHOWN_REASONS))
+        remedy = "fix these problems, then continue with --resume from the last step that was trained"
+        super().__init__(
+            f"no rollout of the last {MAX_UNSCORED_STEPS} steps could be scored; reasons in the last one:{commonest}\n"
+            f"  remedy: {remedy}"
+        )
+
+
+@dataclass
+class TrainLoop:
+    """The state of a training run, and its loop."""
+
+    job: Job
+    folder: RunFolder
+    engine: Engine
+    policy: Policy
+    updater: PolicyUpdater
+    progress: TrainingProgress
+    metrics: MetricsWriter
+    reporters: Reporters
+    writer: RolloutWriter
+    thread: WorkerThread
+    """Runs the updates."""
+    step: int = 0
+    """Steps made so far, and the version of the engine's weights."""
+    alarms: Alarms = field(default_factory=Alarms)
+    unscored_steps: int = 0
+    saved_step: int = -1
+    """The step of the latest checkpoint."""
+    saved_at: float = field(default_factory=time.monotonic)
+    saving_s: float = 0.0
+
+    async def run(self) -> None:
+        job, settings = self.job, self.job.settings
+        if not self.step:
+            await self._evaluate_before()
+        on_extra = self.progress.add_rollouts if settings.mode == "synchronous" else _ignore_extra
+        collector = StepCollector(job.make_runner(self.engine, self.progress), job.scorer, settings, on_extra)
+        async with make_rollout_source(collector, job.task_stream, lambda: self.step) as source:
+            try:
+                while self.step < settings.steps:
+                    await self._run_step(self.step + 1, source)
+            finally:
+                with move_on_after(SAVE_ROLLOUTS_S, shield=True):
+                    await to_thread.run_sync(self._save_rollouts, source.pending)
+        if self.saved_step != self.step:
+            await self._save()
+
+    async def _run_step(self, step: int, source: RolloutSource) -> None:
+        progress, settings = self.progress, self.job.settings
+        is_synchronous = settings.mode == "synchronous"
+        progress.begin(step, settings.prompts * settings.n if is_synchronous else 0)
+        counters_before = dict(self.engine.counters)
+        with progress.phase(source.phase):
+            rollouts = await source.take(step)
+        await to_thread.run_sync(self._save_rollouts, [rollouts])
+        self._require_tape()
+        by_kind = Evaluation.from_groups(rollouts.scored, 0, settings.evaluation.kind)
+        metrics = (
+            {"step": float(step), "policy/version": float(self.step)}
+            | compute_reward_metrics(rollouts.scored)
+            | self.job.scorer.given.take_metrics()
+            | rollouts.metrics(self.step)
+            | compute_agent_metrics(rollouts.finished)
+            | by_kind.metrics_by_kind("success/sampled")
+            | ({} if is_synchronous else rollouts.staleness_metrics(self.step))
+            | (self.job.workers.take_metrics() if self.job.workers else {})
+            | {f"engine/{name}": now - counters_before.get(name, 0) for name, now in self.engine.counters.items()}
+        )
+        with progress.phase("learning"):
+            has_released = is_synchronous and await self.engine.release_memory()
+            metrics |= await self.thread.run(partial(self._update, rollouts))
+            while self.updater.pending_notes:
+                progress.print_message(self.updater.pending_notes.pop(0))
+            if has_released:
+                self.policy.release_cached_memory()
+        with progress.phase(source.phase):
+            await source.wait_until_idle()
+        with progress.phase("publishing"):
+            weights = await self.thread.run(lambda: self.policy.weights)  # In the thread, since it merges adapters.
+            await self.engine.publish(weights, step)
+        if agreement := self.engine.agreement:
+            metrics |= agreement.metrics
+        self.step = step
+        self.job.task_stream.finish_step(step - 1, metrics.get("success/sampled"))
+        self.job.task_stream.mark_done(rollouts.draws)
+        source.on_published()
+        if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
+            metrics |= await self._evaluate()
+        self._report(metrics, rollouts.lost_reasons)
+        if not self._count_unscored(rollouts):
+            await self._save_if_due()
+
+    def _require_tape(self) -> None:
+        """Ends the run if its tape cannot be written: no call is answered any more."""
+        error: OSError | None = getattr(self.job.gateway, "recording_error", None)
+        if error is not None:
+            run = self.folder.path
+            raise RunError(describe_write_error(run / TAPES, error, resume_hint(run))) from error
+
+    def _save_rollouts(self, steps: Sequence[StepRollouts]) -> None:
+        """Saves finished rollouts, also if the run is stopped."""
+        for step_rollouts in steps:
+            for rollout in step_rollouts.rollouts:
+                self.writer.add(rollout)
+
+    def _update(self, rollouts: StepRollouts) -> dict[str, float]:
+        """Trains on a step's groups, and accounts for every token that was sampled for it."""
+        if not any(group.scored for group in rollouts.groups):
+            return account_for_tokens(rollouts).metrics
+        batch = build_train_batch(rollouts.groups, self.job.settings.algorithm, self.job.token_weight_fn, self.step)
+        metrics = compute_batch_metrics(batch) | self.updater.train_step(batch)
+        self.writer.add_credits(self.step + 1, self.updater.last_rows)
+        return metrics | account_for_tokens(rollouts, self.updater.last_rows, self.updater.last_trained).metrics
+
+    async def _evaluate(self) -> dict[str, float]:
+        """Evaluates a few held-out tasks with greedy decoding."""
+        settings, job = self.job.settings, self.job
+        tasks = job.held_out(settings.evaluation.few)
+        with self.progress.phase("evaluating", rollouts=len(tasks)) as observer:
+            runner = job.make_greedy(job.make_runner(self.engine, observer))
+            evaluation = await evaluate(runner, job.scorer, tasks, settings.admission, settings.evaluation.kind)
+        job.scorer.given.take_metrics()  # What is measured in evaluations is not that of a step.
+        metrics = {
+            "eval/greedy": evaluation.all.value,
+            "eval/tasks": float(evaluation.all.tried),
+            "eval/lost": float(evaluation.lost),
+        }
+        return metrics | evaluation.metrics_by_kind("eval/greedy")
+
+    async def _evaluate_before(self) -> None:
+        if self.job.settings.evaluation.every:
+            self._report({"step": 0.0} | await self._evaluate())
+
+    def _report(self, metrics: dict[str, float], lost_reasons: Mapping[str, int] = EMPTY) -> None:
+        """Writes a step's metrics, and prints alarms and progress."""
+        step = int(metrics.pop("step"))
+        metrics = metrics | self.progress.take_metrics()
+        if (watchdog := getattr(self.job.gateway, "loop_watchdog", None)) is not None:
+            metrics["engine/loop_blocked_seconds"] = watchdog.take_longest()
+        self.metrics.add(step, metrics)
+        self.reporters.log(step, metrics)
+        for alarm in self.alarms.check(metrics, lost_reasons):
+            self.progress.print_message(alarm)
+        self.progress.end_step(step, metrics)
+
+    async def _save_if_due(self) -> None:
+        checkpoint, now = self.job.settings.checkpoint, time.monotonic()
+        if checkpoint.every is None:
+            is_due = self.saving_s <= checkpoint.share * (now - self.saved_at)
+        else:
+            is_due = self.step % checkpoint.every == 0
+        if is_due:
+            await self._save()
+
+    async def _save(self) -> None:
+        started = time.monotonic()
+        with self.progress.phase("saving"):
+            await to_thread.run_sync(self.writer.sync)  # A checkpoint counts on them.
+            await to_thread.run_sync(self.metrics.sync)
+            state = {"position": self.job.task_stream.position, "rollouts": self.folder.rollout_bytes}
+            await to_thread.run_sync(self.folder.checkpoints.save, self.step, state, self._write_checkpoint)
+        self.saved_step, self.saved_at = self.step, time.monotonic()
+        self.saving_s = self.saved_at - started
+
+    def _write_checkpoint(self, folder: Path) -> None:
+        """Writes a model that `from_pretrained` loads (only the adapters with LoRA), and the random states."""
+        self.policy.save(folder)
+        rng.save_state(folder)
+        self.job.copy_tokenizer_files(folder)
+
+    def _count_unscored(self, rollouts: StepRollouts) -> bool:
+        """Returns whether no rollout of a step was scored; such a step is not saved in place of a good one."""
+        self.unscored_steps = 0 if any(group.scored for group in rollouts.groups) else self.unscored_steps + 1
+        if self.unscored_steps == MAX_UNSCORED_STEPS:
+            raise NothingScoredError(rollouts.lost_reasons)
+        return self.unscored_steps > 0
+
+
+def _ignore_extra(rollouts: int) -> None:
+    """In asynchronous modes, the progress display does not count a step's rollouts."""

@@ -1,0 +1,15 @@
+"""The run file's `verifiers:` settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from trainer.environments.settings import EnvironmentSettings
+
+
+class VerifiersSettings(EnvironmentSettings):
+    """An environment of PrimeIntellect's `verifiers`: a module with `load_environment`, or with a taskset."""
+
+    framework: ClassVar[str] = "verifiers"
+    adapter: ClassVar[Path] = Path(__file__).with_name("adapter.py")

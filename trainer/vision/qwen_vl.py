@@ -1,0 +1,85 @@
+"""The Qwen-VL families: Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with their multimodal RoPE positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.vision.family import Grid, ImageFeatures, ImageLayout
+
+PIXEL_BOUNDS = ("shortest_edge", "longest_edge")
+"""The processor's names for the fewest and the most pixels."""
+BANNED_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+
+
+class Qwen2VL:
+    """Qwen2-VL: squares of patches are one token each, with positions by row and column."""
+
+    image_layout: ImageLayout = "user_message"
+    """Its own template has no tools, and templates that replace it mostly support only text in tool messages."""
+    builtin_template: str | None = "qwen2_vl"
+    vision_module = "model.visual"
+    text_module = "model.language_model"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.image_id: int = config["image_token_id"]
+        self.banned_ids = _read_ids(config, *BANNED_IDS)
+        self.frame = _read_ids(config, "vision_start_token_id"), _read_ids(config, "vision_end_token_id")
+        self._merge: int = config["vision_config"]["spatial_merge_size"]
+
+    def load_processor(self, folder: Path) -> Any:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        return Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
+
+    def fit_size(self, processor: Any, width: int, height: int) -> tuple[int, int]:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        factor, fewest, most = processor.patch_size * self._merge, *(processor.size[name] for name in PIXEL_BOUNDS)
+        size = smart_resize(height, width, factor, fewest, most)[::-1]
+        return (int(size[0]), int(size[1]))
+
+    def count_tokens(self, grid: Grid) -> int:
+        time, height, width = grid
+        return time * (height // self._merge) * (width // self._merge)
+
+    def compute_positions(self, count: int, images: Sequence[tuple[int, Grid]]) -> Tensor:
+        """Text advances by one on all axes; an image by its longer side."""
+        parts, covered, position = [], 0, 0
+        for start, (time, height, width) in images:
+            parts.append(torch.arange(position, position + start - covered).expand(3, -1))
+            position += start - covered
+            sides = (time, height // self._merge, width // self._merge)
+            axes = torch.meshgrid(*(torch.arange(side) for side in sides), indexing="ij")
+            parts.append(torch.stack([axis.flatten() for axis in axes]) + position)
+            position += max(sides[1:])
+            covered = start + parts[-1].shape[1]
+        return torch.cat([*parts, torch.arange(position, position + count - covered).expand(3, -1)], dim=1)
+
+    def encode(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> ImageFeatures:
+        return ImageFeatures(encoder(pixels, grid_thw=grids).pooler_output)
+
+
+def _read_ids(config: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+    return tuple(int(config[name]) for name in names if config.get(name) is not None)
+
+
+class Qwen25VL(Qwen2VL):
+    """Qwen2.5-VL: the same interface; its own template writes images into any message, including tools'."""
+
+    image_layout = "in_tool_message"
+
+
+class Qwen3VL(Qwen2VL):
+    """Qwen3-VL: adds DeepStack features after the first layers."""
+
+    image_layout = "in_tool_message"
+    builtin_template = None
+
+    def encode(self, encoder: nn.Module, pixels: Tensor, grids: Tensor) -> ImageFeatures:
+        output = encoder(pixels, grid_thw=grids)
+        return ImageFeatures(output.pooler_output, tuple(output.deepstack_features))

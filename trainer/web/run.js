@@ -1,0 +1,187 @@
+// One or several runs: facts, alarms, charts of metrics and time, and settings.
+
+import { $, Refusal, clock, count, el, number, percent, put, seconds, integer } from "./dom.js";
+import { fetchAlarms, exported, fetchMetrics, fetchRuns as listed } from "./data.js";
+import { chartGroup, dashOf, colourOf, lineChart, stackedChart } from "./chart.js";
+import { linkTo } from "./address.js";
+
+const POLL_MS = 2000, FRESH_S = 90;
+const hiddenRuns = { hidden: new Set() }; // names of runs that are switched off
+
+export async function view({ frame, runs }) {
+  const histories = runs.map((run, index) => ({ run, place: index, lines: [], from: 0, alarms: [], changed: run.changed }));
+  const shared = chartGroup();
+  shared.span = () => {
+    const steps = histories.filter(history => !hiddenRuns.hidden.has(history.run.name)).flatMap(history => [history.lines[0]?.step, history.lines.at(-1)?.step]).filter(step => step !== undefined);
+    return steps.length ? [Math.min(...steps), Math.max(...steps, 1)] : [0, 1];
+  };
+  await Promise.all(histories.map(readMetrics));
+
+  const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), alarms: el("div", { class: "stack" }), charts: el("div", { class: "charts" }), settings: el("div") };
+  const tools = toolbar(shared, histories, () => update());
+  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.alarms, tools, parts.charts, parts.settings);
+  const drawn = new Map();
+  let timer = 0, closed = false, trouble = null;
+  const updateFacts = () => put(parts.facts, histories.map(history => runFacts(history, histories.length > 1, trouble)));
+  const update = () => {
+    const shown = histories.filter(history => !hiddenRuns.hidden.has(history.run.name));
+    updateFacts();
+    put(parts.alarms, alarmList(histories));
+    drawCharts(parts.charts, shared, drawn, shown, histories.length > 1);
+  };
+  put(parts.settings, settingsPanel(runs));
+  update();
+  Promise.all(histories.map(async history => { history.alarms = await fetchAlarms(history.run.name); })).then(() => closed || put(parts.alarms, alarmList(histories)), () => {});
+  /** Reads what is new, and returns true if there was anything. A run's settings appear when it starts. */
+  const checkForNews = async () => {
+    const unstarted = histories.filter(({ run }) => !hasStarted(run));
+    if (unstarted.length) {
+      const known = (await listed()).runs;
+      for (const { run } of unstarted) Object.assign(run, known.find(history => history.name === run.name));
+      if (unstarted.some(({ run }) => hasStarted(run))) put(parts.settings, settingsPanel(runs));
+    }
+    const hasNews = await Promise.all(histories.map(readMetrics)), missed = trouble !== null;
+    for (const [index, history] of histories.entries()) if (hasNews[index] || missed) history.alarms = await fetchAlarms(history.run.name);
+    return missed || hasNews.some(Boolean);
+  };
+  const poll = async () => {
+    if (!document.hidden && !exported) {
+      let hasNews = false;
+      try { hasNews = await checkForNews(); trouble = null; } catch (error) { if (!(error instanceof Refusal)) throw error; trouble = error; }
+      if (closed) return;
+      put(parts.server, trouble && el("p", { class: "notice small" }, `${trouble.message} ${trouble.remedy}`));
+      hasNews ? update() : updateFacts();
+    }
+    timer = setTimeout(poll, POLL_MS);
+  };
+  timer = setTimeout(poll, POLL_MS);
+  requestAnimationFrame(() => shared.draw());
+  return { title: runs.map(run => run.name).join(", "), leave: () => { closed = true; clearTimeout(timer); shared.close(); },
+    actions: { Escape: () => shared.zoom ? shared.focus(null) : false } };
+}
+
+const hasStarted = run => Object.keys(run.settings).length > 0;
+
+/** Reads new metrics, and returns true if there were any. */
+async function readMetrics(history) {
+  const response = await fetchMetrics(history.run.name, history.from);
+  if (response.again) history.lines = [];
+  history.lines = history.lines.concat(response.lines);
+  history.from = response.at;
+  history.changed = response.changed ?? history.changed;
+  return response.again || response.lines.length > 0;
+}
+
+function latest(history, name) {
+  for (let index = history.lines.length - 1; index >= 0; index -= 1) {
+    const value = history.lines[index][name];
+    if (value !== undefined && value !== null) return [value, history.lines[index].step];
+  }
+  return [null, null];
+}
+
+function runFacts(history, several, trouble) {
+  const step = history.lines.at(-1)?.step ?? 0, all = history.run.steps;
+  const age = history.changed ? Date.now() / 1000 - history.changed : null;
+  const finished = all && step >= all, live = !finished && !trouble && !exported && age !== null && age < FRESH_S;
+  const state = !history.lines.length ? "no metrics yet" : finished ? "finished" : trouble ? "no answer" : live ? "running" : exported ? "exported" : `no change since ${clock(history.changed)}`;
+  const spent = history.lines.reduce((sum, line) => sum + Object.entries(line).filter(([name]) => /^time\/[^/]+_s$/.test(name)).reduce((all, [, value]) => all + (value ?? 0), 0), 0);
+  const [reward] = latest(history, "reward/mean"), [sampled] = latest(history, "success/sampled"), [greedy, when] = latest(history, "eval/greedy");
+  const fact = (label, value, more) => el("div", { class: "fact" }, el("dt", { class: "label" }, label), el("dd", {}, el("b", { class: "number" }, value), more ? el("span", { class: "dim small" }, " ", more) : null));
+  return el("section", { class: "facts", "aria-label": history.run.name },
+    el("div", { class: "run-title" }, several ? el("span", { class: "swatch", style: { background: colourOf(history.place) } }) : null,
+      el("a", { class: "runname", href: linkTo(history.run.name, "rollouts") }, history.run.name),
+      el("span", { class: "chip", data: { state: finished ? "over" : live ? "live" : "still" } }, state)),
+    el("dl", {}, fact("Step", integer(step), all ? `of ${integer(all)}` : ""),
+      fact("Reward", reward === null ? "–" : number(reward, 3)),
+      fact("Sampled", percent(sampled)),
+      fact("Greedy", percent(greedy), when === null ? "" : when ? `after ${when}` : "before"),
+      fact("Time", seconds(spent), step ? `${seconds(spent / Math.max(1, step))} a step` : "")));
+}
+
+function alarmList(histories) {
+  const alarms = histories.flatMap(history => history.alarms.map(alarm => ({ ...alarm, history })));
+  if (!alarms.length) return null;
+  const show = alarm => el("li", { class: "notice alarm" },
+    el("p", {}, histories.length > 1 ? `${alarm.history.run.name}, ` : "", el("a", { href: linkTo(alarm.history.run.name, "rollouts", null, { step: alarm.step }) }, `step ${alarm.step}`), ": ", withCode(alarm.seen)),
+    alarm.likely ? el("p", { class: "dim small" }, withCode(alarm.likely)) : null,
+    alarm.remedy ? el("p", { class: "small remedy" }, withCode(alarm.remedy)) : null);
+  const withCode = text => text.split("`").map((part, place) => place % 2 ? el("code", {}, part) : part);
+  const last = alarms.slice(-2).reverse(), rest = alarms.slice(0, -2).reverse();
+  return el("section", { class: "stack", "aria-label": "Alarms" }, el("ul", { class: "alarms" }, last.map(show)),
+    rest.length ? el("details", {}, el("summary", {}, `${count(rest.length, "earlier alarm")}`), el("ul", { class: "alarms" }, rest.map(show))) : null);
+}
+
+function toolbar(shared, histories, fill) {
+  const reset = el("button", { class: "quiet", hidden: true, on: { click: () => shared.focus(null) } }, "Whole run");
+  shared.changed = () => { reset.hidden = !shared.zoom; };
+  const slider = el("input", { type: "range", id: "smooth", min: 0, max: 1, step: .05, value: shared.smooth,
+    on: { input: event => { shared.smooth = Number(event.target.value); shared.draw(); } } });
+  const toggles = histories.length > 1 ? histories.map(history => el("label", { class: "toggle" },
+    el("input", { type: "checkbox", checked: !hiddenRuns.hidden.has(history.run.name), on: { change: event => {
+      event.target.checked ? hiddenRuns.hidden.delete(history.run.name) : hiddenRuns.hidden.add(history.run.name); fill(); } } }),
+    el("span", { class: "swatch", style: { background: colourOf(history.place) } }), history.run.name)) : null;
+  return el("div", { class: "row centre toolbar" }, toggles, el("span", { class: "grow" }), reset,
+    el("label", { class: "row centre", for: "smooth" }, el("span", { class: "label" }, "Smoothing"), slider),
+    el("span", { class: "label hint" }, "drag, or ⇧ ← → and Enter, to zoom"));
+}
+
+function drawCharts(parent, shared, drawn, shown, several) {
+  const nodes = [];
+  for (const chart of shown[0]?.run.charts ?? []) {
+    // With several runs, each has a colour; dashes distinguish runs and metrics of the same colour.
+    const curves = shown.flatMap(history => chartMetrics(chart, history).map(([metric, name], place, all) => ({
+      name: several ? `${history.run.name} ${name}` : name, hue: colourOf(several ? history.place : place), dash: dashOf(several ? (place + all.length * Math.floor(history.place / 6)) % 6 : place),
+      sparse: metric.startsWith("eval/"), points: history.lines.filter(line => line[metric] !== undefined && line[metric] !== null).map(line => [line.step, line[metric]]) })))
+      .filter(curve => curve.points.length);
+    if (curves.length) nodes.push(place(drawn, chart.title, () => lineChart(shared, chart), curves));
+  }
+  for (const history of shown) {
+    const layers = phaseLayers(history);
+    if (layers.length) nodes.push(place(drawn, several ? `Time, ${history.run.name}` : "Time", title => stackedChart(shared, { title, unit: "seconds a step" }), layers, "wide"));
+  }
+  function place(histories, title, make, values, also) {
+    let history = histories.get(title);
+    if (!history) { histories.set(title, history = make(title)); shared.add(history); }
+    if (also) history.node.classList.add(also);
+    return [history, values];
+  }
+  const wanted = nodes.map(([history]) => history.node);
+  if (wanted.length !== parent.children.length || wanted.some((node, hiddenRuns) => node !== parent.children[hiddenRuns])) put(parent, wanted);
+  if (!wanted.length) put(parent, el("div", { class: "panel empty wide" }, el("h2", {}, "No metrics yet"), el("p", {}, "Curves appear here when the first step has ended.")));
+  for (const [history, values] of nodes) history.set(values);
+}
+function chartMetrics(chart, history) {
+  const names = Object.entries(chart.names ?? {});
+  if (!chart.within) return names;
+  const inside = new Set(history.lines.flatMap(line => Object.keys(line).filter(name => name.startsWith(chart.within) && !(chart.without ?? []).includes(name))));
+  const more = [...inside].sort().map(name => [name, name.slice(chart.within.length)]);
+  return [...names, ...(names.length && more.length < 2 ? [] : more)];
+}
+function phaseLayers(history) {
+  const steps = history.lines.filter(line => line.step > 0), sums = {};
+  for (const line of steps) for (const [name, value] of Object.entries(line)) if (/^time\/[^/]+_s$/.test(name)) sums[name] = (sums[name] ?? 0) + value;
+  return Object.entries(sums).sort((a, b) => b[1] - a[1]).map(([name]) => ({ name: name.slice(5, -2).replaceAll("_", " "), points: steps.map(line => [line.step, line[name] ?? 0]) }));
+}
+
+function settingsPanel(runs) {
+  const all = runs.map(run => ({ ...run.settings, engine: run.engine, ...Object.fromEntries(Object.entries(run.versions).map(([name, value]) => [`versions.${name}`, value])) }));
+  const names = [...new Set(all.flatMap(Object.keys))].sort();
+  if (!names.length) return null;
+  const differs = name => new Set(all.map(history => JSON.stringify(history[name]))).size > 1;
+  const differing = names.filter(differs);
+  const body = el("tbody");
+  const search = el("input", { type: "search", placeholder: "Find a setting", "aria-label": "Find a setting", on: { input: () => fill() } });
+  const only = el("input", { type: "checkbox", checked: runs.length > 1, on: { change: () => fill() } });
+  const shown = value => value === undefined ? "–" : typeof value === "string" ? value || "“”" : JSON.stringify(value);
+  const fill = () => {
+    const text = search.value.trim().toLowerCase();
+    const matching = names.filter(name => (runs.length < 2 || !only.checked || differs(name)) && (!text || name.toLowerCase().includes(text) || all.some(history => shown(history[name]).toLowerCase().includes(text))));
+    put(body, matching.length ? matching.map(name => el("tr", { class: differs(name) ? "differs" : null }, el("th", { scope: "row", class: "mono" }, name), all.map(history => el("td", { class: "mono" }, shown(history[name])))))
+      : el("tr", {}, el("td", { colspan: 9, class: "dim" }, text ? "No such setting." : "The settings are the same.")));
+  };
+  fill();
+  return el("details", { class: "panel settings", open: runs.length > 1 }, el("summary", {}, el("h2", {}, "Settings"), el("span", { class: "dim small" }, runs.length > 1 ? `${count(differing.length, "difference")} among ${names.length}` : `${names.length}`)),
+    el("div", { class: "row centre" }, el("div", { class: "grow" }, search), runs.length > 1 ? el("label", { class: "toggle" }, only, "only what differs") : null),
+    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Setting"), runs.map(run => el("th", { scope: "col" }, run.name)))), body)));
+}

@@ -1,0 +1,118 @@
+"""Values of tasks as JSON: tuples, bytes, images, audio and videos come back as they were; bytes travel as blobs."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+from gateway.types import Audio, Image, Video
+from gateway.types import Task as SessionTask
+from trainer.rollout.task import Task
+from trainer.storage.rollout_line import MEDIA_TYPES, BlobStore
+
+MARK = "$"
+"""How a tag begins; a mapping with such a key is written as its items."""
+MAX_BLOB_BYTES = 1 << 29
+"""The bytes of one rollout's blobs that are taken from the other side."""
+
+
+class Blobs:
+    """The blobs of one rollout that both sides have. A new one is sent before the message that names it."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None], rollout: int) -> None:
+        self._send, self._rollout = send, rollout
+        self._data: dict[str, bytes] = {}
+
+    def put(self, data: bytes) -> str:
+        """Sends a blob, unless the other side has it."""
+        digest = sha256(data).hexdigest()
+        if digest not in self._data:
+            self._data[digest] = data
+            self._send({"t": "blob", "r": self._rollout, "data": b64encode(data).decode()})
+        return digest
+
+    def get(self, digest: str) -> bytes:
+        """A blob. Raises ValueError if it was not sent."""
+        try:
+            return self._data[digest]
+        except KeyError:
+            raise ValueError(f"the blob {digest[:80]!r} was not sent") from None
+
+    def receive(self, message: Mapping[str, Any]) -> None:
+        """Takes a blob of the other side. Raises ValueError for one that is damaged, or too many."""
+        try:
+            data = b64decode(message["data"], validate=True)
+        except (Base64Error, TypeError) as error:
+            raise ValueError(f"a blob is damaged: {error}") from None
+        if sum(map(len, self._data.values())) + len(data) > MAX_BLOB_BYTES:
+            raise ValueError(f"the blobs of a rollout have more than {MAX_BLOB_BYTES} bytes")
+        self._data[sha256(data).hexdigest()] = data
+
+
+def task_to_plain(task: Task, blobs: BlobStore) -> dict[str, Any]:
+    """A task as JSON. Raises ValueError, with the place, for a value that cannot be sent."""
+    session = task.session_task
+    fields = {
+        "id": task.id,
+        "messages": task.messages,
+        "truth": task.truth,
+        "columns": task.columns,
+        "location": task.location,
+        "session": {
+            "id": session.id,
+            "tools": session.tools,
+            "create": session.create,
+            "feedback": session.feedback,
+            "feedback_args": session.feedback_args,
+            "ttl_s": session.ttl_s,
+        },
+    }
+    return {name: _to_plain(value, blobs, name) for name, value in fields.items()}
+
+
+def task_from_plain(plain: Mapping[str, Any], blobs: BlobStore) -> Task:
+    """The task that `task_to_plain` encoded."""
+    fields = {name: _from_plain(value, blobs) for name, value in plain.items()}
+    session = SessionTask(**fields.pop("session"))
+    return Task(**fields, session_task=session)
+
+
+def _to_plain(value: Any, blobs: BlobStore, place: str) -> Any:
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith(MARK) for key in value):
+            return {key: _to_plain(item, blobs, f"{place}.{key}") for key, item in value.items()}
+        items = [[_to_plain(key, blobs, place), _to_plain(item, blobs, place)] for key, item in value.items()]
+        return {"$items": items}
+    if isinstance(value, list):
+        return [_to_plain(item, blobs, f"{place}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": _to_plain(list(value), blobs, place)}
+    if isinstance(value, Image | Audio | Video):
+        return {f"${type(value).__name__.lower()}": [blobs.put(value.data), value.mime]}
+    if isinstance(value, bytes):
+        return {"$bytes": blobs.put(value)}
+    raise ValueError(f"{place} is a {type(value).__name__}, which cannot be sent to a worker; use JSON types or bytes")
+
+
+def _from_plain(value: Any, blobs: BlobStore) -> Any:
+    if isinstance(value, list):
+        return [_from_plain(item, blobs) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag = next(iter(value), "")
+    if not tag.startswith(MARK):
+        return {key: _from_plain(item, blobs) for key, item in value.items()}
+    content = value[tag]
+    if tag == "$items":
+        return {_from_plain(key, blobs): _from_plain(item, blobs) for key, item in content}
+    if tag == "$tuple":
+        return tuple(_from_plain(item, blobs) for item in content)
+    if tag == "$bytes":
+        return blobs.get(content)
+    digest, mime = content
+    return MEDIA_TYPES[tag.removeprefix(MARK)](blobs.get(digest), mime)

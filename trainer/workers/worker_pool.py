@@ -1,0 +1,300 @@
+"""The rollout workers of a run: hands rollouts to the least busy one, and begins those of a lost one again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass, field, fields
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+from anyio.abc import Listener, SocketAttribute, SocketStream
+
+from gateway.errors import ConfigError, GatewayError
+from gateway.mcp_client.reaper import Reaper
+from trainer.engine.base import Engine
+from trainer.ledger import Ledger
+from trainer.rollout.loop import RolloutRunner, Slot
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.settings import WorkerSettings
+from trainer.rollout.task import Task
+from trainer.workers.handshake import MIN_TOKEN_LENGTH, TOKEN_VARIABLE, accept_worker
+from trainer.workers.line_channel import Address, ChannelError, LineChannel
+from trainer.workers.local_workers import GRACE_S, LocalWorker
+from trainer.workers.worker_job import WorkerJob
+from trainer.workers.worker_link import OVER, UP, Assignment, RefusedError, WorkerLink, WorkerLostError
+
+MAX_PLAYS = 5
+"""How often a rollout is given to a worker, if each is lost before the rollout has acted."""
+MAX_STRANGERS = 64
+"""Connections that have not proved yet that they know the token."""
+MAX_NAME_LENGTH = 80
+
+log = logging.getLogger(__name__)
+
+
+class WorkersError(GatewayError):
+    """No rollout worker can play."""
+
+
+def read_worker_token(settings: WorkerSettings) -> str:
+    """The token for workers of other machines. Raises ConfigError if it is needed and missing, or short."""
+    if settings.listen is None:
+        return ""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if len(token) < MIN_TOKEN_LENGTH:
+        problem = f"needs a token of at least {MIN_TOKEN_LENGTH} characters in {TOKEN_VARIABLE}"
+        remedy = f"export {TOKEN_VARIABLE}=$(openssl rand -hex 24) here and where the workers start"
+        raise ConfigError(problem, field="rollout.listen", remedy=remedy)
+    return token
+
+
+class WorkerPool:
+    """An async context manager: workers are up inside. `play` has one of them play a rollout."""
+
+    def __init__(
+        self, settings: WorkerSettings, job: WorkerJob, engine: Engine, folder: Path, log: Callable[[str], None]
+    ) -> None:
+        self.settings = settings
+        self._job, self._engine, self._log = job, engine, log
+        self._token = read_worker_token(settings)
+        self._reaper = Reaper()
+        self._local_token = secrets.token_urlsafe(24)
+        self._locals = {
+            name: LocalWorker(name, self._local_token, folder / f"{name}.log", self._reaper, self._on_local_end)
+            for name in map("worker-{}".format, range(settings.workers))
+        }
+        self._links: list[WorkerLink] = []
+        self._changed = anyio.Event()
+        self._lost_rollouts = self._restarts_reported = self._strangers = 0
+        self._stack, self._tasks = AsyncExitStack(), anyio.create_task_group()
+        self.address: Address | None = None
+        """Where workers of other machines connect."""
+
+    @property
+    def alive(self) -> int:
+        """Workers that play."""
+        return sum(link.state == UP for link in self._links)
+
+    @property
+    def restarts(self) -> int:
+        """How often workers of this machine were started again."""
+        return sum(worker.restarts for worker in self._locals.values())
+
+    def describe(self) -> str:
+        """The state of the workers in words."""
+        own = sum(worker.link is not None and worker.link.state == UP for worker in self._locals.values())
+        text = f"{own} of {len(self._locals)} up" if self._locals else ""
+        text += f"{', ' * bool(text)}{self.alive - own} on other machines" if self.settings.listen else ""
+        return text + (f", {self.restarts} restarts" if self.restarts else "")
+
+    def take_metrics(self) -> dict[str, float]:
+        """Workers that are up, and what was restarted and lost since the last call."""
+        metrics = {
+            "workers/alive": float(self.alive),
+            "workers/restarts": float(self.restarts - self._restarts_reported),
+            "workers/lost_rollouts": float(self._lost_rollouts),
+        }
+        self._restarts_reported, self._lost_rollouts = self.restarts, 0
+        return metrics
+
+    async def __aenter__(self) -> Self:
+        self._stack.push_async_callback(self._reaper.stop)
+        try:
+            await self._stack.enter_async_context(self._tasks)
+            self._stack.push_async_callback(self._end_all)
+            await self._listen()
+            await self._wait_for_first()
+        except BaseException:
+            self._tasks.cancel_scope.cancel()
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    async def play(self, assignment: Assignment) -> Rollout:
+        """Plays a rollout. One that is lost with its worker begins again with the same seed on another, unless it may
+        have acted: then it ends as lost, and the group's rules decide."""
+        observer, reason = assignment.runner.observer, ""
+        stop = StopReason.WORKER_LOST
+        observer.on_state(assignment.key, "pending")
+        for _ in range(MAX_PLAYS):
+            try:
+                link = await self._take_link()
+                rollout = await link.play(assignment)
+            except WorkerLostError as error:
+                self._lost_rollouts += 1
+                reason = str(error)
+                if error.has_acted:
+                    break
+            except WorkersError as error:
+                reason = str(error)
+                break
+            except RefusedError as error:
+                stop, reason = StopReason.ERROR, str(error)
+                break
+            else:
+                observer.on_end(assignment.key, rollout)
+                return rollout
+        rollout = make_lost_rollout(assignment, stop, reason)
+        observer.on_end(assignment.key, rollout)
+        return rollout
+
+    async def _take_link(self) -> WorkerLink:
+        """The worker with the fewest rollouts. Raises WorkersError if there is none for too long."""
+        with anyio.move_on_after(self.settings.wait_s):
+            while True:
+                up = [link for link in self._links if link.state == UP]
+                if up:
+                    return min(up, key=lambda link: link.load)
+                await self._changed.wait()
+        problems = "; ".join(f"{worker.name}: {worker.problem}" for worker in self._locals.values() if worker.problem)
+        raise WorkersError(f"no rollout worker was up for {self.settings.wait_s:g} s; {problems or 'none connected'}")
+
+    async def _listen(self) -> None:
+        if self._locals:
+            own = await self._serve_on("127.0.0.1", 0, self._local_token, self._locals)
+            for worker in self._locals.values():
+                self._tasks.start_soon(worker.keep_running, own)
+        if self.settings.listen is not None:
+            given = Address.parse(self.settings.listen)
+            self.address = await self._serve_on(given.host, given.port, self._token, {})
+            self._log(f"workers of other machines connect to {self.address.for_others}")
+
+    async def _serve_on(self, host: str, port: int, token: str, owners: Mapping[str, LocalWorker]) -> Address:
+        """Accepts workers that know the token; `owners` are those that may connect, if they are of this machine."""
+        try:
+            listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+        except OSError as error:
+            remedy = "name an address of this machine and a free port"
+            raise ConfigError(f"cannot be listened on ({error})", field="rollout.listen", remedy=remedy) from error
+        self._tasks.start_soon(_serve_listener, listener, partial(self._accept, token, owners))
+        return Address(host, listener.extra(SocketAttribute.local_port))  # noqa: S610 - no database
+
+    async def _accept(self, token: str, owners: Mapping[str, LocalWorker], stream: SocketStream) -> None:
+        """Serves a connection until it ends."""
+        channel = LineChannel(stream)
+        try:
+            greeting = await self._greet(channel, token)
+            await self._serve_link(self._make_link(channel, greeting), owners.get(greeting["name"]))
+        except ChannelError as error:
+            log.warning("a connection for rollout workers was refused: %s", error)
+        except Exception:  # boundary: one connection never ends the run
+            log.exception("a connection for rollout workers failed")
+        finally:
+            await channel.close()
+
+    async def _greet(self, channel: LineChannel, token: str) -> dict[str, Any]:
+        """Checks that a connection is that of a worker, and gives it its job."""
+        if self._strangers >= MAX_STRANGERS:
+            raise ChannelError("too many connect at once")
+        self._strangers += 1
+        try:
+            greeting = await accept_worker(channel, token, version("mtrl"))
+            await channel.send_now({"job": self._job.to_plain()})
+            return greeting
+        finally:
+            self._strangers -= 1
+
+    def _make_link(self, channel: LineChannel, greeting: Mapping[str, Any]) -> WorkerLink:
+        name = str(greeting["name"])[:MAX_NAME_LENGTH]
+        return WorkerLink(channel, name, self._engine, self.settings.silent_s, self._notify)
+
+    async def _serve_link(self, link: WorkerLink, owner: LocalWorker | None) -> None:
+        """Serves a worker while it is connected."""
+        if owner is not None:
+            owner.link = link
+        self._links.append(link)
+        try:
+            await link.serve(self.settings.wait_s)
+        finally:
+            self._links.remove(link)
+            self._notify()
+        if owner is None and link.problem != OVER:
+            self._log(f"the rollout worker {link.name} of another machine is lost: {link.problem}")
+
+    def _on_local_end(self, worker: LocalWorker) -> None:
+        problem = worker.problem
+        self._log(f"the rollout worker {worker.name} ended: {problem}; it starts again in {worker.delay_s:g} s")
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    async def _wait_for_first(self) -> None:
+        """Waits until all workers of this machine are up, or else one of another."""
+        with anyio.move_on_after(self.settings.wait_s):
+            while self.alive < max(1, len(self._locals)):
+                if failed := next((worker for worker in self._locals.values() if worker.problem), None):
+                    raise WorkersError(f"the rollout worker {failed.name} cannot start: {failed.problem}")
+                await self._changed.wait()
+            return
+        waited = f"within {self.settings.wait_s:g} s"
+        if self.address is not None and not self._locals:
+            remedy = f"start `mtrl-train worker --connect {self.address.for_others}` there, or raise `rollout.wait_s`"
+            raise WorkersError(f"no rollout worker connected {waited}\n  remedy: {remedy}")
+        logs = ", ".join(str(worker.log_file) for worker in self._locals.values())
+        raise WorkersError(f"{self.alive} of {len(self._locals)} rollout workers were up {waited}; see {logs}")
+
+    async def _end_all(self) -> None:
+        """Ends all workers, and what serves them."""
+        for worker in self._locals.values():
+            worker.is_ending = True
+        with anyio.move_on_after(GRACE_S, shield=True):
+            async with anyio.create_task_group() as ending:
+                for link in self._links:
+                    ending.start_soon(link.end, GRACE_S)
+        self._tasks.cancel_scope.cancel()
+
+
+async def _serve_listener(listener: Listener[SocketStream], handler: Callable[[SocketStream], Awaitable[None]]) -> None:
+    async with listener:
+        await listener.serve(handler)
+
+
+def make_lost_rollout(assignment: Assignment, stop: StopReason, reason: str) -> Rollout:
+    """A rollout that no worker could play to its end."""
+    task, kind_column = assignment.task, assignment.runner.kind_column
+    return Rollout(
+        task=task.id,
+        kind=task.kind(kind_column),
+        ledger=Ledger(()),
+        stop=stop,
+        group=assignment.group,
+        index=assignment.index,
+        reason=reason,
+    )
+
+
+@dataclass(frozen=True)
+class WorkerRunner(RolloutRunner):
+    """Has workers run rollouts."""
+
+    pool: WorkerPool = field(kw_only=True)
+    acts_unseen: bool = field(default=False, kw_only=True)
+    """Whether rollouts may do things of which workers do not tell: an agent's, a plug-in's, an environment's."""
+
+    async def run(
+        self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, slot: Slot | None = None
+    ) -> Rollout:
+        """Runs one rollout. Failures become stop reasons, not exceptions."""
+        assignment = Assignment(self, task, group, index, attempt, slot or nullcontext(), self.acts_unseen)
+        return await self.pool.play(assignment)
+
+
+def with_workers(runner: RolloutRunner, pool: WorkerPool, *, acts_unseen: bool) -> WorkerRunner:
+    """A runner like this one, whose rollouts workers play."""
+    shared = {field.name: getattr(runner, field.name) for field in fields(RolloutRunner)}
+    return WorkerRunner(**shared, pool=pool, acts_unseen=acts_unseen)

@@ -1,0 +1,271 @@
+"""A rollout worker: connects to the training process, opens its own tools and template, and plays rollouts for it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+from anyio import to_thread
+from pydantic import ValidationError
+
+from gateway.errors import ConfigError, ConfigErrors, GatewayError, format_error, unwrap_error
+from gateway.session import AnyGateway
+from trainer.agents.agent_runner import with_agents
+from trainer.agents.find_mistakes import make_agent_host
+from trainer.rollout.loop import RolloutRunner
+from trainer.rollout.rollout import Rollout, Span
+from trainer.setup import load_template, make_gateway, make_sampling, make_stepper, unavailable_servers
+from trainer.storage.rollout_line import dump_rollout
+from trainer.template import TemplateError
+from trainer.workers.generation_messages import sampling_from_plain
+from trainer.workers.handshake import ANSWER_S, TOKEN_VARIABLE, greet_trainer
+from trainer.workers.line_channel import Address, ChannelError, LineChannel
+from trainer.workers.plain_values import Blobs, task_from_plain
+from trainer.workers.remote_engine import EventBuffer, EventObserver, RemoteEngine
+from trainer.workers.watched_gateway import WatchedGateway
+from trainer.workers.worker_job import WorkerJob
+
+CONNECT_S = 30.0
+EVENTS_S = 0.25
+"""How often events are sent for the progress display."""
+LEAVE_S = 8.0
+"""After the training process has gone, how long sessions and servers may take to close before this process ends."""
+LARGE_ROLLOUT = 20_000
+"""Longer rollouts are encoded in a thread."""
+EXPECTED = (GatewayError, TemplateError)
+"""Errors whose messages say what to do."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker has from its command line, not from the training process."""
+
+    address: Address
+    name: str
+    token: str
+    model: Path | None = None
+    """The model's folder on this machine, if it is another one."""
+    tools: str | None = None
+    """The tools of this machine, if they are other ones."""
+
+
+def take_token() -> str:
+    """The token of the environment, from which it is removed: neither tools nor agents need it."""
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if not token:
+        remedy = f"set {TOKEN_VARIABLE} to the token of the training process"
+        raise ConfigError("there is no token", field=TOKEN_VARIABLE, remedy=remedy)
+    return token
+
+
+async def run_worker(options: WorkerOptions) -> None:
+    """Plays rollouts until the training process says that it is over. Raises ConfigError if it cannot."""
+    channel = await _connect(options.address)
+    try:
+        await greet_trainer(channel, options.token, version("mtrl"), name=options.name, pid=os.getpid())
+        job = WorkerJob.model_validate((await channel.receive(ANSWER_S)).get("job"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(channel.run_sender)
+            tasks.start_soon(channel.run_beats)
+            worker = Worker(channel, job)
+            tasks.start_soon(worker.receive_all, tasks.cancel_scope)
+            await worker.play_all(options)
+    except Exception as error:
+        cause = unwrap_error(error)
+        if isinstance(cause, ChannelError | ValidationError):
+            problem = f"the training process at {options.address} is lost: {cause}"
+            raise ConfigError(problem, remedy="look at the training process; then start the worker again") from error
+        raise cause from None
+    finally:
+        await channel.close()
+
+
+async def _connect(address: Address) -> LineChannel:
+    try:
+        with anyio.fail_after(CONNECT_S):
+            return LineChannel(await anyio.connect_tcp(address.host, address.port))
+    except (OSError, TimeoutError) as error:
+        remedy = "start the training process first, with `rollout: {listen: HOST:PORT}` in its run file"
+        raise ConfigError(f"no training process answers at {address} ({error})", remedy=remedy) from error
+
+
+def _leave_in_time() -> None:
+    """Ends this process even if a tool or a server does not let go of it."""
+    timer = threading.Timer(LEAVE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+@asynccontextmanager
+async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEngine) -> AsyncIterator[RolloutRunner]:
+    """What rollouts share: this process's own gateway, template, stepper, and endpoint for agents."""
+    settings = job.settings if options.tools is None else job.settings.model_copy(update={"tools": options.tools})
+    stepper, host = make_stepper(settings), make_agent_host(settings.agent)
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(make_gateway(settings))
+        down = [server for server in unavailable_servers(gateway) if not server.optional]
+        if down:
+            raise ConfigErrors(ConfigError(server.problem, remedy=server.remedy) for server in down)
+        model = options.model or job.model
+        template = await to_thread.run_sync(load_template, model, settings.template, gateway.specs)
+        runner = RolloutRunner(
+            engine,
+            template,
+            gateway,
+            settings.limits,
+            make_sampling(settings),
+            stepper,
+            seed=settings.seed,
+            kind_column=job.kind_column,
+        )
+        yield runner if host is None else with_agents(runner, await stack.enter_async_context(host))
+
+
+class Worker:
+    """The rollouts of this process."""
+
+    def __init__(self, channel: LineChannel, job: WorkerJob) -> None:
+        self.channel, self.job, self.events = channel, job, EventBuffer()
+        self.playing: dict[int, PlayedRollout] = {}
+        self._plays = anyio.create_task_group()
+        self._runner: RolloutRunner | None = None
+
+    async def play_all(self, options: WorkerOptions) -> None:
+        """Opens what rollouts need, and plays them until it is cancelled."""
+        engine = PlayedRollout(self, -1).engine
+        try:
+            async with _open_runner(self.job, options, engine) as self._runner, self._plays:
+                gc.collect()
+                gc.freeze()  # What lives as long as the process is not looked through again and again.
+                self.channel.send({"t": "ready"})
+                while True:
+                    await anyio.sleep(EVENTS_S)
+                    self.events.send_to(self.channel)
+        except Exception as error:
+            cause = unwrap_error(error)
+            self.channel.send({"t": "failed", "error": str(cause) if isinstance(cause, EXPECTED) else repr(cause)})
+            await self.channel.flush()
+            raise
+
+    async def receive_all(self, everything: anyio.CancelScope) -> None:
+        """Handles messages until the training process ends, or says that it is over."""
+        try:
+            while (message := await self.channel.receive(self.job.silent_s))["t"] != "end":
+                self.handle(message["t"], message)
+        finally:
+            _leave_in_time()
+        everything.cancel()
+
+    def handle(self, kind: str, message: dict[str, Any]) -> None:
+        if kind == "beat":
+            return
+        number = message["r"]
+        if kind == "blob":
+            self.playing.setdefault(number, PlayedRollout(self, number)).blobs.receive(message)
+        elif kind == "play" and self._runner is not None:
+            played = self.playing.setdefault(number, PlayedRollout(self, number))
+            self._plays.start_soon(played.play, self._runner, message)
+        elif kind == "act" and number in self.playing:
+            self.playing[number].may_act.set()
+        elif kind == "generated" and number in self.playing:
+            self.playing[number].engine.receive(message)
+        elif kind == "cancel" and number in self.playing:
+            self.playing.pop(number).scope.cancel()
+
+    def finish(self, number: int, message: dict[str, Any], *lines: bytes) -> None:
+        """Sends what became of a rollout, unless it was cancelled."""
+        if self.playing.pop(number, None) is not None:
+            self.events.send_to(self.channel)
+            self.channel.send(message, *lines)
+
+
+class PlayedRollout:
+    """One rollout."""
+
+    def __init__(self, worker: Worker, number: int) -> None:
+        self._worker, self._number = worker, number
+        channel, capabilities = worker.channel, worker.job.engine.capabilities
+        self.blobs = Blobs(channel.send, number)
+        self.engine = RemoteEngine(channel, number, self.blobs, capabilities, worker.events)
+        self.scope = anyio.CancelScope()
+        self.may_act = anyio.Event()
+        """Set once the training process knows that this rollout does what must not be done twice."""
+
+    async def play(self, shared: RolloutRunner, message: dict[str, Any]) -> None:
+        """Plays the rollout, and sends it as a line of the run format."""
+        with self.scope:
+            try:
+                line = await self._play(shared, message)
+            except Exception as error:  # boundary: a task or a rollout that cannot be read or written
+                log.exception("rollout %s cannot be played", self._number)
+                self._worker.finish(self._number, {"t": "refused", "r": self._number, "error": format_error(error)})
+            else:
+                self._worker.finish(self._number, {"t": "done", "r": self._number}, line)
+
+    async def _play(self, shared: RolloutRunner, message: dict[str, Any]) -> bytes:
+        runner = replace(
+            shared,
+            engine=self.engine,
+            gateway=cast(AnyGateway, WatchedGateway(shared.gateway, self.announce_act)),
+            sampling=sampling_from_plain(message["sampling"]),
+            seed=message["seed"],
+            observer=EventObserver(self._worker.events, self._number),
+        )
+        task = task_from_plain(message["task"], self.blobs)
+        rollout = await runner.run(task, group=message["group"], index=message["index"], attempt=message["attempt"])
+        rollout = account_queueing(rollout, self.engine.queued_s)
+        if sum(map(len, rollout.ledgers)) < LARGE_ROLLOUT:
+            return dump_rollout(rollout, self.blobs)
+        later = _LaterBlobs()
+        line = await to_thread.run_sync(dump_rollout, rollout, later)
+        for data in later.data:
+            self.blobs.put(data)
+        return line
+
+    async def announce_act(self) -> None:
+        """Tells the training process that this rollout cannot be begun again, and waits until it knows. It does not
+        answer if the connection is cut, or if it gave this worker up and began the rollout elsewhere."""
+        if not self.may_act.is_set():
+            self._worker.channel.send({"t": "acted", "r": self._number})
+            await self.may_act.wait()  # The rollout's own limit bounds it, and the end of the connection.
+
+
+class _LaterBlobs:
+    """Gathers the blobs of a rollout that is encoded in a thread: only the event loop may send them."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+
+    def put(self, data: bytes) -> str:
+        self.data.append(data)
+        return sha256(data).hexdigest()
+
+    def get(self, digest: str) -> bytes:
+        raise NotImplementedError("blobs are only written here")
+
+
+def account_queueing(rollout: Rollout, queued_s: Sequence[float]) -> Rollout:
+    """Counts as queueing what the training process says, which this process saw as generating."""
+    spans: list[Span] = []
+    timing, waits = dict(rollout.timing), iter(queued_s)
+    for span in rollout.timeline:
+        if span.phase == "generating" and spans:
+            waited = round(min(next(waits, 0.0), span.duration_s), 6)
+            spans[-1] = spans[-1]._replace(duration_s=spans[-1].duration_s + waited)
+            timing["queueing"] = timing.get("queueing", 0.0) + waited
+            timing["generating"] -= waited
+            span = span._replace(start_s=span.start_s + waited, duration_s=span.duration_s - waited)
+        spans.append(span)
+    return replace(rollout, timing=timing, timeline=tuple(spans))
