@@ -11,6 +11,9 @@ UNLOCKED := $(if $(shell command -v nvidia-smi),--deselect tests/sglang/test_rea
 # Tests that measure processor time, which tracing for coverage would double.
 MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/test_,streams_without_end.py stdio_without_end.py)
 
+# A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
+PYTEST := -m pytest --reruns 1 -rR
+
 .PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents moves clean
 .DEFAULT_GOAL := help
 
@@ -29,8 +32,8 @@ train: install  ## Train a tiny model to use tools, and watch it learn
 
 test: install packages peers check docs  ## Lint, types, all tests, coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile $(MEASURED)
+	$(BIN)/coverage run $(PYTEST) --numprocesses logical --maxprocesses 8 --dist loadfile --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
+	$(BIN)/python $(PYTEST) --numprocesses logical --maxprocesses 8 --dist loadfile $(MEASURED)
 	$(BIN)/coverage combine --quiet
 	@rm -f .coverage.*  # left by killed processes
 	$(BIN)/coverage report
@@ -132,7 +135,7 @@ sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environmen
 	@touch $@
 
 test-sglang: install sglang  ## The tests that need a real SGLang server, about ten minutes
-	$(BIN)/python -m pytest tests/sglang -m "not long" $(UNLOCKED)
+	$(BIN)/python $(PYTEST) tests/sglang -m "not long" $(UNLOCKED)
 
 verifiers: .verifiers/installed  ## Make .verifiers and .verifiers-v0: releases of verifiers with its two interfaces (1.3 GB)
 
@@ -144,7 +147,7 @@ verifiers: .verifiers/installed  ## Make .verifiers and .verifiers-v0: releases 
 	@touch $@
 
 test-verifiers: install verifiers  ## Its environments here and with its own runner, about three minutes
-	$(BIN)/python -m pytest tests/verifiers
+	$(BIN)/python $(PYTEST) tests/verifiers
 
 ray: .ray/installed  ## Make .ray: Ray in an environment of its own, for the tests of --ray (300 MB)
 
@@ -154,7 +157,7 @@ ray: .ray/installed  ## Make .ray: Ray in an environment of its own, for the tes
 	@touch $@
 
 test-ray: install ray  ## Ranks and servers on a Ray cluster in a network namespace, about a minute
-	$(BIN)/python -m pytest tests/ray
+	$(BIN)/python $(PYTEST) tests/ray
 
 agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm, to play rollouts with (1.2 GB; needs npm)
 
@@ -165,7 +168,7 @@ agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm
 	@touch $@
 
 test-agents: install agents  ## Agents that nobody here wrote play a task each, about two minutes
-	$(BIN)/python -m pytest tests/agents
+	$(BIN)/python $(PYTEST) tests/agents
 
 clean:         ## Remove what the other targets made
 	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -38,15 +38,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class FailureNames:
-    """Prints the name of each test that fails, among the dots."""
+    """Prints the name of each test that fails, among the dots, and limits how many may pass on a second run.
+
+    `--reruns 1` runs a failed test again, for machines that stand still for seconds. More than a few of those are no
+    accident of the machine: then the whole run fails.
+    """
+
+    RERUNS = 5
 
     def __init__(self, reporter: pytest.TerminalReporter) -> None:
         self._reporter = reporter
+        self._rerun: list[str] = []
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
+        if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # an outcome of pytest-rerunfailures
+            self._rerun.append(report.nodeid)
+            self._reporter.write_line(
+                f"\nFAILED now, runs again: {report.nodeid} ({report.when})\n{report.longreprtext}"
+            )
+        elif report.failed:
             self._reporter.write_line(f"\nFAILED now: {report.nodeid} ({report.when})")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if len(self._rerun) > self.RERUNS:
+            self._reporter.write_line(
+                f"\n{len(self._rerun)} tests had to run twice, at most {self.RERUNS} may: the run fails"
+            )
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)
