@@ -5,12 +5,15 @@ Tests are independent of their order: imported modules are forgotten, and random
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 from textwrap import dedent
 from types import ModuleType
 
@@ -19,6 +22,9 @@ from hypothesis import settings
 
 # Tiny matrix products are many times slower with several threads; tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What gateways leave behind when tests kill them stays out of the user's folder, where the next run would find it.
+os.environ["XDG_STATE_HOME"] = mkdtemp(prefix="mtrl-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Tests run in the background ignore SIGINT, which every child process would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Examples have no deadline and are the same in every run; `pytest --hypothesis-profile wide` draws new ones each time.
