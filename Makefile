@@ -14,7 +14,7 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents moves clean
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents moves images clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -44,6 +44,7 @@ check: install  ## Lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@! [ -x $(BIN)/hadolint ] || $(BIN)/hadolint .ci/docker/*.Dockerfile
 
 docs: install  ## Build the documentation into build/site, with every link checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .ci/mkdocs.yml
@@ -169,6 +170,10 @@ agents: .agents/installed  ## Make .agents: agents and clients from PyPI and npm
 
 test-agents: install agents  ## Agents that nobody here wrote play a task each, about two minutes
 	$(BIN)/python $(PYTEST) tests/agents
+
+images:        ## Build the Docker images of the gateway and of training with CUDA (needs a Docker engine)
+	docker build --file .ci/docker/gateway.Dockerfile --tag mtrl-gateway .
+	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
 	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

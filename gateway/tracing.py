@@ -114,7 +114,7 @@ def _make_provider() -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        remedy = f"pip install -e '.[otel]', or unset {ENDPOINT_VARIABLES[0]}"
+        remedy = f"pip install 'mtrl-rl[otel]', or unset {ENDPOINT_VARIABLES[0]}"
         raise ConfigError(
             f"{ENDPOINT_VARIABLES[0]} is set, but OpenTelemetry is not installed", remedy=remedy
         ) from error

@@ -116,7 +116,7 @@ def _load_tokenizer(path: str) -> Any:
     try:
         from tokenizers import Tokenizer  # an optional dependency
     except ImportError as error:
-        remedy = "pip install -e '.[tokens]', or limit by `chars`"
+        remedy = "pip install 'mtrl-rl[tokens]', or limit by `chars`"
         raise ConfigError("a limit in tokens needs `tokenizers`", field="result_limit", remedy=remedy) from error
     file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file

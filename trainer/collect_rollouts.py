@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.session import AnyGateway
 from gateway.tape import record_gateway
+from gateway.version import installed_version
 from trainer.agents.agent_host import AgentHost
 from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
@@ -159,7 +159,7 @@ def _format_summary(reasons: Counter[str], fates: Counter[GroupStatus], progress
 
 def _write_run_info(settings: RolloutSettings, engine: Capabilities) -> None:
     used = {"engine": engine.name, "notes": engine.notes}
-    about = {"mtrl": version("mtrl"), **used, "settings": settings.model_dump(mode="json")}
+    about = {"mtrl": installed_version(), **used, "settings": settings.model_dump(mode="json")}
     _write_json(settings.out / RUN_INFO_FILE, about)
 
 

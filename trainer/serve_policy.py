@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import anyio
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from gateway.disk_errors import write_atomically
 from gateway.errors import ConfigError
+from gateway.version import installed_version
 from trainer.agents.policy_server import PolicyServer, Sink
 from trainer.agents.settings import AgentSettings
 from trainer.collect_rollouts import create_run_folder
@@ -108,5 +108,5 @@ async def _save_nothing(rollout: Rollout) -> None:
 
 
 def _write_run_info(settings: ServeSettings, out: Path, engine: str) -> None:
-    about = {"mtrl": version("mtrl"), "engine": engine, "settings": settings.model_dump(mode="json")}
+    about = {"mtrl": installed_version(), "engine": engine, "settings": settings.model_dump(mode="json")}
     write_atomically(out / RUN_INFO_FILE, (json.dumps(about, indent=2) + "\n").encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from gateway.http import api_models, server_models
 from gateway.http.exchange import MAX_QUERY_NUMBER
+from gateway.version import installed_version
 
 Schema = dict[str, Any]
 
@@ -155,7 +155,7 @@ def openapi_document() -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": "mtrl gateway",
-            "version": version("mtrl"),
+            "version": installed_version(),
             "description": "Native tools, MCP servers and feedback interactions behind one function-schema interface.",
         },
         "paths": paths,

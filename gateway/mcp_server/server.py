@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import Any, get_args
 
 import anyio
@@ -47,6 +46,7 @@ from gateway.mcp_server.server_state import (
     open_server_state,
 )
 from gateway.types import Context, ToolCall, ToolResult, ToolSpec
+from gateway.version import installed_version
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class GatewayMcpServer(Server[McpServerState]):
     def __init__(self, gateway: Gateway, *, single_client: bool) -> None:
         super().__init__(
             "mtrl-gateway",
-            version=version("mtrl"),
+            version=installed_version(),
             lifespan=lambda _: self._open_state(gateway, single_client=single_client),
             get_tool_input_schema=self._get_input_schema,
         )

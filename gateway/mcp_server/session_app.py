@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from contextlib import AbstractAsyncContextManager
-from importlib.metadata import version
 from typing import Any
 
 import mcp_types as mcp
@@ -23,6 +22,7 @@ from gateway.mcp_server.server import build_page, encode_result
 from gateway.mcp_server.transports import MAX_BODY_BYTES, HeaderStripper
 from gateway.session import AnySession
 from gateway.types import ToolCall
+from gateway.version import installed_version
 
 _SESSION = "mtrl.session"
 """The key in an ASGI scope under which the session travels."""
@@ -32,7 +32,7 @@ class SessionMcpApp:
     """Streamable HTTP for many sessions. Nothing is kept between requests, so that no client sees another's session."""
 
     def __init__(self, *, body_bytes: int = MAX_BODY_BYTES) -> None:
-        server = Server[Any]("mtrl-tools", version=version("mtrl"))
+        server = Server[Any]("mtrl-tools", version=installed_version())
         server.add_request_handler("tools/list", mcp.PaginatedRequestParams, _list_tools)
         server.add_request_handler("tools/call", mcp.CallToolRequestParams, _call_tool)
         self._manager = StreamableHTTPSessionManager(

@@ -1,6 +1,6 @@
 """Samples frames of a video, evenly spread over its time.
 
-Animated GIF, WebP and PNG are decoded by Pillow. Other videos need PyAV: `pip install -e '.[video]'`.
+Animated GIF, WebP and PNG are decoded by Pillow. Other videos need PyAV: `pip install 'mtrl-rl[video]'`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _sample_video_file(data: bytes, demuxer: str, sampling: FrameSampling, max_p
     try:
         import av  # an optional dependency: most tools return frames
     except ImportError as error:
-        raise MediaError(f"{demuxer} videos are decoded by PyAV: pip install -e '.[video]'") from error
+        raise MediaError(f"{demuxer} videos are decoded by PyAV: pip install 'mtrl-rl[video]'") from error
     try:
         with av.open(io.BytesIO(data), format=demuxer) as container:
             return _sample_container(container, sampling, max_pixels)

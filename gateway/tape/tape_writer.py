@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from io import FileIO
 from itertools import chain
 from pathlib import Path
@@ -18,6 +17,7 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.large_json import JsonStyle, collect_pieces
 from gateway.tape.line_format import FORMAT, Answer, TapeLine, encode_answer, encode_specs
 from gateway.types import Text, ToolSpec
+from gateway.version import installed_version
 from gateway.wire import is_large_answer
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class TapeWriter:
     def write_header(self, specs: Sequence[ToolSpec]) -> None:
         """Writes the first line, with the tools offered now."""
         self._listings.append(list(specs))
-        self.write({"kind": "tape", "format": FORMAT, "mtrl": version("mtrl"), "specs": encode_specs(specs)})
+        self.write({"kind": "tape", "format": FORMAT, "mtrl": installed_version(), "specs": encode_specs(specs)})
 
     def get_listing_number(self, specs: Sequence[ToolSpec]) -> int:
         """The number of a list of tools on the tape; a new list is written first."""

@@ -31,4 +31,4 @@ def _load_grader() -> Any:
     try:
         return import_module("mathruler.grader")
     except ImportError as error:
-        raise ImportError("geometry3k is scored by mathruler: run `pip install 'mtrl[math]'`") from error
+        raise ImportError("geometry3k is scored by mathruler: run `pip install 'mtrl-rl[math]'`") from error

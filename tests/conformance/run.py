@@ -29,6 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from gateway.version import installed_version
 from tests.conformance.suite import VERSION, Score, Side, Suite
 
 REQUIREMENTS = ("2025-11-25", "2026-07-28")
@@ -166,7 +167,7 @@ def to_json(target_name: str, scores: list[Score]) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "target": TARGETS[target_name],
-        "versions": {"suite": VERSION, "mcp": version("mcp"), "mtrl": version("mtrl")},
+        "versions": {"suite": VERSION, "mcp": version("mcp"), "mtrl": installed_version()},
         "expected_failures": {" ".join(key): cause for key, cause in EXPECTED_FAILURES.items()},
         "scores": [
             {

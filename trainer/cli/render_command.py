@@ -235,7 +235,7 @@ def kuberay(
 
     mtrl-train render kuberay --config run.yaml --image registry/mtrl-ray:1 --nodes 4 --storage-class nfs --out ray/
 
-    The image needs mtrl[ray] and, where it serves, SGLang. Relative paths in the run file lead from /workspace.
+    The image needs mtrl-rl[ray] and, where it serves, SGLang. Relative paths in the run file lead from /workspace.
     """
     with report_errors():
         from trainer.cluster.cluster_plan import parse_environment

@@ -26,7 +26,7 @@ from trainer.cluster.pods import (
 )
 
 RAY_VERSION = "2.60.0"
-"""The release that `mtrl[ray]` is tested with; the image has to have the same one."""
+"""The release that `mtrl-rl[ray]` is tested with; the image has to have the same one."""
 SCRIPTS = {"start.sh": Path(__file__).with_name("ray_start.sh")}
 HEAD_RESOURCES = {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
 _KEEP_S = 600
@@ -42,7 +42,7 @@ def render_kuberay(plan: ClusterPlan, options: PodOptions) -> dict[str, str]:
     servers = f" and {plan.servers.count} SGLang servers" if plan.servers else ""
     head = [
         f"A Ray cluster of {plan.all_nodes} nodes for {plan.ranks} trainer ranks{servers}, and the job on it.",
-        f"The image needs mtrl[ray], Ray {RAY_VERSION}, and SGLang where it serves.",
+        f"The image needs mtrl-rl[ray], Ray {RAY_VERSION}, and SGLang where it serves.",
     ]
     files["3-rayjob.yaml"] = to_yaml(head, _ray_job(plan, options))
     return files | {"README.md": _readme(plan, options)}

@@ -58,7 +58,7 @@ def connect(address: str) -> Any:
     try:
         ray = import_module("ray")
     except ImportError as error:
-        remedy = "pip install 'mtrl[ray]', in the version of the cluster"
+        remedy = "pip install 'mtrl-rl[ray]', in the version of the cluster"
         raise ConfigError("Ray is not installed here", field="--ray", remedy=remedy) from error
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")

@@ -28,7 +28,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise PolicyError("`update.lora` needs the package peft", "pip install -e '.[lora]'") from error
+        raise PolicyError("`update.lora` needs the package peft", "pip install 'mtrl-rl[lora]'") from error
     targets = list(settings.targets) or "all-linear"
     config = LoraConfig(
         r=settings.rank,

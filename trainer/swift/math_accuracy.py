@@ -23,7 +23,7 @@ class AnswerComparer:
 
     def __init__(self) -> None:
         if find_spec("math_verify") is None:
-            remedy = "run `pip install 'mtrl[math]'`, or name your own reward function"
+            remedy = "run `pip install 'mtrl-rl[math]'`, or name your own reward function"
             raise ConfigError("`accuracy` needs math_verify, which is not installed", remedy=remedy)
         self._lock = Lock()
         self._process: subprocess.Popen[str] | None = None

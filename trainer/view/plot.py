@@ -82,7 +82,7 @@ def _save_figure(shown: Sequence[Chart], measured: History, run: Path, out: Path
     try:
         from trainer.view import figure
     except ImportError as error:
-        remedy = "pip install -e '.[plot]'"
+        remedy = "pip install 'mtrl-rl[plot]'"
         if out is not None:
             raise ConfigError(f"image files need matplotlib ({error})", remedy=remedy) from error
         console.print(Text(f"no PNG without matplotlib: {remedy}"), soft_wrap=True)

@@ -45,7 +45,7 @@ class TokenTexts:
         try:
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise ValueError("the package `tokenizers` is not installed: pip install -e '.[tokens]'") from error
+            raise ValueError("the package `tokenizers` is not installed: pip install 'mtrl-rl[tokens]'") from error
         file = model / FILE
         if not file.is_file():
             raise ValueError(f"{file} does not exist any more")

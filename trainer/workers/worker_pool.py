@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +18,7 @@ from anyio.abc import Listener, SocketAttribute, SocketStream
 
 from gateway.errors import ConfigError, GatewayError
 from gateway.mcp_client.reaper import Reaper
+from gateway.version import installed_version
 from trainer.engine.base import Engine
 from trainer.ledger import Ledger
 from trainer.rollout.loop import RolloutRunner, Slot
@@ -201,7 +201,7 @@ class WorkerPool:
             raise ChannelError("too many connect at once")
         self._strangers += 1
         try:
-            greeting = await accept_worker(channel, token, version("mtrl"))
+            greeting = await accept_worker(channel, token, installed_version())
             await channel.send_now({"job": self._job.to_plain()})
             return greeting
         finally:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigError, ConfigErrors, GatewayError, format_error, unwrap_error
 from gateway.session import AnyGateway
+from gateway.version import installed_version
 from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import make_agent_host
 from trainer.rollout.loop import RolloutRunner
@@ -74,7 +74,7 @@ async def run_worker(options: WorkerOptions) -> None:
     """Plays rollouts until the training process says that it is over. Raises ConfigError if it cannot."""
     channel = await _connect(options.address)
     try:
-        await greet_trainer(channel, options.token, version("mtrl"), name=options.name, pid=os.getpid())
+        await greet_trainer(channel, options.token, installed_version(), name=options.name, pid=os.getpid())
         job = WorkerJob.model_validate((await channel.receive(ANSWER_S)).get("job"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(channel.run_sender)

@@ -46,7 +46,7 @@ def test_job_takes_the_gpus_that_servers_leave(place: Path) -> None:
     [
         (("--config", "run.yaml", "--ray-servers", 2), "needs a Ray cluster", "add --ray ADDRESS"),
         (("--model", "models/m", "--data", "tasks.jsonl", "--ray", "auto"), "needs a run file", "--config"),
-        (("--config", "run.yaml", "--ray", "auto"), "Ray is not installed here", "pip install 'mtrl[ray]'"),
+        (("--config", "run.yaml", "--ray", "auto"), "Ray is not installed here", "pip install 'mtrl-rl[ray]'"),
     ],
 )
 def test_mistakes_with_ray_are_refused_with_a_remedy(

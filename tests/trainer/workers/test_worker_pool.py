@@ -9,13 +9,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from socket import gethostname
 
 import anyio
 import pytest
 
+from gateway.version import installed_version
 from tests.trainer.workers.pools import (
     GatedEngine,
     find_workers,
@@ -180,12 +180,12 @@ async def test_strangers_and_broken_messages_cost_only_their_own_connection(
     restarts = pool.restarts
     async with connect(pool) as channel:
         with pytest.raises(ChannelError, match="the token is another one"):
-            await greet_trainer(channel, "another token", version("mtrl"), name="x")
+            await greet_trainer(channel, "another token", installed_version(), name="x")
     async with connect(pool) as channel:
         with pytest.raises(ChannelError, match="install the same"):
             await greet_trainer(channel, TOKEN, "0.0.1", name="x")
     async with connect(pool) as channel:
-        await greet_trainer(channel, TOKEN, version("mtrl"), name="x")
+        await greet_trainer(channel, TOKEN, installed_version(), name="x")
         assert (await channel.receive(60))["job"]["settings"]["seed"] == 3
         await channel.send_now({"t": "ready"})
         await wait_until(lambda: pool.alive == 3, LONG_S)
@@ -208,7 +208,7 @@ async def test_broken_request_to_the_engine_costs_only_its_own_connection(
     folder: Path, engine: GatedEngine, pool: WorkerPool, change: dict[str, object]
 ) -> None:
     async with connect(pool) as channel, anyio.create_task_group() as playing:
-        await greet_trainer(channel, TOKEN, version("mtrl"), name="x")
+        await greet_trainer(channel, TOKEN, installed_version(), name="x")
         await channel.receive(60)
         await channel.send_now({"t": "ready"})
         await wait_until(lambda: pool.alive == 3, LONG_S)
