@@ -120,7 +120,7 @@ def test_terminal_charts_work_without_matplotlib(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "reward 0.5" in (text := plot_text(write_metrics(tmp_path)))
     assert "pip install 'mtrl-rl[plot]'" in text and not (tmp_path / "curves.png").exists()
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[plot\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'mtrl-rl\[plot\]'"):
         plot_text(tmp_path, out=tmp_path / "mine.png")
 
 
