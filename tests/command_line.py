@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.servers.start_server import stdio_command
 
-TIMEOUT_S = 40
+TIMEOUT_S = 120
 
 TOOLS = """
 tools:

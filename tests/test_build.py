@@ -114,7 +114,7 @@ async def test_parse_hook_reads_results_of_selected_mcp_tools(write: Write) -> N
         hooks_mod_py=HOOK,
         verl_like_py="from gateway.mcp_client.parse_hook import MCPBaseTool",
     )
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with load(folder) as gateway, gateway.open() as session:
             assert [spec.name for spec in session.specs] == ["echo", "image"]
             result = await session.call(call("echo", text="hello"))
@@ -142,7 +142,7 @@ async def test_entries_of_one_server_apply_to_their_own_tools(write: Write) -> N
         tools_yaml=OWN_TOOL_FILE,
         servers_json=json.dumps({"mcpServers": {"odd": {"command": command, "args": list(args)}}}),
     )
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with load(folder, folder / "servers.json") as gateway, gateway.open() as session:
             assert sorted(spec.name for spec in session.specs) == ["hang", "my_echo"]
             assert (await session.call(call("hang"))).outcome is Outcome.TIMEOUT

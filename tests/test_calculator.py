@@ -51,7 +51,7 @@ async def calculate(folder: Path, expressions: list[str]) -> dict[str, ToolResul
         ToolCall(str(index), "calculate", json.dumps({"expression": expression}))
         for index, expression in enumerate(expressions)
     ]
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with Gateway.load(None, here) as gateway, gateway.open() as session:
             return dict(zip(expressions, await session.calls(calls), strict=True))
 

@@ -67,7 +67,7 @@ async def run_calls(limited: LimitedToolset, times: int = 1) -> list[ToolResult]
         async def one() -> None:
             results.append(await session.call(CALL))
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 for _ in range(times):
                     tasks.start_soon(one)
@@ -117,7 +117,7 @@ async def test_call_without_a_slot_is_unavailable_not_timed_out() -> None:
             results.append((await session.call(CALL)).outcome)
             inner.go_on.set()
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(one)
                 tasks.start_soon(one)

@@ -256,7 +256,7 @@ async def test_process_group_is_killed_though_it_ignores_sigterm() -> None:
 
 def test_exit_flag_sets_the_exit_code_and_a_message() -> None:
     command, args = stdio_command("--exit-at-once", "7")
-    process = subprocess.run([command, *args], capture_output=True, timeout=30, text=True)
+    process = subprocess.run([command, *args], capture_output=True, timeout=120, text=True)
     assert process.returncode == 7
     assert "exit at once" in process.stderr
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
-LONG_THREAD = "threading.Thread(target=time.sleep, args=(60,)).start()"
+LONG_THREAD = "threading.Thread(target=time.sleep, args=(600,)).start()"
 SHORT_THREAD = "threading.Thread(target=time.sleep, args=(0.05,)).start()"
 
 
@@ -19,6 +18,5 @@ def test_command_exits_with_its_code_and_output_despite_running_threads(thread: 
         "import sys, threading, time\nfrom gateway.process_exit import run_and_exit\n"
         f"def command():\n    {thread}\n    print('said', end='')\n    sys.exit({says})\nrun_and_exit(command)\n"
     )
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
-    assert (done.returncode, done.stdout) == (code, "said") and time.monotonic() - began < 40
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (code, "said")

@@ -40,7 +40,7 @@ FLAGS = (
     # Block all other hosts.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
 )
-RESPONSE_TIMEOUT_S = 30.0
+RESPONSE_TIMEOUT_S = 120.0
 _START = "import fcntl,os,sys; r,w=(fcntl.fcntl(int(fd),fcntl.F_DUPFD,10) for fd in sys.argv[1:3]); \
 os.dup2(r,3); os.dup2(w,4); os.execv(sys.argv[3],sys.argv[3:])"
 """Starts Chromium with its pipe on the descriptors 3 and 4."""

@@ -25,7 +25,7 @@ async def on_elicitation(context: Any, params: types.ElicitRequestParams) -> typ
 
 @asynccontextmanager
 async def connect_client(mode: str) -> AsyncIterator[Client]:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with Client(EVERYTHING_SERVER, mode=mode, elicitation_callback=on_elicitation) as client:
             yield client
 

@@ -108,7 +108,7 @@ HELD = [
 
 
 async def judge(program: str, assertion: str) -> str | ProgramResult | None:
-    with anyio.fail_after(50):
+    with anyio.fail_after(60):
         return await run_assertion(program, assertion, "", LIMITS, find_confinement() or "none")
 
 
@@ -123,7 +123,7 @@ async def test_a_function_that_is_named_as_a_builtin_can_be_tested() -> None:
 
 
 async def test_a_program_reads_its_input_before_the_assertion() -> None:
-    with anyio.fail_after(50):
+    with anyio.fail_after(60):
         assert await run_assertion("x = input()", "assert x == 'seven'", "seven\n", LIMITS) is None
 
 

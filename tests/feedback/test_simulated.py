@@ -75,7 +75,7 @@ async def get_feedback(
     endpoint: ChatServer, *texts: str, args: dict[str, Any] | None = None, **config: Any
 ) -> tuple[Feedback, FeedbackToolset]:
     config = {"base_url": endpoint.url, "model": "m", "api_key": API_KEY, **config}
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         task = Task(feedback="user", feedback_args=args or {})
         async with FeedbackToolset({"user": SimulatedInteraction(config)}) as toolset, toolset.open(task) as session:
             return await session.feedback(make_chat(*texts)), toolset
@@ -208,7 +208,7 @@ async def test_rollouts_share_one_http_client_which_is_closed_with_the_toolset(
     monkeypatch.setattr(httpx2, "AsyncClient", CountedClient)
     interaction = SimulatedInteraction({"base_url": endpoint.url, "model": "m"})
     assert clients == [], "the client is created when it is needed"
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with FeedbackToolset({"user": interaction}) as toolset, anyio.create_task_group() as tasks:
             for _ in range(8):
                 tasks.start_soon(run_rollout, toolset)

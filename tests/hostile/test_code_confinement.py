@@ -52,7 +52,7 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("trick", TRICKS)
 async def test_tricks_of_programs_fail(trick: str, confinement: Confinement, secret: str, outside: Path) -> None:
     line = TRICKS[trick].format(pid=os.getpid(), group=os.getpgrp(), outside=str(outside))
-    with anyio.fail_after(50):
+    with anyio.fail_after(60):
         result = await run_python(f"import os, sys\n{line}", confinement=confinement)
     assert result.exit_status != 0 or result.stop_reason, result.stdout
     assert secret not in result.stdout + result.stderr

@@ -101,6 +101,6 @@ def anyio_backend() -> str:
 @pytest.mark.parametrize("trick", FORGED)
 async def test_forged_success_fails(trick: str) -> None:
     program, assertion = FORGED[trick]
-    with anyio.fail_after(50):
+    with anyio.fail_after(60):
         limits = ProgramLimits(wall_s=20.0, cpu_s=10)
         assert await run_assertion(program, assertion, "", limits, find_confinement() or "none") is not None

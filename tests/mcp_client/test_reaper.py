@@ -47,7 +47,7 @@ async def test_no_process_is_left_when_the_gateway_is_killed(signal_number: sign
     command = [sys.executable, "-c", GATEWAY_SCRIPT, anyio_backend]
     gateway = await anyio.open_process(command, stdin=None, stderr=None, cwd=ROOT)
     assert gateway.stdout is not None
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         pids = json.loads(await BufferedByteReceiveStream(gateway.stdout).receive_until(b"\n", 200))
         assert all(is_alive(pid) for pid in pids)
         gateway.send_signal(signal_number)

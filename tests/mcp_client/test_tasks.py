@@ -125,7 +125,7 @@ async def _open(write: Write, transport: str, timeout_s: float = 30) -> AsyncIte
             process = await anyio.open_process(command, stdin=None, stderr=None, start_new_session=True)
             stack.push_async_callback(kill_process_group, process)
             assert process.stdout is not None
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 line = await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", 200)
             server = {"url": line.decode()}
         file = write("servers.json", json.dumps({"mcpServers": {"slow": {**server, "timeout_s": timeout_s}}}))

@@ -26,7 +26,7 @@ from tests.live_server import live_server_async
 
 ELICITING_SERVER = Path(__file__).with_name("eliciting_server.py")
 CLIENT_MODES = {"2025": "legacy", "2026": "auto"}
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 def native_source(*functions: Any, key: str = "native") -> Source:

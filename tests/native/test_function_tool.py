@@ -65,7 +65,7 @@ def quiet() -> None:
 async def call_function(function: Any, arguments: str = "{}", context: Context | None = None) -> ToolResult:
     toolset = NativeToolset([FunctionTool(function)])
     async with toolset, toolset.open(Task()) as session:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             return await session.call(ToolCall("1", toolset.specs[0].name, arguments), context or Context())
 
 

@@ -19,8 +19,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 Web = Literal["sse", "http"]
 
 MISBEHAVING = Path(__file__).with_name("misbehaving_server.py")
-START_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 60.0
 
 
 def stdio_command(*flags: str) -> tuple[str, list[str]]:

@@ -132,7 +132,7 @@ async def test_order_of_answers_to_parallel_calls_does_not_matter(tmp_path: Path
 
     source = Source("slow", NativeToolset([FunctionTool(slow)]))
     batch = [call("slow", place=0), call("slow", place=1)]
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with record_gateway(Gateway([source]), tmp_path / "tape") as recorder, recorder.open(Task()) as session:
             recorded = await session.calls(batch)
     async with ReplayGateway(tmp_path / "tape") as replay, replay.open(Task()) as session:

@@ -9,7 +9,7 @@ import time
 
 from agents.mcp import MCPServerStdio
 
-INIT_TIMEOUT_S = 25.0
+INIT_TIMEOUT_S = 60.0
 JOIN_TIMEOUT_S = 60.0
 
 

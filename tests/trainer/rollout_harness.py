@@ -81,7 +81,7 @@ async def open_harness(
     texts: dict[str, tuple[str, ...]] | Script, *tools: Callable[..., Any], **settings: Any
 ) -> AsyncIterator[RolloutHarness]:
     """A harness whose policy writes these texts, by task; checks that all sessions are closed in the end."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with make_gateway(*tools) as gateway:
             yield RolloutHarness(texts if callable(texts) else script_by_task(texts), gateway, **settings)
             assert not gateway.sessions

@@ -30,7 +30,7 @@ async def _roll(template: Template, turn: str, calls: list[int], **limits: Any) 
         return a + b
 
     engine = ScriptedEngine(script_by_task({"t": (turn, "done")}, template))
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with make_gateway(add) as gateway:
             runner = RolloutRunner(engine, template, gateway, RolloutLimits(**limits))
             return await runner.run(*make_tasks("t"))

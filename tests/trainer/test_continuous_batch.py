@@ -229,7 +229,7 @@ async def test_leaving_the_engine_ends_generations_under_way() -> None:
         except EngineError as error:
             results.append(str(error))
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks, TorchEngine(tiny_models.load_model()) as engine:
             await engine.pause()
             tasks.start_soon(generate, engine)

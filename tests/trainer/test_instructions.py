@@ -25,7 +25,7 @@ async def test_instructions_are_the_system_prompt_of_a_rollout() -> None:
     tool = FunctionTool(add)
     tool.spec = replace(tool.spec, instructions="Adds without error.")
     gateway = Gateway([Source("tools", LimitedToolset(NativeToolset([tool]), Limits()))])
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with gateway:
             harness = RolloutHarness(script_by_task({"*": ("done",)}), gateway)
             [group] = await harness.run_all(make_tasks("a"), 1)

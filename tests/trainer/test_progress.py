@@ -338,7 +338,7 @@ async def test_rollouts_of_a_scheduler_are_counted() -> None:
 
     template = make_template(FAMILIES["hermes"])
     tasks = [Task(name, ({"role": "user", "content": "really?"},)) for name in ("a.1/b", "c")]
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with Gateway(()) as gateway:
             runner = RolloutRunner(ScriptedEngine(script), template, gateway, observer=counters)
             async with Scheduler(runner, 3).submit(tasks) as groups:

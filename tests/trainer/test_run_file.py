@@ -102,7 +102,7 @@ def test_rollouts_are_written_by_many_threads_while_they_are_read(tmp_path: Path
     with RolloutWriter(tmp_path) as run, ThreadPoolExecutor(8) as threads:
         adding = [threads.submit(run.add, replace(ROLLOUT, index=index)) for index in range(200)]
         for added in adding:
-            added.result(timeout=30)
+            added.result(timeout=120)
             assert all(rollout.task == "t" for rollout in Rollouts(tmp_path)[-3:])
     assert sorted(rollout.index for rollout in Rollouts(tmp_path)) == list(range(200))
 

@@ -72,7 +72,7 @@ async def test_held_answer_arrives_when_its_event_is_set() -> None:
         await engine.generate([0], Sampling(), key=key)
         finished.append(key)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with ScriptedEngine(lambda *_: [1]) as engine, anyio.create_task_group() as tasks:
             slow = engine.hold("slow")
             for key in ("slow", "quick"):
@@ -89,7 +89,7 @@ async def test_pause_abort_and_cancel_affect_waiting_requests() -> None:
     async def generate(key: str) -> None:
         finished[key] = await engine.generate([0], Sampling(), key=key)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with ScriptedEngine(lambda *_: [1]) as engine, anyio.create_task_group() as tasks:
             engine.hold("held")
             await engine.pause()

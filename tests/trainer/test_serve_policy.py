@@ -76,8 +76,8 @@ def test_model_is_served_and_sessions_are_saved(model: Path, tmp_path: Path, run
         post(f"{about['anthropic_base_url']}/end", {}, about["api_key"])
         process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        rest, _ = process.communicate(timeout=30)
-        assert time.monotonic() - began < 20 and process.returncode == 0 and "Traceback" not in rest
+        rest, _ = process.communicate(timeout=120)
+        assert time.monotonic() - began < 90 and process.returncode == 0 and "Traceback" not in rest
         assert "1 rollouts are saved" in rest
     (rollout,) = Rollouts(out)
     assert (rollout.task, rollout.rewards) == ("mine", {"agent": 0.5}) and len(rollout.ledger.turns) == 1

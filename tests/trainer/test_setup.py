@@ -79,7 +79,7 @@ async def test_result_limit_of_the_run_applies_to_tools_without_one(tmp_path: Pa
     one.write_text("tools: [{function: lengthy:long}]")
     two.write_text("tools: [{function: lengthy:own, result_limit: 40}]")
     settings = BaseRolloutSettings(tools=(str(one), str(two)), result_limit=ResultLimit(chars=20, side="right"))
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with make_gateway(settings) as gateway, gateway.open() as session:
             long, own = [await session.call(ToolCall("1", name, "{}")) for name in ("long", "own")]
     assert long.text.startswith("a" * 5) and not long.text.endswith("a") and len(long.text) < 50

@@ -50,7 +50,7 @@ async def test_rollout_calls_its_tools_and_its_ledger_is_what_the_template_rende
             return turns[len(engine.requests) - 1]
 
         engine = ScriptedEngine(script)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             rollout = await RolloutRunner(engine, template, gateway).run(task)
     assert (rollout.stop, sorted(made)) == (StopReason.DONE, [row["a"] + row["b"] for row in words])
     assert [entry.ids for entry in rollout.ledger if entry.author is Author.POLICY] == turns

@@ -51,7 +51,7 @@ def folder(write: Write) -> Path:
 
 async def call_tools(folder: Path, task: Task, *names: str) -> list[str]:
     """The answers of tools, called one after the other in one rollout."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with Gateway.load(folder, None) as gateway, gateway.open(task) as session:
             return [(await session.call(ToolCall("1", name, "{}"))).text for name in names]
 
@@ -70,7 +70,7 @@ async def test_a_class_without_the_parameter_is_called_without_it(folder: Path) 
 
 
 async def test_an_unknown_attribute_is_refused_with_the_known_ones(folder: Path) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with Gateway.load(folder, None) as gateway, gateway.open() as session:
             result = await session.call(ToolCall("1", "looks", "{}"))
     assert "agent_data has no 'messages', as the gateway does not see the chat; it has request_id, " in result.text

@@ -92,7 +92,7 @@ def test_missing_neighbour_is_reported_by_line(write: Write) -> None:
 async def test_pool_of_ray_actors_runs_in_threads(write: Write) -> None:
     file = write("my_pool.py", POOL)
     pool = load_object("my_pool.pool", file)(2)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         assert await pool.execute.remote(max, 3, 4) == 4
         with pytest.raises(ZeroDivisionError):
             await pool.execute.remote(divmod, 1, 0)

@@ -39,7 +39,7 @@ async def serving(*fakes: Fake) -> AsyncIterator[list[str]]:
                 servers.append(server)
                 tasks.start_soon(server.serve, [port])
             try:
-                with anyio.fail_after(10):
+                with anyio.fail_after(60):
                     while not all(server.started for server in servers):  # noqa: ASYNC110 - uvicorn has no event for it
                         await anyio.sleep(0.005)
                 yield [fake.url for fake in fakes]
@@ -71,5 +71,5 @@ async def opened(*fakes: Fake, finds: LogprobFn | None = None, **more: bool) -> 
         serving(*fakes) as urls,
         SGLangEngine(urls, TensorSync(), reference=TrainerReference(finds), **more) as engine,
     ):
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             yield engine

@@ -54,7 +54,7 @@ async def routed(*fakes: Fake) -> AsyncIterator[tuple[SGLangEngine, Turns]]:
             hosting(router.app()) as url,
             SGLangEngine([url], TensorSync(), reference=TrainerReference(reads(weights(1)))) as engine,
         ):
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 await engine.publish(weights(1), 1)
                 yield engine, router
 

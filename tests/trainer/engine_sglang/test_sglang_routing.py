@@ -131,7 +131,7 @@ async def test_two_servers_prefill_each_prompt_once() -> None:
             ids += [*written.ids, 7, 8]
 
     async with serving(*fakes) as urls, SGLangEngine(urls, TensorSync()) as engine:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 for group in range(6):
                     for index in range(4):

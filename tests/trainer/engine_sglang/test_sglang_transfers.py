@@ -40,7 +40,7 @@ async def test_interrupted_weight_update_is_repeated(name: str, place: int, tmp_
     fakes = [Grouped(), Grouped()]
     dies, lives = fakes[place], fakes[1 - place]
     async with serving(*fakes) as urls, SGLangEngine(urls, way_of(name, tmp_path)) as engine:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await engine.publish(weights(1), 1)
             for path in (f"/update_weights_from_{TAKES[name]}", "/pause_generation"):
                 dies.fails[path] = JSONResponse({"detail": "killed"}, 500)
@@ -67,7 +67,7 @@ async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) 
         serving(*fakes) as urls,
         SGLangEngine(urls, ProcessGroupSync(), reference=TrainerReference(reads(weights(1)))) as engine,
     ):
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await engine.publish(weights(1), 1)
     assert broken and all(fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)
     assert len(fakes[0].bodies("/init_weights_update_group")) == 2
@@ -76,7 +76,7 @@ async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) 
 async def test_refused_group_update_is_repeated_in_case_another_server_died() -> None:
     first, second = Grouped(), Grouped()
     async with serving(first, second) as urls, SGLangEngine(urls, ProcessGroupSync()) as engine:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             refused = JSONResponse({"success": False, "message": "Connection closed by peer"})
             first.fails["/update_weights_from_distributed"] = refused
             with pytest.raises(EngineError, match="Connection closed by peer"):
@@ -103,7 +103,7 @@ async def test_unrecoverable_server_fails_only_the_turns_that_wait_for_it(
     monkeypatch.setattr(replica, "EXTERNAL_RECOVERY_S", 20.0)
     first, way = Fake(), Strange()
     async with serving(first) as urls, SGLangEngine(urls, way) as engine:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await engine.publish(weights(1), 1)
             way.strange = True
             first.start_anew()

@@ -101,7 +101,7 @@ async def test_turn_that_starts_during_a_publish_uses_the_new_weights(in_place: 
         ended.append(await engine.generate(IDS, Sampling(max_tokens=3)))
 
     async with serving(fake) as urls, SGLangEngine(urls, way, in_place=in_place) as engine:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(engine.publish, weights(1), 1)
                 await way.sent.wait()

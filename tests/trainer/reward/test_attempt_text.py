@@ -49,7 +49,7 @@ async def run_turns(*turns: str, stepper: Any = None, template: Template | None 
     template = template or make_template(HERMES)
     answers = iter(encode_turns(template, *turns))
     more: Mapping[str, Any] = {"stepper": stepper} if stepper else {}
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with make_gateway(add, silent) as gateway, ScriptedEngine(lambda *_: next(answers)) as engine:
             (task,) = make_tasks("one")
             rollout = await RolloutRunner(engine, template, gateway, **more).run(task, group="g")

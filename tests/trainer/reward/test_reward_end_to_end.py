@@ -34,7 +34,7 @@ async def run_and_score(replies: list[tuple[int, ...]], task: Task, stepper: Ste
     engine = ScriptedEngine(lambda ids, sampling, key: next(turns))
     components = {name: {"function": name} for name in ("answer", "outcome", "tools", "feedback")}
     limits = RolloutLimits(rollout_tokens=100_000)
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with make_gateway(add) as gateway, engine:
             rollout = await RolloutRunner(engine, make_template(HERMES), gateway, limits, stepper=stepper).run(
                 task, group="g"

@@ -40,7 +40,7 @@ async def run_scheduler(
         return next(remaining_answers)
 
     scheduler_stepper = make_stepper(BaseRolloutSettings(stepper=stepper, stepper_args=args))
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with make_gateway() as gateway, ScriptedEngine(script) as engine:
             limits = limits or RolloutLimits(rollout_tokens=100_000)
             return await RolloutRunner(engine, template, gateway, limits, stepper=scheduler_stepper).run(

@@ -52,7 +52,7 @@ def test_comparison_that_does_not_end_scores_zero_and_its_process_is_replaced(mo
     assert process is not None
     started = time.monotonic()
     assert comparer.compare(r"\boxed{9^{9^{9^{9}}}}", "1") == 0.0
-    assert time.monotonic() - started < 5 and not psutil.pid_exists(process.pid)
+    assert time.monotonic() - started < 60 and not psutil.pid_exists(process.pid)
     assert comparer.compare(r"\boxed{7}", "7") == 1.0
     comparer.close()
 

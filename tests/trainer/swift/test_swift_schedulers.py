@@ -224,7 +224,7 @@ async def test_one_scheduler_serves_concurrent_rollouts(write: Write) -> None:
     async def play(index: int) -> None:
         rollouts[index] = await runner.run(TASK, group="g", index=index)
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with make_gateway() as gateway, ScriptedEngine(script) as engine:
             runner = RolloutRunner(engine, template, gateway, RolloutLimits(rollout_tokens=100_000), stepper=stepper)
             async with anyio.create_task_group() as tasks:

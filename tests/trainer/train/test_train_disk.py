@@ -135,7 +135,7 @@ cp -r disk/r kept
 def on_small_disk(folder: Path, script: Path) -> list[str]:
     """The command that runs a script with a small disk in place of a folder."""
     confined = ["bwrap", "--dev-bind", "/", "/", "--size", str(DISK_BYTES), "--tmpfs", str(folder)]
-    if shutil.which("bwrap") and not subprocess.run([*confined, "true"], capture_output=True, timeout=30).returncode:
+    if shutil.which("bwrap") and not subprocess.run([*confined, "true"], capture_output=True, timeout=120).returncode:
         return [*confined, "sh", str(script)]
     mounted = 'mount -t tmpfs -o size="$0" tmpfs "$1" && sh "$2"; code=$?; umount "$1"; exit $code'
     return ["sh", "-c", mounted, str(DISK_BYTES), str(folder), str(script)]

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S
 from trainer.view.metrics import is_repeated
 
 STEPS = 4
-LEAVE_S = 30.0
+LEAVE_S = 90.0
 
 
 @pytest.fixture(scope="module")

@@ -97,7 +97,7 @@ def test_calls_after_the_end_are_refused_and_waiting_ones_too() -> None:
         holding.start()
         queued.start()
         threads.extend([holding, queued])
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while caller._queue.qsize() == 0:
                 await anyio.lowlevel.checkpoint()
         caller._queue.put(None)  # As if training ended now, before the call that waits.
