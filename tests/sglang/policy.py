@@ -59,7 +59,7 @@ async def opened(
     given = [
         server if isinstance(server, str) or type(server) is not ServerProcess else server.url for server in servers
     ]
-    with anyio.fail_after(300):
+    with anyio.fail_after(900):
         async with SGLangEngine(
             given, way or TensorSync(), reference=TrainerReference(finds(policy)), in_place=in_place
         ) as engine:
@@ -70,7 +70,7 @@ async def opened(
 async def written_on(engine: SGLangEngine, rows: int, over: Callable[[], bool] = lambda: False) -> None:
     """Until servers write so many rows, and some ids of each, as they tell where they are asked; or it is over."""
     begun: int | None = None
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         while True:
             loads = [(await replica.client.get("/v1/loads"))["loads"][0] for replica in engine.replicas]
             held = sum(load["num_active_tokens"] for load in loads)

@@ -169,7 +169,7 @@ async def test_closed_connection_frees_its_slot(server: ServerProcess, policy: P
             await written_on(engine, 1)
             assert await running(engine) == 1
             tasks.cancel_scope.cancel()
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             while await running(engine):  # noqa: ASYNC110 - it happens at the server
                 await anyio.sleep(0.05)
 
@@ -184,7 +184,7 @@ async def test_default_job_learns_on_sglang(server: ServerProcess, tmp_path: Pat
     (tmp_path / "small.yaml").write_text(json.dumps(SMALL))
     run = tmp_path / "run"
     words = ["--config", str(tmp_path / "small.yaml"), "--engine", server.url, "--steps", "2", "--out", str(run)]
-    with anyio.fail_after(540):
+    with anyio.fail_after(1500):
         done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], cwd=ROOT, check=False)
     output = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, output

@@ -53,7 +53,7 @@ class Writing:
 async def writing(engine: SGLangEngine, policy: PreTrainedModel) -> AsyncIterator[Writing]:
     """All of them have begun and none is over; left when all are. On a machine that is busy they may be over before
     that is seen: then it begins once more."""
-    with anyio.fail_after(200):
+    with anyio.fail_after(900):
         for _ in range(5):
             async with anyio.create_task_group() as tasks:
                 under_way = Writing(engine, policy)
@@ -67,7 +67,7 @@ async def writing(engine: SGLangEngine, policy: PreTrainedModel) -> AsyncIterato
 
 
 async def up(engine: SGLangEngine, place: int) -> None:
-    with anyio.fail_after(200):
+    with anyio.fail_after(900):
         while not engine.replicas[place].up:  # noqa: ASYNC110 - no event tells of it
             await anyio.sleep(0.05)
 

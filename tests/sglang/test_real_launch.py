@@ -116,7 +116,7 @@ def test_sglang_is_installed_unmodified() -> None:
 
 def test_installed_releases_are_the_tested_ones() -> None:
     words = [str(find_python()), "-m", "pip", "freeze", "--all", "--disable-pip-version-check"]
-    frozen = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+    frozen = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300).stdout
     lock = (ROOT / ".ci/sglang-cpu.txt").read_text(encoding="utf-8").splitlines()
     found = {line.split("+")[0].lower() for line in frozen.splitlines() if not line.startswith("pip==")}
     assert found == {line.lower() for line in lock if not line.startswith("#")}
@@ -145,7 +145,7 @@ async def generated(server: ServerProcess, ids: list[int], tokens: int, *, tempe
 
 
 def client() -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(timeout=120, trust_env=False)
+    return httpx2.AsyncClient(timeout=300, trust_env=False)
 
 
 def packages() -> Path:

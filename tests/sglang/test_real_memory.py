@@ -35,7 +35,7 @@ async def test_server_out_of_memory_is_restarted_once(model: Path, policy: PreTr
             for row in range(rows):
                 tasks.start_soon(write, row)
 
-    with anyio.fail_after(300):
+    with anyio.fail_after(900):
         async with SGLangEngine([server], TensorSync(), reference=TrainerReference(finds(policy))) as engine:
             moved(policy)
             await engine.publish(policy.state_dict(), 1)

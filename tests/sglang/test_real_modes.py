@@ -64,7 +64,7 @@ async def test_every_mode_learns_within_its_staleness_limit(mode: str, server: S
     more = {"kinds": ["fact"], "steps": STEPS, "evaluation": {"every": 0}, "sampling": {"temperature": 1.0}}
     settings = small_job(mode=mode, tools=str(tmp_path), engine=server.url, **more)
     run, console = tmp_path / "run", Console(file=io.StringIO(), width=200)
-    with anyio.fail_after(300):
+    with anyio.fail_after(900):
         await train(settings, run, console)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(line["agreement/max"] for line in lines) <= AGREE
@@ -90,7 +90,7 @@ async def test_agent_trains_on_a_real_server_and_each_token_is_accounted_for(
     agent = {"agent": {"function": "tests.trainer.agents.looping_agent:run"}, "sampling": {"temperature": 1.5}}
     reward = {"reward": {"components": {"agent": {"function": "agent"}}}}
     run = tmp_path / "run"
-    with anyio.fail_after(300):
+    with anyio.fail_after(900):
         settings = small_job(tools=str(tmp_path), engine=server.url, **more, **agent, **reward)
         await train(settings, run, Console(file=io.StringIO(), width=200))
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
@@ -103,7 +103,7 @@ async def test_server_without_a_gpu_accepts_memory_release_and_continues(
     server: ServerProcess, policy: PreTrainedModel
 ) -> None:
     """It answers 200 and null, and frees nothing: there is no memory saver for CPUs. Not measured on a GPU yet."""
-    with anyio.fail_after(300):
+    with anyio.fail_after(900):
         async with SGLangEngine(
             [server.url], TensorSync(), reference=TrainerReference(finds(policy)), releases_memory=True
         ) as engine:

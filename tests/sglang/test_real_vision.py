@@ -66,7 +66,7 @@ async def seeing(kind: str, way: str, folder: Path) -> AsyncIterator[DenseVision
     reference = TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, template.image_processor)
     async with SGLangEngine([server], way_of(way, model), reference=reference) as engine:
         assert engine.capabilities.supports_images
-        with anyio.fail_after(240):
+        with anyio.fail_after(900):
             yield DenseVisionModel(engine, policy, template)
 
 
@@ -107,7 +107,7 @@ async def test_vision_job_learns_on_sglang(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(json.dumps(job | SMALL))
     run = tmp_path / "run"
     words = ["--config", str(tmp_path / "small.yaml"), "--engine", "sglang", "--steps", "3", "--out", str(run)]
-    with anyio.fail_after(540):
+    with anyio.fail_after(1500):
         done = await anyio.run_process([sys.executable, "-m", "trainer.cli", *words], cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
