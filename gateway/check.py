@@ -12,12 +12,12 @@ from rich.text import Text
 from gateway.build import Plan
 from gateway.config.configured_server import find_unknown_tools
 from gateway.config.load_object import load_object
-from gateway.confinement.python_programs import DESCRIPTIONS
 from gateway.feedback.code import CodeInteraction
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.sandbox.python_programs import DESCRIPTIONS
 from gateway.terminal import show_start
 
 Grade = Literal["ok", "note", "wrong"]
