@@ -11,7 +11,7 @@ UNLOCKED := $(if $(shell command -v nvidia-smi),--deselect tests/sglang/test_rea
 # Tests that measure processor time, which tracing for coverage would double.
 MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/test_,streams_without_end.py stdio_without_end.py)
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents moves clean
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -111,6 +111,9 @@ bench-routing: install sglang  ## Prefix cache hits on two SGLang servers, with 
 
 bench-agents: install  ## The endpoint for agents: CPU per turn, 1,000 sessions at once, the first streamed byte
 	$(BIN)/python bench/agents.py
+
+bench-sandbox: install packages  ## Sandboxes: start beside a bare process, 256 at once, a warm call of python
+	$(BIN)/python bench/sandbox.py
 
 bench-gpu: install sglang  ## All GPU measurements; without a GPU, a small run on the CPU
 	$(BIN)/python bench/gpu.py $(if $(shell command -v nvidia-smi),,--small)

@@ -108,8 +108,9 @@ def _environment() -> dict[str, str]:
 
 
 def _readable(confined: Confined) -> list[str]:
-    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *confined.readable, *map(str, confined.settings.readable))
-    return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
+    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *confined.readable)
+    there = [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
+    return [*there, *map(str, confined.settings.readable)]  # One of these that is missing is an error of bubblewrap.
 
 
 def _writable(confined: Confined) -> list[str]:

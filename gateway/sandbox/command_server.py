@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 HEADER_BYTES = 8
 CHUNK_BYTES = 65536
@@ -49,7 +49,7 @@ class Interpreter:
 
     def __init__(self, command: list[str]) -> None:
         asks, answers = os.pipe(), os.pipe()
-        self.process: Any = subprocess.Popen(  # noqa: S603 - the interpreter that the gateway chose
+        process: Any = subprocess.Popen(  # noqa: S603 - the interpreter that the gateway chose
             [*command, str(asks[0]), str(answers[1])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -58,10 +58,11 @@ class Interpreter:
             start_new_session=True,
             preexec_fn=be_killed_first,
         )
+        self.process = process
         os.close(asks[0])
         os.close(answers[1])
         self.asks, self.answers = asks[1], answers[0]
-        self.output = self.process.stdout.fileno()
+        self.output: int = process.stdout.fileno()
         for descriptor in (self.output, self.answers):
             os.set_blocking(descriptor, False)
 
@@ -227,7 +228,7 @@ def read_reply(body: bytes) -> Reply | None:
         return None
 
 
-def communicate(process: Any, streams: dict[IO[bytes], Output], stdin: bytes, deadline: float) -> str:
+def communicate(process: Any, streams: dict[Any, Output], stdin: bytes, deadline: float) -> str:
     """Feeds a command and reads what it prints until it ends; returns why it must be stopped, if it must."""
     with selectors.DefaultSelector() as selector:
         for stream in streams:
@@ -245,7 +246,7 @@ def communicate(process: Any, streams: dict[IO[bytes], Output], stdin: bytes, de
                 break
             for key, _ in selector.select(min(left_s, LEFT_OPEN_S)):
                 if key.fileobj is process.stdin:
-                    data = feed(selector, process.stdin, data)
+                    data = feed(selector, key.fileobj, data)
                 elif chunk := os.read(key.fd, CHUNK_BYTES):
                     streams[key.fileobj].add(chunk)
                 else:
@@ -255,7 +256,7 @@ def communicate(process: Any, streams: dict[IO[bytes], Output], stdin: bytes, de
     return "" if process.returncode is not None else TOO_LONG
 
 
-def feed(selector: selectors.BaseSelector, stdin: IO[bytes], data: memoryview) -> memoryview:
+def feed(selector: selectors.BaseSelector, stdin: Any, data: memoryview) -> memoryview:
     """Writes a part of the input; returns the rest. A command may end without reading it."""
     with suppress(BlockingIOError):
         try:

@@ -74,4 +74,5 @@ async def _search(sandbox: Sandbox, path: str, pattern: str) -> str:
     done = await sandbox.run((*words, f"--max-count={MAX_HITS}", "-e", pattern, "--", path), b"", SEARCH_S)
     if done.stopped or done.status not in (0, 1):
         raise FileProblem(done.stopped or done.stderr.strip() or "the search failed")
-    return done.stdout.rstrip("\n") or "No line matches."
+    lines = done.stdout.rstrip("\n").split("\n")
+    return "\n".join(sorted(lines, key=lambda line: line.partition(":")[0])) or "No line matches."

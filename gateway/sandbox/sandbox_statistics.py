@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -18,6 +19,10 @@ class SandboxStatistics:
     refusals: int = 0
     limits_hit: Counter[str] = field(default_factory=Counter)
     """By limit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts as JSON."""
+        return {**asdict(self), "limits_hit": dict(self.limits_hit)}
 
 
 STATISTICS = SandboxStatistics()

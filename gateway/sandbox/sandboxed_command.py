@@ -38,8 +38,8 @@ async def open_command(confined: Confined, reaper: Reaper) -> AsyncIterator[Sand
         raise Unavailable(f"no sandbox can be started: {problem}")
     await reaper.start()
     with _user() as user:
-        for folder in confined.writable if user else ():
-            await to_thread.run_sync(_give_to, user, folder)
+        for path in confined.writable if user else ():
+            await to_thread.run_sync(_give_to, user, path)
         group = make_group(confined.settings)
         for folder in group.unique_folders:
             reaper.add_group(folder)
