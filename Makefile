@@ -14,7 +14,7 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents moves images clean
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -115,6 +115,9 @@ bench-routing: install sglang  ## Prefix cache hits on two SGLang servers, with 
 
 bench-agents: install  ## The endpoint for agents: CPU per turn, 1,000 sessions at once, the first streamed byte
 	$(BIN)/python bench/agents.py
+
+bench-sandbox: install packages  ## Sandboxes: start beside a bare process, 256 at once, a warm call of python
+	$(BIN)/python bench/sandbox.py
 
 bench-gpu: install sglang  ## All GPU measurements; without a GPU, a small run on the CPU
 	$(BIN)/python bench/gpu.py $(if $(shell command -v nvidia-smi),,--small)

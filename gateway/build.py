@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from gateway.config.configured_server import ConfiguredServer
-from gateway.config.entries import ClassEntry, FunctionEntry, OfferEntry
+from gateway.config.entries import ClassEntry, FunctionEntry, OfferEntry, SandboxToolsEntry
 from gateway.config.load import Config, load_config
 from gateway.config.load_object import load_object
 from gateway.config.models import Instructions, Limits, ResultLimit
@@ -31,6 +31,10 @@ from gateway.media.media_filter import MediaStore
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
+from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
+from gateway.sandbox.provider import BubblewrapProvider
+from gateway.sandbox.sandbox_settings import in_folder
+from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.tool_table import Source
 from gateway.toolset import RenamedToolset, Toolset, add_prefix
 from gateway.truncate import make_truncator
@@ -81,6 +85,8 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
     ]
     if errors:
         raise ConfigErrors(errors)
+    sandboxed = [(entry, tool) for entry, tool in tools if entry.isolation == "sandbox"]
+    tools = [(entry, tool) for entry, tool in tools if entry.isolation == "none"]
     for shared, group in groupby(sorted(tools, key=_sharing_key), key=_sharing_key):
         members = list(group)
         limits = _limits_of_entry(members[0][0])
@@ -89,6 +95,10 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
             toolset = add_prefix(toolset, members[0][0].prefix)
         limited = LimitedToolset(toolset, limits, store=store)
         yield Source(_source_key(shared, *(entry for entry, _ in members)), limited, admit=None)
+    for entry, tool in sandboxed:
+        yield _build_sandboxed_source(entry, tool, services, store)
+    for box in config.sandbox_tools:
+        yield _build_sandbox_source(box, services, store)
     for server in config.servers.values():
         yield _build_server_source(server, services, store)
     if config.interactions:
@@ -132,12 +142,17 @@ def _build_native_tool(entry: NativeEntry) -> NativeTool:
         )
         if entry.run_in == "process":
             tool.process = FunctionPath(entry.function, entry.file)
-        if tool.process is not None and tool.context_parameter is not None:
+        field = "isolation" if entry.isolation == "sandbox" else "run_in" if tool.process is not None else ""
+        if field and tool.context_parameter is not None:
             problem = f"`{tool.context_parameter}` is the rollout's context, which another process cannot use"
-            remedy = "remove the parameter, or `run_in: process`"
-            raise ConfigError(problem, file=entry.file, field=f"{entry.field}.run_in", remedy=remedy)
+            remedy = f"remove the parameter, or `{field}: {getattr(entry, field)}`"
+            raise ConfigError(problem, file=entry.file, field=f"{entry.field}.{field}", remedy=remedy)
         return tool
     class_tool = ClassTool(build_class_tool(entry), owner=entry.owner)
+    if entry.isolation == "sandbox" and getattr(type(class_tool.tool), "calc_reward", None) is not BaseTool.calc_reward:
+        problem = "its `calc_reward` would be within reach of what it scores, inside the sandbox"
+        remedy = "score with a reward function or an interaction, and remove `calc_reward`"
+        raise ConfigError(problem, file=entry.file, field=f"{entry.field}.isolation", remedy=remedy)
     if entry.tool_schema is not None:
         # A class may have parsed the schema with a model that drops keys, so the file's version is used.
         function = entry.tool_schema.function
@@ -157,6 +172,37 @@ def _openai_schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
     if entry.tool_schema is None:
         return None
     return OpenAIFunctionToolSchema.model_validate(entry.tool_schema.model_dump())
+
+
+def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Services, store: MediaStore) -> Source:
+    """A native tool that runs in a sandbox."""
+    name = entry.function if isinstance(entry, FunctionEntry) else entry.class_name
+    path = module_path(name.partition(":")[0] if ":" in name else name.rpartition(".")[0])
+    schema = entry.tool_schema if isinstance(entry, ClassEntry) else None
+    start = {
+        "object": name,
+        "is_class": isinstance(entry, ClassEntry),
+        "name": tool.spec.name,
+        "path": [str(path.parent)],
+        "config": entry.config if isinstance(entry, ClassEntry) else {},
+        "schema": schema and schema.model_dump(),
+    }
+    settings = in_folder(entry.file.resolve().parent, entry.sandbox)
+    inner = SandboxedToolset([SandboxedTool(tool.spec, start, settings, (str(path),))], services.reaper)
+    toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
+    limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
+    return Source(_source_key("sandboxed", entry), limited, inner, admit=None)
+
+
+def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: MediaStore) -> Source:
+    """The shipped tools of one entry, which share a sandbox for each rollout."""
+    provider = BubblewrapProvider(services.reaper)
+    inner = SandboxToolset(
+        entry.sandbox_tools, in_folder(entry.file.resolve().parent, entry.sandbox), provider, entry.owner
+    )
+    toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
+    limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
+    return Source(_source_key("sandbox", entry), limited, inner, admit=None)
 
 
 def _build_server_source(entry: ConfiguredServer, services: Services, store: MediaStore) -> Source:

@@ -12,12 +12,17 @@ from rich.text import Text
 from gateway.build import Plan
 from gateway.config.configured_server import find_unknown_tools
 from gateway.config.load_object import load_object
-from gateway.confinement.python_programs import DESCRIPTIONS
 from gateway.feedback.code import CodeInteraction
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.native.sandboxed_toolset import SandboxedToolset
+from gateway.sandbox.bubblewrap import find_problem
+from gateway.sandbox.cgroups import find_hierarchies
+from gateway.sandbox.python_programs import DESCRIPTIONS
+from gateway.sandbox.sandbox_toolset import SandboxToolset
+from gateway.sandbox.system_call_filter import has_filter
 from gateway.terminal import show_start
 
 Grade = Literal["ok", "note", "wrong"]
@@ -43,6 +48,7 @@ async def run_checks(plan: Plan) -> list[Finding]:
             *_check_stand_ins(plan),
             *_check_servers(plan, gateway),
             *_check_confinement(gateway),
+            *_check_sandboxes(gateway),
             *[finding async for finding in _check_isolation(gateway)],
         ]
         findings += [
@@ -105,6 +111,31 @@ def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
                 is_complete = interaction.confinement in ("bubblewrap", "namespaces")
                 text = f"interaction {name}: programs are confined by {DESCRIPTIONS[interaction.confinement]}"
                 yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
+
+
+def _check_sandboxes(gateway: Gateway) -> Iterator[Finding]:
+    """Whether sandboxes can be started, if there are tools that need one, and what limits them."""
+    backends = [source.backend for source in gateway.sources]
+    servers = [server for server in backends if isinstance(server, McpToolset)]
+    is_needed = any(isinstance(backend, SandboxToolset | SandboxedToolset) for backend in backends)
+    if not is_needed and all(server.config.isolation != "sandbox" for server in servers):
+        return
+    problem, _, remedy = (find_problem() or "").partition("\n  remedy: ")
+    if problem:
+        yield Finding("wrong", f"sandboxes cannot be started: {problem}", remedy)
+        return
+    versions = sorted({hierarchy.version for hierarchy in find_hierarchies()})
+    if versions:
+        names = " and ".join(map(str, versions))
+        yield Finding("ok", f"sandboxes: bubblewrap, with limits by control groups (version {names})")
+    else:
+        limits = (
+            "control groups cannot be written, so that memory is limited for each process, and not for all together"
+        )
+        yield Finding("note", f"sandboxes: bubblewrap; {limits}", "let the gateway's user write a control group")
+    if not has_filter():
+        text = "sandboxes: system calls are not filtered on this processor; `network: none` is as `loopback`"
+        yield Finding("note", text, "use x86_64 or aarch64")
 
 
 async def _check_isolation(gateway: Gateway) -> AsyncIterator[Finding]:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.config.models import Isolation, Limits, MediaLimits, OnClash
+from gateway.sandbox.sandbox_settings import SandboxSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,27 @@ class ToolSchema(FrozenModel):
     """The OpenAI function schema."""
 
 
+SandboxTool = Literal["python", "shell", "files"]
 ImportPath = Annotated[str, Field(min_length=1, pattern=r"^[\w.]+(:[\w.]+|\.\w+)$")]
 """`package.module:name` or `package.module.name`; the folder of the file is importable."""
 
 
-class ClassEntry(Entry, Limits):
+class Confinable(FrozenModel):
+    """Whether a native tool runs in a sandbox."""
+
+    isolation: Literal["none", "sandbox"] = "none"
+    """`sandbox`: runs in a sandbox of the rollout, which its rewards do not leave; see `sandbox`."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """What exists in the sandbox, and its limits."""
+
+    @model_validator(mode="after")
+    def _check_isolation(self) -> Self:
+        if self.isolation == "none" and "sandbox" in self.model_fields_set:
+            raise rule_error("`sandbox` belongs to `isolation: sandbox`", "write `isolation: sandbox`, or remove it")
+        return self
+
+
+class ClassEntry(Entry, Limits, Confinable):
     """A Python class as a tool, in verl's format."""
 
     class_name: ImportPath
@@ -102,7 +119,7 @@ class ClassEntry(Entry, Limits):
         return self.prefix + self.tool_schema.function.name if self.tool_schema else None
 
 
-class FunctionEntry(Entry, Limits):
+class FunctionEntry(Entry, Limits, Confinable):
     """A Python function as a tool; its schema is made from type hints and docstring."""
 
     function: ImportPath
@@ -122,6 +139,17 @@ class FunctionEntry(Entry, Limits):
     @property
     def declared_name(self) -> str | None:
         return self.prefix + self.name if self.name else None
+
+
+class SandboxToolsEntry(Entry, Limits):
+    """The shipped tools that work in a sandbox of the rollout: `python`, `shell` and `files`."""
+
+    sandbox_tools: Annotated[tuple[SandboxTool, ...], Field(min_length=1)]
+    """The tools to offer; they share one sandbox."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """What exists in the sandbox, and its limits."""
+    prefix: str = ""
+    """Goes before the tools' names."""
 
 
 class OfferEntry(Entry, Limits):

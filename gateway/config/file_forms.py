@@ -9,11 +9,19 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Discriminator, Field, PositiveFloat, Tag
 
 from gateway.config.base import FrozenModel
-from gateway.config.entries import ClassEntry, FunctionEntry, InteractionEntry, McpEntry, ServerToolsEntry
+from gateway.config.entries import (
+    ClassEntry,
+    FunctionEntry,
+    InteractionEntry,
+    McpEntry,
+    SandboxToolsEntry,
+    ServerToolsEntry,
+)
 from gateway.config.models import Server, Transport
 
-FORMS: Mapping[str, type[ClassEntry | FunctionEntry | McpEntry | ServerToolsEntry]] = {
+FORMS: Mapping[str, type[ClassEntry | FunctionEntry | McpEntry | SandboxToolsEntry | ServerToolsEntry]] = {
     "function": FunctionEntry,
+    "sandbox_tools": SandboxToolsEntry,
     "server": ServerToolsEntry,
     "mcp": McpEntry,
     "class_name": ClassEntry,
@@ -37,6 +45,7 @@ def _as_list(value: Any) -> Any:
 
 AnyTool = Annotated[
     Annotated[FunctionEntry, Tag("function")]
+    | Annotated[SandboxToolsEntry, Tag("sandbox_tools")]
     | Annotated[ServerToolsEntry, Tag("server")]
     | Annotated[McpEntry, Tag("mcp")]
     | Annotated[ClassEntry, Tag("class_name")],
@@ -48,7 +57,7 @@ class ToolsFile(FrozenModel):
     """A file in `tool_configs/`: tools, feedback interactions, or both."""
 
     tools: tuple[AnyTool, ...] = ()
-    """The tools: a class, a function, the tools of one MCP server, or those of a servers file."""
+    """The tools: a class, a function, tools in a sandbox, the tools of one MCP server, or those of a servers file."""
     interaction: Annotated[
         tuple[InteractionEntry, ...],
         BeforeValidator(_as_list, json_schema_input_type=tuple[InteractionEntry, ...] | InteractionEntry),

@@ -21,6 +21,7 @@ from gateway.config.entries import (
     Location,
     McpEntry,
     OfferEntry,
+    SandboxToolsEntry,
     ServerToolsEntry,
     display_path,
 )
@@ -42,6 +43,8 @@ class Config(FrozenModel):
 
     tools: tuple[ClassEntry | FunctionEntry, ...] = ()
     """The native tools."""
+    sandbox_tools: tuple[SandboxToolsEntry, ...] = ()
+    """The entries of tools that work in a sandbox."""
     interactions: tuple[InteractionEntry, ...] = ()
     """The feedback interactions, with unique names."""
     servers: dict[str, ConfiguredServer] = {}
@@ -68,12 +71,15 @@ def load_config(
     files = dict.fromkeys(file for place in paths for file in loader.tool_files(place))
     tools_files = [(file, model) for file in files if (model := loader.read_model(file, ToolsFile))]
     natives: list[ClassEntry | FunctionEntry] = []
+    boxes: list[SandboxToolsEntry] = []
     offers: list[McpEntry | ServerToolsEntry] = []
     interactions: list[InteractionEntry] = []
     for file, model in tools_files:
         for entry in _with_locations(model.tools, display_path(file), "tools"):
             if isinstance(entry, McpEntry | ServerToolsEntry):
                 offers.append(entry)
+            elif isinstance(entry, SandboxToolsEntry):
+                boxes.append(entry)
             else:
                 natives.append(entry)
         interactions += _with_locations(model.interaction, display_path(file), "interaction")
@@ -90,6 +96,7 @@ def load_config(
         raise ConfigErrors(loader.errors)
     return Config(
         tools=tuple(_with_default_limit(entry, result_limit) for entry in natives),
+        sandbox_tools=tuple(_with_default_limit(entry, result_limit) for entry in boxes),
         interactions=tuple(_with_name(entry) for entry in interactions),
         servers={name: _with_default_limits(entry, result_limit) for name, entry in found_servers.items()},
         files=tuple(loader.files),

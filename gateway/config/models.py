@@ -19,8 +19,9 @@ from pydantic import (
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.config.server_auth import Answers, OAuth
+from gateway.sandbox.sandbox_settings import SandboxSettings
 
-Isolation = Literal["shared", "session", "process"]
+Isolation = Literal["shared", "session", "process", "sandbox"]
 OnClash = Literal["prefix", "refuse", "first"]
 ProtocolChoice = Literal["auto", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
 Instructions = Literal["system", "none"]
@@ -162,7 +163,7 @@ class Server(FrozenModel):
     command: str | None = None
     """Program to start; it speaks MCP on its standard input and output."""
     args: tuple[str, ...] = ()
-    """Arguments of the program. With `isolation: process`, here and in `command`, `env` and `cwd`,
+    """Arguments of the program. With `isolation: process` or `sandbox`, here and in `command`, `env` and `cwd`,
     `${MTRL_ROLLOUT_DIR}` is a folder of the rollout, `${MTRL_ROLLOUT_ID}` its name and `${MTRL_SEED}` its task's."""
     env: dict[str, str] = {}
     """Environment variables, in addition to the safe ones that every child gets (PATH, HOME, ...)."""
@@ -194,7 +195,11 @@ class Server(FrozenModel):
     answers: Answers | None = None
     """Answers to the server's questions when the caller cannot answer; by default, such calls end as an error."""
     isolation: Isolation = "shared"
-    """`shared`: one connection for all; `session`: an MCP session per rollout; `process`: a child per rollout."""
+    """`shared`: one connection for all; `session`: an MCP session per rollout; `process`: a child per rollout;
+    `sandbox`: a child per rollout, in a sandbox."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """With `isolation: sandbox`: what exists inside besides the program, the files that its arguments name, and `cwd`,
+    and the limits."""
     warm: Annotated[int, Field(ge=0)] = 0
     """Idle connections kept ready, in addition to those in use (`session`, `process`)."""
     most: PositiveInt = 16
@@ -246,8 +251,10 @@ class Server(FrozenModel):
                 f"`{self.requested_transport}` cannot reach this server",
                 "stdio goes with `command`, the others with `url`",
             )
-        if self.isolation == "process" and self.command is None:
-            raise rule_error("`isolation: process` needs a server with `command`", "use `session`")
+        if self.isolation in ("process", "sandbox") and self.command is None:
+            raise rule_error(f"`isolation: {self.isolation}` needs a server with `command`", "use `session`")
+        if "sandbox" in self.model_fields_set and self.isolation != "sandbox":
+            raise rule_error("`sandbox` belongs to `isolation: sandbox`", "write `isolation: sandbox`, or remove it")
         return self
 
     @model_validator(mode="after")

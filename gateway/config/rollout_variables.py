@@ -53,7 +53,7 @@ def _texts(server: Server) -> Iterator[tuple[str, str]]:
 def find_rollout_problem(server: Server) -> RolloutProblem | None:
     """The first setting for single rollouts that cannot work."""
     used = used_variables(server)
-    if used and server.isolation != "process":
+    if used and server.isolation not in ("process", "sandbox"):
         name, field = next(iter(used.items()))
         problem = f"`${{{name}}}` belongs to one rollout, but with `isolation: {server.isolation}` no process does"
         return RolloutProblem(field, problem, "write `isolation: process`, so that each rollout has a process")

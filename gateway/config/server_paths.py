@@ -11,6 +11,7 @@ from gateway.config.file_forms import ServerSection
 from gateway.config.models import Server
 from gateway.config.reader import read_text
 from gateway.errors import ConfigError
+from gateway.sandbox.sandbox_settings import in_folder
 
 ENV_LINE_PATTERN = re.compile(
     r"(?:export\s+)?(?P<name>[A-Za-z_][\w.]*)\s*="
@@ -32,6 +33,8 @@ def resolve_server(section: ServerSection, file: Path) -> tuple[Server, tuple[Pa
     for key in ("cwd", "state", "keep_state"):
         if (path := getattr(section, key)) is not None and not str(path).startswith("${"):
             fields[key] = folder / path.expanduser()
+    if "sandbox" in section.model_fields_set:
+        fields["sandbox"] = in_folder(folder, section.sandbox)
     if section.command is not None:
         fields["command"] = _resolve_program(section.command, folder)
     if section.auth_command:

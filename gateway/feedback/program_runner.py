@@ -18,7 +18,8 @@ from pathlib import Path
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
-from gateway.confinement.python_programs import (
+from gateway.errors import ConfigError
+from gateway.sandbox.python_programs import (
     PYTHON_COMMAND,
     Confinement,
     ProgramFolder,
@@ -26,7 +27,6 @@ from gateway.confinement.python_programs import (
     find_confinement,
     program_folder,
 )
-from gateway.errors import ConfigError
 
 KILLED = frozenset(code for number in (signal.SIGXCPU, signal.SIGKILL) for code in (-number, 128 + number))
 """Exit statuses of programs that a signal ended; processes that wait for them in namespaces add 128."""

@@ -21,6 +21,7 @@ from gateway.http.server_routes import status_to_json
 from gateway.http.session_routes import MAX_QUICK_TOOLS, are_large, specs_to_json
 from gateway.http.state import AppState
 from gateway.large_json import run_beside
+from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.web.static_files import SHARED_PACKAGE, find_file
 from gateway.wire import dumps
 
@@ -59,6 +60,7 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
             "set_aside": dict(table.set_aside),
             "clashes": dict(table.clashes),
             "starting": app.gateway.start.names,
+            "sandboxes": STATISTICS.to_dict(),
             "reload_refusal": refusal and {"error": refusal.error[:MAX_REFUSAL_CHARS], "at": refusal.at},
         }
     count = sum(len(server["quarantined"]) for server in servers.values()) + len(value.get("set_aside", ()))

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.http.served_gateway import ServedGateway, server_statuses
+from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.session import ObservedCall
 from gateway.types import Part, Resource, Text, ToolResult
 
@@ -43,6 +44,7 @@ class Metrics:
         sessions = Gauge("mtrl_sessions_open", "Open sessions", **common)
         sessions.set_function(lambda: len(gateway.sessions))
         self.registry.register(_ServerCollector(gateway))
+        self.registry.register(_SandboxCollector())
         self._tools: dict[str, _ToolSeries] = {}
 
     def observe(self, observed: ObservedCall) -> None:
@@ -113,6 +115,21 @@ def _server_families() -> tuple[GaugeMetricFamily, CounterMetricFamily]:
         GaugeMetricFamily("mtrl_server_up", "Whether a server answers", labels=["server"]),
         CounterMetricFamily("mtrl_mcp_connections_cut", cut_text, labels=["server", "reason"]),
     )
+
+
+class _SandboxCollector(Collector):
+    """Collects the counts of sandboxes in this process."""
+
+    def collect(self) -> Iterable[Metric]:
+        limits = CounterMetricFamily("mtrl_sandbox_limits_hit", "Limits of sandboxes that were hit", labels=["limit"])
+        for limit, count in STATISTICS.limits_hit.items():
+            limits.add_metric([limit], count)
+        starts = SummaryMetricFamily("mtrl_sandbox_start_seconds", "Starts of sandboxes, and the time they took")
+        starts.add_metric([], STATISTICS.starts, STATISTICS.start_s)
+        refusals = CounterMetricFamily("mtrl_sandbox_refusals", "Sandboxes that could not be started")
+        refusals.add_metric([], STATISTICS.refusals)
+        running = GaugeMetricFamily("mtrl_sandboxes", "Sandboxes that run", value=STATISTICS.running)
+        return starts, running, refusals, limits
 
 
 def part_size(part: Part) -> int:

@@ -53,6 +53,19 @@ class ReloadRefusal(StrictModel):
     """Unix time."""
 
 
+class Sandboxes(StrictModel):
+    """Counts of sandboxes in the gateway's process."""
+
+    starts: Count
+    start_s: float
+    """Seconds of all starts together."""
+    running: Count
+    refusals: Count
+    """Sandboxes that could not be started."""
+    limits_hit: dict[str, int]
+    """By limit: memory, processes, output, time."""
+
+
 class Health(StrictModel):
     """Response of GET /healthz."""
 
@@ -68,3 +81,4 @@ class Health(StrictModel):
     """Servers that are being connected to for the first time."""
     reload_refusal: ReloadRefusal | None = None
     """Why the changed files are not in use, if they were refused."""
+    sandboxes: Sandboxes | None = None

@@ -63,6 +63,14 @@ class Reaper:
         """Keeps a folder from being removed."""
         self._unregister(_folder_entry(folder))
 
+    def add_group(self, folder: Path) -> None:
+        """Registers a control group, whose processes are killed before it is removed."""
+        self._register(f"g{_folder_entry(folder)}")
+
+    def remove_group(self, folder: Path) -> None:
+        """Removes a control group."""
+        self._unregister(f"g{_folder_entry(folder)}")
+
     def _register(self, entry: str) -> None:
         self._registered[entry] = None
         self._send(entry)

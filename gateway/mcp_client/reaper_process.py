@@ -2,7 +2,7 @@
 
 Standard input ends when the gateway dies. Run as a script with `python -I -S`, so only the standard library is
 available. Each input line registers something, or removes it with `-` before it: `+pgid` a process group, `*pid` a
-supervisor (`supervisor_process.py`), `/folder` a folder, whose name is in hexadecimal.
+supervisor (`supervisor_process.py`), `/folder` a folder, whose name is in hexadecimal, and `g/folder` a control group.
 """
 
 from __future__ import annotations
@@ -42,7 +42,26 @@ def main() -> None:
         _kill_group(pid)
     for entry in registered:
         if entry[:1] == b"/":
-            shutil.rmtree(os.fsdecode(bytes.fromhex(entry[1:].decode())), ignore_errors=True)
+            shutil.rmtree(_folder(entry[1:]), ignore_errors=True)
+        if entry[:2] == b"g/":
+            _remove_group(_folder(entry[2:]))
+
+
+def _folder(name: bytes) -> str:
+    return os.fsdecode(bytes.fromhex(name.decode()))
+
+
+def _remove_group(folder: str) -> None:
+    """Kills the processes of a control group until it is empty and can be removed."""
+    deadline = time.monotonic() + _SUPERVISORS_S
+    while os.path.isdir(folder) and time.monotonic() < deadline:
+        with suppress(OSError), open(f"{folder}/cgroup.procs") as file:
+            for pid in file.read().split():
+                with suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+        with suppress(OSError):
+            os.rmdir(folder)
+        time.sleep(_POLL_S)
 
 
 def _wait_for(pids: list[int]) -> None:

@@ -17,7 +17,8 @@ from gateway.mcp_client.auth.credentials import Credentials
 from gateway.mcp_client.child_process import ChildProcess
 from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
 from gateway.mcp_client.reaper import Reaper
-from gateway.mcp_client.rollout_folder import LISTING, RolloutIdentity, open_folder, resolve_start
+from gateway.mcp_client.rollout_folder import LISTING, RolloutIdentity, StartSettings, open_folder, resolve_start
+from gateway.mcp_client.sandboxed_server import open_sandboxed
 from gateway.mcp_client.server_log import ServerLog
 from gateway.mcp_client.sse import sse_client
 from gateway.mcp_client.streamable_http import streamable_client
@@ -82,7 +83,7 @@ class Transport:
     async def open(self) -> AsyncIterator[TransportStreams]:
         if self.name == "stdio":
             folder = open_folder(self.config, self.rollout, self.services.reaper)
-            async with self.services.child_slots, folder as self.folder, self._create_child().open() as streams:
+            async with self.services.child_slots, folder as self.folder, self._open_child() as streams:
                 yield streams
             return
         config, url = self.config, self.config.url or ""
@@ -94,8 +95,18 @@ class Transport:
         async with open_client(url, client, headers, config.result_bytes) as streams:
             yield streams
 
-    def _create_child(self) -> ChildProcess:
-        start = resolve_start(self.config, self.rollout, self.folder)
+    @asynccontextmanager
+    async def _open_child(self) -> AsyncIterator[TransportStreams]:
+        start, reaper = resolve_start(self.config, self.rollout, self.folder), self.services.reaper
+        if self.config.isolation == "sandbox":
+            sandbox = open_sandboxed(self.config, start, self.folder, reaper)
+            async with sandbox as confined, self._create_child(confined).open() as streams:
+                yield streams
+            return
+        async with self._create_child(start).open() as streams:
+            yield streams
+
+    def _create_child(self, start: StartSettings) -> ChildProcess:
         self.child = ChildProcess(
             start.command,
             name=self.server_name,

@@ -127,8 +127,8 @@ def test_broken_servers_file_causes_no_unknown_server_errors(write: Write, load_
     write("tool_configs/t.yaml", "tools: [{server: time}]")
     (message,) = load_errors()
     assert message == (
-        "mcp_servers.json:1: mcpServers.time.isolation: expected 'shared', 'session' or 'process', found 'both'\n"
-        "  remedy: write 'shared', 'session' or 'process'"
+        "mcp_servers.json:1: mcpServers.time.isolation: expected 'shared', 'session', 'process' or 'sandbox', found "
+        "'both'\n  remedy: write 'shared', 'session', 'process' or 'sandbox'"
     )
 
 

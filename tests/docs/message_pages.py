@@ -52,7 +52,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "gateway/gateway.py",
         "gateway/wire.py",
     ),
-    "interactions": ("gateway/feedback/", "gateway/confinement/"),
+    "interactions": ("gateway/feedback/", "gateway/sandbox/"),
     "http": ("gateway/http/", "gateway/client.py", "gateway/web/"),
     "media": ("gateway/media/", "trainer/vision/", "trainer/data/row_media.py"),
     "tape": ("gateway/tape/", "trainer/replay_rollouts.py", "trainer/train/replay_step.py"),

@@ -7,8 +7,8 @@ from textwrap import indent
 import anyio
 import pytest
 
-from gateway.confinement.python_programs import find_confinement
 from gateway.feedback.program_runner import ProgramLimits, ProgramResult, run_assertion
+from gateway.sandbox.python_programs import find_confinement
 
 LIMITS = ProgramLimits(wall_s=40.0, cpu_s=20)
 PROGRAM = """

@@ -11,10 +11,10 @@ import anyio
 import anyio.abc
 import pytest
 
-from gateway.confinement.python_programs import CONFINEMENTS, Confinement, confines, find_confinement
 from gateway.errors import ConfigError
 from gateway.feedback import program_runner
 from gateway.feedback.code import CodeInteraction, ProgramLimits, run_python
+from gateway.sandbox.python_programs import CONFINEMENTS, Confinement, confines, find_confinement
 
 WORKING = [confinement for confinement in CONFINEMENTS if confines(confinement)]
 """The confinements of this machine; each is tested."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from gateway.confinement.python_programs import find_confinement
 from gateway.feedback.program_runner import ProgramLimits, run_assertion
+from gateway.sandbox.python_programs import find_confinement
 
 EQUAL = "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\n"
 FORGED = {

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.confinement import program_users
 from gateway.errors import Unavailable
+from gateway.sandbox import program_users
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give programs users of their own")
 
 GATEWAY = """
 import subprocess, sys
-from gateway.confinement.python_programs import confine, program_folder
+from gateway.sandbox.python_programs import confine, program_folder
 with program_folder() as folder:
     command = confine("user", folder, (20, 2**30, 2**20), ("/bin/sh", "-c", *sys.argv[1:]))
     subprocess.run(command, cwd=folder.path, env={"A": "b"}, timeout=300)

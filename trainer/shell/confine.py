@@ -1,6 +1,6 @@
 """Runs bash on a script where nothing but bash can act: no files, no network, no programs, limits on everything.
 
-Bubblewrap confines bash where it is installed and works, else namespaces made by `gateway/confinement`. Inside there
+Bubblewrap confines bash where it is installed and works, else namespaces made by `gateway/sandbox`. Inside there
 are bash, a few text programs, stubs, and small folders in memory that are gone afterwards.
 """
 
@@ -22,8 +22,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from gateway.confinement import namespaces
-from gateway.confinement.child_limits import NOBODY
+from gateway.sandbox import namespaces
+from gateway.sandbox.child_limits import NOBODY
 from trainer.shell import stubs
 
 SYSTEM_PATH = "/usr/bin:/bin"

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from gateway.confinement import child_limits, namespaces
-from gateway.confinement.program_users import unused_user
+from gateway.sandbox import child_limits, namespaces
+from gateway.sandbox.program_users import unused_user
 
 Confinement = Literal["bubblewrap", "namespaces", "user", "none"]
 CONFINEMENTS: tuple[Confinement, ...] = ("bubblewrap", "namespaces", "user")

@@ -1,0 +1,231 @@
+"""Measures sandboxes: their start beside a bare process, 256 at once, and a warm call of `python` over the pipe.
+
+    .venv/bin/python bench/sandbox.py [--small] [--out FOLDER]
+
+Each time is taken in turn with its floor: the same command, or the same server of commands, without a sandbox.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox.bubblewrap import Confined, find_problem
+from gateway.sandbox.cgroups import find_hierarchies
+from gateway.sandbox.pipe_process import PipeProcess
+from gateway.sandbox.provider import INTERPRETER_COMMAND, SERVER_COMMAND, BubblewrapProvider, opened
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandboxed_command import open_command
+
+RESULTS = Path(__file__).parent / "results"
+TIMEOUT_S = 900
+CALL_S = 60.0
+MOST_ABOVE_MS = 10.0
+MAX_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    starts: int = 60
+    at_once: int = 256
+    calls: int = 500
+
+
+SMALL = Sizes(starts=5, at_once=8, calls=10)
+Step = Callable[[], Awaitable[object]]
+
+
+async def time_in_turn(count: int, bare: Step, boxed: Step) -> dict[str, float]:
+    """Median milliseconds of two steps, taken in turn, so that the machine is equally busy for both."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(count):
+        for step, kept in zip((bare, boxed), times, strict=True):
+            began = time.perf_counter()
+            await step()
+            kept.append((time.perf_counter() - began) * 1000)
+    floor, value = median(times[0]), median(times[1])
+    return {"bare_ms": floor, "sandbox_ms": value, "above_ms": value - floor, "ratio": value / floor}
+
+
+async def measure_commands(count: int, reaper: Reaper) -> dict[str, float]:
+    """A command from its start to its end."""
+
+    async def run_bare() -> None:
+        subprocess.run(["true"], check=True)  # noqa: ASYNC221 - nothing else runs
+
+    async def run_boxed() -> None:
+        async with open_command(Confined(("true",), SandboxSettings()), reaper) as held:
+            subprocess.run(held.line, check=True)  # noqa: ASYNC221 - nothing else runs
+
+    times = await time_in_turn(count, run_bare, run_boxed)
+    return times | {"cpu_above_ms": await cpu_ms(run_boxed, count) - await cpu_ms(run_bare, count)}
+
+
+async def cpu_ms(step: Step, count: int) -> float:
+    """Milliseconds of processor time of the processes of a step, on average; other programs change it little."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(count):
+        await step()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000 / count
+
+
+async def measure_servers(count: int, reaper: Reaper) -> dict[str, float]:
+    """The server of commands, which is Python, until it is ready, and its end."""
+
+    async def start_bare() -> None:
+        process = PipeProcess.start(SERVER_COMMAND)
+        await process.receive(MAX_BYTES)
+        await process.kill()
+
+    async def start_boxed() -> None:
+        async with opened(BubblewrapProvider(reaper), SandboxSettings()):
+            pass
+
+    return await time_in_turn(count, start_bare, start_boxed)
+
+
+async def measure_calls(count: int, reaper: Reaper) -> dict[str, float]:
+    """A call of Python in an interpreter that has been called before."""
+    bare = PipeProcess.start(SERVER_COMMAND)
+    await bare.receive(MAX_BYTES)
+    request = {"do": "python", "code": "1 + 1", "command": list(INTERPRETER_COMMAND), "timeout_s": CALL_S}
+    message = json.dumps(request | {"output_bytes": 1000}).encode()
+
+    async def call_bare() -> None:
+        await bare.send(message)
+        await bare.receive(MAX_BYTES)
+
+    async with opened(BubblewrapProvider(reaper), SandboxSettings()) as sandbox:
+        await call_bare()
+        await sandbox.run_python("1 + 1", CALL_S)
+        times = await time_in_turn(count, call_bare, lambda: sandbox.run_python("1 + 1", CALL_S))
+    await bare.kill()
+    return times
+
+
+async def measure_many(count: int, reaper: Reaper) -> dict[str, Any]:
+    """Sandboxes that all run at once, each with a command; lost are those that did not answer."""
+    provider, answers = BubblewrapProvider(reaper), []
+    all_started, started = anyio.Event(), 0
+
+    async def run_one() -> None:
+        nonlocal started
+        async with opened(provider, SandboxSettings()) as sandbox:
+            started += 1
+            if started == count:
+                all_started.set()
+            await all_started.wait()
+            answers.append((await sandbox.run(["echo", "here"], b"", TIMEOUT_S)).stdout)
+
+    began = time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(count):
+            tasks.start_soon(run_one)
+    lost = count - answers.count("here\n")
+    return {"sandboxes": count, "lost": lost, "wall_s": time.perf_counter() - began}
+
+
+def list_promises(results: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    """The promises, with what was measured."""
+    above, many = results["commands"]["above_ms"], results["many"]
+    return [
+        ("a start costs at most 10 ms more than a bare process", f"{above:.1f} ms", above <= MOST_ABOVE_MS),
+        (f"{many['sandboxes']} sandboxes at once, none lost", str(many["lost"]), many["lost"] == 0),
+    ]
+
+
+def format_report(results: dict[str, Any]) -> str:
+    """The page with the results."""
+    names = {
+        "commands": "`true`, from its start to its end",
+        "servers": "the server of commands (Python), until it is ready, and its end",
+        "calls": "a warm call of `python`",
+    }
+    promises = [
+        f"| {text} | {value} | {'met' if kept else '**missed**'} |" for text, value, kept in results["promises"]
+    ]
+    rows = [
+        f"| {text} | {row['bare_ms']:.2f} | {row['sandbox_ms']:.2f} | {row['above_ms']:.2f} | {row['ratio']:.1f} |"
+        for name, text in names.items()
+        if (row := results[name])
+    ]
+    many = results["many"]
+    return "\n".join(
+        [
+            "# Sandboxes",
+            "",
+            f"`make bench-sandbox`, measured on {results['machine']}. The load was {results['load']:.1f} at the start: "
+            "where that is more than a few tenths, other programs shared the cores, and ratios say more than times.",
+            "",
+            "| Promise | Measured | |",
+            "|---|---|---|",
+            *promises,
+            "",
+            "Medians in milliseconds, each taken in turn with its floor, the same without a sandbox:",
+            "",
+            "| What | bare | in a sandbox | above | ratio |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            f"A start takes {results['commands']['cpu_above_ms']:.1f} ms of processor time more than a bare process.",
+            "",
+            f"{many['sandboxes']} sandboxes that run at once, each with a command: {many['lost']} lost, "
+            f"{many['wall_s']:.1f} s in all.",
+            "",
+        ]
+    )
+
+
+async def measure(sizes: Sizes) -> dict[str, Any]:
+    """All measurements."""
+    if (problem := find_problem()) is not None:
+        sys.exit(problem)
+    groups = "control groups" if find_hierarchies() else "no control groups"
+    reaper = Reaper()
+    with anyio.fail_after(TIMEOUT_S):
+        results: dict[str, Any] = {
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores, {groups}",
+            "load": os.getloadavg()[0],
+            "commands": await measure_commands(sizes.starts, reaper),
+            "servers": await measure_servers(sizes.starts, reaper),
+            "calls": await measure_calls(sizes.calls, reaper),
+            "many": await measure_many(sizes.at_once, reaper),
+        }
+        await reaper.stop()
+    return results | {"promises": list_promises(results)}
+
+
+def main() -> None:
+    """Measures and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="a quick run, whose times mean little")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where sandbox.json and sandbox.md go")
+    options = parser.parse_args()
+    results = anyio.run(measure, SMALL if options.small else Sizes())
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "sandbox.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.out / "sandbox.md").write_text(format_report(results))
+    print(format_report(results))
+
+
+if __name__ == "__main__":
+    main()

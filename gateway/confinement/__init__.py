@@ -1,1 +1,0 @@
-"""Confinement of hostile programs: those of the policy here, and bash for launch scripts in `trainer/shell`."""

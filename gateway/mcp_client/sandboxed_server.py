@@ -1,0 +1,56 @@
+"""Stdio servers with `isolation: sandbox`: which of their files exist inside, and how they are started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gateway.config.models import Server
+from gateway.mcp_client.reaper import Reaper
+from gateway.mcp_client.rollout_folder import StartSettings
+from gateway.sandbox.bubblewrap import ROLLOUT, SYSTEM_FOLDERS, Confined
+from gateway.sandbox.sandboxed_command import open_command
+
+LIBRARIES = ("lib/python*", "lib/node_modules")
+"""What the folder of an interpreter has beside its `bin`."""
+
+
+@asynccontextmanager
+async def open_sandboxed(
+    config: Server, start: StartSettings, folder: Path | None, reaper: Reaper
+) -> AsyncIterator[StartSettings]:
+    """The settings with which the server is started in a sandbox; all that it started is killed at the end.
+
+    Inside are its program, the files that its arguments name, its `cwd`, and its rollout's folder, which it may write.
+    """
+    program = shutil.which(start.command[0], path=start.env.get("PATH")) or start.command[0]
+    command = (program, *(_absolute_file(argument) for argument in start.command[1:]))
+    writable = () if folder is None else (str(folder),)
+    readable = [*_program_paths(Path(program)), *filter(os.path.isfile, command[1:])]
+    if start.cwd is not None and not (folder is not None and start.cwd.is_relative_to(folder)):
+        readable.append(str(start.cwd))
+    env = {name: value for name, value in start.env.items() if name != "PATH"}
+    confined = Confined(command, config.sandbox, readable, writable, env, str(start.cwd or ROLLOUT))
+    async with open_command(confined, reaper) as held:
+        yield replace(start, command=held.line, env={}, cwd=None)
+
+
+def _absolute_file(argument: str) -> str:
+    """An argument that names a file, by its whole path: inside, there is no working folder of the gateway."""
+    path = Path.cwd() / argument
+    return str(path) if argument and path.is_file() else argument
+
+
+def _program_paths(program: Path) -> Iterator[str]:
+    """The program, and the folders of an interpreter that it belongs to, before and after links are followed."""
+    for file in dict.fromkeys((program, program.resolve())):
+        if file.is_relative_to(SYSTEM_FOLDERS[0]):
+            continue
+        yield str(file)
+        prefix = file.parent.parent
+        if any(next(prefix.glob(pattern), None) for pattern in LIBRARIES):
+            yield from (str(path) for name in ("bin", "lib", "pyvenv.cfg") if (path := prefix / name).exists())

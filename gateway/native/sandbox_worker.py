@@ -1,0 +1,128 @@
+"""The process of a native tool with `isolation: sandbox`: serves one function, or one rollout's instance of a class.
+
+It runs inside the sandbox. Standard input and output carry the messages; what the tool prints is dropped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import anyio
+from anyio import to_thread
+
+from gateway.config.load_object import load_object
+from gateway.import_hook import add_to_sys_path
+from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from gateway.native.function import FunctionTool
+from gateway.native.native_toolset import accepted_kwargs
+from gateway.native.process_protocol import HEADER_BYTES, body_length, encode, encode_result
+from gateway.native.tool_results import exception_result, invalid_arguments_result, to_tool_result
+from gateway.types import EMPTY, ToolResult
+
+Answer = Callable[[dict[str, Any]], Awaitable[ToolResult]]
+
+
+class FunctionServer:
+    """Calls a function."""
+
+    def __init__(self, function: Any, name: str) -> None:
+        self.tool = FunctionTool(function, name=name)
+
+    async def call(self, message: dict[str, Any]) -> ToolResult:
+        try:
+            kwargs = self.tool.bind(message["arguments"])
+        except ValueError as error:
+            return invalid_arguments_result(error)
+        return to_tool_result(await _awaited(self.tool.function(**kwargs)))
+
+
+class InstanceServer:
+    """Creates an instance of a class at the first call, and calls it."""
+
+    def __init__(self, tool: BaseTool, start: dict[str, Any]) -> None:
+        self.tool, self.kwargs, self.instance_id = tool, start["kwargs"], ""
+        self.is_created = False
+
+    async def call(self, message: dict[str, Any]) -> ToolResult:
+        if message.get("do") == "release":
+            if self.is_created:
+                await _awaited(self.tool.release(self.instance_id, **self._kwargs("release")))
+            return ToolResult()
+        parts = () if self.is_created else await self._create(message["instance_id"])
+        self.is_created = True
+        done = self.tool.execute(self.instance_id, message["arguments"], **self._kwargs("execute"))
+        result = to_tool_result(await _awaited(done))
+        return ToolResult((*parts, *result.parts), result.outcome, structured=result.structured, metrics=result.metrics)
+
+    async def _create(self, instance_id: str) -> tuple[Any, ...]:
+        """Parts that precede the first result."""
+        self.instance_id, kwargs = instance_id, self._kwargs("create")
+        accepted = accepted_kwargs(self.tool.create, kwargs | {"create_kwargs": kwargs})
+        created = await _awaited(self.tool.create(instance_id, **accepted))
+        own_id = created[0] if isinstance(created, tuple) else created
+        self.instance_id = own_id if isinstance(own_id, str) else instance_id
+        response = created[-1] if isinstance(created, tuple) else None
+        has_parts = isinstance(response, ToolResponse) and not response.is_empty()
+        return to_tool_result(response).parts if has_parts else ()
+
+    def _kwargs(self, method: str) -> dict[str, Any]:
+        return dict(self.kwargs.get(f"{method}_kwargs") or EMPTY)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _claim_streams() -> tuple[BinaryIO, BinaryIO]:
+    """The streams of messages. The tool itself gets an empty input, and its output is dropped."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return requests, answers
+
+
+def _read(stream: BinaryIO) -> Any:
+    """A message; None at the end."""
+    header = stream.read(HEADER_BYTES)
+    return json.loads(stream.read(body_length(header))) if len(header) == HEADER_BYTES else None
+
+
+def _load(start: dict[str, Any]) -> Answer:
+    add_to_sys_path(Path(folder) for folder in start["path"])
+    target = load_object(start["object"])
+    if not start["is_class"]:
+        return FunctionServer(target, start["name"]).call
+    schema = start["schema"] and OpenAIFunctionToolSchema.model_validate(start["schema"])
+    return InstanceServer(target(start["config"], schema), start).call
+
+
+async def _serve() -> None:
+    requests, answers = _claim_streams()
+    answers.write(encode({}))
+    answers.flush()
+    answer = _load(_read(requests))
+    body = encode({})
+    while True:
+        os.dup2(0, 2)  # Errors of the start are told, what the tool prints is not.
+        answers.write(body)
+        answers.flush()
+        message = await to_thread.run_sync(_read, requests)
+        if message is None:
+            os._exit(0)
+        try:
+            body = encode_result(await answer(message))
+        except Exception as error:  # user code: its exceptions are results, and it may have returned anything
+            body = encode_result(exception_result(message.get("name", ""), error))
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = []
+    anyio.run(_serve)

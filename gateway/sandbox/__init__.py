@@ -1,0 +1,1 @@
+"""Sandboxes: confined, limited processes for what a policy writes, for tools and MCP servers, and for bash scripts."""

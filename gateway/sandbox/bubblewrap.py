@@ -1,0 +1,197 @@
+"""The command line of bubblewrap for a sandbox, and whether bubblewrap works on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gateway.sandbox.cgroups import OWN_PROCESSES
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.system_call_filter import filter_program, has_filter
+
+SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache")
+"""What programs need to run at all."""
+MORE_SYSTEM_FILES = ("/etc/alternatives", "/etc/ssl/certs", "/etc/mime.types", "/etc/fonts", "/etc/localtime")
+ROLLOUT = "/rollout"
+"""The working folder inside, in memory: it is gone with the sandbox."""
+MEMORY_FOLDERS = (ROLLOUT, "/tmp", "/dev/shm")  # noqa: S108 - inside
+NEEDED_PROGRAMS = ("bwrap", "setpriv", "mount")
+OPEN_FILES = 1024
+FILE_BLOCK_BYTES = 512
+FILTER_DESCRIPTOR = 9
+PROBE_S = 20.0
+JOIN = """
+filter=$1 mounts=$2; shift 2
+while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
+shift
+exec "$@" 8< "$mounts" 9< "$filter"
+"""
+"""Runs outside: joins the groups, and opens the list of mounts and the filter of system calls."""
+ENTER = """
+mount -a -T /dev/fd/8 || exit 125
+ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
+ulimit -u "$4" 2> /dev/null || ulimit -p "$4" || exit 125  # bash, dash
+cd "$6" || exit 125
+shift 6
+exec "$@" 8<&-
+"""
+"""Runs inside, before all rights are given up: mounts the folders in memory, which bubblewrap makes without a limit on
+files, and sets the limits of single processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confined:
+    """A command and what it is confined by."""
+
+    command: Sequence[str]
+    settings: SandboxSettings
+    readable: Sequence[str] = ()
+    """Paths that the command itself needs, besides those of the settings."""
+    writable: Sequence[str] = ()
+    env: Mapping[str, str] | None = None
+    working_folder: str = ROLLOUT
+    user: int = 0
+    """Who runs it, where the gateway is root's."""
+    group_files: Sequence[str] = ()
+    limits_memory_by_process: bool = True
+
+
+def command_line(confined: Confined) -> tuple[str, ...]:
+    """The command line that runs a command confined."""
+    settings = confined.settings
+    inner = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, *_drop_rights(confined))
+    folders = _memory_folders(confined, with_paths=False)
+    files = (_filter_file(settings), _mounts_file(folders, settings.disk_mb, settings.files))
+    outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
+    return (*outer, *_options(confined), "--", *inner, *confined.command)
+
+
+def _limits(confined: Confined) -> Iterator[str]:
+    """The first arguments of `ENTER`."""
+    settings = confined.settings
+    yield from (str(settings.cpu_s), str(settings.disk_mb * 2**20 // FILE_BLOCK_BYTES), str(OPEN_FILES))
+    yield str(settings.processes + OWN_PROCESSES)
+    yield str(settings.memory_mb * 1024) if confined.limits_memory_by_process else "unlimited"
+
+
+def _drop_rights(confined: Confined) -> Iterator[str]:
+    """Becomes an unprivileged user without capabilities."""
+    yield from ("setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
+    if confined.user:
+        yield from (f"--reuid={confined.user}", f"--regid={confined.user}", "--clear-groups")
+
+
+def _options(confined: Confined) -> Iterator[str]:
+    is_root = os.geteuid() == 0
+    yield from (shutil.which("bwrap") or "bwrap", "--die-with-parent", "--clearenv", "--cap-drop", "ALL")
+    yield from ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+    yield from ("--hostname", "sandbox", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP")
+    if is_root:
+        yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+    else:
+        yield from ("--unshare-user", "--uid", "0", "--gid", "0")
+    if has_filter():
+        yield from ("--seccomp", str(FILTER_DESCRIPTOR))
+    yield from _mounts(confined)
+    for name, value in (_environment() | dict(confined.settings.env) | dict(confined.env or {})).items():
+        yield from ("--setenv", name, value)
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": ROLLOUT, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+
+
+def _readable(confined: Confined) -> list[str]:
+    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *confined.readable)
+    there = [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
+    return [*there, *map(str, confined.settings.readable)]  # One of these that is missing is an error of bubblewrap.
+
+
+def _writable(confined: Confined) -> list[str]:
+    return [*confined.writable, *map(str, confined.settings.writable)]
+
+
+def _memory_folders(confined: Confined, *, with_paths: bool) -> list[str]:
+    """The folders in memory in which paths of this machine are seen too, or those in which there are none.
+
+    The first are made before these paths, by bubblewrap, which cannot limit how many files they may have.
+    """
+    paths = [Path(path) for path in (*_readable(confined), *_writable(confined))]
+    return [folder for folder in MEMORY_FOLDERS if any(path.is_relative_to(folder) for path in paths) is with_paths]
+
+
+def _mounts(confined: Confined) -> Iterator[str]:
+    yield from ("--proc", "/proc", "--dev", "/dev")
+    for folder in MEMORY_FOLDERS:
+        yield from ("--dir", folder)
+    for folder in _memory_folders(confined, with_paths=True):
+        yield from ("--perms", "1777", "--size", str(confined.settings.disk_mb * 2**20), "--tmpfs", folder)
+    paths = (*_readable(confined), *_writable(confined))
+    for parent in sorted({parent for path in paths for parent in Path(path).parents} - {Path("/")}):
+        yield from ("--perms", "0755", "--dir", str(parent))
+    for path in _readable(confined):
+        yield from ("--ro-bind", path, path)
+    yield from ("--remount-ro", "/dev")
+    for path in _writable(confined):
+        yield from ("--bind", path, path)
+    yield from ("--remount-ro", "/")
+
+
+def _filter_file(settings: SandboxSettings) -> str:
+    return _memory_file(filter_program(settings.network == "loopback")) if has_filter() else os.devnull
+
+
+def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:
+    options = f"nosuid,nodev,mode=1777,size={disk_mb}m,nr_inodes={files}"
+    return _memory_file("".join(f"tmpfs {folder} tmpfs {options}\n" for folder in folders).encode())
+
+
+@cache
+def _memory_file(content: bytes) -> str:
+    """The path of a file in memory, which is gone with this process."""
+    descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+@cache
+def python_folders() -> tuple[str, ...]:
+    """Where the interpreter of this process and its packages are."""
+    return tuple(dict.fromkeys((sys.base_prefix, os.path.realpath(sys.prefix), sys.prefix)))
+
+
+@cache
+def find_problem() -> str | None:
+    """Why bubblewrap cannot be used on this machine, with what to do; None if it can."""
+    missing = [name for name in NEEDED_PROGRAMS if shutil.which(name) is None]
+    if missing:
+        packages = "bubblewrap, util-linux and mount"
+        return (
+            f"{', '.join(missing)} is not installed\n  remedy: install {packages} (Debian: apt-get install bubblewrap)"
+        )
+    confined = Confined(("/bin/sh", "-c", "echo confined"), SandboxSettings(), limits_memory_by_process=False)
+    try:
+        done = subprocess.run(  # noqa: S603 - bubblewrap with a command of ours
+            command_line(confined),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"bubblewrap does not start: {error}"
+    if done.stdout == "confined\n":
+        return None
+    remedy = (
+        "enable user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces=10000), or run"
+    )
+    return (
+        f"bubblewrap fails: {done.stderr.strip()[-300:]}\n  remedy: {remedy} the gateway where it may make namespaces"
+    )

@@ -1,0 +1,349 @@
+"""Runs commands and Python, and reads and writes files, inside a sandbox; the gateway asks it over standard input.
+
+Run as a script with `python -I -S`, so only the standard library is available. What a request starts is ended at its
+deadline, with all processes that came from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+HEADER_BYTES = 8
+CHUNK_BYTES = 65536
+LEFT_OPEN_S = 0.2
+"""How long output is read that a process left behind holds open."""
+INTERRUPT_S = 1.0
+"""How long Python may take to end an interrupted call; after that it is killed, and its variables are lost."""
+MAX_ANSWER_BYTES = 64 * 2**20
+TOO_LONG = "it reached the time limit"
+SUBREAPER = 36
+KILL_ROUNDS = 100
+Reply = dict[str, Any]
+
+
+class Output:
+    """What a command prints, up to a limit."""
+
+    def __init__(self, most: int) -> None:
+        self.data, self.most, self.is_over = bytearray(), most, False
+
+    def add(self, chunk: bytes) -> None:
+        room = self.most - len(self.data)
+        self.data += chunk[:room]
+        self.is_over = self.is_over or len(chunk) > room
+
+
+class Interpreter:
+    """A Python process that keeps its variables between calls."""
+
+    def __init__(self, command: list[str]) -> None:
+        asks, answers = os.pipe(), os.pipe()
+        process: Any = subprocess.Popen(  # noqa: S603 - the interpreter that the gateway chose
+            [*command, str(asks[0]), str(answers[1])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(asks[0], answers[1]),
+            start_new_session=True,
+            preexec_fn=be_killed_first,
+        )
+        self.process = process
+        os.close(asks[0])
+        os.close(answers[1])
+        self.asks, self.answers = asks[1], answers[0]
+        self.output: int = process.stdout.fileno()
+        for descriptor in (self.output, self.answers):
+            os.set_blocking(descriptor, False)
+
+    def close(self) -> None:
+        for descriptor in (self.asks, self.answers):
+            os.close(descriptor)
+        self.process.stdout.close()
+
+
+class Server:
+    """Answers requests one after the other."""
+
+    def __init__(self) -> None:
+        self.interpreter: Interpreter | None = None
+
+    def answer(self, request: dict[str, Any]) -> Reply:
+        kinds: dict[str, Callable[[dict[str, Any]], Reply]] = {
+            "run": self.run, "python": self.python, "put": self.put, "get": self.get,
+        }  # fmt: skip
+        try:
+            try:
+                return kinds[request["do"]](request)
+            except BlockingIOError:  # No process can be started: those that earlier calls left fill the sandbox.
+                self.end_all()
+                return kinds[request["do"]](request)
+        except OSError as error:
+            name = request.get("path") or error.filename
+            return {"error": f"{error.strerror}: {name}" if name else str(error.strerror)}
+
+    def end_all(self) -> None:
+        """Ends everything that was started, with the interpreter and its variables."""
+        with suppress(OSError):
+            os.kill(-1, signal.SIGKILL)
+        if self.interpreter is not None:
+            self.interpreter.process.wait()
+            self.interpreter.close()
+            self.interpreter = None
+        for _ in range(KILL_ROUNDS):
+            reap(None)
+            if not list(children()):
+                return
+            time.sleep(0.002)
+
+    def put(self, request: dict[str, Any]) -> Reply:
+        """Writes a file, with the folders that it is in."""
+        os.makedirs(os.path.dirname(os.path.abspath(request["path"])), exist_ok=True)
+        with open(request["path"], "wb") as file:
+            file.write(base64.b64decode(request["data"]))
+        return {}
+
+    def get(self, request: dict[str, Any]) -> Reply:
+        """Reads a file up to a size. No pipe or device: opening one may wait for ever."""
+        descriptor = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(request["most"] + 1) or b""
+        if len(data) > request["most"]:
+            return {"error": f"the file has more than {request['most']} bytes"}
+        return {"data": base64.b64encode(data).decode()}
+
+    def reap(self) -> set[int]:
+        """The children that were there before a request, without those that have ended."""
+        reap(self.interpreter.process.pid if self.interpreter else None)
+        return {child for child, _ in children()}
+
+    def run(self, request: dict[str, Any]) -> Reply:
+        """Runs a command to its end, or to a limit."""
+        before = self.reap()
+        process: Any = subprocess.Popen(  # noqa: S603 - this is what the sandbox is for
+            request["command"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=be_killed_first,
+        )
+        out, err = Output(request["output_bytes"]), Output(request["output_bytes"])
+        streams = {process.stdout: out, process.stderr: err}
+        deadline = time.monotonic() + request["timeout_s"]
+        reason = communicate(process, streams, base64.b64decode(request["stdin"]), deadline)
+        if reason:
+            kill_all(before)
+            process.wait()
+        for stream in (process.stdin, *streams):
+            with suppress(BrokenPipeError):
+                stream.close()
+        return {"stdout": to_text(out), "stderr": to_text(err), "status": process.returncode, "stopped": reason}
+
+    def python(self, request: dict[str, Any]) -> Reply:
+        """Runs code in the interpreter that the rollout keeps."""
+        interpreter = self.interpreter = self.interpreter or Interpreter(request["command"])
+        before = self.reap()
+        out = Output(request["output_bytes"])
+        reply, reason = self.ask(interpreter, request, out)
+        if reply is None:
+            kill_all(before - {interpreter.process.pid})
+            interpreter.process.wait()
+            interpreter.close()
+            self.interpreter = None
+            status = interpreter.process.returncode
+            return {
+                "stdout": to_text(out),
+                "stopped": reason or f"its process ended with status {status}",
+                "lost": True,
+            }
+        return reply | {"stdout": to_text(out), "stopped": reason, "lost": False}
+
+    def ask(self, interpreter: Interpreter, request: dict[str, Any], out: Output) -> tuple[Reply | None, str]:
+        """The interpreter's answer and why it was interrupted; no answer where it had to be ended."""
+        body = json.dumps({"code": request["code"]}).encode()
+        reason, deadline = "", time.monotonic() + request["timeout_s"]
+        received = bytearray()
+        with selectors.DefaultSelector() as selector:
+            for descriptor in (interpreter.output, interpreter.answers):
+                selector.register(descriptor, selectors.EVENT_READ)
+            try:
+                write_all(interpreter.asks, len(body).to_bytes(HEADER_BYTES, "big") + body)
+                while (reply := complete_message(received)) is None:
+                    if time.monotonic() < deadline and not out.is_over:
+                        receive(selector, interpreter, deadline, received, out)
+                    elif reason:
+                        return None, reason
+                    else:
+                        reason, deadline = stop_reason(out), time.monotonic() + INTERRUPT_S
+                        out.is_over, out.most = False, len(out.data) + CHUNK_BYTES
+                        interpreter.process.send_signal(signal.SIGINT)
+            except (OSError, EOFError):
+                return None, reason
+        with suppress(BlockingIOError):
+            while chunk := os.read(interpreter.output, CHUNK_BYTES):
+                out.add(chunk)
+        return read_reply(reply), reason
+
+
+def receive(
+    selector: selectors.BaseSelector, interpreter: Interpreter, deadline: float, received: bytearray, out: Output
+) -> None:
+    """Waits for what the interpreter prints and answers. Raises EOFError when it has ended."""
+    for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+        chunk = os.read(key.fd, CHUNK_BYTES)
+        if not chunk:
+            raise EOFError
+        if key.fd == interpreter.output:
+            out.add(chunk)
+        else:
+            received += chunk
+
+
+def complete_message(received: bytearray) -> bytes | None:
+    """The message that has been received, once it is complete. Raises EOFError for one that is too long."""
+    length = int.from_bytes(received[:HEADER_BYTES], "big")
+    if len(received) >= HEADER_BYTES and length > MAX_ANSWER_BYTES:
+        raise EOFError
+    has_all = len(received) >= HEADER_BYTES + length > HEADER_BYTES
+    return bytes(received[HEADER_BYTES : HEADER_BYTES + length]) if has_all else None
+
+
+def read_reply(body: bytes) -> Reply | None:
+    """The answer of the interpreter, in which anything may be written."""
+    try:
+        reply = json.loads(body)
+        return {"error": str(reply["error"]), "images": [str(image) for image in reply["images"]]}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def communicate(process: Any, streams: dict[Any, Output], stdin: bytes, deadline: float) -> str:
+    """Feeds a command and reads what it prints until it ends; returns why it must be stopped, if it must."""
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        data, last = memoryview(stdin), deadline
+        while selector.get_map():
+            if process.poll() is not None:
+                last = min(last, time.monotonic() + LEFT_OPEN_S)
+            if any(output.is_over for output in streams.values()):
+                return stop_reason(next(output for output in streams.values() if output.is_over))
+            left_s = last - time.monotonic()
+            if left_s <= 0:
+                break
+            for key, _ in selector.select(min(left_s, LEFT_OPEN_S)):
+                if key.fileobj is process.stdin:
+                    data = feed(selector, key.fileobj, data)
+                elif chunk := os.read(key.fd, CHUNK_BYTES):
+                    streams[key.fileobj].add(chunk)
+                else:
+                    selector.unregister(key.fileobj)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, deadline - time.monotonic()))
+    return "" if process.returncode is not None else TOO_LONG
+
+
+def feed(selector: selectors.BaseSelector, stdin: Any, data: memoryview) -> memoryview:
+    """Writes a part of the input; returns the rest. A command may end without reading it."""
+    with suppress(BlockingIOError):
+        try:
+            data = data[os.write(stdin.fileno(), data[:CHUNK_BYTES]) if data else 0 :]
+        except BrokenPipeError:
+            data = data[:0]
+    if not data:
+        selector.unregister(stdin)
+        stdin.close()
+    return data
+
+
+def stop_reason(out: Output) -> str:
+    """The same text each time: it does not tell how much time was left."""
+    return f"it printed more than {out.most} bytes" if out.is_over else TOO_LONG
+
+
+def to_text(output: Output) -> str:
+    """The output as text."""
+    return bytes(output.data).decode("utf-8", "replace")
+
+
+def be_killed_first() -> None:
+    """Where memory runs out, the kernel ends what was run, rather than this process."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("900")
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Writes all of it."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def kill_all(spared: set[int]) -> None:
+    """Kills the children but those spared, until there are no others: children of a killed one become this process's.
+
+    Where they multiply faster than that, everything else is killed at once.
+    """
+    for _ in range(KILL_ROUNDS):
+        left = [child for child, state in children() if state != "Z" and child not in spared]
+        if not left:
+            return
+        for child in left:
+            with suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    with suppress(OSError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def reap(spared: int | None) -> None:
+    """Reaps the processes that ended after those that started them."""
+    for child, state in list(children()):
+        if state == "Z" and child != spared:
+            with suppress(OSError):
+                os.waitpid(child, os.WNOHANG)
+
+
+def children() -> Iterator[tuple[int, str]]:
+    """The processes whose parent is this one, and their states."""
+    me = str(os.getpid())
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The name of the program stands in parentheses, and may have any character.
+                state, parent = file.read().rpartition(b")")[2].decode().split()[:2]
+                if parent == me:
+                    yield int(name), state
+
+
+def main() -> None:
+    """Answers requests until standard input ends."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.close(null)
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    server, reply = Server(), b"{}"
+    while True:
+        write_all(answers, len(reply).to_bytes(HEADER_BYTES, "big") + reply)
+        header = requests.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            sys.exit()
+        reply = json.dumps(server.answer(json.loads(requests.read(int.from_bytes(header, "big"))))).encode()
+
+
+if __name__ == "__main__":
+    main()

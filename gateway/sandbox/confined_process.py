@@ -1,0 +1,105 @@
+"""A confined process that answers messages. When it ends, it is known whether what runs in it has ended it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from typing import Self
+
+import anyio
+
+from gateway.errors import Unavailable
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox import sandbox_statistics as statistics
+from gateway.sandbox.bubblewrap import Confined
+from gateway.sandbox.cgroups import Cgroup
+from gateway.sandbox.pipe_process import PipeProcess, ProcessEnded
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandboxed_command import open_command
+
+START_S = 30.0
+READY_BYTES = 65536
+MAX_ANSWER_BYTES = 128 * 2**20
+
+
+class SandboxEnded(Exception):
+    """What ran in a sandbox ended it, or reached a limit that ends it."""
+
+
+class ConfinedProcess:
+    """A process that sends one message when it is ready, and then one for each that it gets."""
+
+    def __init__(self, process: PipeProcess, settings: SandboxSettings, group: Cgroup) -> None:
+        self.process, self.settings, self.group = process, settings, group
+        self._stack = AsyncExitStack()
+        self._lock = anyio.Lock()
+        self._is_stopped = False
+
+    @classmethod
+    async def start(cls, confined: Confined, reaper: Reaper) -> Self:
+        """Starts the command and waits until it is ready; raises Unavailable."""
+        began = time.perf_counter()
+        async with AsyncExitStack() as stack:
+            held = await stack.enter_async_context(open_command(confined, reaper))
+            started = cls(PipeProcess.start(held.line), confined.settings, held.group)
+            stack.push_async_callback(started.process.kill)
+            reaper.add(started.process.pid)
+            stack.callback(reaper.remove, started.process.pid)
+            await started._wait_until_ready()
+            started._stack = stack.pop_all()
+        statistics.count_start(time.perf_counter() - began)
+        return started
+
+    @property
+    def alive(self) -> bool:
+        return not self._is_stopped and self.process.exit_code is None
+
+    async def _wait_until_ready(self) -> None:
+        try:
+            with anyio.fail_after(START_S):
+                await self.process.receive(READY_BYTES)
+        except ProcessEnded as error:
+            statistics.count_refusal()
+            await self.process.wait()
+            raise Unavailable(f"a sandbox did not start: {self.process.error_text or error}") from error
+        except TimeoutError:
+            statistics.count_refusal()
+            raise Unavailable(f"a sandbox did not start within {START_S:g} s") from None
+
+    async def ask(self, message: bytes, timeout_s: float) -> bytes:
+        """Sends a message and waits for the answer. One that is late or cancelled ends the sandbox: nobody would know
+        what it left. Raises SandboxEnded, or Unavailable if the sandbox was ended from outside."""
+        async with self._lock:
+            if not self.alive:
+                raise SandboxEnded(await self._end_reason())
+            try:
+                with anyio.fail_after(timeout_s):
+                    await self.process.send(message)
+                    return await self.process.receive(MAX_ANSWER_BYTES)
+            except ProcessEnded as error:
+                raise SandboxEnded(await self._end_reason()) from error
+            except TimeoutError:
+                await self.stop()
+                raise SandboxEnded(f"it did not answer within {timeout_s:g} s") from None
+            except BaseException:
+                await self.stop()
+                raise
+
+    async def _end_reason(self) -> str:
+        """Why the sandbox ended. What runs inside cannot signal bubblewrap's outer process: then something else did."""
+        code = None if self._is_stopped else await self.process.wait(1.0)
+        hits, text = self.group.hits(), self.process.error_text
+        await self.stop()
+        if hits["memory"]:
+            return f"its processes used more than {self.settings.memory_mb} MB of memory"
+        if code is not None and code < 0:
+            raise Unavailable(f"the sandbox was ended from outside, by signal {-code}")
+        return f"its processes ended it{f': {text}' if text else ''}"
+
+    async def stop(self) -> None:
+        """Ends everything in the sandbox, and removes what it held."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            statistics.count_end()
+            with anyio.CancelScope(shield=True):
+                await self._stack.aclose()

@@ -1,0 +1,87 @@
+"""The Python process of a rollout: runs code and keeps its variables; the value of a last expression is printed.
+
+Run as a script inside a sandbox. Arguments: the descriptors of requests and answers. Figures of matplotlib that the
+code leaves open come back as PNG images.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import json
+import os
+import sys
+import traceback
+import types
+from contextlib import suppress
+from typing import Any
+
+HEADER_BYTES = 8
+MOST_IMAGES = 8
+
+
+def run_code(code: str, names: dict[str, Any]) -> str:
+    """Runs code; returns the traceback of what it raised, or nothing."""
+    try:
+        tree = ast.parse(code, "<code>")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<code>", "exec"), names)  # noqa: S102 - the policy's code, confined
+        if isinstance(last, ast.Expr):
+            sys.displayhook(eval(compile(ast.Expression(last.value), "<code>", "eval"), names))  # noqa: S307 - as above
+    except KeyboardInterrupt:
+        return "KeyboardInterrupt"
+    except SystemExit as error:
+        return f"SystemExit: {error}"
+    except BaseException as error:
+        lines = traceback.format_exception(error)
+        first = next((index for index, line in enumerate(lines) if 'File "<code>"' in line), 1)
+        return "".join([lines[0], *lines[first:]]) if len(lines) > 1 else "".join(lines)
+    return ""
+
+
+def figures() -> list[str]:
+    """The open figures of matplotlib, if the code uses it, as PNG; they are closed."""
+    plots = sys.modules.get("matplotlib.pyplot")
+    images = []
+    for number in plots.get_fignums()[:MOST_IMAGES] if plots else ():
+        data = io.BytesIO()
+        plots.figure(number).savefig(data, format="png")  # type: ignore[union-attr]
+        images.append(base64.b64encode(data.getvalue()).decode())
+    if plots:
+        plots.close("all")
+    return images
+
+
+def main() -> None:
+    """Answers requests until they end."""
+    asks, answers = int(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(asks, False)
+    os.set_inheritable(answers, False)
+    sys.argv[:] = [""]
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    sys.path.insert(0, os.getcwd())
+    requests, me = os.fdopen(asks, "rb"), os.getpid()
+    while len(header := requests.read(HEADER_BYTES)) == HEADER_BYTES:
+        code = json.loads(requests.read(int.from_bytes(header, "big")))["code"]
+        reply: dict[str, Any] = {"error": "", "images": []}
+        with suppress(KeyboardInterrupt):
+            reply["error"] = run_code(code, vars(module))
+            try:
+                reply["images"] = figures()
+            except Exception as error:
+                reply["error"] = reply["error"] or f"{type(error).__name__}: {error}"
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        if os.getpid() != me:  # The code has forked: a child ends with it.
+            os._exit(0)
+        body = json.dumps(reply).encode()
+        data = len(body).to_bytes(HEADER_BYTES, "big") + body
+        while data:
+            data = data[os.write(answers, data) :]
+
+
+if __name__ == "__main__":
+    main()

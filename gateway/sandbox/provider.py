@@ -1,0 +1,169 @@
+"""Sandboxes behind one interface: a provider starts them; a sandbox runs commands and Python, and keeps files.
+
+Every provider starts `command_server.py` inside and talks to it over a pipe, so that one needs to know only how to
+start a process. What a provider fails at is `Unavailable`, never the policy's failure.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gateway.large_json import run_beside
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox import command_server, interpreter_process
+from gateway.sandbox import sandbox_statistics as statistics
+from gateway.sandbox.bubblewrap import Confined, python_folders
+from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded
+from gateway.sandbox.sandbox_settings import SandboxSettings
+
+FILE_S = 30.0
+"""Deadline of reading or writing a file."""
+MARGIN_S = 5.0
+"""How long after its deadline a request may take to be answered: the rest of it is killed meanwhile."""
+LARGE_BYTES = 65536
+"""Longer answers are parsed in a thread."""
+ENVIRONMENT = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib", "PYTHONHASHSEED": "0"}  # noqa: S108 - inside
+"""Equal rollouts print equal sets."""
+SERVER_COMMAND = (sys.executable, "-I", "-S", "-B", command_server.__file__)
+INTERPRETER_COMMAND = (sys.executable, "-B", "-u", interpreter_process.__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """How a command or a piece of code ended."""
+
+    stdout: str
+    stderr: str = ""
+    status: int | None = None
+    """The exit status of a command that ended by itself."""
+    stopped: str = ""
+    """Why it was stopped, if it was."""
+    images: tuple[bytes, ...] = ()
+    """PNG images of the figures that Python code drew."""
+    is_lost: bool = False
+    """Whether the variables of earlier code are gone."""
+
+
+class Sandbox(Protocol):
+    """One started sandbox, used by one rollout. Requests wait for each other."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
+        """Runs a command. Raises SandboxEnded, or Unavailable if the provider failed."""
+        ...
+
+    async def run_python(self, code: str, timeout_s: float) -> Completed:
+        """Runs code in an interpreter that keeps its variables."""
+        ...
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Writes a file; raises OSError with a text for the policy."""
+        ...
+
+    async def get(self, path: str, max_bytes: int) -> bytes:
+        """Reads a file; raises OSError with a text for the policy."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class SandboxProvider(Protocol):
+    """Starts sandboxes."""
+
+    async def start(self, settings: SandboxSettings) -> Sandbox:
+        """A started sandbox, which the caller stops; raises Unavailable."""
+        ...
+
+
+class BubblewrapProvider:
+    """Starts sandboxes on this machine."""
+
+    def __init__(self, reaper: Reaper) -> None:
+        self._reaper = reaper
+
+    async def start(self, settings: SandboxSettings) -> LocalSandbox:
+        scripts = (command_server.__file__, interpreter_process.__file__)
+        confined = Confined(SERVER_COMMAND, settings, readable=(*python_folders(), *scripts), env=ENVIRONMENT)
+        return LocalSandbox(await ConfinedProcess.start(confined, self._reaper))
+
+
+class LocalSandbox:
+    """A sandbox whose server of commands is a child process of this one."""
+
+    def __init__(self, process: ConfinedProcess) -> None:
+        self._process, self._settings = process, process.settings
+        self._memory_hits = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive
+
+    async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
+        request = {"do": "run", "command": list(command), "stdin": base64.b64encode(stdin).decode()}
+        reply = await self._ask(request | self._limits(timeout_s), timeout_s)
+        if "error" in reply:
+            raise OSError(reply["error"])
+        status = reply["status"] if isinstance(reply["status"], int) else None
+        return self._completed(reply, str(reply["stderr"]), status)
+
+    async def run_python(self, code: str, timeout_s: float) -> Completed:
+        request = {"do": "python", "code": code, "command": list(INTERPRETER_COMMAND)}
+        reply = await self._ask(request | self._limits(timeout_s), timeout_s)
+        return self._completed(reply, str(reply.get("error", "")), None)
+
+    async def put(self, path: str, data: bytes) -> None:
+        reply = await self._ask({"do": "put", "path": path, "data": base64.b64encode(data).decode()}, FILE_S)
+        if "error" in reply:
+            raise OSError(str(reply["error"]))
+
+    async def get(self, path: str, max_bytes: int) -> bytes:
+        reply = await self._ask({"do": "get", "path": path, "most": max_bytes}, FILE_S)
+        if "error" in reply:
+            raise OSError(str(reply["error"]))
+        return base64.b64decode(str(reply["data"]))
+
+    async def stop(self) -> None:
+        await self._process.stop()
+
+    def _limits(self, timeout_s: float) -> dict[str, Any]:
+        return {"timeout_s": timeout_s, "output_bytes": self._settings.output_bytes}
+
+    def _completed(self, reply: Mapping[str, Any], stderr: str, status: int | None) -> Completed:
+        stopped, hits = str(reply["stopped"]), self._process.group.hits()["memory"]
+        if hits > self._memory_hits:
+            self._memory_hits = hits
+            stopped = f"it used more than {self._settings.memory_mb} MB of memory"
+        elif stopped:
+            limit = "output" if "printed" in stopped else "time" if "time limit" in stopped else "processes"
+            statistics.count_hits({limit: 1})
+        images = tuple(base64.b64decode(str(image)) for image in reply.get("images", ()))
+        return Completed(str(reply["stdout"]), stderr, status, stopped, images, reply.get("lost") is True)
+
+    async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        body = await self._process.ask(json.dumps(request).encode(), timeout_s + MARGIN_S)
+        try:
+            reply = json.loads(body) if len(body) <= LARGE_BYTES else await run_beside(json.loads, body)
+        except (ValueError, RecursionError):
+            reply = None
+        if isinstance(reply, dict):
+            return reply
+        await self.stop()
+        raise SandboxEnded("its processes wrote an answer that cannot be read")
+
+
+@asynccontextmanager
+async def opened(provider: SandboxProvider, settings: SandboxSettings) -> AsyncIterator[Sandbox]:
+    """A sandbox for a block."""
+    sandbox = await provider.start(settings)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.stop()

@@ -1,0 +1,51 @@
+"""Counts of sandboxes in this process, for `/healthz` and the metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class SandboxStatistics:
+    """Sandboxes that were started and refused, the time that starts took, and limits that were hit."""
+
+    starts: int = 0
+    start_s: float = 0.0
+    """Seconds of all starts together."""
+    running: int = 0
+    refusals: int = 0
+    limits_hit: Counter[str] = field(default_factory=Counter)
+    """By limit."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts as JSON."""
+        return {**asdict(self), "limits_hit": dict(self.limits_hit)}
+
+
+STATISTICS = SandboxStatistics()
+"""Of all gateways of this process."""
+
+
+def count_start(seconds: float) -> None:
+    """Counts a sandbox that has started."""
+    STATISTICS.starts += 1
+    STATISTICS.running += 1
+    STATISTICS.start_s += seconds
+
+
+def count_end() -> None:
+    """Counts the end of a sandbox that had started."""
+    STATISTICS.running -= 1
+
+
+def count_refusal() -> None:
+    """Counts a sandbox that could not be started."""
+    STATISTICS.refusals += 1
+
+
+def count_hits(hits: Mapping[str, int]) -> None:
+    """Counts limits that were hit."""
+    STATISTICS.limits_hit.update({name: count for name, count in hits.items() if count})

@@ -1,0 +1,162 @@
+"""The tools `python`, `shell` and `files`: each rollout has one sandbox for all of them, started at its first call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from gateway.config.entries import SandboxTool
+from gateway.errors import Unavailable
+from gateway.sandbox.confined_process import SandboxEnded
+from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
+from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.schema import parse_arguments
+from gateway.toolset import Session, unknown_tool_result
+from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+
+log = logging.getLogger(__name__)
+
+ToolName = SandboxTool
+MAX_TIME_S = 3600.0
+MARGIN_S, MARGIN_SHARE = 3.0, 0.3
+"""Code ends this long before its call's deadline, or this share of the time before it, so that the policy gets what it
+printed, and its endless loop is its own error rather than a timeout of the infrastructure."""
+LOST = "The variables of earlier calls are lost."
+NEW_SANDBOX = "The next call gets a new sandbox, without the files and variables of earlier calls."
+SPECS: Mapping[ToolName, tuple[str, str, str]] = {
+    "python": (
+        "Runs Python code and returns what it prints, and the value of its last line. Variables, imports and files stay"
+        " for the next call. Figures of matplotlib come back as images. There is no access to the Internet.",
+        "code",
+        "The code.",
+    ),
+    "shell": (
+        "Runs a shell command in the folder /rollout and returns what it prints. Files stay for the next call; the"
+        " working folder and variables of the shell do not. There is no access to the Internet.",
+        "command",
+        "The command line, for bash.",
+    ),
+}
+
+
+def tool_spec(name: ToolName, owner: str) -> ToolSpec:
+    """The spec of a tool."""
+    if name == "files":
+        return ToolSpec(name, FILES_TEXT, FILES_PARAMETERS, owner=owner)
+    text, parameter, description = SPECS[name]
+    properties = {parameter: {"type": "string", "description": description}}
+    return ToolSpec(name, text, {"type": "object", "properties": properties, "required": [parameter]}, owner=owner)
+
+
+class SandboxToolset:
+    """Tools that work in a sandbox of the rollout."""
+
+    def __init__(
+        self, names: Sequence[ToolName], settings: SandboxSettings, provider: SandboxProvider, owner: str = ""
+    ) -> None:
+        self.specs: Sequence[ToolSpec] = tuple(tool_spec(name, owner) for name in names)
+        self.settings, self.provider = settings, provider
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close: sandboxes end with their sessions."""
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Session]:
+        session = _SandboxSession(self)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+
+class _SandboxSession:
+    __slots__ = ("_lock", "_sandbox", "_toolset")
+
+    def __init__(self, toolset: SandboxToolset) -> None:
+        self._toolset = toolset
+        self._sandbox: Sandbox | None = None
+        self._lock = anyio.Lock()
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._toolset.specs
+
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
+        if call.name not in {spec.name for spec in self.specs}:
+            return unknown_tool_result(call.name, self.specs)
+        arguments = parse_arguments(call.arguments)
+        try:
+            sandbox = await self._started()
+            if call.name == "files":
+                return ToolResult((Text(await run_files(sandbox, arguments)),))
+            if call.name == "python":
+                return _python_result(await sandbox.run_python(str(arguments["code"]), _time_left_s()))
+            words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", "bash", "-c", str(arguments["command"]))
+            return _shell_result(await sandbox.run(words, b"", _time_left_s()))
+        except Unavailable as error:
+            log.error("tool %s: %s", call.name, error)
+            return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
+        except SandboxEnded as error:
+            text = f"The sandbox was ended: {error}. {NEW_SANDBOX}"
+            return ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+        except (OSError, FileProblem) as error:
+            return ToolResult((Text(f"Error: {error}"),), Outcome.ERROR, reason=str(error))
+
+    async def _started(self) -> Sandbox:
+        """The rollout's sandbox; a new one if the last has ended."""
+        async with self._lock:
+            if self._sandbox is None or not self._sandbox.alive:
+                sandbox, self._sandbox = self._sandbox, None
+                if sandbox is not None:
+                    await sandbox.stop()
+                self._sandbox = await self._toolset.provider.start(self._toolset.settings)
+            return self._sandbox
+
+    async def finish(self) -> Mapping[str, float]:
+        """No rewards: what scores is not within reach of what is scored."""
+        return EMPTY
+
+    async def close(self) -> None:
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            await sandbox.stop()
+
+
+def _time_left_s() -> float:
+    """How long code may run, so that its end is told before the call's deadline."""
+    left_s = anyio.current_effective_deadline() - anyio.current_time()
+    return max(0.05, min(MAX_TIME_S, left_s - min(MARGIN_S, MARGIN_SHARE * left_s)))
+
+
+def _python_result(done: Completed) -> ToolResult:
+    texts = [done.stdout, done.stderr]
+    if done.stopped:
+        texts.append(f"The code was stopped: {done.stopped}.{f' {LOST}' if done.is_lost else ''}")
+    reason = done.stopped or (done.stderr.strip().splitlines() or [""])[-1]
+    result = _text_result(texts, reason, is_error=bool(done.stopped or done.stderr))
+    return replace(result, parts=(*result.parts, *(Image(data) for data in done.images)))
+
+
+def _shell_result(done: Completed) -> ToolResult:
+    """A status other than 0 is told; it is a value in shell, such as that of `grep`, and no error of the call."""
+    if done.stopped:
+        return _text_result([done.stdout, f"The command was stopped: {done.stopped}."], done.stopped, is_error=True)
+    return _text_result([done.stdout, f"[exit status {done.status}]" if done.status else ""], "", is_error=False)
+
+
+def _text_result(texts: Sequence[str], reason: str, *, is_error: bool) -> ToolResult:
+    text = "\n".join(text.rstrip("\n") for text in texts if text) or "[no output]"
+    outcome = Outcome.ERROR if is_error else Outcome.OK
+    return ToolResult((Text(text),), outcome, reason=reason if is_error else None)

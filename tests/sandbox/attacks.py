@@ -1,0 +1,192 @@
+"""Attempts to get out of a sandbox, or to use more than it has: Python code that prints SUCCEEDED if it does.
+
+Names in braces are what the tests have made outside: a secret file, a process, a listening socket, and so on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+LIBC = "import ctypes, os; libc = ctypes.CDLL(None, use_errno=True)\n"
+CHECK = "\nif result < 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\nprint('SUCCEEDED')"
+X86_CALLS = {"keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323, "io_uring_setup": 425}
+ARM_CALLS = {"keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282, "io_uring_setup": 425}
+
+
+class Attack(NamedTuple):
+    """Code, what its error says in the sandbox, and whether it is run outside too, where it must succeed."""
+
+    code: str
+    reason: str
+    runs_outside: bool = True
+
+
+def _socket(family: str, kind: str = "SOCK_STREAM") -> str:
+    return f"import socket; socket.socket(socket.{family}, socket.{kind}); print('SUCCEEDED')"
+
+
+def _system_call(name: str) -> Attack:
+    number = f"({X86_CALLS[name]} if os.uname().machine == 'x86_64' else {ARM_CALLS[name]})"
+    return Attack(f"{LIBC}result = libc.syscall({number}, 0, 0, 0, 0, 0){CHECK}", "PermissionError", False)
+
+
+def _reads(path: str) -> str:
+    return f"print(open({path}).read(1), 'SUCCEEDED')"
+
+
+def _writes(path: str) -> str:
+    return f"open({path}, 'w').write('1'); print('SUCCEEDED')"
+
+
+NO_FAMILY, NOT_THERE, DENIED, READ_ONLY = "Address family not supported", "FileNotFound", "Permission", "Read-only file"
+NOT_PERMITTED = "Operation not permitted"
+FULL = "No space left on device"
+FILL = "for n in range(6):\n  with open(f'{folder}/fill{{n}}', 'wb') as f: f.write(bytes(2**22))\nprint('SUCCEEDED')"
+
+NETWORK = {
+    "connects to a port of the machine": Attack(
+        "import socket; socket.create_connection(('127.0.0.1', {port})); print('SUCCEEDED')", NO_FAMILY
+    ),
+    "opens an IPv6 socket": Attack(_socket("AF_INET6"), NO_FAMILY),
+    "opens a datagram socket": Attack(_socket("AF_INET", "SOCK_DGRAM"), NO_FAMILY),
+    "opens a raw socket": Attack(_socket("AF_INET", "SOCK_RAW"), NO_FAMILY, False),
+    "opens a packet socket": Attack(_socket("AF_PACKET", "SOCK_RAW"), NO_FAMILY, False),
+    "asks the kernel for interfaces": Attack(_socket("AF_NETLINK", "SOCK_RAW"), NO_FAMILY),
+    "opens a socket to the hypervisor": Attack(_socket("AF_VSOCK"), NO_FAMILY, False),
+    "connects to an abstract socket": Attack(
+        "import socket; s = socket.socket(socket.AF_UNIX); s.connect(chr(0) + {abstract!r}); print('SUCCEEDED')",
+        "Connection refused",
+    ),
+    "connects to a socket file": Attack(
+        "import socket; s = socket.socket(socket.AF_UNIX); s.connect({socket!r}); print('SUCCEEDED')", NOT_THERE
+    ),
+}
+FILES = {
+    "reads a secret file": Attack(_reads("{secret!r}"), NOT_THERE),
+    "writes the file of a reward": Attack(_writes("{secret!r}"), NOT_THERE),
+    "reads the list of users": Attack(_reads("'/etc/passwd'"), NOT_THERE),
+    "lists a folder": Attack("import os; os.listdir({folder!r}); print('SUCCEEDED')", NOT_THERE),
+    "lists control groups": Attack("import os; os.listdir('/sys/fs/cgroup'); print('SUCCEEDED')", NOT_THERE),
+    "follows a symbolic link": Attack("import os; os.symlink({secret!r}, 'soft'); " + _reads("'soft'"), NOT_THERE),
+    "makes a hard link": Attack("import os; os.link({secret!r}, 'hard'); print('SUCCEEDED')", NOT_THERE),
+    "makes a hard link to a program": Attack(
+        "import os; os.link('/bin/sh', 'hard'); print('SUCCEEDED')", "cross-device", False
+    ),
+    "goes through the root of another process": Attack(_reads("'/proc/1/root' + {secret!r}"), DENIED, False),
+    "climbs out of its folder": Attack(_reads("'/rollout/../../..' + {secret!r}"), NOT_THERE, False),
+    "reads another rollout's file": Attack(_reads("{victim_file!r}"), NOT_THERE, False),
+    "writes among the system's programs": Attack(_writes("'/usr/bin/mtrl-attack'"), READ_ONLY, False),
+    "writes among the packages of Python": Attack(
+        "import sysconfig; " + _writes("sysconfig.get_paths()['purelib'] + '/mtrl_attack.py'"), READ_ONLY, False
+    ),
+    "writes to the root": Attack(_writes("'/mtrl-attack'"), READ_ONLY, False),
+    "makes a device": Attack(
+        "import os, stat; os.mknod('device', 0o600 | stat.S_IFBLK, os.makedev(8, 0)); print('SUCCEEDED')",
+        NOT_PERMITTED,
+        False,
+    ),
+    "gives a file away": Attack("import os; open('f', 'w'); os.chown('f', 1, 1); print('SUCCEEDED')", NOT_PERMITTED),
+    "opens a file by its handle": Attack(
+        LIBC + "result = libc.open_by_handle_at(-100, ctypes.create_string_buffer(64), 0)" + CHECK, DENIED, False
+    ),
+    "uses inherited descriptors": Attack(
+        "import os, stat\nfor n in range(3, 256):\n try: mode = os.fstat(n).st_mode\n except OSError: continue\n"
+        " if stat.S_ISREG(mode) and b'secret' in os.pread(n, 9, 0): print('SUCCEEDED')\nraise OSError('there is none')",
+        "there is none",
+    ),
+}
+PROCESSES = {
+    "signals the gateway": Attack("import os; os.kill({pid}, 0); print('SUCCEEDED')", "ProcessLookup"),
+    "signals the gateway's group": Attack("import os; os.killpg({group}, 0); print('SUCCEEDED')", "ProcessLookup"),
+    "opens the gateway's process": Attack("import os; os.pidfd_open({pid}); print('SUCCEEDED')", "ProcessLookup"),
+    "reads the gateway's environment": Attack(_reads("'/proc/{pid}/environ'"), NOT_THERE),
+    "reads the gateway's memory": Attack(_reads("'/proc/{pid}/mem', 'rb'"), NOT_THERE, False),
+    "lists the gateway's descriptors": Attack("import os; os.listdir('/proc/{pid}/fd'); print('SUCCEEDED')", NOT_THERE),
+    "finds another rollout's process": Attack(
+        "import pathlib\nfor p in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
+        " if b'{marker}' in p.read_bytes(): print('SUCCEEDED')\nraise OSError('there is none')",
+        "there is none",
+    ),
+    "signals the sandbox's first process": Attack("import os; os.kill(1, 9); print('SUCCEEDED')", DENIED, False),
+    "reads the first process's environment": Attack(_reads("'/proc/1/environ'"), DENIED, False),
+    "traces a process": Attack(LIBC + "result = libc.ptrace(16, 1, 0, 0)" + CHECK, DENIED, False),
+    "reads another process's memory": Attack(
+        LIBC + "result = libc.process_vm_readv(1, None, 0, None, 0, 0)" + CHECK, DENIED, False
+    ),
+    "opens shared memory": Attack(_reads("{shared!r}"), NOT_THERE),
+    "attaches System V memory": Attack(LIBC + "result = libc.shmget({key}, 0, 0)" + CHECK, NOT_THERE),
+}
+PRIVILEGES = {
+    "becomes root": Attack("import os; os.setuid(0); print('SUCCEEDED')", NOT_PERMITTED),
+    "has capabilities": Attack(
+        "caps = [l for l in open('/proc/self/status') if l.startswith(('CapEff', 'CapBnd', 'CapPrm'))]\n"
+        "if any(int(l.split()[1], 16) for l in caps): print('SUCCEEDED')\nraise OSError('it has none')",
+        "it has none",
+    ),
+    "gains rights from a program": Attack(
+        LIBC + "if libc.prctl(39, 0, 0, 0, 0) == 0: print('SUCCEEDED')\nraise OSError('no new privileges')",
+        "no new privileges",
+    ),
+    "mounts": Attack(LIBC + "result = libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)" + CHECK, DENIED, False),
+    "makes the system writable": Attack(
+        LIBC + "result = libc.mount(None, b'/usr', None, ctypes.c_ulong(32 | 4096), None)" + CHECK, DENIED, False
+    ),
+    "unmounts": Attack(LIBC + "result = libc.umount2(b'/rollout', 2)" + CHECK, DENIED, False),
+    "changes its root": Attack("import os; os.chroot('/tmp'); print('SUCCEEDED')", NOT_PERMITTED, False),
+    "makes a user namespace": Attack(LIBC + "result = libc.unshare(0x10000000)" + CHECK, DENIED, False),
+    "makes a mount namespace": Attack(LIBC + "result = libc.unshare(0x20000)" + CHECK, DENIED, False),
+    "enters another namespace": Attack(
+        LIBC + "result = libc.setns(os.open('/proc/self/ns/net', 0), 0)" + CHECK, DENIED, False
+    ),
+    "sets the clock": Attack(
+        "import time; time.clock_settime(time.CLOCK_REALTIME, time.time()); print('SUCCEEDED')", NOT_PERMITTED, False
+    ),
+    "sets the host's name": Attack("import socket; socket.sethostname('x'); print('SUCCEEDED')", NOT_PERMITTED, False),
+    "types into a terminal": Attack(
+        "import fcntl, pty; fcntl.ioctl(pty.openpty()[1], 0x5412, b'x'); print('SUCCEEDED')", NOT_PERMITTED, False
+    ),
+    "raises its priority": Attack("import os; os.nice(-5); print('SUCCEEDED')", DENIED),
+    "raises its limits": Attack(
+        "import resource as r; r.setrlimit(r.RLIMIT_CORE, (1, 1)); print('SUCCEEDED')", "not allowed to raise"
+    ),
+    "sets a parameter of the kernel": Attack(_writes("'/proc/sys/kernel/core_pattern'"), "Errno", False),
+    "loads a module": Attack(LIBC + "result = libc.init_module(None, 0, b'')" + CHECK, "Errno", False),
+    **{f"calls {name}": _system_call(name) for name in X86_CALLS},
+}
+DISK = {
+    "fills its folder": Attack(FILL.replace("{folder}", "."), FULL),
+    "fills the folder for temporary files": Attack(FILL.replace("{folder}", "/tmp"), FULL, False),
+    "fills shared memory": Attack(FILL.replace("{folder}", "/dev/shm"), FULL, False),
+    "makes files without end": Attack(
+        "import os\nos.mkdir('d')\nfor n in range(2000): open(f'd/{n}', 'w')\nprint('SUCCEEDED')".replace(
+            "{n}", "{{n}}"
+        ),
+        FULL,
+    ),
+    "prints without end": Attack("for _ in range(99): print('x' * 10_000)\nprint('SUCCEEDED')", "it printed more than"),
+}
+MEMORY_AND_PROCESSES = {
+    "takes memory": Attack(
+        "data = []\nfor _ in range(20): data.append(bytearray(b'x' * 2**24))\nprint('SUCCEEDED')", "emory"
+    ),
+    "forks without end": Attack(
+        "import os, time\nme = os.getpid()\nfor n in range(60):\n if os.fork() == 0: time.sleep(60); os._exit(0)\n"
+        "if os.getpid() == me: print('SUCCEEDED')",
+        "temporarily unavailable",
+        False,
+    ),
+    "starts threads without end": Attack(
+        "import threading, time\nfor _ in range(90): threading.Thread(target=time.sleep, args=(9,), daemon=True)"
+        ".start()\nprint('SUCCEEDED')",
+        "can't start new thread",
+    ),
+}
+TIME = {
+    "runs without end": Attack("while True: pass", "time limit", False),
+    "ignores being interrupted": Attack(
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)",
+        "time limit",
+        False,
+    ),
+}
+ATTACKS = NETWORK | FILES | PROCESSES | PRIVILEGES | DISK | MEMORY_AND_PROCESSES | TIME

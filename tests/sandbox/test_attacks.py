@@ -1,0 +1,110 @@
+"""No attempt to get out of a sandbox succeeds, each ends with its reason, and outside of one it would succeed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.sandbox import cgroups, sandboxed_command
+from gateway.toolset import Session
+from gateway.types import Outcome, ToolCall, ToolResult
+from tests.sandbox.attacks import ATTACKS, MEMORY_AND_PROCESSES, TIME, Attack
+from tests.sandbox.conftest import open_session
+from tests.waiting import PATIENCE_S
+
+CALL_S, SHORT_S = 50.0, 6.0
+OUTSIDE = [name for name, attack in ATTACKS.items() if attack.runs_outside]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One event loop for all attacks, so that they share a sandbox; the tools' own tests run on both."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def victim(targets: Mapping[str, Any], anyio_backend: str) -> AsyncIterator[Session]:
+    """Another rollout, with a file and a process."""
+    async with open_session() as session:
+        command = f"echo secret > {targets['victim_file']}; sleep 600 & exec -a {targets['marker']} sleep 600 &"
+        await call(session, "shell", command=command)
+        yield session
+
+
+@pytest.fixture(scope="module")
+async def attacker(victim: Session) -> AsyncIterator[Session]:
+    async with open_session() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+async def attacker_without_groups(anyio_backend: str) -> AsyncIterator[Session]:
+    """A rollout on a machine where control groups cannot be made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cgroups, "find_hierarchies", lambda: ())
+        async with open_session() as session:
+            yield session
+
+
+async def call(session: Session, tool: str, within_s: float = CALL_S, **arguments: str) -> ToolResult:
+    with anyio.fail_after(within_s):
+        return await session.call(ToolCall("1", tool, json.dumps(arguments)))
+
+
+async def assert_fails(session: Session, attack: Attack, targets: Mapping[str, Any], within_s: float = CALL_S) -> None:
+    result = await call(session, "python", within_s, code=attack.code.format(**targets))
+    assert "SUCCEEDED" not in result.text
+    assert result.outcome is Outcome.ERROR, result
+    assert attack.reason in f"{result.reason} {result.text}", result
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_attack_fails_with_its_reason(name: str, attacker: Session, targets: Mapping[str, Any]) -> None:
+    await assert_fails(attacker, ATTACKS[name], targets, SHORT_S if name in TIME else CALL_S)
+
+
+@pytest.mark.parametrize("name", MEMORY_AND_PROCESSES)
+async def test_attack_fails_where_there_are_no_control_groups(
+    name: str, attacker_without_groups: Session, targets: Mapping[str, Any]
+) -> None:
+    await assert_fails(attacker_without_groups, ATTACKS[name], targets)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can do outside what some attacks do")
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_attack_would_succeed_outside(name: str, victim: Session, targets: Mapping[str, Any], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACKS[name].code.format(**targets)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        pass_fds=(targets["descriptor"],),
+        check=False,
+    )
+    Path(targets["secret"]).write_text("secret")
+    assert "SUCCEEDED" in done.stdout, done.stderr
+
+
+def test_there_are_at_least_forty_attacks_and_most_are_tried_outside() -> None:
+    assert len(ATTACKS) >= 60 and len(OUTSIDE) >= 25
+
+
+async def test_after_all_attacks_the_other_rollout_is_as_it_was(victim: Session, targets: Mapping[str, Any]) -> None:
+    result = await call(victim, "shell", command=f"cat {targets['victim_file']}; pgrep -fc {targets['marker']}")
+    assert result.text.split() == ["secret", "1"]
+
+
+async def test_no_sandbox_is_started_unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxed_command, "find_problem", lambda: "bwrap is not installed\n  remedy: install it")
+    async with open_session() as session:
+        result = await call(session, "python", code="1")
+    assert result.outcome is Outcome.UNAVAILABLE and "bwrap is not installed" in str(result.reason)

@@ -1,0 +1,230 @@
+"""The tools `python`, `shell` and `files` share a sandbox of the rollout, which ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.config.models import Limits
+from gateway.errors import ConfigError
+from gateway.gateway import Gateway
+from gateway.limits import LimitedToolset
+from gateway.sandbox.cgroups import find_hierarchies
+from gateway.session import GatewaySession
+from gateway.toolset import Session
+from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
+from tests.conftest import Write
+from tests.sandbox.conftest import open_session
+from tests.waiting import wait_until
+
+TOOLS = """
+    tools:
+      - sandbox_tools: [python, shell, files]
+        timeout_s: 60
+        sandbox: {memory_mb: 256, env: {COLOUR: red}, readable: [data], writable: [out]}
+"""
+
+
+async def call(session: Session | GatewaySession, name: str, **arguments: Any) -> ToolResult:
+    request = ToolCall("1", name, json.dumps(arguments))
+    if isinstance(session, GatewaySession):
+        return (await session.calls([request]))[0]
+    return await session.call(request)
+
+
+async def text(session: Session, name: str, **arguments: Any) -> str:
+    result = await call(session, name, **arguments)
+    assert result.outcome is Outcome.OK, result
+    return result.text
+
+
+async def test_variables_and_files_stay_for_the_next_call_of_any_tool() -> None:
+    async with open_session() as session:
+        assert await text(session, "python", code="x = 20\nopen('a.txt', 'w').write('one\\ntwo\\n')\nx + 1") == "21"
+        assert await text(session, "python", code="print(x)") == "20"
+        assert await text(session, "shell", command="cat a.txt; exit 3") == "one\ntwo\n[exit status 3]"
+        assert await text(session, "files", action="read", path="a.txt", first_line=2) == "two"
+        await text(session, "files", action="edit", path="a.txt", old="two", text="three")
+        await text(session, "files", action="write", path="new/b.txt", text="thirty")
+        assert await text(session, "files", action="search", path=".", pattern="^th") == (
+            "./a.txt:2:three\n./new/b.txt:1:thirty"
+        )
+        assert await text(session, "shell", command="pwd") == "/rollout"
+
+
+async def test_problems_with_files_are_told() -> None:
+    async with open_session() as session:
+        await text(session, "files", action="write", path="a", text="x x")
+        problems = [
+            await call(session, "files", action="edit", path="a", old="x", text="y"),
+            await call(session, "files", action="edit", path="a", text="y"),
+            await call(session, "files", action="read", path="b"),
+            await call(session, "files", action="read", path="/rollout"),
+            await call(session, "files", action="search", path=".", pattern="("),
+        ]
+    assert [problem.outcome for problem in problems] == [Outcome.ERROR] * 5
+    wanted = ("occurs 2 times", "needs `old`", "No such file or directory: b", "Is a directory", "Unmatched (")
+    assert all(words in problem.text for words, problem in zip(wanted, problems, strict=True)), problems
+
+
+async def test_plots_come_back_as_images() -> None:
+    async with open_session() as session:
+        code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nNone"
+        result = await call(session, "python", code=code)
+        assert [type(part) for part in result.parts][1:] == [Image, Image], result
+        assert all(part.data.startswith(b"\x89PNG") for part in result.parts if isinstance(part, Image))
+
+
+async def test_loop_is_interrupted_before_the_calls_deadline_and_its_variables_stay() -> None:
+    async with open_session() as session:
+        await text(session, "python", code="x = 7")
+        with anyio.fail_after(4):
+            result = await call(session, "python", code="while True: pass")
+        assert result.outcome is Outcome.ERROR and result.reason == "it reached the time limit"
+        assert await text(session, "python", code="x") == "7"
+
+
+async def test_deadline_ends_what_a_command_started() -> None:
+    async with open_session() as session:
+        with anyio.fail_after(5):
+            result = await call(session, "shell", command="(setsid sleep 1000 &) ; sleep 1000")
+        assert result.outcome is Outcome.ERROR, result
+        assert await text(session, "shell", command="pgrep -c sleep") == "0\n[exit status 1]"
+
+
+async def test_cancelled_call_ends_the_sandbox_and_the_next_one_gets_a_new_one() -> None:
+    async with open_session() as session:
+        await text(session, "python", code="x = 1")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: call(session, "python", code="import time; time.sleep(600)"))
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+        lost = await call(session, "python", code="x")
+        assert lost.outcome is Outcome.ERROR and "NameError" in str(lost.reason)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import os; os.kill(os.getppid(), 9)", "its processes ended it"),
+        ("import os\nfor n in range(3, 9):\n try: os.write(n, b'x' * 99)\n except OSError: pass", ""),
+    ],
+)
+async def test_what_a_policy_breaks_is_its_own_error(code: str, reason: str) -> None:
+    async with open_session() as session:
+        result = await call(session, "python", code=code)
+        assert result.outcome is Outcome.ERROR and reason in str(result.reason), result
+        assert result.reward is None
+        assert await text(session, "python", code="1 + 1") == "2"
+
+
+async def test_sandbox_that_is_ended_from_outside_is_unavailable() -> None:
+    async with open_session() as session:
+        marker, results = f"m{os.getpid()}{token_hex(8)}", []
+
+        async def wait_inside() -> None:
+            results.append(await call(session, "shell", command=f"exec -a {marker} sleep 600"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait_inside)
+            await wait_until(lambda: _processes(marker))
+            (outer,) = _bubblewraps(os.getpid())
+            os.kill(outer, 9)
+        assert results[0].outcome is Outcome.UNAVAILABLE and "from outside" in str(results[0].reason)
+        assert (await call(session, "python", code="1")).outcome is Outcome.OK
+
+
+async def test_tools_are_configured_like_others(write: Write, tmp_path: Path) -> None:
+    write("data/table.txt", "forty-two")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o777)  # A gateway of root runs sandboxes as other users.
+    async with Gateway.load(write("tools.yaml", TOOLS), None) as gateway, gateway.open(Task()) as session:
+        code = "import os; open({out!r}, 'w').write(open({data!r}).read() + os.environ['COLOUR'])"
+        out, data = str(tmp_path / "out" / "x"), str(tmp_path / "data" / "table.txt")
+        result = await call(session, "python", code=code.format(out=out, data=data))
+        assert result.outcome is Outcome.OK, result
+        refused = await call(session, "python", code=f"open({data!r}, 'w')")
+        assert refused.outcome is Outcome.ERROR and "Read-only" in refused.text
+    assert (tmp_path / "out" / "x").read_text() == "forty-twored"
+
+
+async def test_two_rollouts_share_nothing() -> None:
+    async with open_session() as first, open_session() as second:
+        await text(first, "shell", command="echo mine > f; echo mine > /tmp/f")
+        assert await text(second, "shell", command="ls /rollout /tmp; ps -e | grep -c bwrap") == "/rollout:\n\n/tmp:\n1"
+
+
+def test_a_mistake_in_the_settings_is_told(write: Write) -> None:
+    file = write("tools.yaml", "tools: [{sandbox_tools: [python], sandbox: {network: [pypi.org]}}]")
+    with pytest.raises(ConfigError, match="a list of hosts is not supported"):
+        Gateway.load(file, None)
+
+
+GATEWAY = """
+import anyio, json, sys
+from gateway import Gateway, Task, ToolCall
+async def main():
+    async with Gateway.load(sys.argv[1], None) as gateway, gateway.open(Task()) as session:
+        call = ToolCall("1", "shell", json.dumps({"command": f"exec -a {sys.argv[2]} sleep 600 & echo started"}))
+        print((await session.calls([call]))[0].text, flush=True)
+        await anyio.sleep_forever()
+anyio.run(main, backend=sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_nothing_is_left_of_a_gateway_that_is_killed(write: Write, tmp_path: Path, backend: str) -> None:
+    file, marker = write("tools.yaml", "tools: [{sandbox_tools: [shell]}]"), f"m{tmp_path.name}{os.getpid()}{backend}"
+    command = [sys.executable, "-c", GATEWAY, str(file), marker, backend]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as gateway:
+        assert gateway.stdout is not None and gateway.stdout.readline() == "started\n"
+        assert _processes(marker) and _bubblewraps(gateway.pid)
+        gateway.kill()
+    anyio.run(wait_until, lambda: not (_processes(marker) or _groups(gateway.pid)))
+
+
+async def test_limited_toolset_gives_the_sandboxs_reason_before_its_own_timeout() -> None:
+    from gateway.mcp_client.reaper import Reaper
+    from gateway.sandbox.provider import BubblewrapProvider
+    from gateway.sandbox.sandbox_settings import SandboxSettings
+    from gateway.sandbox.sandbox_toolset import SandboxToolset
+
+    reaper = Reaper()
+    toolset = SandboxToolset(("shell",), SandboxSettings(), BubblewrapProvider(reaper))
+    async with LimitedToolset(toolset, Limits(timeout_s=8)).open(Task()) as session:
+        result = await call(session, "shell", command="sleep 600")
+        assert result.outcome is Outcome.ERROR and result.reason == "it reached the time limit", result
+    await reaper.stop()
+
+
+def _processes(marker: str) -> list[int]:
+    """Processes that have a name."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if file.read_bytes().startswith(marker.encode()):
+                found.append(int(file.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def _bubblewraps(parent: int) -> list[int]:
+    """The outer processes of sandboxes of a gateway."""
+    children = Path(f"/proc/{parent}/task").glob("*/children")
+    pids = [int(pid) for file in children for pid in file.read_text().split()]
+    return [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text() == "bwrap\n"]
+
+
+def _groups(gateway: int) -> list[Path]:
+    """The control groups of a gateway's sandboxes."""
+    return [folder for hierarchy in find_hierarchies() for folder in hierarchy.folder.glob(f"mtrl-sandbox-{gateway}-*")]
