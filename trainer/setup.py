@@ -84,6 +84,20 @@ def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:
             yield UnavailableServer(f"server {status.name} is {status.state}: {status.reason}", remedy, server.optional)
 
 
+def find_unknown_tools(gateway: AnyGateway) -> list[ConfigError]:
+    """Tools that an entry selects by name and that its server does not have."""
+    from gateway.config.configured_server import find_unknown_tools  # YAML is only needed for files
+
+    up = {
+        status.name: [spec.name for spec in backend.specs]
+        for source in getattr(gateway, "sources", ())
+        if (backend := source.backend) is not None
+        and (status := getattr(backend, "status", None)) is not None
+        and status.state == "up"
+    }
+    return find_unknown_tools(getattr(gateway, "servers", ()), up)
+
+
 def load_template(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpec] = ()) -> Template:
     """The model's own chat template, or the one that the settings name, with its parser."""
     from trainer.template import BUILTIN_TEMPLATES, Settings, Template
