@@ -134,6 +134,8 @@ def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) 
     for finding in report.findings:
         if finding.detail:
             yield Finding("note" if finding.is_ok else "wrong", f"{finding.check}: {finding.detail}", finding.remedy)
+    if report.cure:
+        yield Finding("note", f"with {report.cure} the template passes all checks", f"set {report.cure}")
     if report.is_ok:
         yield Finding("ok", "the template only appends, and the parser reads what it writes")
     yield from _check_memory(settings)

@@ -71,7 +71,7 @@ def train(
     ranks: Annotated[int | None, run_option("Processes that train together. Default: 1, or Ray's GPUs", "N", 1)] = None,
     ray: Annotated[str | None, run_option("Run on this Ray cluster", "ADDRESS")] = None,
     ray_servers: Annotated[int | None, run_option("SGLang servers there. Default: serving.replicas", "N")] = None,
-    out: Annotated[Path | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
+    out: Annotated[str | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
     resume: Annotated[bool, run_flag("--resume", "Resume the run in --out, or the newest run")] = False,
     view: Annotated[bool, run_flag("--view", "Serve the web UI while the run trains")] = False,
     dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
@@ -201,13 +201,13 @@ def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: b
     from trainer.train.settings import DEFAULT_JOB, TrainSettings
 
     if resume and config is None:
-        saved = load_run_settings(options["out"] or newest_run()).model_dump()
+        saved = load_run_settings(Path(options["out"] or newest_run())).model_dump()
         typed = {name: value for name, value in options.items() if value is not None}
         return load_settings(TrainSettings, None, saved | typed), ""
     if config is None and options["model"] is None and options["data"] is None:
         config = DEFAULT_JOB
     file = find_run_file(config) if config is not None else None
-    name = file.stem if file else Path(options["model"] or options["data"]).stem
+    name = file.stem if file else Path(options["model"] or options["data"] or "run").stem
     return load_settings(TrainSettings, file, options), name
 
 

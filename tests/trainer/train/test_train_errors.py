@@ -248,7 +248,7 @@ def test_mistake_in_the_run_file_is_reported_with_line_field_and_suggestion(
     ("words", "says"),
     [
         (("--config", "nosuch"), "remedy: name a YAML file, or one of agent, default, gsm8k, gsm8k_feedback"),
-        (("--data", "rows.jsonl"), "a demo's model knows only the words of its own tasks\n  remedy: name a model"),
+        (("--data", "rows.jsonl"), "words of its own tasks, not those of `data`\n  remedy: name a `model`"),
         (("--engine", "vllm"), "mtrl-train: --engine: should be auto, torch, "),
         (("--steps", "0"), "mtrl-train: --steps: expected greater than 0, found 0"),
         (("--tools", "nowhere"), "nowhere: there is no such folder"),
