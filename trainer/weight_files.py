@@ -79,7 +79,7 @@ def _count_parameters(file: Path) -> int:
             header: Mapping[str, Any] = json.loads(stream.read(length))
             tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
             end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
-            parameters = sum(prod(tensor["shape"]) for tensor in tensors)
+            parameters = sum(prod(map(int, tensor["shape"])) for tensor in tensors)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise _Damaged(f"is no safetensors file: its header cannot be read ({type(error).__name__})") from error
     expected = LENGTH_BYTES + length + end

@@ -173,6 +173,7 @@ def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, v
 
 def _print_next_commands(folder: Path, console: Console) -> None:
     """Prints where the model is, and commands that show the run."""
+    from trainer.train.best_checkpoint import BestCheckpoint
     from trainer.train.checkpoint import Checkpoints
     from trainer.train.run_folder import load_run_settings
 
@@ -189,6 +190,10 @@ def _print_next_commands(folder: Path, console: Console) -> None:
         commands[f"replay {run} {checkpoint.step}"] = "replay the last step from its tape"
     text = f"{checkpoint.step} steps are finished; the model is in {checkpoint.folder}"
     console.print(text, markup=False, soft_wrap=True)
+    best = BestCheckpoint(folder, checkpoint.step)
+    if best.step and best.step != checkpoint.step:
+        text = f"the best by evaluation ({best.value:.0%}) is that of step {best.step}, which is kept as well"
+        console.print(text, markup=False, soft_wrap=True)
     width = max(map(len, commands))
     for command, what in commands.items():
         console.print(f"  mtrl-train {command:{width}}  {what}", markup=False, soft_wrap=True, highlight=False)
