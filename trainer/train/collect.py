@@ -89,7 +89,7 @@ class StepRollouts:
             "rollout/calls": _mean(sum(len(turn.calls) for turn in rollout.turns) for rollout in rollouts),
             "rollout/truncated": _mean(rollout.stop in TRUNCATED for rollout in rollouts),
         }
-        logprobs = [logprob for rollout in rollouts for turn in rollout.turns for logprob in turn.logprobs]
+        logprobs = [logprob for rollout in rollouts for turn in rollout.turns for logprob in turn.logprobs or ()]
         if logprobs:
             metrics["rollout/logprob"] = _mean(iter(logprobs))
         ages = count_token_ages(rollouts, version)

@@ -125,7 +125,7 @@ def _count_tokens(job: Job, task: Task) -> int:
     """The length of the prompt with the tools that the task is offered; 0 if the template cannot write it."""
     specs = offered_specs(job.gateway.specs, task)
     try:
-        return len(job.template.encode_prompt(add_instructions(task.messages, specs), specs))  # type: ignore[arg-type]
+        return len(job.template.encode_prompt(add_instructions(task.messages, specs), specs))
     except TemplateError:  # Told by its rollout.
         return 0
 
