@@ -24,6 +24,7 @@ from gateway.types import Task, ToolSpec
 
 if TYPE_CHECKING:
     from gateway.build import ToolFiles
+    from gateway.config.configured_server import ConfiguredServer
     from gateway.config.models import Instructions, ResultLimit
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class Gateway:
         self.observers: list[Observer] = []
         self.reload_refusal: ReloadRefusal | None = None
         """Why the files as they are now are not in use, if that is so."""
+        self.servers: tuple[ConfiguredServer, ...] = ()
+        """The servers of the configuration files, with what is offered of each."""
         self.on_change: list[Callable[[], None]] = []
         """Callbacks for when the list of tools may have changed."""
 
@@ -124,7 +127,9 @@ class Gateway:
         from gateway.build import build_plan  # YAML is only needed for files
 
         plan = build_plan(tools, servers, result_limit=result_limit, instructions=instructions)
-        return cls((*plan.sources, *sources), services=plan.services, start=start)
+        gateway = cls((*plan.sources, *sources), services=plan.services, start=start)
+        gateway.servers = tuple(plan.config.servers.values())
+        return gateway
 
     async def __aenter__(self) -> Self:
         try:

@@ -148,7 +148,7 @@ LAYERS = (
     ("rollout.loop",),
     ("rollout", "view", "reward"),
     ("environments", "agents"),
-    ("setup", "engines", "model", "algorithms", "swift"),
+    ("setup", "engines", "model", "weight_files", "algorithms", "swift"),
     ("policy", "demo", "workers"),
     ("distributed",),
     ("check", "collect_rollouts", "replay_rollouts", "serve_policy"),

@@ -16,8 +16,9 @@ from trainer.data.tasks import check_task_names as check_rows
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutSettings
-from trainer.setup import load_data, load_template, make_gateway, probe_for_job, unavailable_servers
+from trainer.setup import find_unknown_tools, load_data, load_template, make_gateway, probe_for_job, unavailable_servers
 from trainer.view.show import print_rollouts
+from trainer.weight_files import read_weight_files
 
 if TYPE_CHECKING:
     from trainer.template import Template
@@ -45,10 +46,7 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
 
     def tell(finding: Finding) -> None:
         found.append(finding)
-        mark, colour = GRADE_MARKS[finding.grade]
-        console.print(Line.assemble((mark, colour), f" {finding.text}"), soft_wrap=True)
-        if finding.remedy:
-            console.print(Line(f"     remedy: {finding.remedy}"), soft_wrap=True)
+        print_finding(finding, console)
 
     async with make_gateway(settings) as gateway:
         for finding in _check_tools(gateway):
@@ -69,6 +67,14 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
     return not wrong
 
 
+def print_finding(finding: Finding, console: Console) -> None:
+    """Prints a finding and its remedy."""
+    mark, colour = GRADE_MARKS[finding.grade]
+    console.print(Line.assemble((mark, colour), f" {finding.text}"), soft_wrap=True)
+    if finding.remedy:
+        console.print(Line(f"     remedy: {finding.remedy}"), soft_wrap=True)
+
+
 def _check_tools(gateway: AnyGateway) -> Iterator[Finding]:
     names = [spec.name for spec in gateway.specs if spec.audience == "policy"]
     heard = [spec.name for spec in gateway.specs if spec.audience == "loop"]
@@ -77,6 +83,8 @@ def _check_tools(gateway: AnyGateway) -> Iterator[Finding]:
     yield Finding("ok", f"interactions: {', '.join(name.removeprefix('feedback_') for name in heard) or 'none'}")
     for server in unavailable_servers(gateway):
         yield Finding("note" if server.optional else "wrong", server.problem, server.remedy)
+    for error in find_unknown_tools(gateway):
+        yield Finding("wrong", f"{error.where}: {error.problem}", error.remedy)
 
 
 def _check_rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
@@ -104,10 +112,17 @@ def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) 
     from trainer.template import TemplateError
 
     try:
+        weights = read_weight_files(settings.model)
         template = load_template(settings.model, settings.template, gateway.specs)
-    except (TemplateError, ConfigError) as error:
+    except ConfigError as error:
+        for mistake in _flatten_errors(error):
+            yield Finding("wrong", f"{mistake.where}: {mistake.problem}".removeprefix(": "), mistake.remedy)
+        return
+    except TemplateError as error:
         yield Finding("wrong", error.problem, error.remedy)
         return
+    if weights.files:
+        yield Finding("ok", f"{weights.parameters:,} parameters in {weights.files} weight files, all of them whole")
     stops = ", ".join(template.stop_tokens)
     yield Finding("ok", f"template of {settings.model}; parser {template.parser.name}; turns end with {stops}")
     yield Finding("ok", describe_images(template))
@@ -119,6 +134,8 @@ def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) 
     for finding in report.findings:
         if finding.detail:
             yield Finding("note" if finding.is_ok else "wrong", f"{finding.check}: {finding.detail}", finding.remedy)
+    if report.cure:
+        yield Finding("note", f"with {report.cure} the template passes all checks", f"set {report.cure}")
     if report.is_ok:
         yield Finding("ok", "the template only appends, and the parser reads what it writes")
     yield from _check_memory(settings)

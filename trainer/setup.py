@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -84,6 +86,20 @@ def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:
             yield UnavailableServer(f"server {status.name} is {status.state}: {status.reason}", remedy, server.optional)
 
 
+def find_unknown_tools(gateway: AnyGateway) -> list[ConfigError]:
+    """Tools that an entry selects by name and that its server does not have."""
+    from gateway.config.configured_server import find_unknown_tools  # YAML is only needed for files
+
+    up = {
+        status.name: [spec.name for spec in backend.specs]
+        for source in getattr(gateway, "sources", ())
+        if (backend := source.backend) is not None
+        and (status := getattr(backend, "status", None)) is not None
+        and status.state == "up"
+    }
+    return find_unknown_tools(getattr(gateway, "servers", ()), up)
+
+
 def load_template(model: Path, settings: TemplateSettings, specs: Sequence[ToolSpec] = ()) -> Template:
     """The model's own chat template, or the one that the settings name, with its parser."""
     from trainer.template import BUILTIN_TEMPLATES, Settings, Template
@@ -117,6 +133,7 @@ def probe_for_job(
     Without `sources`, the tasks are unknown.
     """
     from trainer.template import probe
+    from trainer.template.cure import find_cure
 
     policy_specs, max_calls = _policy_specs(specs), settings.limits.parallel_calls
     if policy_specs and isinstance(template.parser, PlainText):
@@ -125,15 +142,18 @@ def probe_for_job(
         raise ConfigError(problem, field="template.parser", remedy="leave it out, or remove the tools")
     tools = bool(policy_specs)
     report = probe(template, tools=tools, max_calls=max_calls)
-    if report.is_ok or not sources:
+    if report.is_ok:
         return report
-    feedback, system = settings.stepper is not None, any(spec.instructions for spec in policy_specs)
+    feedback = settings.stepper is not None or not sources
+    system = not sources or any(spec.instructions for spec in policy_specs)
     for task in chain.from_iterable(sources):
         feedback = feedback or task.has_feedback
         system = system or any(message["role"] == "system" for message in task.messages)
         if feedback and system:
-            return report
-    return probe(template, tools=tools, feedback=feedback, system=system, max_calls=max_calls)
+            break
+    again = partial(probe, tools=tools, feedback=feedback, system=system, max_calls=max_calls)
+    report = again(template)
+    return report if report.is_ok else replace(report, cure=find_cure(template, lambda other: again(other).is_ok))
 
 
 def make_stepper(settings: BaseRolloutSettings) -> Stepper:

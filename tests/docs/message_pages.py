@@ -57,7 +57,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "media": ("gateway/media/", "trainer/vision/", "trainer/data/row_media.py"),
     "tape": ("gateway/tape/", "trainer/replay_rollouts.py", "trainer/train/replay_step.py"),
     "data": ("trainer/data/", "trainer/check.py"),
-    "model": ("trainer/model.py", "trainer/template/", "trainer/parse/"),
+    "model": ("trainer/model.py", "trainer/weight_files.py", "trainer/template/", "trainer/parse/"),
     "engine": ("trainer/engine/torch/", "trainer/engines.py", "trainer/rollout/"),
     "sglang": ("trainer/engine/sglang/",),
     "memory": ("trainer/policy/memory_plan.py", "trainer/plan/"),

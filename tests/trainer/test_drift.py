@@ -187,5 +187,6 @@ def test_arguments_that_are_not_json_are_compared_as_text() -> None:
 
 def test_drift_shows_where_the_texts_differ() -> None:
     drift = Drift(Cause.OTHER, "a" * 100 + "left", "a" * 100 + "right", 7)
-    assert str(drift) == f"other at token 7: template {'a' * 20 + 'left'!r}, ledger {'a' * 20 + 'right'!r}"
+    texts = f"\n    the template  ...{'a' * 40}left\n    the rollout   ...{'a' * 40}right\n"
+    assert str(drift).startswith(f"other at token 7:{texts}") and str(drift).endswith("^ here they differ")
     assert json.dumps(drift.cause) == '"other"'

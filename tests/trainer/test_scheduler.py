@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -15,7 +17,7 @@ from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, Script
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import GroupRules
-from trainer.rollout.steppers import ToolsAndFeedback, Turn
+from trainer.rollout.steppers import ToolsAndFeedback, Turn, find_failed_tools
 
 
 async def test_groups_are_yielded_in_the_order_in_which_they_finish() -> None:
@@ -100,6 +102,47 @@ async def test_group_is_dropped_when_all_rollouts_fail(rule: Any) -> None:
     async with open_harness(script) as harness:
         (group,) = await harness.run_all(make_tasks("t"), 2, rules=GroupRules(on_failure=rule, refills=1))
     assert group.status == "dropped" and group.rollouts == () and len(group.failed) == (4 if rule == "refill" else 2)
+
+
+def calls_or_avoids(avoids: Callable[[int, int], bool]) -> Script:
+    """A script that calls `search`, unless `avoids` says so for an index and an attempt, and then answers."""
+    calling = script_by_task({"*": (render_calls(("search", {})), "It is #### 7")})
+    avoiding = script_by_task({"*": ("It is #### 7",)})
+
+    def script(ids: Any, sampling: Sampling, key: str) -> Answer:
+        index, _, attempt = key.rpartition("/")[2].partition(".")
+        return (avoiding if avoids(int(index), int(attempt or 0)) else calling)(ids, sampling, key)
+
+    return script
+
+
+async def test_refill_that_avoids_the_tool_that_failed_takes_no_place() -> None:
+    async def search() -> str:
+        """Breaks."""
+        raise ConnectionResetError("the line is dead")
+
+    script = calls_or_avoids(lambda index, attempt: index == 1 or attempt > 0)
+    async with open_harness(script, search) as harness:
+        (group,) = await harness.run_all(make_tasks("t", truth="7"), 3)
+    assert [rollout.index for rollout in group.rollouts] == [1], "the one that never called it"
+    assert Counter(rollout.stop for rollout in group.failed) == {StopReason.TOOL_FAILED: 2, StopReason.CANCELLED: 4}
+    set_aside = next(rollout for rollout in group.failed if rollout.stop is StopReason.CANCELLED)
+    assert "it did without `search`" in set_aside.reason and set_aside.rewards == {}
+
+
+async def test_refill_that_calls_the_tool_again_takes_the_place() -> None:
+    calls = count()
+
+    async def search() -> str:
+        """Answers from the third call on."""
+        if next(calls) < 2:
+            raise ConnectionResetError("the line is dead")
+        return "found"
+
+    async with open_harness(calls_or_avoids(lambda *_: False), search) as harness:
+        (group,) = await harness.run_all(make_tasks("t", truth="7"), 2)
+    assert group.status == "whole" and [find_failed_tools(rollout) for rollout in group.failed] == [["search"]] * 2
+    assert all(find_failed_tools(rollout) == [] for rollout in group.rollouts)
 
 
 async def test_invalid_calls_of_the_policy_do_not_fail_the_group() -> None:

@@ -61,7 +61,7 @@ def no_weights(folder: Path) -> None:
         (
             numbered,
             "what a turn appends is not what the template renders",
-            "set another `template.chat_template`",
+            "copy the chat template to a file, change what is named",
         ),
         (no_weights, "has no causal language model", "name a model's folder"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,6 +13,7 @@ import typer
 
 from gateway.disk_errors import FULL_ERRNOS, READ_ONLY_ERRNOS, write_error_remedy
 from gateway.errors import ConfigError, ConfigErrors, GatewayError, unwrap_error
+from gateway.types import EMPTY
 
 OPERATOR_ERRORS = (
     ("trainer.engine.base", "EngineError"),
@@ -27,9 +28,19 @@ OPERATOR_ERRORS = (
 )
 """Errors whose messages say how to fix them; looked up only in modules that are already imported."""
 
+PATH_ERRNOS = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP,
+)  # fmt: skip
+"""A path that a user named is not what it should be."""
+SYMLINK_LOOP = "Symlink loop from "
+"""How `pathlib` begins an error, which has no number."""
+MAX_SHOWN = 200
+"""Characters of a path that are shown."""
 DISK_ERRNOS = (*FULL_ERRNOS, errno.EFBIG, *READ_ONLY_ERRNOS)
 RUN_FILE: ContextVar[Path | None] = ContextVar("the run file of this command", default=None)
 """The run file of this command, where errors in settings are located."""
+NAMED_PATHS: ContextVar[Mapping[str, str]] = ContextVar("texts of options and settings", default=EMPTY)
+"""Every text in the command's options and settings, by its name: one of them may be the path that an error is about."""
 
 
 def describe_stop() -> str:
@@ -52,10 +63,28 @@ def report_errors(*extra: type[Exception], stopped: Callable[[], str] = describe
             folder = Path(file) if cause.filename else Path.cwd()
             remedy = write_error_remedy(folder, cause, "or name another folder with --out")
             cause = ConfigError(f"cannot be written ({cause.strerror})", file=file, remedy=remedy)
+        cause = _explain_path_error(cause)
         if not isinstance(cause, (*_operator_error_types(), *extra)):
             raise
         sys.stderr.write(f"mtrl-train: {_add_location(cause)}\n")
         raise typer.Exit(getattr(cause, "exit_code", 2)) from None
+
+
+def _explain_path_error(error: BaseException) -> BaseException:
+    """An error about a path that the user named, as an error that says which setting names it."""
+    if isinstance(error, OSError) and error.errno in PATH_ERRNOS and error.filename is not None:
+        file, problem = str(error.filename), str(error.strerror)
+    elif isinstance(error, RuntimeError) and str(error).startswith(SYMLINK_LOOP):
+        file, problem = str(error).removeprefix(SYMLINK_LOOP).strip("'"), "Symlink loop"
+    else:
+        return error
+    texts = {name: text for name, text in NAMED_PATHS.get().items() if text}
+    named = {name: text for name, text in texts.items() if Path(file).is_relative_to(Path.cwd() / text)}
+    named |= {name: text for name, text in texts.items() if Path(file).is_relative_to(text)}
+    name = max(named, key=lambda name: len(named[name]), default="")
+    if not name:  # Not a mistake in the settings.
+        return error
+    return ConfigError(f"cannot be used ({problem})", file=file[:MAX_SHOWN], field=name, remedy="name another path")
 
 
 def _add_location(error: BaseException) -> BaseException:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from trainer.cli.errors import NAMED_PATHS
+
 JOBS_FOLDER = Path(__file__).parents[1] / "jobs"
 """Run files that come with the package."""
 JOB_NAMES = ", ".join(sorted(file.stem for file in JOBS_FOLDER.glob("*.yaml")))
@@ -18,9 +20,15 @@ VERL_KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.
 
 
 class VerlKeyGroup(TyperGroup):
-    """Takes `data.seed=1` as an override of verl's configuration, not as a command, if there is `--verl-config`."""
+    """Takes `data.seed=1` as an override of verl's configuration, not as a command, if there is `--verl-config`.
+
+    Remembers the words of the command line, for errors about paths.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        NAMED_PATHS.set({name: word for name, word in zip(["", *args], args, strict=False) if name.startswith("--")})
+        if any("\0" in word for word in args):
+            raise typer.BadParameter("has a null character", param_hint=repr(next(w for w in args if "\0" in w))[:80])
         if not any(word.partition("=")[0] == VERL_OPTION for word in args):
             return super().parse_args(ctx, args)
         with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}

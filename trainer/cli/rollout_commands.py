@@ -20,12 +20,13 @@ def check(
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks, to check their tool names.")] = None,
     parser: Annotated[str | None, typer.Option(help="Format of tool calls. Default: found from the template")] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A run file with an agent, to let it play one rollout.")
+        str | None, typer.Option(metavar="FILE", help="A run file: its agent, or a script, plays rollouts.")
     ] = None,
 ) -> None:
     """Check servers, template, parser, memory and one masked rollout. Exits with 1 if a check fails.
 
     mtrl-train check --config run.yaml runs one rollout of the run's agent, and shows what it changed, by token.
+    For a run without an agent, it is the same as --dry-run.
     """
     import anyio
     from rich.console import Console
@@ -34,7 +35,7 @@ def check(
         if model is not None or data is not None:
             raise typer.BadParameter("--config names the model and the data: leave --model and --data out")
         with report_errors():
-            if not anyio.run(_check_agent, config):
+            if not anyio.run(_check_run_file, config):
                 raise typer.Exit(1)
         return
 
@@ -60,14 +61,17 @@ def check(
         raise typer.Exit(1)
 
 
-async def _check_agent(config: str) -> bool:
+async def _check_run_file(config: str) -> bool:
+    """Lets the run's agent play a rollout, or plays scripted ones."""
     from rich.console import Console
 
     from trainer.cli.run_file import find_run_file, load_settings
     from trainer.train.check_agent import check_agent
+    from trainer.train.dry_run import dry_run
     from trainer.train.settings import TrainSettings
 
-    return await check_agent(load_settings(TrainSettings, find_run_file(config), {}), Console())
+    settings = load_settings(TrainSettings, find_run_file(config), {})
+    return await (dry_run if settings.agent is None else check_agent)(settings, Console())
 
 
 @app.command()

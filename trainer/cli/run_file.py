@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from gateway.config.diagnostics import explain_validation_error
 from gateway.config.environment import Expansion
 from gateway.config.reader import read_file
 from gateway.errors import ConfigError, ConfigErrors
-from trainer.cli.errors import RUN_FILE
+from trainer.cli.errors import NAMED_PATHS, RUN_FILE
 from trainer.cli.options import JOBS_FOLDER
 
 Settings = TypeVar("Settings", bound=FrozenModel)
@@ -23,7 +23,7 @@ def find_run_file(name: str | Path) -> Path:
     """The path of a run file, given as a path or as the name of a job that comes with the package."""
     jobs = {file.stem: file for file in sorted(JOBS_FOLDER.glob("*.yaml"))}
     file = jobs.get(str(name), Path(name))
-    if not file.exists():
+    if not file.is_file():
         remedy = f"name a YAML file, or one of {', '.join(jobs)}"
         raise ConfigError("there is no such run file", file=file, field="--config", remedy=remedy)
     return file
@@ -49,12 +49,31 @@ def load_settings(
     RUN_FILE.set(file)
     content = {name: value for name, value in read_run_file(file).items() if name not in ignored}
     values = {**content, **{name: value for name, value in options.items() if value is not None}}
+    _remember_texts(content)
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         where = file or Path("the options")
         errors = explain_validation_error(error, values, where, Expansion({}, where), kind)
         raise ConfigErrors([_name_option(detail, options) for detail in errors]) from error
+
+
+def _remember_texts(content: Mapping[str, Any]) -> None:
+    """Remembers every text of a run file, and refuses one that no path and no name can be."""
+    texts = dict(_iterate_texts(content, ""))
+    for name, text in texts.items():
+        if "\0" in text:
+            raise ConfigError("has a null character", field=name, remedy="write it without")
+    NAMED_PATHS.set({**texts, **NAMED_PATHS.get()})
+
+
+def _iterate_texts(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """The texts in a value, each by its dotted name."""
+    if isinstance(value, str | Path):
+        yield name, str(value)
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield from _iterate_texts(item, f"{name}[{key}]" if isinstance(key, int) else f"{name}.{key}".lstrip("."))
 
 
 def _name_option(error: ConfigError, options: Mapping[str, Any]) -> ConfigError:

@@ -71,7 +71,7 @@ def train(
     ranks: Annotated[int | None, run_option("Processes that train together. Default: 1, or Ray's GPUs", "N", 1)] = None,
     ray: Annotated[str | None, run_option("Run on this Ray cluster", "ADDRESS")] = None,
     ray_servers: Annotated[int | None, run_option("SGLang servers there. Default: serving.replicas", "N")] = None,
-    out: Annotated[Path | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
+    out: Annotated[str | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
     resume: Annotated[bool, run_flag("--resume", "Resume the run in --out, or the newest run")] = False,
     view: Annotated[bool, run_flag("--view", "Serve the web UI while the run trains")] = False,
     dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
@@ -173,6 +173,7 @@ def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, v
 
 def _print_next_commands(folder: Path, console: Console) -> None:
     """Prints where the model is, and commands that show the run."""
+    from trainer.train.best_checkpoint import BestCheckpoint
     from trainer.train.checkpoint import Checkpoints
     from trainer.train.run_folder import load_run_settings
 
@@ -189,6 +190,10 @@ def _print_next_commands(folder: Path, console: Console) -> None:
         commands[f"replay {run} {checkpoint.step}"] = "replay the last step from its tape"
     text = f"{checkpoint.step} steps are finished; the model is in {checkpoint.folder}"
     console.print(text, markup=False, soft_wrap=True)
+    best = BestCheckpoint(folder, checkpoint.step)
+    if best.step and best.step != checkpoint.step:
+        text = f"the best by evaluation ({best.value:.0%}) is that of step {best.step}, which is kept as well"
+        console.print(text, markup=False, soft_wrap=True)
     width = max(map(len, commands))
     for command, what in commands.items():
         console.print(f"  mtrl-train {command:{width}}  {what}", markup=False, soft_wrap=True, highlight=False)
@@ -201,13 +206,13 @@ def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: b
     from trainer.train.settings import DEFAULT_JOB, TrainSettings
 
     if resume and config is None:
-        saved = load_run_settings(options["out"] or newest_run()).model_dump()
+        saved = load_run_settings(Path(options["out"] or newest_run())).model_dump()
         typed = {name: value for name, value in options.items() if value is not None}
         return load_settings(TrainSettings, None, saved | typed), ""
     if config is None and options["model"] is None and options["data"] is None:
         config = DEFAULT_JOB
     file = find_run_file(config) if config is not None else None
-    name = file.stem if file else Path(options["model"] or options["data"]).stem
+    name = file.stem if file else Path(options["model"] or options["data"] or "run").stem
     return load_settings(TrainSettings, file, options), name
 
 

@@ -37,7 +37,8 @@ class Critic:
         self._head = self._make_head(width, body.device)
         self._parameters = [*body.base_model.parameters(), self._head]
         self._body, self._clip = body.base_model, update.clip
-        self._optimizer = torch.optim.AdamW(self._parameters, lr=settings.lr, betas=update.betas, weight_decay=0.0)
+        lr = update.critic_rate if settings.lr is None else settings.lr
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=lr, betas=update.betas, weight_decay=0.0)
 
     def _make_head(self, width: int, device: torch.device) -> Tensor:
         return torch.zeros(width, device=device, requires_grad=True)

@@ -23,11 +23,11 @@ def build_optimizers(parameters: NamedParameters, settings: UpdateSettings) -> l
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
         optimizers.append(
-            torch.optim.Muon(matrices, lr=settings.muon_lr, weight_decay=settings.weight_decay, momentum=0.95)
+            torch.optim.Muon(matrices, lr=settings.rates.muon, weight_decay=settings.weight_decay, momentum=0.95)
         )
     if others:
         optimizers.append(
-            torch.optim.AdamW(others, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+            torch.optim.AdamW(others, lr=settings.rates.adamw, betas=settings.betas, weight_decay=settings.weight_decay)
         )
     return optimizers
 
@@ -46,11 +46,12 @@ def is_muon_matrix(name: str, value: Tensor) -> bool:
 
 def learning_rate_factor(step: int, settings: UpdateSettings) -> float:
     """The learning rate at a step, as a share of the full rate: warm-up, then decay to the floor."""
-    if step < settings.warmup:
-        return (step + 1) / settings.warmup
+    warmup = settings.warmup or 0
+    if step < warmup:
+        return (step + 1) / warmup
     if settings.steps is None:
         return 1.0
-    progress = min(1.0, (step - settings.warmup) / max(1, settings.steps - settings.warmup))
+    progress = min(1.0, (step - warmup) / max(1, settings.steps - warmup))
     if settings.fall == "cosine":
         progress = (1.0 - cos(pi * progress)) / 2
     return 1.0 - (1.0 - settings.floor) * progress

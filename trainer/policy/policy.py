@@ -18,6 +18,7 @@ from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
+from trainer.policy.learning_rate import choose_rates
 from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
 from trainer.policy.optimizers import build_optimizers, clip_gradients, learning_rate_factor
 from trainer.policy.ranks import ONE_RANK, Ranks
@@ -53,6 +54,7 @@ class Policy:
         image_processor: ImageProcessor | None = None,
     ) -> None:
         """`folder` is where the weights came from, and where a reference is loaded from again."""
+        settings = choose_rates(settings, sum(value.numel() for value in model.parameters()))
         self.model, self.settings, self.folder, self.image_processor = model, settings, folder, image_processor
         self.steps = 0
         """Optimizer steps made so far."""
@@ -126,7 +128,7 @@ class Policy:
             optimizer.step()
         self.zero_grad()
         self.steps += 1
-        return {"update/grad_norm": float(norm), "update/lr": self.settings.lr * factor}
+        return {"update/grad_norm": float(norm), "update/lr": self.settings.rates.adamw * factor}
 
     def zero_grad(self) -> None:
         for optimizer in self._optimizers:

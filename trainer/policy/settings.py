@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -10,6 +10,17 @@ from gateway.config.base import FrozenModel
 
 Rate = Annotated[float, Field(gt=0, le=10)]
 """A learning rate; with larger ones, weights overflow after a step."""
+MUON_FACTOR = 20
+"""Muon's learning rate, as a multiple of AdamW's: each of its steps is spread over a whole matrix."""
+CRITIC_FACTOR = 10
+"""The critic's learning rate, as a multiple of that with which all weights of the policy are trained."""
+
+
+class Rates(NamedTuple):
+    """The learning rates of an update."""
+
+    adamw: float
+    muon: float
 
 
 class LoraSettings(FrozenModel):
@@ -27,8 +38,8 @@ class LoraSettings(FrozenModel):
 class CriticSettings(FrozenModel):
     """The value model for `algorithm.credit.kind: gae`."""
 
-    lr: Rate = 1e-3
-    """Learning rate of its AdamW."""
+    lr: Rate | None = None
+    """Learning rate of its AdamW; by default ten times that of all the policy's weights."""
 
 
 class UpdateSettings(FrozenModel):
@@ -36,16 +47,18 @@ class UpdateSettings(FrozenModel):
 
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` uses Muon for matrices and AdamW for everything else."""
-    lr: Rate = 1e-3
-    """Learning rate of AdamW."""
-    muon_lr: Rate = 0.02
-    """Learning rate of Muon."""
+    lr: Rate | None = None
+    """Learning rate of AdamW. By default by the number of parameters: 1e-4 below 50 million, 1e-5 below 500 million,
+    2e-6 below 2 billion, else 1e-6; with `lora` ten times that."""
+    muon_lr: Rate | None = None
+    """Learning rate of Muon; by default 20 times `lr`."""
     betas: tuple[float, float] = (0.9, 0.98)
     """AdamW's betas."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of both optimizers."""
-    warmup: NonNegativeInt = 0
-    """Steps over which the learning rate rises to its full value."""
+    warmup: NonNegativeInt | None = None
+    """Steps over which the learning rate rises to its full value. By default 10, but at most a tenth of the run; 0 if
+    you set `lr`."""
     steps: PositiveInt | None = None
     """The step at which the learning rate reaches `floor`; by default it stays constant."""
     fall: Literal["line", "cosine"] = "line"
@@ -78,3 +91,16 @@ class UpdateSettings(FrozenModel):
     def trains_vision(self) -> bool:
         """Whether the vision encoder is trained."""
         return self.vision == "trained" or (self.vision == "auto" and self.lora is None)
+
+    @property
+    def rates(self) -> Rates:
+        """The learning rates. `choose_rates` sets `lr` where it is left out."""
+        if self.lr is None:
+            raise ValueError("no learning rate was chosen for these settings")
+        return Rates(self.lr, self.lr * MUON_FACTOR if self.muon_lr is None else self.muon_lr)
+
+    @property
+    def critic_rate(self) -> float:
+        """The critic's learning rate."""
+        given = self.critic.lr if self.critic else None
+        return self.rates.adamw * (1 if self.lora else CRITIC_FACTOR) if given is None else given

@@ -12,24 +12,27 @@ from gateway.feedback.gsm8k import Method, compute_score, extract_solution
 from gateway.types import Outcome
 from trainer.ledger import Author
 from trainer.reward.attempt import Attempt
+from trainer.rollout.task import Task
 
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+NO_TRUTH = "the task has no right answer; give its row a `ground_truth`, or use another function"
+NO_NUMBER = "the task's right answer is not a number; use `exact`, or your own function, to compare texts"
+
+
 def answer(attempt: Attempt, method: Method = "strict") -> float:
     """1 if the policy's last turn gives the right number: as `#### n`, or with `flexible`, as its last number."""
-    if attempt.truth is None:
-        raise ValueError("the task has no right answer; give its row a `ground_truth`, or use another function")
+    if problem := find_truth_problem("answer", attempt.task):
+        raise ValueError(problem)
     truth = extract_solution(str(attempt.truth)) or str(attempt.truth)
-    if compute_score(f"#### {truth}", truth) != 1.0:
-        raise ValueError("the task's right answer is not a number; use `exact`, or your own function, to compare texts")
     return compute_score(attempt.answer, truth, method)
 
 
 def exact(attempt: Attempt) -> float:
     """1 if the policy's last turn ends with `####` and the right answer, ignoring case and spaces."""
-    if attempt.truth is None:
-        raise ValueError("the task has no right answer; give its row a `ground_truth`, or use another function")
+    if problem := find_truth_problem("exact", attempt.task):
+        raise ValueError(problem)
     _, marker, final = attempt.answer.rpartition("####")
     return float(bool(marker) and _normalize(final) == _normalize(str(attempt.truth)))
 
@@ -92,6 +95,17 @@ def tool_quality(attempt: Attempt, invalid: Cost = 1.0) -> float:
     if not outcomes:
         return 0.0
     return (outcomes.count(Outcome.OK) - invalid * outcomes.count(Outcome.INVALID)) / len(outcomes)
+
+
+def find_truth_problem(function: str, task: Task) -> str | None:
+    """Why a built-in function that compares with the right answer cannot score a task; None if it can."""
+    compares = function in ("answer", "exact") or (function == "outcome" and not task.has_feedback)
+    if not compares:
+        return None
+    if task.truth is None:
+        return NO_TRUTH
+    truth = extract_solution(str(task.truth)) or str(task.truth)
+    return NO_NUMBER if function != "exact" and compute_score(f"#### {truth}", truth) != 1.0 else None
 
 
 def _normalize(text: str) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 
+from gateway.types import EMPTY
 from trainer.rollout.admission import Admission, AdmissionSlot
 from trainer.rollout.loop import RolloutRunner
-from trainer.rollout.rollout import Rollout
+from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import AdmissionSettings, GroupRules
+from trainer.rollout.steppers import find_failed_tools
 from trainer.rollout.task import Task
 
 GroupStatus = Literal["whole", "short", "dropped"]
@@ -122,13 +124,30 @@ class Scheduler:
                 slot.release()
 
     async def _run(self, group: _RunningGroup, index: int, slot: AdmissionSlot) -> Rollout:
-        """Runs a rollout, and repeats it while infrastructure fails it and the rules allow."""
+        """Runs a rollout, and repeats it while infrastructure fails it and the rules allow.
+
+        A rollout that a tool failed is replaced by one that called this tool as well: otherwise those that do without
+        it would take the places of those that use it, and the policy would learn to avoid it.
+        """
         refills = self.rules.refills if self.rules.on_failure == "refill" else 0
+        failed_tools: set[str] = set()
         for attempt in range(refills + 1):
             rollout = await self.runner.run(group.task, group=group.name, index=index, attempt=attempt, slot=slot)
+            if failed_tools and not failed_tools & {call.name for turn in rollout.turns for call in turn.calls}:
+                rollout = _set_aside(rollout, failed_tools)
             if self.sink is not None:
                 await self.sink(rollout)
             if not rollout.stop.is_infrastructure:
                 break
             group.failed.append(rollout)
+            failed_tools.update(find_failed_tools(rollout))
         return rollout
+
+
+def _set_aside(rollout: Rollout, tools: set[str]) -> Rollout:
+    """A rollout that is not scored, since it did without the tools that failed the one in whose place it was run."""
+    if rollout.stop.is_infrastructure:
+        return rollout
+    names = " and ".join(f"`{name}`" for name in sorted(tools))
+    reason = f"it did without {names}, whose failure ended the rollout that it should replace"
+    return replace(rollout, stop=StopReason.CANCELLED, reason=reason, rewards=EMPTY)

@@ -46,7 +46,8 @@ class GroupRules(FrozenModel):
     on_failure: Literal["refill", "drop", "rest"] = "refill"
     """`refill`: run the rollout again; `drop`: drop the whole group; `rest`: keep the other rollouts."""
     refills: Annotated[int, Field(ge=0, le=10)] = 2
-    """How often one rollout is run again before its group goes on without it."""
+    """How often one rollout is run again before its group goes on without it. One that a tool failed is
+    replaced by one that called this tool as well, so that rollouts that do without it are not preferred."""
 
 
 class AdmissionSettings(FrozenModel):

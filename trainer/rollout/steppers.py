@@ -21,7 +21,7 @@ from gateway.types import EMPTY, Context, Outcome, Part, Text, ToolCall, ToolRes
 from trainer.engine.base import Sampling
 from trainer.ledger import Author, Ledger, Message
 from trainer.parse.base import Reply
-from trainer.rollout.rollout import StopReason
+from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.task import Task
 
@@ -212,6 +212,14 @@ def _call_info(call: ToolCall, result: ToolResult) -> dict[str, Any]:
     info: dict[str, Any] = {"name": call.name, "outcome": result.outcome.value, "elapsed_s": result.elapsed_s}
     info |= {} if result.reward is None else {"reward": result.reward}
     return info | ({"metrics": dict(result.metrics)} if result.metrics else {})
+
+
+def find_failed_tools(rollout: Rollout) -> list[str]:
+    """The tools whose failed calls ended a rollout."""
+    if rollout.stop is not StopReason.TOOL_FAILED or not rollout.ledger.entries:
+        return []
+    calls = rollout.ledger.entries[-1].info.get(CALLS_INFO, ())
+    return sorted({call["name"] for call in calls if Outcome(call["outcome"]).is_infrastructure})
 
 
 class ThinkAgain(ToolsAndFeedback):

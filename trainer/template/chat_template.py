@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.types import ToolSpec
 from trainer.ledger import Message
-from trainer.template.errors import TemplateError
+from trainer.template.errors import OTHER_TEMPLATE, TemplateError
 from trainer.template.render_cache import IdentityCache, RenderCache
 from trainer.template.text_calls import as_parts, write_calls_as_text
 from trainer.template.tokenizer import FencedTokenizer
@@ -277,7 +277,7 @@ _TEXT_TURN: Message = {"role": "assistant", "content": MARK}
 def _text_after(mark: str, text: str) -> str:
     _, found, rest = text.partition(mark)
     if not found:
-        raise TemplateError("the chat template does not write the assistant's turn", "use another `chat_template`")
+        raise TemplateError("the chat template does not write the assistant's turn", OTHER_TEMPLATE)
     return rest
 
 

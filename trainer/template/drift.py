@@ -12,6 +12,7 @@ from gateway.types import ToolCall
 from trainer.ledger import Author, Ledger
 from trainer.parse.base import Reply
 from trainer.template.chat_template import Tool
+from trainer.template.difference import mark_difference
 from trainer.template.errors import TemplateError
 from trainer.template.template import Sanity, Template
 from trainer.template.tokenizer import strip_fences
@@ -54,10 +55,8 @@ class Drift:
         return self.cause not in (Cause.WHITESPACE, Cause.OTHER)
 
     def __str__(self) -> str:
-        pairs = enumerate(zip(self.expected, self.got, strict=False))
-        first = next((index for index, (expected, got) in pairs if expected != got), 0)
-        excerpt = slice(max(0, first - 20), first + 60)
-        return f"{self.cause} at token {self.token}: template {self.expected[excerpt]!r}, ledger {self.got[excerpt]!r}"
+        texts = mark_difference("the template", self.expected, "the rollout", self.got)
+        return f"{self.cause} at token {self.token}:{texts}"
 
 
 @dataclass(frozen=True, slots=True)

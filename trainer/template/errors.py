@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+OTHER_TEMPLATE = "copy the chat template to a file, change what is named, and set `template.chat_template` to this file"
+"""The remedy where no setting changes what a template does."""
+
 
 class TemplateError(Exception):
     """A problem of a tokenizer or its chat template, and the remedy."""

@@ -10,7 +10,7 @@ from gateway.types import ToolCall, ToolSpec
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.template.chat_template import MARK, build_call
 from trainer.template.drift import Cause, find_drifts, parse_arguments
-from trainer.template.errors import TemplateError
+from trainer.template.errors import OTHER_TEMPLATE, TemplateError
 from trainer.template.render_reply import render_reply
 from trainer.template.template import NO_CALLS, Template
 from trainer.template.tokenizer import strip_fences
@@ -22,7 +22,6 @@ _TASK: tuple[Message, ...] = (
     {"role": "system", "content": "You answer."},
     {"role": "user", "content": "What is a gnu?"},
 )
-_OTHER_TEMPLATE = "set another `template.chat_template`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,8 @@ class ProbeReport:
     """The findings of all checks."""
 
     findings: tuple[Finding, ...]
+    cure: str = ""
+    """A setting with which all checks pass, if one was found."""
 
     @property
     def is_ok(self) -> bool:
@@ -54,11 +55,12 @@ class ProbeReport:
         failed = [finding for finding in self.findings if not finding.is_ok]
         if failed:
             problems = dict.fromkeys(finding.detail for finding in failed)
-            remedies = dict.fromkeys(finding.remedy for finding in failed)
-            raise TemplateError(f"the chat template cannot be trusted: {'; '.join(problems)}", "; ".join(remedies))
+            remedies = [f"set {self.cure}"] if self.cure else dict.fromkeys(finding.remedy for finding in failed)
+            joint = "\n  " if any("\n" in problem for problem in problems) else "; "
+            raise TemplateError(f"the chat template cannot be trusted: {joint.join(problems)}", "; ".join(remedies))
 
 
-_IGNORE_SPACE = "set `sanity` to ignore_strippable, if white space does not matter"
+_IGNORE_SPACE = "set `template.sanity: ignore_strippable`, if white space does not matter"
 _ROLLOUT_CHECK = "a rollout"
 
 
@@ -103,7 +105,7 @@ def _run_check(name: str, check: Callable[[], Iterable[Finding]]) -> list[Findin
     try:
         return [*check()] or [Finding(name, True)]
     except TemplateError as error:
-        return [Finding(name, False, error.problem, error.remedy or _OTHER_TEMPLATE)]
+        return [Finding(name, False, error.problem, error.remedy or OTHER_TEMPLATE)]
 
 
 def _check_generation_prompt(template: Template) -> Iterator[Finding]:
@@ -114,7 +116,7 @@ def _check_generation_prompt(template: Template) -> Iterator[Finding]:
     turn_start = with_turn.partition(MARK)[0].removeprefix(prompt)
     if not template.chat.generation_prompt and template.tokenizer.find_last_special(turn_start):
         problem = f"the template adds none, though a turn begins with {turn_start!r}"
-        yield Finding(check, False, problem, _OTHER_TEMPLATE)
+        yield Finding(check, False, problem, OTHER_TEMPLATE)
     if template.prefill:
         yield Finding(check, True, f"it begins the policy's turn with {template.prefill!r}")
 
@@ -150,11 +152,11 @@ def _check_images(template: Template, tools: bool) -> Iterator[Finding]:
     """Checks that each image of a user or a tool gets a placeholder."""
     content = [{"type": "text", "text": "Look:"}, {"type": "image"}, {"type": "image"}, {"type": "text", "text": "."}]
     if template.count_images(template.encode_prompt([{"role": "user", "content": content}])) != 2:
-        yield Finding("images", False, "the template drops images of users", _OTHER_TEMPLATE)
+        yield Finding("images", False, "the template drops images of users", OTHER_TEMPLATE)
     elif tools:
         reply: Message = {"role": "tool", "content": content, "name": "look_up", "tool_call_id": "call00000"}
         if template.count_images(template.encode_tail(template.prepare_media([reply]).messages, ended=True)) != 2:
-            remedy = f"set `template.images: user_message`, or {_OTHER_TEMPLATE}"
+            remedy = f"set `template.images: user_message`, or {OTHER_TEMPLATE}"
             yield Finding("images", False, "the template drops images of tools", remedy)
 
 
@@ -205,7 +207,7 @@ def _check_rollout(
         yield Finding(_ROLLOUT_CHECK, True, detail)
     for drift in drifts:
         if not drift.is_harmless:
-            remedy = _IGNORE_SPACE if drift.cause is Cause.WHITESPACE else _OTHER_TEMPLATE
+            remedy = _IGNORE_SPACE if drift.cause is Cause.WHITESPACE else OTHER_TEMPLATE
             detail = f"what a turn appends is not what the template renders in the end: {drift}"
             yield Finding(_ROLLOUT_CHECK, False, detail, remedy)
 
@@ -280,7 +282,7 @@ def _check_control_tokens(template: Template, turns: Sequence[Message]) -> Itera
             )
             if harmless_ids != hostile_ids:
                 detail = f"text of a {answer['role']} message becomes control tokens"
-                yield Finding("control tokens in an answer", False, detail, _OTHER_TEMPLATE)
+                yield Finding("control tokens in an answer", False, detail, OTHER_TEMPLATE)
 
 
 def _check_system_prompt(template: Template, used: bool) -> Iterator[Finding]:
@@ -305,4 +307,4 @@ def _check_time(template: Template, turns: Sequence[Message]) -> Iterator[Findin
     """
     if any(template.chat.writes_time(_make_answers(turn), template.stop_tokens) for turn in turns):
         detail = "the template writes the time of rendering into messages"
-        yield Finding("the time of day", False, detail, _OTHER_TEMPLATE)
+        yield Finding("the time of day", False, detail, OTHER_TEMPLATE)

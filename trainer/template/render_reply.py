@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from trainer.ledger import Message
 from trainer.template.chat_template import Tool
+from trainer.template.difference import mark_difference
 from trainer.template.drift import strip_end_token
-from trainer.template.errors import TemplateError
+from trainer.template.errors import OTHER_TEMPLATE, TemplateError
 from trainer.template.template import Template
 from trainer.template.tokenizer import strip_fences
 
@@ -20,13 +21,8 @@ def render_reply(
     prompt = rendered.removesuffix(template.prefill)
     text = strip_fences(template.chat.render([*before, turn], tools))
     if not text.startswith(prompt):
-        pairs = enumerate(zip(prompt, text, strict=False))
-        index = next((index for index, (left, right) in pairs if left != right), len(text))
-        raise TemplateError(
-            "a turn of the policy changes the text before it: "
-            f"{prompt[index : index + 60]!r} becomes {text[index : index + 60]!r}",
-            "set another `template.chat_template`",
-        )
+        texts = mark_difference("before the turn", prompt, "with the turn", text)
+        raise TemplateError(f"a turn of the policy changes the text before it:{texts}", OTHER_TEMPLATE)
     text = strip_end_token(template, text[len(prompt) :])
     if template.prefill:
         text = _continue_prefill(template.prefill, text)

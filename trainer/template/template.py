@@ -16,7 +16,7 @@ from trainer.parse.choose import choose_parser, load_parser
 from trainer.parse.hermes import Hermes
 from trainer.parse.plain import Plain
 from trainer.template.chat_template import CallFormat, ChatTemplate, Tool, build_call, function_schema
-from trainer.template.errors import TemplateError
+from trainer.template.errors import OTHER_TEMPLATE, TemplateError
 from trainer.template.media_layout import MediaLayout, UnsupportedMedia, prepare_media
 from trainer.template.tokenizer import FencedTokenizer, load_stop_ids, load_tokenizer, strip_fences
 from trainer.vision.family import ImageLayout
@@ -247,8 +247,8 @@ def _calls_remedy(chat: ChatTemplate, image_processor: ImageProcessor | None) ->
     name = image_processor.family.builtin_template if image_processor else None
     if name:
         return f"set `template.chat_template: {name}`, which comes with the package for this family"
-    text = "set `template.calls: text`, which writes tools and calls as text, or another `template.chat_template`"
-    return text if chat.call_format == "template" else "set another `template.chat_template`"
+    text = "set `template.calls: text`, which writes tools and calls as text"
+    return text if chat.call_format == "template" else OTHER_TEMPLATE
 
 
 def _call_end_tokens(chat: ChatTemplate) -> list[str]:

@@ -38,6 +38,8 @@ class FencedTokenizer:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self.size = self._backend.get_vocab_size()
+        """The number of tokens."""
         # Some tokenizers add runs of white space as tokens; these control nothing.
         added = {id: token for id, token in self._backend.get_added_tokens_decoder().items() if token.content.strip()}
         self.control_ids: Mapping[str, int] = {token.content: id for id, token in added.items()}

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import fsum, isfinite, sqrt
+from math import fsum, isfinite, log
 
 from gateway.types import EMPTY, Outcome
 from trainer.rollout.rollout import StopReason
-
-Metrics = Mapping[str, float]
+from trainer.train.alarm_input import AlarmInput, Metrics, find_rise, format_alarm, get_finite, mean
 
 HISTORY_STEPS = 200
 """Steps that alarms look back on."""
@@ -38,12 +36,13 @@ COMPARED_EVALUATIONS = 3
 """Evaluations after the first, before the rises of reward and evaluation are compared."""
 MIN_GAIN = 0.03
 """Greedy success that counts as a gain; less may be chance."""
-STANDARD_ERRORS = 3.0
-"""Standard errors by which a metric must have risen."""
 MAX_MISMATCH_KL, MAX_OLD_KL, MAX_REFERENCE_KL = 0.01, 0.1, 10.0
 """Nats per token: engine from trainer, new policy from the one that sampled, policy from its reference."""
 MANY_LOST = 0.2
 """Share of rollouts that infrastructure ended."""
+LOST_TO_PREFIX = "rollout/lost_to/"
+MIN_LOST_TO_TOOL, MANY_LOST_TO_TOOL = 2, 0.05
+"""Rollouts that failing calls of one tool cost: at least so many, and at least this share."""
 STALE_STEPS, MANY_STALE = 5, 0.1
 """Steps in a row that dropped stale groups, and the share of groups that they dropped."""
 
@@ -56,23 +55,30 @@ LIMIT_SETTINGS = {
 """Limits that truncate a rollout; reaching the limit on feedback turns is a regular end."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlarmInput:
-    """The metrics that alarms are decided by."""
-
-    latest: Metrics
-    history: Sequence[Metrics] = ()
-    """Oldest first, `latest` included."""
-    first_steps: Sequence[Metrics] = ()
-    lost_reasons: Mapping[str, int] = field(default_factory=lambda: EMPTY)
-    """Why rollouts were lost, with the number for each reason."""
+def check_untrained(given: AlarmInput) -> str | None:
+    """Alarms if the policy writes noise."""
+    if not given.is_untrained:
+        return None
+    return format_alarm(
+        f"every token is about equally likely: the mean logprob is {given.latest['rollout/logprob']:.3g}, and"
+        f" {-log(given.vocabulary):.3g} would be chance among {given.vocabulary:,} tokens",
+        "the model has random weights: is this the trained checkpoint?",
+        "name the folder of a trained model (`model`); its weights may have been saved under other names than its"
+        " configuration expects",
+    )
 
 
 def check_learning_signal(given: AlarmInput) -> str | None:
     """Alarms if all rewards are equal within each group."""
-    if given.latest.get("groups/teaching") != 0:
+    if given.latest.get("groups/teaching") != 0 or given.is_untrained:
         return None
-    success = _get_finite(given.latest, "success/sampled")
+    if given.group_size == 1:
+        return format_alarm(
+            "no group has a learning signal: each has a single rollout, so the step changed nothing",
+            "the algorithm compares the rollouts of a task with each other, and there is only one of each",
+            "set `n` to 8, or choose an algorithm that needs no siblings (`algorithm.name`)",
+        )
+    success = get_finite(given.latest, "success/sampled")
     cause = "success depends on the task, and hardly on the attempt"
     remedy = "make more attempts per task (`n`), or leave `sampling.temperature` at 1"
     if success is not None and success >= EASY:
@@ -84,7 +90,7 @@ def check_learning_signal(given: AlarmInput) -> str | None:
             "start with easier tasks (`curriculum`) or a better model (`model`), make more attempts per task (`n`), or"
             " give partial credit (`reward`)"
         )
-    return _format_alarm(
+    return format_alarm(
         "no group has a learning signal: the rewards within each group are all equal, so the step changed nothing",
         cause,
         remedy,
@@ -93,13 +99,19 @@ def check_learning_signal(given: AlarmInput) -> str | None:
 
 def check_truncation(given: AlarmInput) -> str | None:
     """Alarms if almost all rollouts end at a limit."""
-    shares = {stop: _get_finite(given.latest, f"stops/{stop}") or 0.0 for stop in LIMIT_SETTINGS}
-    if (_get_finite(given.latest, "rollout/turns") or 0.0) <= 1:
+    shares = {stop: get_finite(given.latest, f"stops/{stop}") or 0.0 for stop in LIMIT_SETTINGS}
+    if (get_finite(given.latest, "rollout/turns") or 0.0) <= 1:
         shares[StopReason.ASSISTANT_TURNS] = 0.0  # The run is configured for one turn.
-    if sum(shares.values()) < MANY_TRUNCATED:
+    if sum(shares.values()) < MANY_TRUNCATED or given.is_untrained:
         return None
     commonest = max(shares, key=lambda stop: shares[stop])
-    return _format_alarm(
+    if commonest is StopReason.LENGTH_ROLLOUT and given.latest.get("rollout/turns") == 0:
+        return format_alarm(
+            f"{shares[commonest]:.0%} of the rollouts end by {commonest} before the policy writes anything",
+            "the prompts, with the descriptions of the tools, take all the tokens that a rollout may have",
+            "raise `limits.rollout_tokens` above the length of the prompts; `--dry-run` tells it",
+        )
+    return format_alarm(
         f"{sum(shares.values()):.0%} of the rollouts are truncated, {shares[commonest]:.0%} by {commonest}",
         "the limit is too low for the task, or the policy has forgotten how to stop; unfinished rollouts are scored"
         " too, so the reward means little",
@@ -110,10 +122,10 @@ def check_truncation(given: AlarmInput) -> str | None:
 
 def check_truncation_trend(given: AlarmInput) -> str | None:
     """Alarms if more and more rollouts reach a token limit."""
-    rise = _find_rise(list(given.history)[-TREND_STEPS:], "rollout/truncated")
+    rise = find_rise(list(given.history)[-TREND_STEPS:], "rollout/truncated")
     if rise is None or rise[1] - rise[0] < TREND_RISE:
         return None
-    return _format_alarm(
+    return format_alarm(
         f"more and more rollouts are truncated by a token limit: {rise[0]:.0%} before, {rise[1]:.0%} recently",
         "the policy writes longer from step to step, or forgets how to stop; unfinished rollouts are scored too",
         "read some rollouts (`mtrl-train view`); raise `limits.rollout_tokens` if length helps, or add a length penalty"
@@ -130,7 +142,7 @@ def check_tool_failures(given: AlarmInput) -> str | None:
     if not _is_failing(outcomes):
         return None
     calls, worst = fsum(outcomes.values()), max(FAILED_OUTCOMES, key=lambda outcome: outcomes.get(outcome, 0.0))
-    return _format_alarm(
+    return format_alarm(
         f"{_count_failed(outcomes) / calls:.0%} of the calls{of_tool} fail; {outcomes[worst]:,.0f} of {calls:,.0f}"
         f" calls end as `{worst}`",
         "a tool raises errors, or its server is down or too slow for so many calls at once; the policy learns to do"
@@ -146,7 +158,7 @@ def _tool_outcomes(metrics: Metrics) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _read_outcomes(metrics: Metrics, prefix: str) -> dict[str, float]:
-    return {outcome: value for outcome in Outcome if (value := _get_finite(metrics, prefix + outcome)) is not None}
+    return {outcome: value for outcome in Outcome if (value := get_finite(metrics, prefix + outcome)) is not None}
 
 
 def _count_failed(outcomes: Mapping[str, float]) -> float:
@@ -160,13 +172,13 @@ def _is_failing(outcomes: Mapping[str, float]) -> bool:
 
 def check_entropy(given: AlarmInput) -> str | None:
     """Alarms if the entropy has collapsed."""
-    entropy, first = _get_finite(given.latest, "entropy"), _mean(given.first_steps, "entropy")
-    success = _get_finite(given.latest, "success/sampled") or 0.0
+    entropy, first = get_finite(given.latest, "entropy"), mean(given.first_steps, "entropy")
+    success = get_finite(given.latest, "success/sampled") or 0.0
     if entropy is None or first is None or success >= EASY:
         return None
     if entropy >= LOW_ENTROPY or entropy >= LOW_ENTROPY_SHARE * first:
         return None
-    return _format_alarm(
+    return format_alarm(
         f"the entropy has collapsed: {entropy:.2g} nats per token, {first:.2g} at the start; {success:.0%} succeed",
         "the policy writes the same again and again and tries nothing new, so there is little left to learn from",
         "start again, or from an earlier checkpoint, with a lower `update.lr`, a higher `algorithm.clip_high`, or a KL"
@@ -176,26 +188,26 @@ def check_entropy(given: AlarmInput) -> str | None:
 
 def check_reward_against_evaluation(given: AlarmInput) -> str | None:
     """Alarms if the reward rose over the last evaluations, and greedy success did not (possible reward hacking)."""
-    evaluated = [i for i, metrics in enumerate(given.history) if _get_finite(metrics, "eval/greedy") is not None]
+    evaluated = [i for i, metrics in enumerate(given.history) if get_finite(metrics, "eval/greedy") is not None]
     if len(evaluated) <= COMPARED_EVALUATIONS:
         return None
     since = list(given.history)[evaluated[-1 - COMPARED_EVALUATIONS] : evaluated[-1] + 1]
     before, now = since[0]["eval/greedy"], since[-1]["eval/greedy"]
-    rise = _find_rise(since[1:], "reward/mean")
+    rise = find_rise(since[1:], "reward/mean")
     if rise is None or now - before >= MIN_GAIN or now >= EASY:
         return None
     seen = (
         f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} over the last {COMPARED_EVALUATIONS} evaluations, but"
         f" greedy success on the evaluation tasks did not: {before:.0%} then, {now:.0%} now"
     )
-    if _find_rise(since[1:], "success/sampled"):
-        return _format_alarm(
+    if find_rise(since[1:], "success/sampled"):
+        return format_alarm(
             seen,
             "sampled success rose too, so the policy becomes surer of what it could do already, as with a lower"
             " temperature, or it memorises the training tasks",
             "use more varied tasks (`data`), raise `algorithm.clip_high`, and do not rely on the reward alone",
         )
-    return _format_alarm(
+    return format_alarm(
         seen,
         "sampled success did not rise either, so the policy earns reward without solving the task (reward hacking)",
         "read rollouts (`mtrl-train show`) to see what is rewarded, and fix that component of `reward`, or lower its"
@@ -205,10 +217,10 @@ def check_reward_against_evaluation(given: AlarmInput) -> str | None:
 
 def check_engine_mismatch(given: AlarmInput) -> str | None:
     """Alarms if engine and trainer disagree about logprobs."""
-    mismatch = _get_finite(given.latest, "mismatch/kl")
+    mismatch = get_finite(given.latest, "mismatch/kl")
     if mismatch is None or mismatch < MAX_MISMATCH_KL:
         return None
-    return _format_alarm(
+    return format_alarm(
         f"the logprobs of engine and trainer differ: mismatch/kl is {mismatch:.2g} nats per token",
         "the engine samples from another policy than the one that is trained: other weights, other precision, or a"
         " sampling filter",
@@ -219,21 +231,21 @@ def check_engine_mismatch(given: AlarmInput) -> str | None:
 
 def check_policy_drift(given: AlarmInput) -> str | None:
     """Alarms if the policy moved too far from the one that sampled, or from its reference."""
-    old, reference = _get_finite(given.latest, "kl/old") or 0.0, _get_finite(given.latest, "kl/reference") or 0.0
-    if old >= MAX_OLD_KL and _get_finite(given.latest, "staleness/max"):
-        return _format_alarm(
+    old, reference = get_finite(given.latest, "kl/old") or 0.0, get_finite(given.latest, "kl/reference") or 0.0
+    if old >= MAX_OLD_KL and get_finite(given.latest, "staleness/max"):
+        return format_alarm(
             f"the policy is far from the versions that sampled its rollouts: kl/old is {old:.2g} nats per token",
             "the versions differ so much that most ratios are clipped, and little is learned from the rollouts",
             "lower `max_staleness` or `update.lr`",
         )
     if old >= MAX_OLD_KL:
-        return _format_alarm(
+        return format_alarm(
             f"a single step moves the policy far: kl/old is {old:.2g} nats per token",
             "the step is too large: the rollouts no longer represent the new policy",
             "lower `update.lr` or `update.clip`",
         )
     if reference >= MAX_REFERENCE_KL:
-        return _format_alarm(
+        return format_alarm(
             f"the policy is far from its reference: kl/reference is {reference:.2g} nats per token",
             "it gets rewards for text that no natural model would write",
             "read rollouts (`mtrl-train show`); raise `algorithm.kl.coefficient`, or lower `update.lr`",
@@ -243,21 +255,41 @@ def check_policy_drift(given: AlarmInput) -> str | None:
 
 def check_lost_rollouts(given: AlarmInput) -> str | None:
     """Alarms if many rollouts are lost to infrastructure or to reward functions."""
-    lost, counted = (_get_finite(given.latest, f"rollout/{name}") or 0.0 for name in ("lost", "count"))
+    lost, counted = (get_finite(given.latest, f"rollout/{name}") or 0.0 for name in ("lost", "count"))
     if not lost or lost < MANY_LOST * (lost + counted):
         return None
     reason, count = max(given.lost_reasons.items(), key=lambda item: item[1], default=("", 0))
     reasons = f", {count:,} of them because of: {reason.rstrip('.')}" if reason else ""
     if reason.startswith("component "):
-        return _format_alarm(
+        return format_alarm(
             f"{lost:,.0f} of {lost + counted:,.0f} rollouts have no reward{reasons}",
             "a reward function fails on them; they are dropped, and the remaining ones may be the easy ones",
             "fix that reward function, so that it returns a number for every rollout",
         )
-    return _format_alarm(
+    return format_alarm(
         f"{lost:,.0f} of {lost + counted:,.0f} rollouts were lost to infrastructure{reasons}",
         "something is down or overloaded; lost rollouts are dropped, and the remaining ones may be the easy ones",
-        "fix what the reason names (`mtrl-train check` tests it), or run fewer rollouts at once (`admission.open`)",
+        "fix what the reason names (`mtrl-train check` tests it); run fewer rollouts at once if it is overloaded"
+        " (`admission.open`)",
+    )
+
+
+def check_lost_to_tools(given: AlarmInput) -> str | None:
+    """Alarms if failing calls of a tool cost rollouts: those that do without it are left."""
+    lost = {
+        name.removeprefix(LOST_TO_PREFIX): count
+        for name, count in given.latest.items()
+        if name.startswith(LOST_TO_PREFIX) and isfinite(count)
+    }
+    counted = (get_finite(given.latest, "rollout/count") or 0.0) + (get_finite(given.latest, "rollout/lost") or 0.0)
+    tool, count = max(lost.items(), key=lambda item: item[1], default=("", 0.0))
+    if count < max(MIN_LOST_TO_TOOL, MANY_LOST_TO_TOOL * counted):
+        return None
+    return format_alarm(
+        f"{count:,.0f} of {counted:,.0f} rollouts were lost because calls of `{tool}` failed or took too long",
+        "more of the rollouts that are left did without it, so the policy may learn to avoid it",
+        "give the tool more time or fewer calls at once (timeout_s and concurrency of its entry), or let it answer with"
+        " an error that the policy can read",
     )
 
 
@@ -266,7 +298,7 @@ def check_stale_groups(given: AlarmInput) -> str | None:
     shares = [_dropped_share(metrics) for metrics in list(given.history)[-STALE_STEPS:]]
     if len(shares) < STALE_STEPS or not min(shares) or fsum(shares) < MANY_STALE * STALE_STEPS:
         return None
-    return _format_alarm(
+    return format_alarm(
         f"{fsum(shares) / STALE_STEPS:.0%} of the groups of the last {STALE_STEPS} steps were dropped as too stale when"
         " they were finished",
         "some rollouts take as long as several steps, so the long ones are lost",
@@ -276,25 +308,23 @@ def check_stale_groups(given: AlarmInput) -> str | None:
 
 def _dropped_share(metrics: Metrics) -> float:
     """The share of a step's finished groups that were dropped as too stale."""
-    dropped = _get_finite(metrics, "staleness/dropped") or 0.0
-    return dropped / (dropped + (_get_finite(metrics, "groups/count") or 0.0)) if dropped else 0.0
-
-
-def _format_alarm(seen: str, cause: str, remedy: str) -> str:
-    return f"{seen}\n  likely: {cause}\n  remedy: {remedy}"
+    dropped = get_finite(metrics, "staleness/dropped") or 0.0
+    return dropped / (dropped + (get_finite(metrics, "groups/count") or 0.0)) if dropped else 0.0
 
 
 Alarm = Callable[[AlarmInput], str | None]
 ALARMS: Sequence[Alarm] = (
-    check_learning_signal, check_truncation, check_truncation_trend, check_tool_failures, check_entropy,
-    check_reward_against_evaluation, check_engine_mismatch, check_policy_drift, check_lost_rollouts, check_stale_groups,
+    check_untrained, check_learning_signal, check_truncation, check_truncation_trend, check_tool_failures,
+    check_entropy, check_reward_against_evaluation, check_engine_mismatch, check_policy_drift, check_lost_rollouts,
+    check_lost_to_tools, check_stale_groups,
 )  # fmt: skip
 
 
 class Alarms:
     """Checks each step's metrics. A resumed run checks its history first."""
 
-    def __init__(self) -> None:
+    def __init__(self, group_size: int = 0, vocabulary: int = 0) -> None:
+        self._group_size, self._vocabulary = group_size, vocabulary
         self._history: deque[Metrics] = deque(maxlen=HISTORY_STEPS)
         self._first_steps: list[Metrics] = []
         self._quiet_left: dict[Alarm, int] = {}
@@ -305,7 +335,7 @@ class Alarms:
         self._history.append(metrics)
         if len(self._first_steps) < FIRST_STEPS and "reward/mean" in metrics:
             self._first_steps.append(metrics)
-        given = AlarmInput(metrics, self._history, self._first_steps, lost_reasons)
+        given = AlarmInput(metrics, self._history, self._first_steps, lost_reasons, self._group_size, self._vocabulary)
         return [text for alarm in ALARMS if (text := self._suppress_repeated(alarm, alarm(given)))]
 
     def _suppress_repeated(self, alarm: Alarm, text: str | None) -> str | None:
@@ -317,34 +347,3 @@ class Alarms:
         was_printed = alarm in self._quiet_left
         self._quiet_left[alarm] = QUIET_STEPS
         return None if was_printed else text
-
-
-def _get_finite(metrics: Metrics, name: str) -> float | None:
-    value = metrics.get(name)
-    return value if value is not None and isfinite(value) else None
-
-
-def _finite_values(history: Sequence[Metrics], name: str) -> list[float]:
-    return [value for metrics in history if (value := _get_finite(metrics, name)) is not None]
-
-
-def _mean(history: Sequence[Metrics], name: str) -> float | None:
-    values = _finite_values(history, name)
-    return fsum(values) / len(values) if values else None
-
-
-def _find_rise(history: Sequence[Metrics], name: str) -> tuple[float, float] | None:
-    """The means of the first and the last third, if the rise exceeds what their scatter explains."""
-    values = _finite_values(history, name)
-    third = len(values) // 3
-    if third < 2:
-        return None
-    first, last = values[:third], values[-third:]
-    (low, low_error), (high, high_error) = _mean_and_error(first), _mean_and_error(last)
-    return (low, high) if high - low > STANDARD_ERRORS * sqrt(low_error + high_error) + 1e-9 else None
-
-
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and its squared standard error."""
-    mean = fsum(values) / len(values)
-    return mean, fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)

@@ -42,6 +42,8 @@ class Checkpoints:
 
     def __init__(self, run: Path, keep: int = 2) -> None:
         self.folder, self.keep = run / CHECKPOINTS_FOLDER, keep
+        self.best_step: int | None = None
+        """The step of a checkpoint that is kept as well."""
 
     def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
         """Saves a checkpoint, whose files `write` puts into a folder. Older ones are deleted once it is on the disk."""
@@ -76,7 +78,8 @@ class Checkpoints:
                 raise
             raise CheckpointError(message) from error
         for old in self._list_all()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            if int(old.name) != self.best_step:
+                shutil.rmtree(old, ignore_errors=True)
         return final
 
     def find_latest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:

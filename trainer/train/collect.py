@@ -15,6 +15,7 @@ from trainer.reward.scorer import ScoredGroup, Scorer
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Group, Scheduler
+from trainer.rollout.steppers import find_failed_tools
 from trainer.rollout.task import Task
 from trainer.train.settings import TrainSettings
 
@@ -77,6 +78,8 @@ class StepRollouts:
         metrics = {"rollout/count": float(len(rollouts)), "rollout/lost": float(sum(self.lost_reasons.values()))}
         lost = Counter(rollout.stop for rollout in self.finished if rollout.stop.is_infrastructure)
         metrics |= {f"lost/{stop}": float(count) for stop, count in sorted(lost.items())}
+        by_tool = Counter(tool for rollout in self.finished for tool in find_failed_tools(rollout))
+        metrics |= {f"rollout/lost_to/{tool}": float(count) for tool, count in sorted(by_tool.items())}
         if not rollouts:
             return metrics
         metrics |= {
@@ -86,6 +89,9 @@ class StepRollouts:
             "rollout/calls": _mean(sum(len(turn.calls) for turn in rollout.turns) for rollout in rollouts),
             "rollout/truncated": _mean(rollout.stop in TRUNCATED for rollout in rollouts),
         }
+        logprobs = [logprob for rollout in rollouts for turn in rollout.turns for logprob in turn.logprobs or ()]
+        if logprobs:
+            metrics["rollout/logprob"] = _mean(iter(logprobs))
         ages = count_token_ages(rollouts, version)
         if ages:
             metrics["rollout/staleness"] = sum(age * count for age, count in ages.items()) / ages.total()

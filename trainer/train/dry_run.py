@@ -7,12 +7,16 @@ from contextlib import AsyncExitStack
 from rich.console import Console
 from rich.text import Text
 
-from trainer.check import describe_images, example_rollout
+from trainer.check import Finding, describe_images, example_rollout, print_finding
 from trainer.distributed.lead import count_shards
+from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_plan import plan_placement
 from trainer.train import modes
-from trainer.train.job import open_job
+from trainer.train.job import Job, open_job
+from trainer.train.preflight import find_problems, find_warnings
+from trainer.train.rehearsal import rehearse
 from trainer.train.reporters import import_packages
+from trainer.train.run_folder import require_folder
 from trainer.train.settings import TrainSettings
 from trainer.view.progress import show_warm_start
 from trainer.view.show import print_rollouts
@@ -21,10 +25,12 @@ from trainer.view.show import print_rollouts
 async def dry_run(settings: TrainSettings, console: Console) -> bool:
     """Returns True if the run could start. A demo model that does not exist yet is built, since the checks need it."""
     import_packages(settings.report)
+    if settings.out is not None:
+        require_folder(settings.out)
     async with AsyncExitStack() as stack:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
-        console.print_json(settings.model_dump_json())
+        console.print_json(job.settings.model_dump_json())
         placement = plan_placement(settings, job.model, shards=count_shards(settings.distributed))
         plan = placement.plan
         console.print(Text(str(placement)), soft_wrap=True)
@@ -41,14 +47,26 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
             console.print(
                 Text(f"{settings.agent.description}; `mtrl-train check --config` lets it play"), soft_wrap=True
             )
-        for note in job.tasks.notes:
-            console.print(Text(note))
+        for note in (*job.tasks.notes, describe_rates(job.given_update, job.settings.update, job.parameters)):
+            console.print(Text(note), soft_wrap=True)
         console.print()
         print_rollouts(
             [example_rollout(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokenizer.decode
         )
-        console.print(Text("\nno problems found" if plan.fits else "\n1 problem to fix"))
-        return plan.fits
+        findings = [*find_problems(job), *find_warnings(job), *await _rehearse(job)]
+        console.print()
+        for finding in findings:
+            print_finding(finding, console)
+        problems = sum(finding.grade == "wrong" for finding in findings) + (not plan.fits)
+        console.print(Text(f"\n{problems} problem{'s'[: problems > 1]} to fix" if problems else "\nno problems found"))
+        return not problems
+
+
+async def _rehearse(job: Job) -> list[Finding]:
+    """Scripted rollouts, unless an agent or an environment plays them in its own way."""
+    if job.settings.agent is not None or job.settings.environment is not None:
+        return []
+    return await rehearse(job)
 
 
 def _describe_workers(settings: TrainSettings) -> str:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from math import sqrt
 from pathlib import Path
 
@@ -184,6 +185,7 @@ async def compare_run(
     checkpoint = Checkpoints(run).find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
     if checkpoint is None:
         raise ConfigError("the run has no checkpoint yet", file=run, remedy="continue the run with --resume")
+    _keep_earlier(run / EVALUATION_FOLDER)
     evaluated = settings.model_copy(update={"evaluation": evaluation, "record": False})
     async with open_job(evaluated, objects=objects) as job:
         policy = await to_thread.run_sync(Policy.load, job.model, settings.update)
@@ -194,6 +196,13 @@ async def compare_run(
             await to_thread.run_sync(policy.resume, checkpoint.folder)
             async with job.open_workers(engine, run / EVALUATION_FOLDER, log):
                 return await compare_policies(job, engine, policy, checkpoint.step, run, log)
+
+
+def _keep_earlier(folder: Path) -> None:
+    """Gives the folder of a complete evaluation another name (`eval-1`), so that the next one does not replace it."""
+    if (folder / COMPARISON_FILE).exists():
+        names = (folder.with_name(f"{folder.name}-{number}") for number in count(1))
+        folder.rename(next(name for name in names if not name.exists()))
 
 
 async def compare_policies(
@@ -225,7 +234,7 @@ async def _evaluate_variant(job: Job, engine: Engine, tasks: Sequence[Task], *, 
 
 
 def _save_rollouts(folder: Path, evaluation: Evaluation) -> None:
-    """Replaces the rollouts of an earlier evaluation; `mtrl-train show` reads them."""
+    """Replaces the rollouts of an evaluation that was not completed; `mtrl-train show` reads them."""
     shutil.rmtree(folder, ignore_errors=True)
     with RolloutWriter(folder) as writer:
         for group in evaluation.groups:

@@ -24,6 +24,8 @@ from trainer.data.curriculum import TaskStream
 from trainer.data.tasks import check_task_names
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, make_engine
+from trainer.policy.learning_rate import choose_rates
+from trainer.policy.settings import UpdateSettings
 from trainer.reward.scorer import GivenRewards, Scorer
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.observer import RolloutObserver
@@ -31,6 +33,7 @@ from trainer.rollout.settings import ServingSettings
 from trainer.rollout.steppers import Stepper
 from trainer.rollout.task import Task
 from trainer.setup import (
+    find_unknown_tools,
     load_data,
     load_template,
     make_gateway,
@@ -41,6 +44,7 @@ from trainer.setup import (
 )
 from trainer.swift.compat_names import enable_stand_ins
 from trainer.train.settings import DEMOS, TrainSettings
+from trainer.weight_files import read_weight_files
 from trainer.worker_thread import WorkerThread
 from trainer.workers.worker_job import make_worker_job
 from trainer.workers.worker_pool import WorkerPool, read_worker_token, with_workers
@@ -139,6 +143,7 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
         for server in unavailable_servers(gateway)
         if not server.optional
     ]
+    mistakes += find_unknown_tools(gateway)
     for source in [*tasks.train.values(), tasks.held_out]:
         checked = source[:DEMO_TASKS_CHECKED] if settings.data in DEMOS else source
         mistakes += check_task_names(checked, gateway.specs)
@@ -174,6 +179,15 @@ def _check_complete(folder: Path) -> Path:
     return folder
 
 
+def _count_parameters(model: Path) -> int:
+    """How many parameters the model has. Raises ConfigError for weight files that are missing or cut off."""
+    if parameters := read_weight_files(model).parameters:
+        return parameters
+    from trainer.policy.memory_plan import load_meta_model, weight_bytes
+
+    return weight_bytes(load_meta_model(model)) // 4
+
+
 def _build_demo_model(settings: TrainSettings, report: WarmStartProgress) -> Path:
     from trainer.demo.demos import load_demo
     from trainer.demo.model_cache import find_or_build_model
@@ -195,6 +209,10 @@ class Job:
     scorer: Scorer
     token_weight_fn: TokenWeightFn
     model: Path
+    parameters: int = 0
+    """How many the model has."""
+    given_update: UpdateSettings = field(default_factory=UpdateSettings)
+    """The settings of the update as they were given; those of the job have the learning rates that were chosen."""
     agents: AgentHost | None = None
     """The endpoint for agents, if they play the rollouts."""
     workers: WorkerPool | None = None
@@ -288,13 +306,15 @@ async def open_job(
         if gateway is None and (mistakes := find_mistakes(settings, tasks, used_gateway)):
             raise ConfigErrors(mistakes)
         model = await prepare_model(settings, on_warm_start)
+        parameters = _count_parameters(model)
+        update = choose_rates(settings.update, parameters, settings.steps)
         template = load_template(model, settings.template, used_gateway.specs)
         sources = [*tasks.train.values(), tasks.held_out]
         probe_for_job(template, settings, used_gateway.specs, sources).raise_if_failed()
         scorer.decoder = template
         agents = await stack.enter_async_context(host) if host else None
         yield Job(
-            settings,
+            settings.model_copy(update={"update": update}),
             tasks,
             TaskStream(settings.curriculum, tasks.train, seed=settings.seed),
             used_gateway,
@@ -303,5 +323,7 @@ async def open_job(
             scorer,
             bind_decoder(token_weight_fn, template.decode_turn),
             model,
+            parameters,
+            settings.update,
             agents,
         )

@@ -72,6 +72,14 @@ def choose_run_folder(settings: TrainSettings, name: str, *, resume: bool) -> Pa
     return newest_run() if resume else next_free_folder(name)
 
 
+def require_folder(path: Path) -> None:
+    """Raises ConfigError if a file is where the run's folder, or a folder above it, should be."""
+    existing = next((place for place in (path, *path.parents) if os.path.lexists(place)), None)
+    if existing is not None and not existing.is_dir():
+        remedy = "name a folder that does not exist yet with --out"
+        raise ConfigError("is a file, not a folder", file=existing, field="out", remedy=remedy)
+
+
 class RunFolder:
     """A run's folder. The process that writes enters it; any process may read."""
 
@@ -84,6 +92,7 @@ class RunFolder:
         """The user code that was running when the process before this one ended without a word."""
 
     def __enter__(self) -> Self:
+        require_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:

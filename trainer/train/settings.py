@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
 from trainer.algorithms.settings import AlgorithmSettings
@@ -22,6 +22,13 @@ DEMO = "demo"
 """The name of the default job's model and tasks, which are generated."""
 DEMOS = (DEMO, "sight")
 """Names of generated models and tasks; `sight` is the one with images."""
+
+
+def _reject_empty(value: object) -> object:
+    """An empty path would be the working folder."""
+    if value == "":
+        raise ValueError("is empty; name a folder, or leave it out")
+    return value
 
 
 class EvaluationSettings(FrozenModel):
@@ -58,13 +65,13 @@ class CheckpointSettings(FrozenModel):
 class TrainSettings(BaseRolloutSettings):
     """The settings of `mtrl-train`; a run saves them in its run.json."""
 
-    model: str = DEMO
+    model: Annotated[str, Field(min_length=1)] = DEMO
     """A model's folder as `save_pretrained` writes it; or `demo`, a tiny model that is built and cached, or `sight`,
     one with vision."""
-    data: str = DEMO
+    data: Annotated[str, Field(min_length=1)] = DEMO
     """A JSONL or parquet file, the folder of a saved data set, or a data set's name; or `demo`, generated tasks, or
     `sight`, generated tasks about images."""
-    out: Path | None = None
+    out: Annotated[Path, BeforeValidator(_reject_empty)] | None = None
     """The run's folder; by default the next free one in `runs/`."""
     steps: PositiveInt = 100
     """Training steps; each generates and scores rollouts, and trains on them."""
@@ -104,7 +111,9 @@ class TrainSettings(BaseRolloutSettings):
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         if self.model in DEMOS and self.data != self.model and self.data not in self.objects:
-            raise ValueError("a demo's model knows only the words of its own tasks; name a model of yours")
+            raise ValueError(
+                "a demo's model knows only the words of its own tasks, not those of `data`; name a `model`"
+            )
         if self.model == "sight" and self.warm != "habit":
             raise ValueError("the model of `sight` has only one warm start; leave `warm` out")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:

@@ -18,15 +18,18 @@ from trainer.distributed.rank_commands import LeaderChannel
 from trainer.engine.base import Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
+from trainer.policy.learning_rate import describe_rates, keep_rates
 from trainer.policy.memory_plan import plan_placement
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, resume_hint
 from trainer.storage.run_files import METRICS_FILE, MetricsWriter
 from trainer.train import modes
+from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import Checkpoint
 from trainer.train.evaluate import compare_run
 from trainer.train.job import Job, JobObjects, open_job
+from trainer.train.preflight import find_warnings, require_ready
 from trainer.train.reporters import Reporters, import_packages
 from trainer.train.run_folder import RunFolder, changed_settings
 from trainer.train.settings import TrainSettings
@@ -62,9 +65,12 @@ async def train(
         async with AsyncExitStack() as stack:
             tape = folder.new_tape(step + 1) if settings.record else None
             with show_warm_start(console) as on_progress:
-                opening = open_job(settings, tape=tape, on_warm_start=on_progress, objects=objects)
+                opening = open_job(
+                    _keep_rates(settings, folder, checkpoint), tape=tape, on_warm_start=on_progress, objects=objects
+                )
                 job = await stack.enter_async_context(opening)
-            loop = await _build_train_loop(job, folder, checkpoint, stack, console)
+            require_ready(job)
+            loop = await _build_train_loop(job, settings, folder, checkpoint, stack, console)
             with _frozen_garbage_collection():
                 await loop.run()
         if settings.evaluation.after:
@@ -85,22 +91,38 @@ def _frozen_garbage_collection() -> Iterator[None]:
 
 def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Console) -> Checkpoint | None:
     """The checkpoint to resume from; None if the run ended before its first one."""
-    changed = changed_settings(folder.load_settings(), settings)
+    saved = folder.load_settings()
+    resumed = settings.model_copy(update={"update": keep_rates(settings.update, saved.update)})
+    changed = changed_settings(saved, resumed)
     if changed:
         remedy = "undo these changes to resume the run, or start another one without --resume"
         raise ConfigError(f"the run has other settings: {'; '.join(changed)}", file=folder.path, remedy=remedy)
     return folder.checkpoints.find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
 
 
+def _keep_rates(settings: TrainSettings, folder: RunFolder, checkpoint: Checkpoint | None) -> TrainSettings:
+    """The settings; learning rates that they leave open are those that the run was started with."""
+    if checkpoint is None:
+        return settings
+    return settings.model_copy(update={"update": keep_rates(settings.update, folder.load_settings().update)})
+
+
 async def _build_train_loop(
-    job: Job, folder: RunFolder, checkpoint: Checkpoint | None, stack: AsyncExitStack, console: Console
+    job: Job,
+    given: TrainSettings,
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    stack: AsyncExitStack,
+    console: Console,
 ) -> TrainLoop:
+    """`given` are the settings as they were written, which all ranks compare."""
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     plan = partial(plan_placement, settings, job.model, shards=count_shards(settings.distributed))
     placement = await to_thread.run_sync(plan)
     placement.plan.require()
     dumped = settings.model_dump(mode="json")
-    channel = await stack.enter_async_context(open_ranks(settings.distributed, dumped, job.model, folder.path))
+    written = given.model_dump(mode="json")
+    channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, folder.path))
     policy = await to_thread.run_sync(_load_policy, job, checkpoint, channel)
     log = partial(console.print, markup=False, soft_wrap=True)
     serving = placement.apply_to(settings.serving)
@@ -134,6 +156,7 @@ async def _build_train_loop(
         rng.restore_state(checkpoint.folder)
     else:
         rng.seed_all(settings.seed)
+    loop.alarms = Alarms(settings.n, job.template.tokenizer.size)
     for step_metrics in history:  # Alarms about these steps were printed then.
         loop.alarms.check(step_metrics)
     return loop
@@ -148,6 +171,9 @@ def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None) -> It
         yield modes.describe_mode(job.settings)
     yield from engine_notes(engine.capabilities)
     yield from job.tasks.notes
+    yield describe_rates(job.given_update, job.settings.update, job.parameters)
+    for warning in find_warnings(job):
+        yield f"warning: {warning.text}\n  remedy: {warning.remedy}"
 
 
 def _make_updater(policy: Policy, settings: TrainSettings, is_exact: bool) -> PolicyUpdater:

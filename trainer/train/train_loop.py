@@ -23,6 +23,7 @@ from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
 from trainer.train.agent_metrics import compute_agent_metrics
 from trainer.train.alarms import Alarms
+from trainer.train.best_checkpoint import METRIC, BestCheckpoint
 from trainer.train.collect import StepCollector, StepRollouts
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
@@ -35,21 +36,18 @@ from trainer.worker_thread import WorkerThread
 
 SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
-MAX_UNSCORED_STEPS = 3
-"""Steps in a row without a scored rollout after which the run stops."""
 SHOWN_REASONS = 3
-"""How many of the most frequent reasons are shown then."""
+"""How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 
 
 class NothingScoredError(Exception):
-    """No rollout of several steps in a row could be scored."""
+    """No rollout of a step could be scored, so that there is nothing to learn from."""
 
-    def __init__(self, reasons: Counter[str]) -> None:
+    def __init__(self, step: int, reasons: Counter[str]) -> None:
         commonest = "".join(f"\n  {count} x {reason}" for reason, count in reasons.most_common(SHOWN_REASONS))
         remedy = "fix these problems, then continue with --resume from the last step that was trained"
         super().__init__(
-            f"no rollout of the last {MAX_UNSCORED_STEPS} steps could be scored; reasons in the last one:{commonest}\n"
-            f"  remedy: {remedy}"
+            f"no rollout of step {step} could be scored, so the run stops; the reasons:{commonest}\n  remedy: {remedy}"
         )
 
 
@@ -71,7 +69,8 @@ class TrainLoop:
     step: int = 0
     """Steps made so far, and the version of the engine's weights."""
     alarms: Alarms = field(default_factory=Alarms)
-    unscored_steps: int = 0
+    best: BestCheckpoint = field(init=False)
+    """The best step by its evaluation; its checkpoint is kept."""
     saved_step: int = -1
     """The step of the latest checkpoint."""
     saved_at: float = field(default_factory=time.monotonic)
@@ -79,6 +78,8 @@ class TrainLoop:
 
     async def run(self) -> None:
         job, settings = self.job, self.job.settings
+        self.best = BestCheckpoint(self.folder.path, self.step)
+        self.folder.checkpoints.best_step = self.best.step
         if not self.step:
             await self._evaluate_before()
         on_extra = self.progress.add_rollouts if settings.mode == "synchronous" else _ignore_extra
@@ -135,7 +136,12 @@ class TrainLoop:
         if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
             metrics |= await self._evaluate()
         self._report(metrics, rollouts.lost_reasons)
-        if not self._count_unscored(rollouts):
+        if not any(group.scored for group in rollouts.groups):  # Not saved in place of a good step.
+            raise NothingScoredError(step, rollouts.lost_reasons)
+        if self.best.is_improved_by(metrics.get(METRIC)):
+            await self._save()
+            self._record_best(metrics[METRIC])
+        else:
             await self._save_if_due()
 
     def _require_tape(self) -> None:
@@ -168,16 +174,22 @@ class TrainLoop:
             runner = job.make_greedy(job.make_runner(self.engine, observer))
             evaluation = await evaluate(runner, job.scorer, tasks, settings.admission, settings.evaluation.kind)
         job.scorer.given.take_metrics()  # What is measured in evaluations is not that of a step.
-        metrics = {
-            "eval/greedy": evaluation.all.value,
-            "eval/tasks": float(evaluation.all.tried),
-            "eval/lost": float(evaluation.lost),
-        }
-        return metrics | evaluation.metrics_by_kind("eval/greedy")
+        metrics = {"eval/tasks": float(evaluation.all.tried), "eval/lost": float(evaluation.lost)}
+        if evaluation.all.tried:  # Without a scored task there is no rate.
+            metrics[METRIC] = evaluation.all.value
+        return metrics | evaluation.metrics_by_kind(METRIC)
 
     async def _evaluate_before(self) -> None:
         if self.job.settings.evaluation.every:
-            self._report({"step": 0.0} | await self._evaluate())
+            metrics = await self._evaluate()
+            self._report({"step": 0.0} | metrics)
+            if METRIC in metrics:
+                self._record_best(metrics[METRIC])
+
+    def _record_best(self, value: float) -> None:
+        """The present step is the best; the checkpoint of the one before it may go."""
+        self.best.record(self.step, value)
+        self.folder.checkpoints.best_step = self.step
 
     def _report(self, metrics: dict[str, float], lost_reasons: Mapping[str, int] = EMPTY) -> None:
         """Writes a step's metrics, and prints alarms and progress."""
@@ -215,13 +227,6 @@ class TrainLoop:
         self.policy.save(folder)
         rng.save_state(folder)
         self.job.copy_tokenizer_files(folder)
-
-    def _count_unscored(self, rollouts: StepRollouts) -> bool:
-        """Returns whether no rollout of a step was scored; such a step is not saved in place of a good one."""
-        self.unscored_steps = 0 if any(group.scored for group in rollouts.groups) else self.unscored_steps + 1
-        if self.unscored_steps == MAX_UNSCORED_STEPS:
-            raise NothingScoredError(rollouts.lost_reasons)
-        return self.unscored_steps > 0
 
 
 def _ignore_extra(rollouts: int) -> None:

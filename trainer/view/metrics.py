@@ -23,6 +23,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "rollout/count": "scored rollouts",
     "rollout/lost": "rollouts without a score, through infrastructure or reward functions",
     "lost/{stop}": "rollouts that infrastructure ended, by stop reason",
+    "rollout/lost_to/{tool}": "rollouts that ended because a call of this tool failed or took too long",
+    "rollout/logprob": "mean logprob of the policy's tokens when they were sampled",
     "rollout/turns": "mean number of policy turns",
     "rollout/tokens": "mean length in tokens, prompt and tools included",
     "rollout/written": "mean number of tokens that the policy sampled",

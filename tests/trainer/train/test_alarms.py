@@ -30,10 +30,37 @@ HEALTHY: Metrics = {
 }
 
 
-def check_steps(*steps: Metrics, reasons: Mapping[str, int] = {}) -> list[str]:
+def check_steps(*steps: Metrics, reasons: Mapping[str, int] = {}, n: int = 8, vocabulary: int = 1000) -> list[str]:
     """The alarms over these steps; metrics that are not given are healthy."""
-    alarms = Alarms()
+    alarms = Alarms(n, vocabulary)
     return [alarm for step in steps for alarm in alarms.check(HEALTHY | step, reasons)]
+
+
+def test_single_rollouts_are_told_as_such_and_not_as_hard_tasks() -> None:
+    (alarm,) = check_steps({"groups/teaching": 0.0, "success/sampled": 0.0}, n=1)
+    assert alarm.startswith("no group has a learning signal: each has a single rollout") and "too hard" not in alarm
+    assert "set `n` to 8" in alarm
+
+
+def test_prompts_that_fill_the_limit_are_told_as_such() -> None:
+    (alarm,) = check_steps({"stops/length_rollout": 1.0, "stops/done": 0.0, "rollout/turns": 0.0})
+    assert "before the policy writes anything" in alarm and "forgotten" not in alarm
+    assert "raise `limits.rollout_tokens` above the length of the prompts" in alarm
+
+
+def test_random_weights_are_recognised_and_nothing_else_is_blamed() -> None:
+    noise = {"rollout/logprob": -6.8, "groups/teaching": 0.0, "success/sampled": 0.0, "stops/length_turn": 1.0}
+    (alarm,) = check_steps(noise)
+    assert alarm.startswith("every token is about equally likely") and "is this the trained checkpoint?" in alarm
+    assert check_steps({"rollout/logprob": -3.0}) == [] and check_steps({"rollout/logprob": -6.8}, vocabulary=0) == []
+
+
+def test_rollouts_lost_to_a_tool_are_told_by_its_name() -> None:
+    lost = {"rollout/lost": 10.0, "rollout/lost_to/search": 8.0, "rollout/lost_to/sum": 2.0}
+    (alarm,) = check_steps(lost)
+    assert alarm.startswith("8 of 138 rollouts were lost because calls of `search` failed")
+    assert "learn to avoid it" in alarm and "timeout_s" in alarm
+    assert check_steps({"rollout/lost": 1.0, "rollout/lost_to/search": 1.0}) == []
 
 
 def test_healthy_run_raises_no_alarm() -> None:
@@ -216,6 +243,8 @@ def every_alarm() -> list[str]:
     none: list[Metrics] = [{"groups/teaching": 0.0, "success/sampled": success} for success in (0.0, 0.5, 1.0)]
     far: list[Metrics] = [{"mismatch/kl": 1.0}, {"kl/old": 1.0}, {"kl/reference": 99.0}, {"rollout/lost": 99.0}]
     texts = [text for step in [*cut, *none, *far] for text in check_steps(step)]
+    texts += check_steps({"rollout/logprob": -6.9}) + check_steps({"groups/teaching": 0.0}, n=1)
+    texts += check_steps({"stops/length_rollout": 1.0, "rollout/turns": 0.0}) + check_steps({"rollout/lost_to/a": 9.0})
     texts += (
         check_steps({}, {"entropy": 0.0})
         + check_steps(*evaluated_steps([0.3] * 40))

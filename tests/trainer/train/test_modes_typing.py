@@ -11,7 +11,7 @@ from tests.trainer.train.trainings import Run, user_reward, write_config
 def test_async_run_stops_with_reasons_when_no_group_can_be_scored(run: Run, mode: str) -> None:
     file = write_config(mode=mode, steps=9, reward=user_reward("raise RuntimeError('no idea')"))
     output = run("--config", file, "--out", "r", code=2)
-    assert "no rollout of the last 3 steps could be scored" in output and "no idea" in output
+    assert "no rollout of step 1 could be scored" in output and "no idea" in output
 
 
 def test_mode_is_an_option_and_unknown_modes_are_refused(run: Run) -> None:

@@ -33,14 +33,14 @@ from trainer.storage.rollout_file import Rollouts
         ("time.sleep(20)", {"timeout_s": 0.05}, "returned nothing within 0.05 s"),
     ],
 )
-def test_run_stops_with_reasons_after_three_unscored_steps(
+def test_run_stops_with_reasons_after_a_step_without_a_scored_rollout(
     run: Run, caplog: pytest.LogCaptureFixture, body: str, more: dict[str, Any], says: str
 ) -> None:
     output = run("--config", write_config(reward=user_reward(body, **more)), "--out", "r", code=2)
     assert "4 of 4 rollouts have no reward, 4 of them because of: component 'mine'" in output
-    assert "no rollout of the last 3 steps could be scored; reasons in the last one:\n  4 x component 'mine'" in output
+    assert "no rollout of step 1 could be scored, so the run stops; the reasons:\n  4 x component 'mine'" in output
     assert says in output and "continue with --resume" in output and "Traceback" not in output
-    assert [line["rollout/lost"] for line in read_run_metrics("r")] == [4, 4, 4]
+    assert [line["rollout/lost"] for line in read_run_metrics("r")] == [4]
     assert all(rollout.reward is None for rollout in Rollouts(Path("r"))), "lost, and not a reward of 0"
     assert caplog.text.count("not scored: ") == 3, "examples, not all of them"
 
@@ -248,7 +248,7 @@ def test_mistake_in_the_run_file_is_reported_with_line_field_and_suggestion(
     ("words", "says"),
     [
         (("--config", "nosuch"), "remedy: name a YAML file, or one of agent, default, gsm8k, gsm8k_feedback"),
-        (("--data", "rows.jsonl"), "a demo's model knows only the words of its own tasks\n  remedy: name a model"),
+        (("--data", "rows.jsonl"), "words of its own tasks, not those of `data`\n  remedy: name a `model`"),
         (("--engine", "vllm"), "mtrl-train: --engine: should be auto, torch, "),
         (("--steps", "0"), "mtrl-train: --steps: expected greater than 0, found 0"),
         (("--tools", "nowhere"), "nowhere: there is no such folder"),

@@ -214,4 +214,5 @@ def test_comparison_at_the_end_can_be_read_again(run: Run) -> None:
     assert "success on 4 held-out tasks, before and after 1 steps" in output
     found = json.loads(Path("r/eval/comparison.json").read_text())
     assert json.loads(run("eval", "r", "--json").splitlines()[-1]) == found
+    assert json.loads(Path("r/eval-1/comparison.json").read_text()) == found, "the earlier one is kept"
     assert "── turn 0: policy" in run("show", "r/eval/greedy", 0)

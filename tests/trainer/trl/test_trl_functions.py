@@ -74,6 +74,13 @@ def test_with_tool_threads_synchronous_tools_run_at_the_same_time(model: Path, m
     assert all(completion[1]["content"] == "met" for completion in recorder.calls[0]["completions"])
 
 
+class ScoringRecorder(Recorder):
+    """Gives each completion a number, the first one, too."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:
+        return [score or 0.0 for score in super().__call__(*args, **kwargs)]
+
+
 def test_a_tool_that_hangs_costs_its_rollouts_and_is_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hang() -> str:
         """Never answers."""
@@ -81,7 +88,7 @@ def test_a_tool_that_hangs_costs_its_rollouts_and_is_interrupted(model: Path, mo
         return ""
 
     script_policy(monkeypatch, [[render_calls(("hang", {})), "done"], [render_calls(("price", {"item": "pear"})), "3"]])
-    recorder = Recorder()
+    recorder = ScoringRecorder()
     args, settings = {"num_generations": 2, "per_device_train_batch_size": 2}, {"groups": {"refills": 0}}
     trainer = make_trainer(model, ROWS, recorder, tools=[hang, price], timeout_s=0.2, args=args, settings=settings)
     output = trainer.train()

@@ -1,0 +1,119 @@
+"""No mistake in an option or a run file ends in a traceback: exit code 2, and a message that names where it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from gateway.errors import ConfigError
+from trainer.cli import app
+from trainer.cli.run_file import load_settings
+from trainer.train.settings import TrainSettings
+
+WRONG_VALUES: tuple[Any, ...] = (
+    None, "", "no/such", "\0", "a" * 5000, -1, 0, 3.5, True, float("nan"), float("inf"), 10**30, [], [1], [None], [[]],
+    {}, {"a": 1}, {"": {}}, {1: 2},
+)  # fmt: skip
+WRONG_PATHS = (
+    "", "./no/such", "file.txt", "folder", "binary.yaml", "broken.yaml", "./file.txt/deeper", "loop", "a" * 5000, "\0",
+    "module.py:missing", "no_module:name",
+)  # fmt: skip
+PATH_KEYS = (
+    "tools", "mcp", "model", "data", "evaluation.data", "template.chat_template", "template.parser", "stepper",
+    "reward.components.mine.function", "algorithm.credit.rounds", "agent.function",
+)  # fmt: skip
+COMMANDS = ("", "check", "eval", "render", "replay", "rollout", "show", "plot", "why", "plan", "translate")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainer.data.dataset.HUB_NAME", re.compile("(?!)"))  # Nothing is looked up on a hub.
+    Path("folder").mkdir()
+    Path("file.txt").write_text("hello")
+    Path("broken.yaml").write_text("a: [")
+    Path("binary.yaml").write_bytes(b"\xff\xfe\0")
+    Path("module.py").write_text("there = 3\n")
+    Path("loop").symlink_to("loop")
+    return tmp_path
+
+
+def settings_models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in a field's annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from settings_models(part)
+
+
+def iterate_keys(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of a run file."""
+    for name, field in model.model_fields.items():
+        yield (*prefix, name)
+        for inner in settings_models(field.annotation):
+            yield from iterate_keys(inner, (*prefix, name))
+
+
+def nest(key: str | tuple[str, ...], value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".") if isinstance(key, str) else key):
+        value = {part: value}
+    return typing.cast(dict[str, Any], value)
+
+
+def run_words(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, words)
+    assert done.exception is None or isinstance(done.exception, SystemExit), f"{words!r:.200}: {done.exception!r:.300}"
+    assert done.exit_code in (0, 1, 2) and "Traceback" not in done.output, f"{words!r:.200}: {done.output[-500:]}"
+    return done.exit_code, done.output
+
+
+def test_every_key_of_a_run_file_takes_or_refuses_every_value_by_its_name() -> None:
+    keys = list(dict.fromkeys(iterate_keys(TrainSettings)))
+    assert len(keys) > 150
+    for key in keys:
+        for value in WRONG_VALUES:
+            try:
+                load_settings(TrainSettings, None, nest(key, value))
+            except ConfigError as error:
+                assert key[-1] in str(error) or key[0] in str(error), f"{key}: {value!r:.40}: {error}"
+
+
+@pytest.mark.parametrize("key", PATH_KEYS)
+def test_every_path_and_name_in_a_run_file_is_refused_by_its_key(place: Path, key: str) -> None:
+    for value in WRONG_PATHS:
+        small = {"model": "folder", "data": "file.txt", "tools": "folder", **nest(key, value)}
+        Path("run.json").write_text(json.dumps(small))
+        code, output = run_words("--config", "run.json", "--dry-run")
+        assert code == 2 and "mtrl-train: " in output, f"{value!r:.40}: {output[-500:]}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_refused_by_its_name_or_by_what_it_names(place: Path, command: str) -> None:
+    group: Any = get_command(app)
+    parsed = group.commands[command] if command else group
+    required = sum(param.param_type_name == "argument" and param.required for param in parsed.params)
+    for param in parsed.params:
+        if param.param_type_name != "option" or param.is_flag or param.name == "ray":
+            continue
+        for value in ("", "./no/such", "file.txt", "folder", "loop", "a" * 5000):
+            words = [*([command] if command else []), *["folder"] * required, param.opts[0], value]
+            code, output = run_words(*words, *([] if command else ["--dry-run"]))
+            assert code or value == "folder", f"{words!r:.100}: {output[-300:]}"
+
+
+@pytest.mark.parametrize("out", ["file.txt", "file.txt/deeper", "", "loop", "a" * 5000])
+def test_a_run_folder_that_cannot_be_one_is_refused(place: Path, out: str) -> None:
+    Path("run.json").write_text(json.dumps({"model": "folder", "data": "file.txt", "tools": "folder"}))
+    for more in ((), ("--dry-run",)):
+        code, output = run_words("--config", "run.json", "--out", out, *more)
+        assert code == 2 and ("out" in output or more), output
+    assert Path("file.txt").read_text() == "hello"

@@ -1,0 +1,75 @@
+"""Weight files: each is there and whole before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import ConfigError
+from trainer.weight_files import INDEX_FILE, read_weight_files
+
+
+def write_weights(file: Path, shape: tuple[int, int] = (3, 4)) -> None:
+    size = 4 * shape[0] * shape[1]
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}, "__metadata__": {}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    names = ["model-1.safetensors", "model-2.safetensors"]
+    for name in names:
+        write_weights(tmp_path / name)
+    index = {"weight_map": {f"layer{number}": name for number, name in enumerate(names)}}
+    (tmp_path / INDEX_FILE).write_text(json.dumps(index))
+    return tmp_path
+
+
+def test_parameters_are_counted_without_loading_them(model: Path) -> None:
+    weights = read_weight_files(model)
+    assert (weights.parameters, weights.files) == (24, 2)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-7]), "is cut off or damaged"),
+        (lambda file: file.write_bytes(file.read_bytes()[:40]), "header does not fit into 40 bytes"),
+        (lambda file: file.write_bytes(b""), "header does not fit into 0 bytes"),
+        (lambda file: file.write_bytes(b"<!doctype html> not found, or not signed in"), "header does not fit"),
+        (lambda file: file.write_bytes((5).to_bytes(8, "little") + b"[1,2]"), "its header cannot be read"),
+        (lambda file: file.unlink(), "is missing, but model.safetensors.index.json names it"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_named_with_its_remedy(
+    model: Path, spoil: Callable[[Path], object], says: str
+) -> None:
+    spoil(model / "model-2.safetensors")
+    with pytest.raises(ConfigError) as raised:
+        read_weight_files(model)
+    assert (
+        "model-2.safetensors" in str(raised.value) and says in str(raised.value) and "remedy: copy" in str(raised.value)
+    )
+
+
+def test_every_file_that_is_not_whole_is_named_at_once(model: Path) -> None:
+    for name in ("model-1.safetensors", "model-2.safetensors"):
+        (model / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"(?s)model-1\.safetensors.*model-2\.safetensors"):
+        read_weight_files(model)
+
+
+def test_an_index_that_cannot_be_read_and_a_folder_without_weights_are_told(model: Path) -> None:
+    (model / INDEX_FILE).write_text("{")
+    with pytest.raises(ConfigError, match=rf"{INDEX_FILE}.*cannot be read"):
+        read_weight_files(model)
+    for file in model.glob("*.safetensors*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="has no weights"):
+        read_weight_files(model)
+    (model / "pytorch_model.bin").write_bytes(b"")
+    assert read_weight_files(model).parameters == 0, "other formats are not read"

@@ -1,0 +1,56 @@
+"""The best checkpoint by its evaluation is kept, and disk space for checkpoints is forecast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.train.jobs import small_job
+from trainer.policy.settings import CriticSettings, LoraSettings
+from trainer.train.best_checkpoint import BEST_FILE, BestCheckpoint
+from trainer.train.checkpoint import Checkpoints
+from trainer.train.disk_space import forecast_checkpoints
+
+
+def test_the_best_checkpoint_outlives_the_latest_ones(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(1, 7):
+        checkpoints.save(step, {}, lambda folder: None)
+        checkpoints.best_step = 2 if step >= 2 else None
+    assert [folder.name for folder in sorted((tmp_path / "checkpoints").iterdir())] == ["000002", "000005", "000006"]
+    latest = checkpoints.find_latest()
+    assert latest and latest.step == 6
+
+
+def test_only_a_better_evaluation_makes_a_checkpoint_the_best(tmp_path: Path) -> None:
+    best = BestCheckpoint(tmp_path)
+    assert best.is_improved_by(0.0) and not best.is_improved_by(None)
+    best.record(0, 0.4)
+    assert not best.is_improved_by(0.4) and best.is_improved_by(0.5)
+    best.record(10, 0.5)
+    assert BestCheckpoint(tmp_path, step=20).step == 10
+
+
+def test_a_run_that_goes_back_before_its_best_step_finds_the_best_again(tmp_path: Path) -> None:
+    BestCheckpoint(tmp_path).record(10, 0.9)
+    assert BestCheckpoint(tmp_path, step=7).is_improved_by(0.1)
+    (tmp_path / BEST_FILE).write_text("{")
+    assert BestCheckpoint(tmp_path, step=20).is_improved_by(0.1), "a damaged file costs only the memory of the best"
+
+
+def test_checkpoints_that_will_not_fit_on_the_disk_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.train.disk_space._free_bytes", lambda folder: 100 * 2**30)
+    job = small_job(checkpoint={"keep": 3})
+    assert forecast_checkpoints(job, 1_000_000_000, tmp_path) is None
+    problem, remedy = forecast_checkpoints(job, 8_000_000_000, tmp_path) or ("", "")
+    assert "up to 447.0 GiB: 89.4 GiB for each of the latest 3, the best one and the one" in problem
+    assert "100.0 GiB are free" in problem and remedy.startswith("lower `checkpoint.keep`, free some space")
+
+
+def test_adapters_take_little_space_and_a_critic_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.train.disk_space._free_bytes", lambda folder: 10 * 2**30)
+    for more, fits in (({"lora": LoraSettings()}, True), ({"lora": LoraSettings(), "critic": CriticSettings()}, False)):
+        job = small_job()
+        job = job.model_copy(update={"update": job.update.model_copy(update=more)})
+        assert (forecast_checkpoints(job, 8_000_000_000, tmp_path) is None) is fits

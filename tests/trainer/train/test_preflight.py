@@ -1,0 +1,102 @@
+"""The quick checks before a run: tasks, limits, rewards and group sizes that cannot teach anything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.errors import ConfigError
+from tests.trainer.train.jobs import small_job
+from trainer.check import Finding
+from trainer.ledger import Message
+from trainer.rollout.task import Task
+from trainer.train.job import Job, TrainTasks, open_job
+from trainer.train.preflight import find_problems, find_warnings, require_ready
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def job(anyio_backend: str) -> AsyncIterator[Job]:
+    async with open_job(small_job()) as job:
+        yield job
+
+
+def with_tasks(job: Job, *tasks: Task) -> Job:
+    settings = job.settings.model_copy(update={"data": "rows.jsonl"})
+    return replace(job, settings=settings, tasks=TrainTasks({None: tasks}, tasks, is_held_out=True))
+
+
+def with_settings(job: Job, **changes: Any) -> Job:
+    settings = small_job(**changes)
+    return replace(job, settings=settings.model_copy(update={"update": job.settings.update, **changes}))
+
+
+def make_task(number: int = 0, truth: Any = "7", words: int = 3) -> Task:
+    asked: tuple[Message, ...] = ({"role": "user", "content": "what is it " * words},)
+    return Task(f"t{number}", asked, truth, location=f"rows.jsonl:{number + 1}")
+
+
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+async def test_a_job_in_order_has_no_findings(job: Job) -> None:
+    assert [*find_problems(job), *find_warnings(job)] == []
+    require_ready(job)
+
+
+async def test_rows_without_the_truth_that_their_reward_needs_are_counted(job: Job) -> None:
+    broken = only(list(find_problems(with_tasks(job, make_task(0, None), make_task(1, None)))))
+    assert broken.grade == "wrong" and "'outcome' cannot score every row: the task has no right answer" in broken.text
+    assert "(rows.jsonl:1)" in broken.text and "give each row a `ground_truth`" in broken.remedy
+    tasks = [make_task(number, "seven" if number == 4 else "7") for number in range(9)]
+    some = only(list(find_problems(with_tasks(job, *tasks))))
+    assert some.grade == "note" and "cannot score 1 of 9 rows: the task's right answer is not a number" in some.text
+    with pytest.raises(ConfigError, match="every row"):
+        require_ready(with_tasks(job, make_task(0, None)))
+
+
+async def test_single_rollouts_are_refused_where_siblings_are_compared(job: Job) -> None:
+    finding = only(list(find_problems(with_settings(job, n=1))))
+    assert finding.text.startswith("n is 1, but dapo compares") and "set `n: 8`" in finding.remedy
+    alone = small_job(algorithm={"name": "reinforce_pp"}, n=1)
+    assert list(find_problems(replace(job, settings=alone))) == []
+
+
+async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_shortest(job: Job) -> None:
+    long, short = make_task(0, words=60), make_task(1)
+    every = only(list(find_problems(with_tasks(job, long))))
+    assert every.grade == "wrong" and every.text.startswith("limits.rollout_tokens is 160, which leaves the policy no")
+    assert "every prompt" in every.text and "set `limits.rollout_tokens` to " in every.remedy
+    some = only(list(find_problems(with_tasks(job, short, long))))
+    assert some.grade == "note" and "some prompts" in some.text
+
+
+async def test_a_stop_id_that_is_ordinary_text_is_named(job: Job) -> None:
+    ordinary = next(
+        id for id in range(job.template.tokenizer.size) if id not in job.template.tokenizer.control_ids.values()
+    )
+    stops = job.template.stop_ids
+    try:
+        job.template.stop_ids = (*stops, ordinary)
+        finding = only(list(find_problems(job)))
+    finally:
+        job.template.stop_ids = stops
+    assert finding.grade == "wrong" and f"its id {ordinary} is among the model's stop ids" in finding.text
+    assert "generation_config.json" in finding.remedy
+
+
+async def test_a_learning_rate_that_nobody_uses_is_told(job: Job) -> None:
+    update = job.settings.update.model_copy(update={"lr": 0.5})
+    finding = only(list(find_warnings(replace(job, settings=job.settings.model_copy(update={"update": update})))))
+    assert finding.text.startswith("update.lr is 0.5: ") and "use 3e-06 to 0.003 for" in finding.remedy

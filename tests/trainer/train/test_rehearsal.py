@@ -1,0 +1,99 @@
+"""The dry run plays two scripted rollouts through tools, parser, interaction, rewards and the loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.types import Hints, ToolSpec
+from tests.trainer.train.trainings import Run, user_reward, write_config
+from trainer.train.rehearsal import choose_tool, make_arguments
+
+TRUTH = '{"prompt": "what", "ground_truth": "7"}\n'
+
+
+def test_a_job_in_order_is_played_and_scored(run: Run) -> None:
+    output = run("--config", write_config(), "--dry-run")
+    assert "two scripted rollouts were played and scored: 0, 0" in output and "a loss over " in output
+    assert output.rstrip().endswith("no problems found") and "learning rate 0.001" in output
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return None", "returned None, which is not a usable number"),
+        ("return (1.0, 'why')", "returned (1.0, 'why'), which is not a usable number"),
+        ("return math.nan", "returned nan"),
+        ("raise KeyError('score')", "raised KeyError: 'score'"),
+    ],
+)
+def test_a_reward_function_that_gives_no_number_fails_the_dry_run(run: Run, body: str, says: str) -> None:
+    output = run("--config", write_config(reward=user_reward(body)), "--dry-run", code=1)
+    assert "FAIL a scripted rollout cannot be scored: component 'mine'" in output and says in output
+    assert "1 problem to fix" in output and "return a finite number" in output
+
+
+def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run) -> None:
+    file = write_config(reward=user_reward("return 1.0"))
+    Path("tools/calculator.py").write_text(
+        'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    raise ConnectionResetError("gone")\n'
+    )
+    Path("tools/tools.yaml").write_text(
+        "tools: [{function: calculator:calculate}, {class_name: trainer.demo.facts.lookup.LookUp}]\n"
+    )
+    output = run("--config", file, "--dry-run", code=1)
+    assert "FAIL a scripted rollout that calls a tool ended with tool_failed" in output and "gone" in output
+
+
+def test_tools_that_no_server_has_and_cut_off_weights_are_refused_at_the_start(run: Run) -> None:
+    import shutil
+
+    from tests.trainer.train.jobs import ROOT, demo_model
+
+    shutil.copytree(demo_model(), "model")
+    weights = Path("model/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-5])
+    file = write_config(model="model")
+    for words in (("--dry-run",), ("--out", "r")):
+        output = run("--config", file, *words, code=2)
+        assert "model.safetensors: model: has " in output and "it is cut off or damaged" in output
+    server = {"command": "${MTRL_PYTHON}", "args": [str(ROOT / "tool_configs/servers/calculator.py")]}
+    Path("mcp_servers.json").write_text(json.dumps({"mcpServers": {"sums": server}}))
+    file = write_config()
+    Path("tools/servers.yaml").write_text("tools: [{server: sums, allow: [calc]}]\n")
+    output = run("--config", file, "--dry-run", code=2)
+    assert "sums has no tool 'calc'" in output
+
+
+def test_a_run_whose_rollouts_cannot_teach_is_refused_before_its_model_is_loaded(run: Run) -> None:
+    output = run("--config", write_config(n=1), "--out", "r", code=2)
+    assert "n is 1, but dapo compares the rollouts of a task with each other" in output and "set `n: 8`" in output
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({}, {}),
+        ({"properties": {"a": {"type": "string"}}, "required": []}, {}),
+        ({"properties": {"a": {"type": "string", "minLength": 3}}, "required": ["a"]}, {"a": "111"}),
+        ({"properties": {"a": {"type": ["integer", "null"], "minimum": 5}}, "required": ["a"]}, {"a": 5}),
+        ({"properties": {"a": {"enum": ["x", "y"]}, "b": {"const": 3}}, "required": ["a", "b"]}, {"a": "x", "b": 3}),
+        ({"properties": {"a": {"anyOf": [{"type": "boolean"}, {}]}}, "required": ["a"]}, {"a": True}),
+        ({"properties": {"a": {"type": "array", "items": {"type": "number"}, "minItems": 2}}, "required": ["a"]},
+         {"a": [1, 1]}),
+        ({"properties": {"a": {"properties": {"b": {}}, "required": ["b"], "type": "object"}}, "required": ["a"]},
+         {"a": {"b": "1"}}),
+        ({"required": ["unknown"]}, {"unknown": "1"}),
+    ],
+)  # fmt: skip
+def test_made_up_arguments_follow_the_schema(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    assert make_arguments(schema) == arguments
+
+
+def test_a_tool_that_changes_nothing_is_preferred() -> None:
+    write, read = ToolSpec("write"), ToolSpec("read", hints=Hints(read_only=True))
+    assert choose_tool([write, read]) is read and choose_tool([write]) is write

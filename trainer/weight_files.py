@@ -1,0 +1,88 @@
+"""Reads the headers of a model's weight files: how many parameters they hold, and whether all of them are whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from gateway.errors import ConfigError, ConfigErrors
+
+INDEX_FILE = "model.safetensors.index.json"
+LENGTH_BYTES = 8
+"""A file begins with the length of its header, in so many bytes."""
+MAX_HEADER = 100_000_000
+COPY_AGAIN = "copy or download the file again"
+
+
+class _Damaged(Exception):
+    """A weight file that cannot be what was written; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The weights in a model's folder, as the headers of its safetensors files describe them."""
+
+    parameters: int
+    """0 if the weights are in another format."""
+    files: int
+
+
+def read_weight_files(folder: Path) -> WeightFiles:
+    """Checks that each file is there in its full length. Raises ConfigErrors with all that are not."""
+    errors: list[ConfigError] = []
+    parameters = files = 0
+    for file in _list_files(folder, errors):
+        try:
+            parameters += _count_parameters(file)
+            files += 1
+        except (_Damaged, OSError) as error:
+            errors.append(ConfigError(str(error), file=file, field="model", remedy=COPY_AGAIN))
+    if errors:
+        raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
+    if not files and (folder / "config.json").is_file() and not any(folder.glob("*.bin")):
+        remedy = "copy the whole folder, as `save_pretrained` writes it"
+        raise ConfigError("has no weights (*.safetensors)", file=folder, field="model", remedy=remedy)
+    return WeightFiles(parameters, files)
+
+
+def _list_files(folder: Path, errors: list[ConfigError]) -> Iterator[Path]:
+    """The files that the index names, or else those that are there."""
+    index = folder / INDEX_FILE
+    if not index.is_file():
+        yield from sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("adapter_"))
+        return
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"cannot be read ({type(error).__name__})"
+        errors.append(ConfigError(problem, file=index, field="model", remedy=COPY_AGAIN))
+        return
+    for name in sorted(map(str, names)):
+        if (folder / name).is_file():
+            yield folder / name
+        else:
+            problem = f"is missing, but {INDEX_FILE} names it"
+            errors.append(ConfigError(problem, file=folder / name, field="model", remedy="copy this file as well"))
+
+
+def _count_parameters(file: Path) -> int:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        if not 0 < length <= min(MAX_HEADER, size - LENGTH_BYTES):
+            raise _Damaged(f"is cut off or no safetensors file: its header does not fit into {size:,} bytes")
+        try:
+            header: Mapping[str, Any] = json.loads(stream.read(length))
+            tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+            end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
+            parameters = sum(prod(map(int, tensor["shape"])) for tensor in tensors)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise _Damaged(f"is no safetensors file: its header cannot be read ({type(error).__name__})") from error
+    expected = LENGTH_BYTES + length + end
+    if size != expected:
+        raise _Damaged(f"has {size:,} bytes, but its header describes {expected:,}: it is cut off or damaged")
+    return parameters
