@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from trainer.distributed.errors import RankError, ReportedRankError
+from trainer.distributed.layer_clock import LayerClock
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.rank_failures import (
     confirm_failures,
@@ -50,6 +51,7 @@ class ProcessGroupRanks:
         self.rank, self.size = environment.rank, environment.size
         self.environment, self.settings, self.store, self.device = environment, settings, store, device
         self.timeout = timedelta(seconds=settings.timeout_s)
+        self.clock = LayerClock(device)
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -84,6 +86,9 @@ class ProcessGroupRanks:
         buffer = torch.frombuffer(bytearray(content or bytes(size)), dtype=torch.uint8)
         dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes()
+
+    def take_busy_s(self) -> float:
+        return self.clock.take_busy_s()
 
     def report(self, stage: str) -> None:
         self.store.set(STAGE_KEY.format(self.rank), stage)

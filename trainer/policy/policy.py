@@ -19,7 +19,7 @@ from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
-from trainer.policy.optimizers import build_optimizers, clip_gradients, learning_rate_factor
+from trainer.policy.optimizers import build_optimizers, clip_gradients, fill_gradients, learning_rate_factor
 from trainer.policy.ranks import ONE_RANK, Ranks
 from trainer.policy.settings import CriticSettings, UpdateSettings
 from trainer.vision.image_processor import ImageProcessor
@@ -123,6 +123,7 @@ class Policy:
         for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
+            fill_gradients(optimizer)
             optimizer.step()
         self.zero_grad()
         self.steps += 1

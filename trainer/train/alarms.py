@@ -1,7 +1,6 @@
 """Alarms about training that goes wrong quietly, with likely cause and remedy; `train_loop.py` prints them.
 
 Alarms only print; they change nothing. Each is printed once, and again only after its sign was gone for some steps.
-`train_loop.py` prints them.
 """
 
 from __future__ import annotations
@@ -9,17 +8,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum, isfinite, sqrt
+from math import fsum
 
 from gateway.types import EMPTY, Outcome
 from trainer.rollout.rollout import StopReason
+from trainer.train.metric_trends import Metrics, find_rise, get_finite, mean_of
+from trainer.train.stragglers import find_straggler
 
-Metrics = Mapping[str, float]
-
-HISTORY_STEPS = 200
-"""Steps that alarms look back on."""
-QUIET_STEPS = 5
-"""Steps without a sign before an alarm may be printed again."""
+HISTORY_STEPS, QUIET_STEPS = 200, 5
+"""Steps that alarms look back on, and those without a sign before an alarm may be printed again."""
 FIRST_STEPS = 5
 """Steps whose mean stands for the start of the run."""
 EASY, HARD = 0.95, 0.05
@@ -38,8 +35,6 @@ COMPARED_EVALUATIONS = 3
 """Evaluations after the first, before the rises of reward and evaluation are compared."""
 MIN_GAIN = 0.03
 """Greedy success that counts as a gain; less may be chance."""
-STANDARD_ERRORS = 3.0
-"""Standard errors by which a metric must have risen."""
 MAX_MISMATCH_KL, MAX_OLD_KL, MAX_REFERENCE_KL = 0.01, 0.1, 10.0
 """Nats per token: engine from trainer, new policy from the one that sampled, policy from its reference."""
 MANY_LOST = 0.2
@@ -72,7 +67,7 @@ def check_learning_signal(given: AlarmInput) -> str | None:
     """Alarms if all rewards are equal within each group."""
     if given.latest.get("groups/teaching") != 0:
         return None
-    success = _get_finite(given.latest, "success/sampled")
+    success = get_finite(given.latest, "success/sampled")
     cause = "success depends on the task, and hardly on the attempt"
     remedy = "make more attempts per task (`n`), or leave `sampling.temperature` at 1"
     if success is not None and success >= EASY:
@@ -93,8 +88,8 @@ def check_learning_signal(given: AlarmInput) -> str | None:
 
 def check_truncation(given: AlarmInput) -> str | None:
     """Alarms if almost all rollouts end at a limit."""
-    shares = {stop: _get_finite(given.latest, f"stops/{stop}") or 0.0 for stop in LIMIT_SETTINGS}
-    if (_get_finite(given.latest, "rollout/turns") or 0.0) <= 1:
+    shares = {stop: get_finite(given.latest, f"stops/{stop}") or 0.0 for stop in LIMIT_SETTINGS}
+    if (get_finite(given.latest, "rollout/turns") or 0.0) <= 1:
         shares[StopReason.ASSISTANT_TURNS] = 0.0  # The run is configured for one turn.
     if sum(shares.values()) < MANY_TRUNCATED:
         return None
@@ -110,7 +105,7 @@ def check_truncation(given: AlarmInput) -> str | None:
 
 def check_truncation_trend(given: AlarmInput) -> str | None:
     """Alarms if more and more rollouts reach a token limit."""
-    rise = _find_rise(list(given.history)[-TREND_STEPS:], "rollout/truncated")
+    rise = find_rise(list(given.history)[-TREND_STEPS:], "rollout/truncated")
     if rise is None or rise[1] - rise[0] < TREND_RISE:
         return None
     return _format_alarm(
@@ -146,7 +141,7 @@ def _tool_outcomes(metrics: Metrics) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _read_outcomes(metrics: Metrics, prefix: str) -> dict[str, float]:
-    return {outcome: value for outcome in Outcome if (value := _get_finite(metrics, prefix + outcome)) is not None}
+    return {outcome: value for outcome in Outcome if (value := get_finite(metrics, prefix + outcome)) is not None}
 
 
 def _count_failed(outcomes: Mapping[str, float]) -> float:
@@ -160,8 +155,8 @@ def _is_failing(outcomes: Mapping[str, float]) -> bool:
 
 def check_entropy(given: AlarmInput) -> str | None:
     """Alarms if the entropy has collapsed."""
-    entropy, first = _get_finite(given.latest, "entropy"), _mean(given.first_steps, "entropy")
-    success = _get_finite(given.latest, "success/sampled") or 0.0
+    entropy, first = get_finite(given.latest, "entropy"), mean_of(given.first_steps, "entropy")
+    success = get_finite(given.latest, "success/sampled") or 0.0
     if entropy is None or first is None or success >= EASY:
         return None
     if entropy >= LOW_ENTROPY or entropy >= LOW_ENTROPY_SHARE * first:
@@ -176,19 +171,19 @@ def check_entropy(given: AlarmInput) -> str | None:
 
 def check_reward_against_evaluation(given: AlarmInput) -> str | None:
     """Alarms if the reward rose over the last evaluations, and greedy success did not (possible reward hacking)."""
-    evaluated = [i for i, metrics in enumerate(given.history) if _get_finite(metrics, "eval/greedy") is not None]
+    evaluated = [i for i, metrics in enumerate(given.history) if get_finite(metrics, "eval/greedy") is not None]
     if len(evaluated) <= COMPARED_EVALUATIONS:
         return None
     since = list(given.history)[evaluated[-1 - COMPARED_EVALUATIONS] : evaluated[-1] + 1]
     before, now = since[0]["eval/greedy"], since[-1]["eval/greedy"]
-    rise = _find_rise(since[1:], "reward/mean")
+    rise = find_rise(since[1:], "reward/mean")
     if rise is None or now - before >= MIN_GAIN or now >= EASY:
         return None
     seen = (
         f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} over the last {COMPARED_EVALUATIONS} evaluations, but"
         f" greedy success on the evaluation tasks did not: {before:.0%} then, {now:.0%} now"
     )
-    if _find_rise(since[1:], "success/sampled"):
+    if find_rise(since[1:], "success/sampled"):
         return _format_alarm(
             seen,
             "sampled success rose too, so the policy becomes surer of what it could do already, as with a lower"
@@ -205,7 +200,7 @@ def check_reward_against_evaluation(given: AlarmInput) -> str | None:
 
 def check_engine_mismatch(given: AlarmInput) -> str | None:
     """Alarms if engine and trainer disagree about logprobs."""
-    mismatch = _get_finite(given.latest, "mismatch/kl")
+    mismatch = get_finite(given.latest, "mismatch/kl")
     if mismatch is None or mismatch < MAX_MISMATCH_KL:
         return None
     return _format_alarm(
@@ -219,8 +214,8 @@ def check_engine_mismatch(given: AlarmInput) -> str | None:
 
 def check_policy_drift(given: AlarmInput) -> str | None:
     """Alarms if the policy moved too far from the one that sampled, or from its reference."""
-    old, reference = _get_finite(given.latest, "kl/old") or 0.0, _get_finite(given.latest, "kl/reference") or 0.0
-    if old >= MAX_OLD_KL and _get_finite(given.latest, "staleness/max"):
+    old, reference = get_finite(given.latest, "kl/old") or 0.0, get_finite(given.latest, "kl/reference") or 0.0
+    if old >= MAX_OLD_KL and get_finite(given.latest, "staleness/max"):
         return _format_alarm(
             f"the policy is far from the versions that sampled its rollouts: kl/old is {old:.2g} nats per token",
             "the versions differ so much that most ratios are clipped, and little is learned from the rollouts",
@@ -243,7 +238,7 @@ def check_policy_drift(given: AlarmInput) -> str | None:
 
 def check_lost_rollouts(given: AlarmInput) -> str | None:
     """Alarms if many rollouts are lost to infrastructure or to reward functions."""
-    lost, counted = (_get_finite(given.latest, f"rollout/{name}") or 0.0 for name in ("lost", "count"))
+    lost, counted = (get_finite(given.latest, f"rollout/{name}") or 0.0 for name in ("lost", "count"))
     if not lost or lost < MANY_LOST * (lost + counted):
         return None
     reason, count = max(given.lost_reasons.items(), key=lambda item: item[1], default=("", 0))
@@ -274,10 +269,29 @@ def check_stale_groups(given: AlarmInput) -> str | None:
     )
 
 
+def check_stragglers(given: AlarmInput) -> str | None:
+    """Alarms if a rank or a rollout worker is persistently slower than the others."""
+    straggler = find_straggler(given.history)
+    if straggler is None:
+        return None
+    if straggler.is_rank:
+        return _format_alarm(
+            f"{straggler.name} takes {straggler.times:.1f} times as long for a token as the other ranks",
+            "its GPU is throttled or shared with another process; all ranks wait for it in every layer",
+            "look at that machine's clocks, temperature and processes, or leave it out: `--resume` takes any number of"
+            " ranks",
+        )
+    return _format_alarm(
+        f"the rollout worker {straggler.name} takes {straggler.times:.1f} times as long between turns as the others",
+        "its machine is overloaded or far away, or its own tool servers are slow",
+        "look at that machine's load; end that worker, or start more of them elsewhere",
+    )
+
+
 def _dropped_share(metrics: Metrics) -> float:
     """The share of a step's finished groups that were dropped as too stale."""
-    dropped = _get_finite(metrics, "staleness/dropped") or 0.0
-    return dropped / (dropped + (_get_finite(metrics, "groups/count") or 0.0)) if dropped else 0.0
+    dropped = get_finite(metrics, "staleness/dropped") or 0.0
+    return dropped / (dropped + (get_finite(metrics, "groups/count") or 0.0)) if dropped else 0.0
 
 
 def _format_alarm(seen: str, cause: str, remedy: str) -> str:
@@ -288,6 +302,7 @@ Alarm = Callable[[AlarmInput], str | None]
 ALARMS: Sequence[Alarm] = (
     check_learning_signal, check_truncation, check_truncation_trend, check_tool_failures, check_entropy,
     check_reward_against_evaluation, check_engine_mismatch, check_policy_drift, check_lost_rollouts, check_stale_groups,
+    check_stragglers,
 )  # fmt: skip
 
 
@@ -317,34 +332,3 @@ class Alarms:
         was_printed = alarm in self._quiet_left
         self._quiet_left[alarm] = QUIET_STEPS
         return None if was_printed else text
-
-
-def _get_finite(metrics: Metrics, name: str) -> float | None:
-    value = metrics.get(name)
-    return value if value is not None and isfinite(value) else None
-
-
-def _finite_values(history: Sequence[Metrics], name: str) -> list[float]:
-    return [value for metrics in history if (value := _get_finite(metrics, name)) is not None]
-
-
-def _mean(history: Sequence[Metrics], name: str) -> float | None:
-    values = _finite_values(history, name)
-    return fsum(values) / len(values) if values else None
-
-
-def _find_rise(history: Sequence[Metrics], name: str) -> tuple[float, float] | None:
-    """The means of the first and the last third, if the rise exceeds what their scatter explains."""
-    values = _finite_values(history, name)
-    third = len(values) // 3
-    if third < 2:
-        return None
-    first, last = values[:third], values[-third:]
-    (low, low_error), (high, high_error) = _mean_and_error(first), _mean_and_error(last)
-    return (low, high) if high - low > STANDARD_ERRORS * sqrt(low_error + high_error) + 1e-9 else None
-
-
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and its squared standard error."""
-    mean = fsum(values) / len(values)
-    return mean, fsum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
