@@ -23,7 +23,6 @@ from trainer.distributed.errors import RankError, ReportedRankError
 from trainer.distributed.layer_clock import LayerClock
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.rank_failures import (
-    confirm_failures,
     describe_failure,
     name_rank,
     read_failures,
@@ -175,7 +174,6 @@ def _wait_for_others(
     while missing := [rank for rank in missing if not store.check([NAME_KEY.format(rank)])]:
         if failures := read_failures(store, environment.size):
             failure = min(failures.items())[1]
-            confirm_failures(store)
             raise RankError(f"{failure.name}: {failure.problem}", failure.remedy or JOIN_REMEDY)
         if ended := find_ended():
             rank, how = min(ended.items())

@@ -45,4 +45,4 @@ class LayerClock:
 
 
 def _new_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -114,15 +115,17 @@ class EndSignal:
 
     def __init__(self, launcher: str) -> None:
         self._launcher, self._is_set = launcher, False
+        self._is_main = current_thread() is main_thread()  # Other threads cannot handle signals.
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGTERM, self._receive)
+        if self._is_main:
+            self._before = signal.signal(signal.SIGTERM, self._receive)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None and self._is_main:
             signal.signal(signal.SIGTERM, self._before)
 
     def find_ended(self) -> Mapping[int, str]:

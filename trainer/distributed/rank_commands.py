@@ -22,7 +22,6 @@ from trainer.distributed.connect_ranks import STAGE_KEY, ProcessGroupRanks
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.rank_failures import (
     RankFailure,
-    confirm_failures,
     describe_failure,
     is_connection_error,
     print_failure,
@@ -36,6 +35,8 @@ IDLE_WAIT = timedelta(seconds=60)
 """How long a rank waits for a command before it waits again: rollouts may take hours."""
 FAILURE_WAIT_S = 10.0
 """How long rank 0 waits for the others' own words after its contact with them broke."""
+TIMEOUT_WORDS = ("timed out", "timeout")
+"""In the errors of collective calls that waited too long, unlike those whose connection was closed."""
 POLL_S = 0.1
 END = "end"
 RANK_REMEDY = "fix this, then continue with --resume"
@@ -68,8 +69,6 @@ class LeaderChannel:
         """`find_ended` says which ranks' processes have ended, and how."""
         self.ranks, self.names, self._find_ended = ranks, names, find_ended
         self._lock, self._number, self.is_broken = Lock(), 0, False
-        self._late_at = 0.0
-        """When those that have not done the present command are late."""
         self.answers: list[Any] = []
         """What the other ranks answered to the latest command."""
 
@@ -80,7 +79,6 @@ class LeaderChannel:
             if self.is_broken:
                 raise LostRankError(f"{name!r} was not done: the ranks have lost each other", RANK_REMEDY)
             self._number += 1
-            self._late_at = time.monotonic() + self.ranks.settings.timeout_s
             try:
                 self._announce(name, arguments or {}, content)
                 yield
@@ -91,7 +89,8 @@ class LeaderChannel:
                 if is_connection_error(error):
                     reason = str(error).strip().splitlines()[0][:300]
                     lost = LostRankError(f"the ranks lost each other in {name!r} ({reason})", RANK_REMEDY)
-                    raise self.explain(name) or lost from error
+                    has_timed_out = any(word in str(error).lower() for word in TIMEOUT_WORDS)
+                    raise self.explain(name, has_timed_out=has_timed_out) or lost from error
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                     log.error("rank 0 failed in %r", name, exc_info=error)
                     problem = f"{self.names[0]}: {describe_failure(0, error).problem}"
@@ -110,17 +109,19 @@ class LeaderChannel:
 
     def _collect(self, name: str) -> list[Any]:
         keys = [ANSWER_KEY.format(self._number, rank) for rank in range(1, self.ranks.size)]
+        deadline = time.monotonic() + self.ranks.settings.timeout_s
         while not self.ranks.store.check(keys):
-            is_late = time.monotonic() > self._late_at
+            is_late = time.monotonic() > deadline
             if is_late or read_failures(self.ranks.store, self.ranks.size) or self._find_ended():
-                raise self.explain(name) or LostRankError(f"{name!r} was not answered", STUCK_REMEDY)
+                lost = LostRankError(f"{name!r} was not answered", STUCK_REMEDY)
+                raise self.explain(name, has_timed_out=is_late) or lost
             time.sleep(POLL_S)
         answers = [json.loads(self.ranks.store.get(key)) for key in keys]
         for key in (COMMAND_KEY.format(self._number), *keys):
             self.ranks.store.delete_key(key)
         return answers
 
-    def explain(self, name: str) -> RankError | None:
+    def explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         """Why the ranks lost each other during a command: a rank's own error, its end, or that it is stuck."""
         others, deadline = set(range(1, self.ranks.size)), time.monotonic() + FAILURE_WAIT_S
         while True:
@@ -131,7 +132,7 @@ class LeaderChannel:
             if time.monotonic() > deadline or not silent:
                 break
             time.sleep(POLL_S)
-        return self._describe_silent(name, silent) or self._describe_cause(name, failures, ended)
+        return self._describe_silent(name, silent, has_timed_out) or self._describe_cause(name, failures, ended)
 
     def find_cause(self, name: str) -> RankError | None:
         """Why the run has to end, as far as it is known at once."""
@@ -142,7 +143,6 @@ class LeaderChannel:
     ) -> RankError | None:
         """The first rank that failed by itself, or whose process has ended without a word."""
         if causes := {rank: failure for rank, failure in failures.items() if not failure.is_lost}:
-            confirm_failures(self.ranks.store)
             rank, failure = min(causes.items())
             return RankError(f"{self.names[rank]}: {failure.problem}", failure.remedy or RANK_REMEDY)
         if killed := {rank: how for rank, how in ended.items() if rank not in failures}:
@@ -150,12 +150,12 @@ class LeaderChannel:
             return LostRankError(f"{self.names[rank]} {how} during {name!r}", KILLED_REMEDY)
         return None
 
-    def _describe_silent(self, name: str, silent: AbstractSet[int]) -> RankError | None:
+    def _describe_silent(self, name: str, silent: AbstractSet[int], has_timed_out: bool) -> RankError | None:
         """The error for ranks that neither answer nor say why; None if all have answered."""
         late = [rank for rank in silent if not self.ranks.store.check([ANSWER_KEY.format(self._number, rank)])]
         if not late:
             return None
-        if time.monotonic() < self._late_at:
+        if not has_timed_out:
             described = "; ".join(f"{self.names[rank]}, last seen in: {self._stage(rank)}" for rank in late)
             return LostRankError(f"during {name!r} there was no answer any more from {described}", KILLED_REMEDY)
         described = "; ".join(f"{self.names[rank]} is late, and was last seen in: {self._stage(rank)}" for rank in late)

@@ -6,9 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from socket import gethostname
 
 import torch.distributed as dist
@@ -19,9 +17,7 @@ from trainer.model import ModelError
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import is_out_of_memory
 
-FAILURE_KEY, ANY_FAILURE_KEY, KNOWN_KEY = "failure/{}", "failed", "known"
-KNOWN_WAIT = timedelta(seconds=20)
-"""How long a rank that failed waits until rank 0 knows of it: launchers end all ranks as soon as one has ended."""
+FAILURE_KEY, ANY_FAILURE_KEY = "failure/{}", "failed"
 OPERATOR_ERRORS = (PolicyError, ModelError, NotFiniteError)
 CONNECTION_WORDS = ("gloo", "nccl", "connection", "socket", "timed out", "timeout")
 
@@ -53,15 +49,12 @@ def describe_failure(rank: int, error: Exception) -> RankFailure:
 
 
 def report_failure(store: Store, rank: int, failure: RankFailure) -> bool:
-    """Tells rank 0, and waits until it knows; returns False if it cannot be told any more."""
+    """Tells rank 0; returns False if it cannot be told any more."""
     try:
         store.set(FAILURE_KEY.format(rank), json.dumps(asdict(failure)))
         store.set(ANY_FAILURE_KEY, "")
     except RuntimeError:  # The store is gone with rank 0.
         return False
-    if not failure.is_lost:
-        with suppress(RuntimeError):  # Rank 0 does something else, or has ended; its end is told.
-            store.wait([KNOWN_KEY], KNOWN_WAIT)
     return True
 
 
@@ -78,11 +71,6 @@ def read_failures(store: Store, size: int) -> Mapping[int, RankFailure]:
         return {}
     keys = {rank: FAILURE_KEY.format(rank) for rank in range(1, size)}
     return {rank: RankFailure(**json.loads(store.get(key))) for rank, key in keys.items() if store.check([key])}
-
-
-def confirm_failures(store: Store) -> None:
-    """Lets ranks that failed end: rank 0 will tell why."""
-    store.set(KNOWN_KEY, "")
 
 
 def is_connection_error(error: BaseException) -> bool:
