@@ -215,7 +215,7 @@ def run_with_faults(
     output = folder / "output"
     with output.open("wb") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out) as trainer:
         try:
-            faults, struck_at = _inject_faults(trainer, run / "sglang-0.log", kills, rng)
+            faults, struck_at = _inject_faults(trainer, run / "logs/sglang-0.log", kills, rng)
             trainer.wait(START_S * 3)
         finally:
             trainer.terminate()

@@ -155,11 +155,13 @@ def describe_images(template: Template) -> str:
 
 
 def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:
+    from trainer.distributed.lead import count_shards
     from trainer.policy.errors import PolicyError
     from trainer.policy.memory_plan import plan_memory
 
     try:
-        planned = plan_memory(settings, settings.model)
+        distributed = getattr(settings, "distributed", None)  # Rollouts alone have no ranks.
+        planned = plan_memory(settings, settings.model, shards=count_shards(distributed) if distributed else 1)
     except PolicyError as error:
         yield Finding("wrong", error.problem, error.remedy)
         return

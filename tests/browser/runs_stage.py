@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.http.settings import Settings
 from tests.browser.page import NARROW, Page
-from tests.browser.sample_run import write_sample_run
+from tests.browser.sample_run import add_metrics_of_ranks, write_sample_run
 from tests.browser.views import Stage, View
 from trainer.web.app import serve_in_thread
 from trainer.web.runs import name_runs
@@ -36,6 +36,21 @@ def _serve() -> Iterator[str]:
         second = write_sample_run(Path(folder) / "cities-lr-3e-6", seed=1, steps=14, finished=False)
         with serve_runs(first, second) as url:
             yield url
+
+
+@contextmanager
+def _serve_ranks() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = write_sample_run(Path(folder) / "cities")
+        add_metrics_of_ranks(run)
+        with serve_runs(run) as url:
+            yield url
+
+
+def _run_of_ranks(page: Page, url: str) -> None:
+    page.open(url)
+    page.sees("rank 2 takes", ".alarms")
+    page.until("[...document.querySelectorAll('.chart')].some(chart => chart.textContent.includes('Idle ranks'))")
 
 
 def _run(page: Page, url: str) -> None:
@@ -81,3 +96,4 @@ RUNS = Stage(
         View("run-narrow", _run, size=NARROW),
     ),
 )
+RANKS = Stage(_serve_ranks, (View("run-ranks", _run_of_ranks, size=(1280, 2600)),))

@@ -98,6 +98,25 @@ def _metrics(rng: random.Random, step: int) -> dict[str, float]:
     return metrics
 
 
+def add_metrics_of_ranks(folder: Path, ranks: int = 4, slow: int = 2, seed: int = 0) -> None:
+    """Gives the steps of a run the metrics of ranks, one of which is slow, and of workers."""
+    rng, file = random.Random(seed), folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for metrics in lines[1:]:
+        busy = [0.6 + rng.random() / 20 + 0.5 * (rank == slow) for rank in range(ranks)]
+        for rank, seconds in enumerate(busy):
+            metrics[f"distributed/busy_s/rank_{rank}"] = seconds
+            metrics[f"distributed/idle/rank_{rank}"] = 1 - seconds / max(busy)
+            metrics[f"distributed/tokens_per_s/rank_{rank}"] = 4000 / seconds
+        for name in ("worker-0", "worker-1", "far"):
+            metrics[f"workers/idle/{name}"] = 0.5 + rng.random() / 10
+            metrics[f"workers/turn_s/{name}"] = 0.1 + rng.random() / 50
+        metrics |= {"idle/trainer": 0.6 + rng.random() / 10, "idle/engine": 0.3 + rng.random() / 10}
+        metrics |= {"distributed/imbalance": 1 + rng.random() / 10, "workers/restarts": float(rng.random() > 0.9)}
+        metrics |= {"time/publish/gather_s": 0.02 + rng.random() / 100, "time/publish/transfer_s": 0.03}
+    file.write_text("".join(json.dumps(metrics) + "\n" for metrics in lines))
+
+
 def _rollout(rng: random.Random, step: int, group: int, index: int) -> Rollout:
     city, newcomers = CITIES[(step + group) % len(CITIES)], 10 + 7 * group
     size = 600 + 137 * (step + group)

@@ -13,10 +13,10 @@ from PIL import Image
 from tests.browser.chromium import start_chromium
 from tests.browser.gateway_stage import GATEWAY
 from tests.browser.page import Page
-from tests.browser.runs_stage import RUNS
+from tests.browser.runs_stage import RANKS, RUNS
 from tests.browser.views import View
 
-STAGES = (GATEWAY, RUNS)
+STAGES = (GATEWAY, RUNS, RANKS)
 FOLDER = Path("build/screens")
 DOCS_FOLDER = Path(__file__).parents[2] / "docs" / "images" / "screens"
 COLOURS = 128

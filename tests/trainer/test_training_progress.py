@@ -99,6 +99,7 @@ def test_panel_fits_eighty_columns() -> None:
         "success  sampled 80% ▁▃▆█ · greedy 80% after step 4",
         "policy   entropy 0.41 · KL 1e-05 · mismatch 1.8e-07 · grad norm 0.83",
         "time     4.0 s a step · rolling out 75% · learning 25%",
+        "idle     trainer 75% · engine 100%",
         f"rollouts of step 5 {'─' * 55}",
         "rollouts ━ 2 of 8",
         "now      0 pending · 0 generating · 0 calling · 0 interacting",
@@ -118,7 +119,7 @@ def test_panel_has_constant_size(width: int) -> None:
             1, reward__mean=1e-5, reward__long_name=123456.0, success__sampled=1.0, entropy=nan, kl__old=1e9
         )
     shown = fresh.panel_lines(), running.panel_lines(), over.panel_lines(over=True)
-    assert {len(lines) for lines in shown} == {15}
+    assert {len(lines) for lines in shown} == {16}
     assert {len(line) for lines in shown for line in lines} == {min(width - 2, 100)}
     assert "over after" in "".join(shown[2])
 
@@ -163,7 +164,7 @@ def test_time_of_a_failing_phase_is_reported() -> None:
 def test_rollout_metrics_are_in_areas_time_and_engine() -> None:
     progress = RecordedProgress()
     metrics = progress.run_step(1)
-    assert {name.partition("/")[0] for name in metrics} == {"time", "engine"}
+    assert {name.partition("/")[0] for name in metrics} == {"time", "engine", "idle"}
     assert metrics["engine/tokens/written"] == 80
     assert metrics["engine/tokens/written_per_s"] == pytest.approx(80 / 3)
     assert metrics["engine/tokens/cached_of_possible"] <= 1
@@ -308,3 +309,25 @@ def test_staleness_is_shown_when_rollouts_run_ahead() -> None:
     assert not any("staleness" in line for line in progress.panel_lines())
     progress.run_step(2, rollout__staleness=1.25, staleness__max=2.0, staleness__dropped=3.0, entropy=0.4)
     assert any("staleness 1.25, at most 2 · 3 groups dropped" in line for line in progress.panel_lines())
+
+
+def test_panel_says_who_waits_for_whom() -> None:
+    progress = RecordedProgress(width=110)
+    shares = {"distributed__idle__rank_0": 0.0, "distributed__idle__rank_3": 0.25, "distributed__imbalance": 1.08}
+    measured = progress.run_step(1, **shares, workers__idle__near=0.5, workers__idle__far=0.9)
+    assert measured["idle/trainer"] == 0.75 and measured["idle/engine"] == 1.0
+    (idle,) = [line for line in progress.panel_lines() if "idle" in line]
+    assert "trainer 75% · engine 100% · rank 0 0% to rank 3 25% · worker near 50% to worker far 90" in idle
+
+
+def test_engine_is_not_idle_while_a_rollout_generates_or_others_are_evaluated() -> None:
+    progress = RecordedProgress()
+    progress.begin(1, 1)
+    with progress.phase("rolling_out"):
+        progress.run_rollouts(1)
+        progress.on_state("1-0-0/t/5", "generating")
+        progress.clock.now += 6
+        progress.on_state("1-0-0/t/5", "calling")
+        progress.clock.now += 2
+    progress.spend_time("evaluating", 4)
+    assert progress.take_metrics()["idle/engine"] == pytest.approx(0.25)

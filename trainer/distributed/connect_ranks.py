@@ -6,10 +6,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from socket import gethostname
 from typing import Any
 
 import torch
@@ -19,12 +19,20 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from trainer.distributed.errors import RankError
+from trainer.distributed.errors import RankError, ReportedRankError
+from trainer.distributed.layer_clock import LayerClock
 from trainer.distributed.rank_environment import RankEnvironment
+from trainer.distributed.rank_failures import (
+    describe_failure,
+    name_rank,
+    read_failures,
+    report_failure,
+)
 from trainer.distributed.settings import DistributedSettings
 
 LOOPBACK = "127.0.0.1"
 STAGE_KEY, NAME_KEY = "stage/{}", "name/{}"
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 POLL_S = 0.05
 JOIN_S = 300.0
 """How long ranks wait for each other at the start, at least: imports may take minutes from a network disk."""
@@ -42,18 +50,17 @@ class ProcessGroupRanks:
         self.rank, self.size = environment.rank, environment.size
         self.environment, self.settings, self.store, self.device = environment, settings, store, device
         self.timeout = timedelta(seconds=settings.timeout_s)
+        self.clock = LayerClock(device)
 
     @cached_property
     def mesh(self) -> DeviceMesh:
         """Copies of the weights by parts of a copy (HSDP); only parts if there is one copy. Made by all ranks."""
-        shard = self.settings.shard or self.size
-        if self.size % shard:
-            problem = f"`distributed.shard: {shard}` does not divide {self.size} ranks"
-            raise RankError(problem, f"use a multiple of {shard} ranks, or leave `distributed.shard` out")
+        shard = find_shard(self.settings, self.size)
         if shard == self.size:
             return init_device_mesh(self.device.type, (shard,), mesh_dim_names=("shard",))
         names = ("replicate", "shard")
-        mesh = init_device_mesh(self.device.type, (self.size // shard, shard), mesh_dim_names=names)
+        with _chosen_interface(self.environment):
+            mesh = init_device_mesh(self.device.type, (self.size // shard, shard), mesh_dim_names=names)
         for name in names:  # Groups of a part of the ranks are made with torch's own timeout.
             _set_pg_timeout(self.timeout, mesh.get_group(name))
         return mesh
@@ -79,11 +86,23 @@ class ProcessGroupRanks:
         dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes()
 
+    def take_busy_s(self) -> float:
+        return self.clock.take_busy_s()
+
     def report(self, stage: str) -> None:
         self.store.set(STAGE_KEY.format(self.rank), stage)
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def find_shard(settings: DistributedSettings, ranks: int) -> int:
+    """The number of ranks that share a copy of the weights."""
+    shard = settings.shard or ranks
+    if ranks % shard:
+        problem = f"`distributed.shard: {shard}` does not divide {ranks} ranks"
+        raise RankError(problem, f"use a multiple of {shard} ranks, or leave `distributed.shard` out")
+    return shard
 
 
 def connect_ranks(
@@ -96,26 +115,55 @@ def connect_ranks(
 
     Rank 0 of `--ranks N` passes its listening socket, and which of its children have ended.
     """
-    timeout, device = timedelta(seconds=settings.timeout_s), _choose_device(environment)
-    join_s = max(JOIN_S, settings.timeout_s)
+    timeout, join_s = timedelta(seconds=settings.timeout_s), max(JOIN_S, settings.timeout_s)
     try:
         store = _open_store(environment, timedelta(seconds=join_s), listener)
         own = PrefixStore("mtrl", store)
-        own.set(NAME_KEY.format(environment.rank), f"rank {environment.rank} ({gethostname()}, process {os.getpid()})")
+        device = _report_device(own, environment)
+        own.set(NAME_KEY.format(environment.rank), name_rank(environment.rank))
         names = _wait_for_others(own, environment, join_s, find_ended) if environment.rank == 0 else {}
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=PrefixStore("groups", store),
-            rank=environment.rank,
-            world_size=environment.size,
-            timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
-        )
+        with _chosen_interface(environment):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore("groups", store),
+                rank=environment.rank,
+                world_size=environment.size,
+                timeout=timeout,
+                device_id=device if device.type == "cuda" else None,
+            )
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:300]
         problem = f"{environment.size} ranks could not connect at {environment.host}:{environment.port}"
         raise RankError(f"{problem} within {join_s:g} s ({reason})", JOIN_REMEDY) from error
     return ProcessGroupRanks(environment, settings, own, device), names
+
+
+@contextmanager
+def _chosen_interface(environment: RankEnvironment) -> Iterator[None]:
+    """Has the groups that are made inside use the loopback interface, if all ranks are of this machine.
+
+    Libraries read it from the environment, from which it is removed again: servers that this process starts are not
+    for this machine alone.
+    """
+    interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
+    added = [name for name in INTERFACE_VARIABLES if environment.launcher == "--ranks" and name not in os.environ]
+    os.environ.update(dict.fromkeys(added, interface))
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _report_device(store: Store, environment: RankEnvironment) -> torch.device:
+    """This rank's device. Rank 0 is told if there is none, and tells it."""
+    try:
+        return _choose_device(environment)
+    except RankError as error:
+        rank = environment.rank
+        if rank and report_failure(store, rank, describe_failure(rank, error)):
+            raise ReportedRankError(error.problem, error.remedy) from error
+        raise
 
 
 def _wait_for_others(
@@ -124,9 +172,14 @@ def _wait_for_others(
     """The names of all ranks."""
     missing, deadline = list(range(environment.size)), time.monotonic() + timeout_s
     while missing := [rank for rank in missing if not store.check([NAME_KEY.format(rank)])]:
+        if failures := read_failures(store, environment.size):
+            failure = min(failures.items())[1]
+            raise RankError(f"{failure.name}: {failure.problem}", failure.remedy or JOIN_REMEDY)
         if ended := find_ended():
             rank, how = min(ended.items())
-            raise RankError(f"rank {rank} {how} before it could connect", f"see rank-{rank}.log in the run's folder")
+            absent = ", ".join(map(str, missing))
+            problem = f"rank {rank} {how} before all were connected; without rank {absent}"
+            raise RankError(problem, "see its log in the run's folder, or the launcher's messages")
         if time.monotonic() > deadline:
             text = ", ".join(map(str, missing))
             raise RankError(f"of {environment.size} ranks, {text} did not arrive within {timeout_s:g} s", JOIN_REMEDY)
@@ -147,9 +200,6 @@ def _choose_device(environment: RankEnvironment) -> torch.device:
 
 def _open_store(environment: RankEnvironment, timeout: timedelta, listener: socket.socket | None) -> Store:
     if environment.launcher == "--ranks":
-        interface = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
         place = environment.host, environment.port, environment.size, listener is not None, timeout
         return TCPStore(*place, wait_for_workers=False, **options)

@@ -13,3 +13,7 @@ class LostRankError(RankError):
     """A rank was lost while the run was under way, which another try may not meet: launchers start the job again."""
 
     exit_code = 1
+
+
+class ReportedRankError(RankError):
+    """A rank's own error that rank 0 knows of, and tells."""

@@ -15,9 +15,11 @@ from typing import Any
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.batch_bytes import read_batch, read_images
 from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
+from trainer.distributed.errors import ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions
 from trainer.distributed.rank_commands import Command, FollowerChannel
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment, detect_environment
+from trainer.distributed.rank_failures import describe_failure, print_failure
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.model import configure_torch
@@ -92,15 +94,23 @@ def follow(
     settings: Mapping[str, Any] | None = None,
     problem: str = "",
 ) -> int:
-    """Runs this rank; returns its exit code. Rank 0 reports all errors, so that each is printed once."""
+    """Runs this rank; returns its exit code. Rank 0 tells all errors that it can know of, so that each is told once."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 ends the others.
     configure_torch()
+    has_own_log = environment.launcher == "--ranks"
     try:
         ranks, _ = connect_ranks(environment, distributed)
+    except Exception as error:
+        if has_own_log:
+            traceback.print_exc()
+        elif not isinstance(error, ReportedRankError):
+            print_failure(describe_failure(environment.rank, error))
+        return 1
+    try:
         FollowerChannel(ranks).serve(Follower(ranks, settings, problem).handlers)
         ranks.close()
     except Exception:
-        if environment.launcher == "--ranks":  # Into this rank's own log.
+        if has_own_log:
             traceback.print_exc()
         return 1
     return 0

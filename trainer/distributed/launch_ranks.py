@@ -32,6 +32,7 @@ class LocalRanks:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
+        self._log_folder.mkdir(parents=True, exist_ok=True)
         for rank in range(1, self.size):
             variables = {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.size), "MASTER_ADDR": LOOPBACK,

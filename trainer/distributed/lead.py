@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import anyio
@@ -17,7 +20,7 @@ from gateway.types import Image
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.distributed.batch_bytes import write_batch, write_images
-from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
+from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, find_shard
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.launch_ranks import LocalRanks
@@ -30,6 +33,7 @@ from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
 from trainer.vision.image_processor import ImageProcessor
 
+FindEnded = Callable[[], Mapping[int, str]]
 WATCH_S = 0.5
 CLOSE_S = 30.0
 """How long the ranks may take to end."""
@@ -98,9 +102,39 @@ class LeadUpdater(PolicyUpdater):
 def count_shards(settings: DistributedSettings) -> int:
     """The GPUs that one copy of the weights is split over; 1 without GPUs, since ranks then share their memory."""
     environment = detect_environment()
-    if not torch.cuda.is_available():
-        return 1
-    return settings.shard or (environment.size if environment else settings.ranks)
+    ranks = environment.size if environment else settings.ranks
+    shard = find_shard(settings, ranks)
+    return shard if torch.cuda.is_available() else 1
+
+
+class EndSignal:
+    """SIGTERM, with which launchers end all ranks as soon as one has ended: rank 0 first says why.
+
+    After an error it stays ignored, since the process is about to tell it and to end; launchers kill after some time.
+    """
+
+    def __init__(self, launcher: str) -> None:
+        self._launcher, self._is_set = launcher, False
+        self._is_main = current_thread() is main_thread()  # Other threads cannot handle signals.
+
+    def __enter__(self) -> Self:
+        if self._is_main:
+            self._before = signal.signal(signal.SIGTERM, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._is_main:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def find_ended(self) -> Mapping[int, str]:
+        """Rank 0, once it was told to end."""
+        reason = f"was told to end by {self._launcher} (SIGTERM): another rank ended, or the job was stopped,"
+        return {0: reason} if self._is_set else {}
+
+    def _receive(self, _: int, __: FrameType | None) -> None:
+        self._is_set = True
 
 
 @asynccontextmanager
@@ -118,7 +152,9 @@ async def open_ranks(
         if environment is None:
             local = stack.enter_context(LocalRanks(settings, folder))
             environment = local.environment
-        find_ended = local.find_ended if local else dict[int, str]
+            find_ended: FindEnded = local.find_ended
+        else:
+            find_ended = stack.enter_context(EndSignal(environment.launcher)).find_ended
         connect = partial(connect_ranks, environment, settings, local.listener if local else None, find_ended)
         ranks, names = await to_thread.run_sync(connect, abandon_on_cancel=True)
         channel = LeaderChannel(ranks, find_ended, names)
@@ -134,11 +170,11 @@ async def open_ranks(
             await to_thread.run_sync(_end, channel, abandon_on_cancel=True)
 
 
-async def _watch(channel: LeaderChannel, find_ended: Any) -> None:
+async def _watch(channel: LeaderChannel, find_ended: FindEnded) -> None:
     """Ends the run when a rank's process ends, also while nothing is asked of it."""
     while not find_ended():  # noqa: ASYNC110 (processes have no event)
         await anyio.sleep(WATCH_S)
-    error = await to_thread.run_sync(channel.explain, "rollouts", abandon_on_cancel=True)
+    error = await to_thread.run_sync(channel.find_cause, "rollouts", abandon_on_cancel=True)
     raise error or LostRankError("a rank has ended", RANK_REMEDY)
 
 

@@ -8,34 +8,46 @@ order.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
 from typing import Any
 
-from trainer.algorithms.packing import NotFiniteError
 from trainer.distributed.connect_ranks import STAGE_KEY, ProcessGroupRanks
 from trainer.distributed.errors import LostRankError, RankError
-from trainer.model import ModelError
-from trainer.policy.errors import PolicyError
+from trainer.distributed.rank_failures import (
+    RankFailure,
+    describe_failure,
+    is_connection_error,
+    print_failure,
+    read_failures,
+    report_failure,
+)
 from trainer.policy.memory_plan import is_out_of_memory
 
-COMMAND_KEY, ANSWER_KEY, FAILURE_KEY = "command/{}", "answer/{}/{}", "failure/{}"
+COMMAND_KEY, ANSWER_KEY = "command/{}", "answer/{}/{}"
 IDLE_WAIT = timedelta(seconds=60)
 """How long a rank waits for a command before it waits again: rollouts may take hours."""
 FAILURE_WAIT_S = 10.0
 """How long rank 0 waits for the others' own words after its contact with them broke."""
+TIMEOUT_WORDS = ("timed out", "timeout")
+"""In the errors of collective calls that waited too long, unlike those whose connection was closed."""
 POLL_S = 0.1
 END = "end"
 RANK_REMEDY = "fix this, then continue with --resume"
-KILLED_REMEDY = "if nobody killed it, look at the machine's memory and the rank's log; continue with --resume"
+KILLED_REMEDY = (
+    "if nobody killed it, look at the machine's memory, the rank's log and the launcher's messages; continue with"
+    " --resume"
+)
 STUCK_REMEDY = (
     "look at that machine's GPU, memory and network; continue with --resume, or raise `distributed.timeout_s`"
 )
-OPERATOR_ERRORS = (PolicyError, ModelError, NotFiniteError)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +86,15 @@ class LeaderChannel:
                 self.answers = self._collect(name)
             except Exception as error:
                 self.is_broken = True
+                if is_connection_error(error):
+                    reason = str(error).strip().splitlines()[0][:300]
+                    lost = LostRankError(f"the ranks lost each other in {name!r} ({reason})", RANK_REMEDY)
+                    has_timed_out = any(word in str(error).lower() for word in TIMEOUT_WORDS)
+                    raise self.explain(name, has_timed_out=has_timed_out) or lost from error
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-                    raise self.explain(name) or error from error
+                    log.error("rank 0 failed in %r", name, exc_info=error)
+                    problem = f"{self.names[0]}: {describe_failure(0, error).problem}"
+                    raise RankError(problem, RANK_REMEDY) from error
                 raise
             except BaseException:
                 self.is_broken = True
@@ -92,43 +111,58 @@ class LeaderChannel:
         keys = [ANSWER_KEY.format(self._number, rank) for rank in range(1, self.ranks.size)]
         deadline = time.monotonic() + self.ranks.settings.timeout_s
         while not self.ranks.store.check(keys):
-            if time.monotonic() > deadline or self._read_failures() or self._find_ended():
-                raise self.explain(name) or LostRankError(f"{name!r} was not answered", STUCK_REMEDY)
+            is_late = time.monotonic() > deadline
+            if is_late or read_failures(self.ranks.store, self.ranks.size) or self._find_ended():
+                lost = LostRankError(f"{name!r} was not answered", STUCK_REMEDY)
+                raise self.explain(name, has_timed_out=is_late) or lost
             time.sleep(POLL_S)
         answers = [json.loads(self.ranks.store.get(key)) for key in keys]
         for key in (COMMAND_KEY.format(self._number), *keys):
             self.ranks.store.delete_key(key)
         return answers
 
-    def explain(self, name: str) -> RankError | None:
+    def explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         """Why the ranks lost each other during a command: a rank's own error, its end, or that it is stuck."""
         others, deadline = set(range(1, self.ranks.size)), time.monotonic() + FAILURE_WAIT_S
         while True:
-            failures, ended = self._read_failures(), self._find_ended()
-            if causes := {rank: failure for rank, failure in failures.items() if not failure["lost"]}:
-                rank, failure = min(causes.items())
-                return RankError(f"{self.names[rank]}: {failure['problem']}", failure["remedy"] or RANK_REMEDY)
-            if killed := {rank: how for rank, how in ended.items() if rank not in failures}:
-                rank, how = min(killed.items())
-                return LostRankError(f"{self.names[rank]} {how} during {name!r}", KILLED_REMEDY)
+            failures, ended = read_failures(self.ranks.store, self.ranks.size), self._find_ended()
+            if cause := self._describe_cause(name, failures, {rank: how for rank, how in ended.items() if rank}):
+                return cause
             silent = others - failures.keys() - ended.keys()
             if time.monotonic() > deadline or not silent:
                 break
             time.sleep(POLL_S)
+        return self._describe_silent(name, silent, has_timed_out) or self._describe_cause(name, failures, ended)
+
+    def find_cause(self, name: str) -> RankError | None:
+        """Why the run has to end, as far as it is known at once."""
+        return self._describe_cause(name, read_failures(self.ranks.store, self.ranks.size), self._find_ended())
+
+    def _describe_cause(
+        self, name: str, failures: Mapping[int, RankFailure], ended: Mapping[int, str]
+    ) -> RankError | None:
+        """The first rank that failed by itself, or whose process has ended without a word."""
+        if causes := {rank: failure for rank, failure in failures.items() if not failure.is_lost}:
+            rank, failure = min(causes.items())
+            return RankError(f"{self.names[rank]}: {failure.problem}", failure.remedy or RANK_REMEDY)
+        if killed := {rank: how for rank, how in ended.items() if rank not in failures}:
+            rank, how = min(killed.items())
+            return LostRankError(f"{self.names[rank]} {how} during {name!r}", KILLED_REMEDY)
+        return None
+
+    def _describe_silent(self, name: str, silent: AbstractSet[int], has_timed_out: bool) -> RankError | None:
+        """The error for ranks that neither answer nor say why; None if all have answered."""
         late = [rank for rank in silent if not self.ranks.store.check([ANSWER_KEY.format(self._number, rank)])]
         if not late:
             return None
+        if not has_timed_out:
+            described = "; ".join(f"{self.names[rank]}, last seen in: {self._stage(rank)}" for rank in late)
+            return LostRankError(f"during {name!r} there was no answer any more from {described}", KILLED_REMEDY)
         described = "; ".join(f"{self.names[rank]} is late, and was last seen in: {self._stage(rank)}" for rank in late)
         problem = (
             f"the ranks waited for each other in {name!r} for up to {self.ranks.settings.timeout_s:g} s: {described}"
         )
         return LostRankError(problem, STUCK_REMEDY)
-
-    def _read_failures(self) -> dict[int, dict[str, Any]]:
-        keys = {rank: FAILURE_KEY.format(rank) for rank in range(1, self.ranks.size)}
-        return {
-            rank: json.loads(self.ranks.store.get(key)) for rank, key in keys.items() if self.ranks.store.check([key])
-        }
 
     def _stage(self, rank: int) -> str:
         key = STAGE_KEY.format(rank)
@@ -157,15 +191,10 @@ class FollowerChannel:
                 return
 
     def fail(self, error: Exception) -> None:
-        """Tells rank 0."""
-        problem, remedy = str(error), None
-        if isinstance(error, PolicyError):
-            problem, remedy = error.problem, error.remedy
-        elif not isinstance(error, OPERATOR_ERRORS):
-            problem = f"{type(error).__name__}: {error}"
-        is_lost = isinstance(error, RuntimeError) and not is_out_of_memory(error)
-        failure = {"problem": problem, "remedy": remedy, "lost": is_lost and is_connection_error(error)}
-        self.ranks.store.set(FAILURE_KEY.format(self.ranks.rank), json.dumps(failure))
+        """Tells rank 0, or standard error if rank 0 is gone."""
+        failure = describe_failure(self.ranks.rank, error)
+        if not report_failure(self.ranks.store, self.ranks.rank, failure) and not failure.is_lost:
+            print_failure(failure)
 
     def _next(self) -> Command:
         self._number += 1
@@ -180,11 +209,3 @@ class FollowerChannel:
         values = json.loads(self.ranks.store.get(key))
         content = self.ranks.broadcast_bytes(b"", values["bytes"]) if values["bytes"] else b""
         return Command(self._number, values["name"], values["arguments"], content)
-
-
-CONNECTION_WORDS = ("gloo", "nccl", "connection", "socket", "timed out", "timeout", "store")
-
-
-def is_connection_error(error: Exception) -> bool:
-    """Whether a collective call failed because of another rank. Torch has no type for it with gloo."""
-    return any(word in str(error).lower() for word in CONNECTION_WORDS)

@@ -109,6 +109,7 @@ def _shard(model: PreTrainedModel, ranks: ProcessGroupRanks, dtype: torch.dtype)
     }
     for layer in layers:
         fully_shard(layer, **options)
+        ranks.clock.watch(layer)
     fully_shard(model, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, lcm
 from statistics import fmean
 
 from gateway.errors import ConfigError
@@ -42,6 +42,11 @@ class Question:
     devices: int
     tp: int
     seed: int = 0
+
+    @property
+    def shard(self) -> int | None:
+        """Ranks that share a copy of the weights; None for all."""
+        return self.settings.distributed.shard
 
     @property
     def rollout_tokens(self) -> float:
@@ -130,7 +135,7 @@ def find_best(planned: Sequence[PlannedSplit]) -> PlannedSplit:
 def plan_split(question: Question, split: Split, part: float, steps: int) -> PlannedSplit:
     """Simulates a part of a job on the same part of the devices."""
     settings, device, model = question.settings, question.device, question.model
-    rank = plan_rank(model, split.trainer, device.memory)
+    rank = plan_rank(model, split.trainer, device.memory, question.shard)
     taken = sum(each.size for each in rank.parts if not each.is_transient) if split.is_together else 0.0
     running = cache_room(model, question.tp, device, taken) / question.rollout_tokens
     engine = engine_speed(model, device, question.tp, int(running))
@@ -165,15 +170,16 @@ def _every_second(splits: Sequence[Split]) -> Sequence[Split]:
 def _splits(question: Question, mode: str) -> Iterator[Split]:
     """Splits by the trainer's number of devices; the last one, in synchronous mode, lets all devices take turns."""
     devices, tp = question.devices, question.tp
-    counts = {ceil(devices * part / PARTS / tp) * tp for part in range(1, PARTS)}
+    unit = lcm(tp, question.shard or 1)
+    counts = {ceil(devices * part / PARTS / unit) * unit for part in range(1, PARTS)}
     for trainer in sorted(count for count in counts if count < devices):
         yield Split(mode, trainer, (devices - trainer) // tp)
-    if mode == "synchronous":
+    if mode == "synchronous" and not devices % unit:
         yield Split(mode, devices, devices // tp, is_together=True)
 
 
 def _fits(question: Question, split: Split) -> bool:
-    rank = plan_rank(question.model, split.trainer, question.device.memory)
+    rank = plan_rank(question.model, split.trainer, question.device.memory, question.shard)
     taken = sum(part.size for part in rank.parts if not part.is_transient) if split.is_together else 0.0
     return rank.fits and cache_room(question.model, question.tp, question.device, taken) >= question.rollout_tokens
 
@@ -181,11 +187,14 @@ def _fits(question: Question, split: Split) -> bool:
 def _does_not_fit(question: Question) -> ConfigError:
     """The error for a model that is too large, with what to change."""
     device = question.device
+    if question.shard and question.shard >= question.devices and question.devices % question.shard:
+        problem = f"{question.shard} ranks share a copy of the weights, and there are {question.devices} devices"
+        return ConfigError(problem, field="distributed.shard", remedy="lower it, or raise --gpus")
     server = plan_server(question.model, question.tp, device.memory, 1, question.rollout_tokens)
     if not server.fits:
         problem = f"a server of {question.tp} {device.name} has no room for the model: {server}"
         return ConfigError(problem, field="--servers-tp", remedy="raise it, or name a device with more memory")
-    rank = plan_rank(question.model, question.devices, device.memory)
+    rank = plan_rank(question.model, question.devices, device.memory, question.shard)
     problem = f"no split of {question.devices} {device.name} fits; of a rank among all of them: {rank}"
     remedy = f"raise --gpus{'; ' + rank.remedy if rank.remedy else ''}"
     return ConfigError(problem, field="--gpus", remedy=remedy)

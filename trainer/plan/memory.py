@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,11 +61,20 @@ def measure_model(folder: Path, settings: TrainSettings) -> ModelSize:
     return ModelSize(numbers, layers, kv_bytes, trained, parts, tuple(passes))
 
 
-def plan_rank(model: ModelSize, ranks: int, available: float) -> MemoryPlan:
-    """The memory of one rank: everything that belongs to weights is divided, what an update keeps is not."""
-    sharded = [replace(part, size=-(-part.size // ranks)) for part in model.parts]
-    gathered = GATHERED_LAYERS * HALF_BYTES * model.numbers // max(1, model.layers) if ranks > 1 else 0
-    whole = [MemoryPart("gathered layers", gathered, is_transient=True)] if gathered else []
+def plan_rank(model: ModelSize, ranks: int, available: float, shard: int | None = None) -> MemoryPlan:
+    """The memory of rank 0: what belongs to weights is divided among the ranks of a copy, what an update keeps is not.
+
+    `shard` is the number of ranks that share a copy; by default all do. Rank 0 also gathers a whole copy for engines.
+    """
+    shards = min(shard or ranks, ranks)
+    sharded = [replace(part, size=-(-part.size // shards)) for part in model.parts]
+    whole = []
+    if shards > 1:
+        gathered = GATHERED_LAYERS * HALF_BYTES * model.numbers // max(1, model.layers)
+        whole = [
+            MemoryPart("gathered layers", gathered, is_transient=True),
+            MemoryPart("whole weights for the engine", FLOAT_BYTES * model.numbers, is_transient=True),
+        ]
     return MemoryPlan((*sharded, *whole, *model.passes), int(MAX_FRACTION * available))
 
 
@@ -84,8 +92,3 @@ def cache_room(model: ModelSize, tp: int, device: Device, taken: float = 0.0) ->
     """Tokens whose keys and values a server has room for; at most 0 if its weights do not fit."""
     free = MAX_FRACTION * device.memory - taken - SERVER_OVERHEAD - model.server_bytes / tp
     return int(free * tp // model.kv_bytes)
-
-
-def fewest_ranks(model: ModelSize, device: Device, choices: Sequence[int]) -> int | None:
-    """The least number of ranks that fit; None if none does."""
-    return next((ranks for ranks in sorted(choices) if plan_rank(model, ranks, device.memory).fits), None)

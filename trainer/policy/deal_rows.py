@@ -6,9 +6,12 @@ group is split only if that evens out the ranks. Every rank deals the same rows 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
+from typing import NamedTuple
 
 MAX_IMBALANCE = 1.1
 """Groups are split while the busiest rank has more than this many times the mean cost."""
@@ -32,46 +35,104 @@ class DealtRows:
 
 def deal_rows(ids: Ids, groups: Sequence[int], ranks: int) -> DealtRows:
     """Deals rows to ranks. `groups` names the siblings."""
-    rows = range(len(ids))
     if ranks == 1:
-        return DealtRows((tuple(rows),), (sum(map(len, ids)),))
-    units = [[index for index in rows if groups[index] == group] for group in dict.fromkeys(groups)]
-    best = _deal_units(units, ids, ranks)
-    while best.imbalance > MAX_IMBALANCE and (halved := _split_largest(units, ids)):
-        units = halved
-        dealt = _deal_units(units, ids, ranks)
-        if max(dealt.costs) < max(best.costs):
-            best = dealt
-    return best
+        return DealtRows((tuple(range(len(ids))),), (sum(map(len, ids)),))
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(group, []).append(row)
+    siblings = [_Siblings(ids, rows) for rows in members.values()]
+    units = sorted(_Unit(-each.cost(each.rows), place, 0, each.rows) for place, each in enumerate(siblings))
+    return _deal_units(_split_until_even(units, siblings, ranks), ranks)
 
 
 def shared_cost(ids: Ids) -> int:
     """The number of tokens to compute if common prefixes are computed once."""
-    ordered = sorted(map(tuple, ids))
-    return sum(map(len, ordered)) - sum(_common_length(first, second) for first, second in pairwise(ordered))
+    return _Siblings(ids, range(len(ids))).cost(range(len(ids)))
 
 
-def _deal_units(units: Sequence[Sequence[int]], ids: Ids, ranks: int) -> DealtRows:
-    """Gives each unit, the most expensive first, to the rank with the least so far."""
-    costs = [shared_cost([ids[index] for index in unit]) for unit in units]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+class _Siblings:
+    """The rows of a group, compared once: the cost of any of its parts follows from the lengths of common prefixes."""
+
+    def __init__(self, ids: Ids, rows: Sequence[int]) -> None:
+        self.rows = rows
+        ordered = sorted(rows, key=lambda row: tuple(ids[row]))
+        self._place = {row: place for place, row in enumerate(ordered)}
+        self._lengths = [len(ids[row]) for row in ordered]
+        self._common = [_common_length(ids[first], ids[second]) for first, second in pairwise(ordered)]
+        """Of each row and the next one in lexical order; rows further apart share the least of those between them."""
+
+    def cost(self, rows: Sequence[int]) -> int:
+        """The tokens to compute for some of the rows."""
+        places = sorted(self._place[row] for row in rows)
+        shared = sum(min(self._common[first:second]) for first, second in pairwise(places))
+        return sum(self._lengths[place] for place in places) - shared
+
+
+class _Unit(NamedTuple):
+    """Siblings that stay on one rank. Units sort by cost, the highest first, and then by the order of their rows."""
+
+    negative_cost: int
+    group: int
+    start: int
+    """The place of its first row in the group."""
+    rows: Sequence[int]
+
+    def halve(self, siblings: _Siblings) -> tuple[_Unit, _Unit]:
+        """Two units with half of the rows each."""
+        middle = len(self.rows) // 2
+        first, second = self.rows[:middle], self.rows[middle:]
+        return (
+            _Unit(-siblings.cost(first), self.group, self.start, first),
+            _Unit(-siblings.cost(second), self.group, self.start + middle, second),
+        )
+
+
+def _split_until_even(units: list[_Unit], siblings: Sequence[_Siblings], ranks: int) -> list[_Unit]:
+    """Halves the most expensive unit again and again; returns the units that keep the busiest rank's cost lowest.
+
+    Ends once ranks are even enough. Splitting only adds cost, so it also ends once an even share of the present cost
+    is as much as the busiest rank has in the best dealing.
+    """
+    total = -sum(unit.negative_cost for unit in units)
+    best, least = list(units), _find_busiest(units, ranks)
+    is_even = least * ranks <= MAX_IMBALANCE * total
+    splittable = [unit for unit in units if len(unit.rows) > 1]
+    heapify(splittable)
+    while not is_even and splittable:
+        unit = heappop(splittable)
+        del units[bisect_left(units, unit)]
+        for half in unit.halve(siblings[unit.group]):
+            insort(units, half)
+            total -= half.negative_cost
+            if len(half.rows) > 1:
+                heappush(splittable, half)
+        total += unit.negative_cost
+        if total >= least * ranks:
+            break
+        if -units[0].negative_cost < least and (busiest := _find_busiest(units, ranks)) < least:
+            best, least = list(units), busiest
+            is_even = least * ranks <= MAX_IMBALANCE * total
+    return best
+
+
+def _find_busiest(units: Sequence[_Unit], ranks: int) -> int:
+    """The busiest rank's cost as `_deal_units` deals."""
     totals = [0] * ranks
-    for position in sorted(range(len(units)), key=lambda position: (-costs[position], position)):
-        rank = min(range(ranks), key=lambda rank: (totals[rank], rank))
-        shares[rank] += units[position]
-        totals[rank] += costs[position]
-    return DealtRows(tuple(tuple(sorted(share)) for share in shares), tuple(totals))
+    for unit in units:
+        heapreplace(totals, totals[0] - unit.negative_cost)
+    return max(totals)
 
 
-def _split_largest(units: Sequence[list[int]], ids: Ids) -> list[list[int]]:
-    """Halves the most expensive unit that has more than one row; empty if there is none."""
-    splittable = [index for index, unit in enumerate(units) if len(unit) > 1]
-    if not splittable:
-        return []
-    largest = max(splittable, key=lambda index: shared_cost([ids[row] for row in units[index]]))
-    unit = units[largest]
-    middle = len(unit) // 2
-    return [*units[:largest], unit[:middle], unit[middle:], *units[largest + 1 :]]
+def _deal_units(units: Sequence[_Unit], ranks: int) -> DealtRows:
+    """Gives each unit, the most expensive first, to the rank with the least so far."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [(0, rank) for rank in range(ranks)]
+    for unit in units:
+        total, rank = loads[0]
+        shares[rank] += unit.rows
+        heapreplace(loads, (total - unit.negative_cost, rank))
+    totals = {rank: total for total, rank in loads}
+    return DealtRows(tuple(tuple(sorted(share)) for share in shares), tuple(totals[rank] for rank in range(ranks)))
 
 
 def _common_length(first: Sequence[int], second: Sequence[int]) -> int:

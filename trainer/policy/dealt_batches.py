@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.algorithms.packing import Batch, BatchRow, pack
-from trainer.policy.deal_rows import deal_rows
+from trainer.policy.deal_rows import DealtRows, deal_rows
 from trainer.policy.microbatch import split_micro_batches
 from trainer.policy.ranks import Ranks
 
@@ -23,11 +23,11 @@ class DealtBatch:
     """Which of the rows it has; none if it is padding."""
 
 
-def deal_batches(rows: Sequence[BatchRow], ranks: Ranks, max_tokens: int) -> tuple[list[DealtBatch], float]:
-    """This rank's micro-batches, and the imbalance of all ranks."""
+def deal_batches(rows: Sequence[BatchRow], ranks: Ranks, max_tokens: int) -> tuple[list[DealtBatch], DealtRows]:
+    """This rank's micro-batches, and the shares of all ranks."""
     dealt = deal_rows([row.ids for row in rows], [row.group for row in rows], ranks.size)
     parts = [list(split_micro_batches([len(rows[index].ids) for index in share], max_tokens)) for share in dealt.shares]
     own = dealt.shares[ranks.rank]
     batches = [DealtBatch(pack([rows[index] for index in own[part]]), tuple(own[part])) for part in parts[ranks.rank]]
     missing = max(map(len, parts)) - len(batches)
-    return batches + [DealtBatch(pack([PADDING_ROW]), ())] * missing, dealt.imbalance
+    return batches + [DealtBatch(pack([PADDING_ROW]), ())] * missing, dealt

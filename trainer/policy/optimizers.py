@@ -39,6 +39,17 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     return whole
 
 
+def fill_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Gives weights that took no part in a step, such as those of a vision encoder without images, a gradient of 0.
+
+    Optimizers skip weights without one. Ranks always have one, since another rank may have had images.
+    """
+    for group in optimizer.param_groups:
+        for value in group["params"]:
+            if value.grad is None:
+                value.grad = torch.zeros_like(value)
+
+
 def is_muon_matrix(name: str, value: Tensor) -> bool:
     """Whether Muon applies: to matrices, except embeddings and the head, which are lookup tables."""
     return value.ndim == 2 and "embed" not in name and "lm_head" not in name

@@ -20,7 +20,7 @@ from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
 from trainer.policy.learning_rate import choose_rates
 from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
-from trainer.policy.optimizers import build_optimizers, clip_gradients, learning_rate_factor
+from trainer.policy.optimizers import build_optimizers, clip_gradients, fill_gradients, learning_rate_factor
 from trainer.policy.ranks import ONE_RANK, Ranks
 from trainer.policy.settings import CriticSettings, UpdateSettings
 from trainer.vision.image_processor import ImageProcessor
@@ -125,6 +125,7 @@ class Policy:
         for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
+            fill_gradients(optimizer)
             optimizer.step()
         self.zero_grad()
         self.steps += 1

@@ -20,6 +20,10 @@ class Ranks(Protocol):
         """Every rank's value, which JSON can hold, in the order of ranks."""
         ...
 
+    def take_busy_s(self) -> float:
+        """Seconds that this rank computed since the last call, without waiting for others."""
+        ...
+
     def report(self, stage: str) -> None:
         """Notes what this rank does now, for the error message if it gets stuck."""
         ...
@@ -36,6 +40,9 @@ class OneRank:
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
+
+    def take_busy_s(self) -> float:
+        return 0.0
 
     def report(self, stage: str) -> None:
         pass

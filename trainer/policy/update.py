@@ -22,6 +22,7 @@ from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import MetricMeans, split_evenly
 from trainer.policy.old_logprobs import compute_critic_values, compute_reference_kl, recompute_logprobs
 from trainer.policy.policy import Policy
+from trainer.policy.rank_metrics import measure_ranks
 
 MAX_EXACT_MISMATCH = 1e-4
 """In nats. If no token of a sample is further off, the engine's logprobs are used as the old policy's."""
@@ -61,6 +62,8 @@ class PolicyUpdater:
         self._ranks = policy.ranks
         self._proximal = algorithm.ratio == "proximal"
         self._has_skipped_pass = False
+        self._tokens = 0
+        """Tokens of the present step that this rank computes in each pass over them."""
         self.pending_notes: list[str] = []
         """Messages for the operator that are not yet printed."""
         self.last_rows: tuple[BatchRow, ...] = ()
@@ -90,6 +93,7 @@ class PolicyUpdater:
         self.last_rows, self.last_trained = advantages.all_rows, advantages.rows
         if not advantages.rows:
             return advantages.metrics | step_means.metrics
+        self._tokens = 0
         update = self._policy.settings
         minibatches = [
             self._split_into_micro_batches(advantages, span, step_means)
@@ -112,7 +116,7 @@ class PolicyUpdater:
         if self._critic:
             micro_batches = [micro_batch for minibatch in minibatches for micro_batch in minibatch]
             metrics["critic/loss"] = self._update_critic(self._critic, micro_batches)
-        return metrics
+        return metrics | (measure_ranks(self._ranks, self._tokens) if self._ranks.size > 1 else {})
 
     def _compute_advantages(self, train_batch: TrainBatch, means: MetricMeans) -> TokenAdvantages:
         kl, reference_kl, values = self._algorithm.kl, None, None
@@ -131,9 +135,10 @@ class PolicyUpdater:
     ) -> list[MicroBatch]:
         """This rank's micro-batches of a minibatch; as many as every other rank has."""
         rows, returns = advantages.rows[span], advantages.returns[span]
-        dealt_batches, imbalance = deal_batches(rows, self._ranks, self._policy.settings.tokens)
+        dealt_batches, shares = deal_batches(rows, self._ranks, self._policy.settings.tokens)
         if self._ranks.size > 1:
-            step_means.add({"distributed/imbalance": imbalance}, 1)
+            step_means.add({"distributed/imbalance": shares.imbalance}, 1)
+            self._tokens += shares.costs[self._ranks.rank]
         micro_batches = []
         for dealt in dealt_batches:
             batch = dealt.batch.to(self._policy.device)

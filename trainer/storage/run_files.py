@@ -46,6 +46,8 @@ def read_run_info(folder: Path) -> Mapping[str, Any]:
 
 
 METRICS_FILE = "metrics.jsonl"
+LOGS_FOLDER = "logs"
+"""Where servers, ranks and rollout workers of a run write what they print."""
 StepMetrics = dict[str, float]
 """The metrics of one step, with its number as `step`."""
 

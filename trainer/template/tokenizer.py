@@ -56,6 +56,12 @@ class FencedTokenizer:
         self._anchor = self.control_ids[eos], eos
         self._cache: RenderCache[tuple[str, str], tuple[int, ...]] = RenderCache()
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids."""
+        vocabulary: Mapping[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return vocabulary
+
     def fence(self, value: Any, *, markup: bool = False) -> Any:
         """`value` with fences around what looks like a control token, and without what no tokenizer can encode.
 

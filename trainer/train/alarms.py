@@ -1,7 +1,6 @@
 """Alarms about training that goes wrong quietly, with likely cause and remedy; `train_loop.py` prints them.
 
 Alarms only print; they change nothing. Each is printed once, and again only after its sign was gone for some steps.
-`train_loop.py` prints them.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from math import fsum, isfinite, log
 from gateway.types import EMPTY, Outcome
 from trainer.rollout.rollout import StopReason
 from trainer.train.alarm_input import AlarmInput, Metrics, find_rise, format_alarm, get_finite, mean
+from trainer.train.stragglers import find_straggler
 
-HISTORY_STEPS = 200
-"""Steps that alarms look back on."""
-QUIET_STEPS = 5
-"""Steps without a sign before an alarm may be printed again."""
+HISTORY_STEPS, QUIET_STEPS = 200, 5
+"""Steps that alarms look back on, and those without a sign before an alarm may be printed again."""
 FIRST_STEPS = 5
 """Steps whose mean stands for the start of the run."""
 EASY, HARD = 0.95, 0.05
@@ -306,6 +304,25 @@ def check_stale_groups(given: AlarmInput) -> str | None:
     )
 
 
+def check_stragglers(given: AlarmInput) -> str | None:
+    """Alarms if a rank or a rollout worker is persistently slower than the others."""
+    straggler = find_straggler(given.history)
+    if straggler is None:
+        return None
+    if straggler.is_rank:
+        return format_alarm(
+            f"{straggler.name} takes {straggler.times:.1f} times as long for a token as the other ranks",
+            "its GPU is throttled or shared with another process; all ranks wait for it in every layer",
+            "look at that machine's clocks, temperature and processes, or leave it out: `--resume` takes any number of"
+            " ranks",
+        )
+    return format_alarm(
+        f"the rollout worker {straggler.name} takes {straggler.times:.1f} times as long between turns as the others",
+        "its machine is overloaded or far away, or its own tool servers are slow",
+        "look at that machine's load; end that worker, or start more of them elsewhere",
+    )
+
+
 def _dropped_share(metrics: Metrics) -> float:
     """The share of a step's finished groups that were dropped as too stale."""
     dropped = get_finite(metrics, "staleness/dropped") or 0.0
@@ -316,7 +333,7 @@ Alarm = Callable[[AlarmInput], str | None]
 ALARMS: Sequence[Alarm] = (
     check_untrained, check_learning_signal, check_truncation, check_truncation_trend, check_tool_failures,
     check_entropy, check_reward_against_evaluation, check_engine_mismatch, check_policy_drift, check_lost_rollouts,
-    check_lost_to_tools, check_stale_groups,
+    check_lost_to_tools, check_stale_groups, check_stragglers,
 )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from trainer.swift.compat_names import enable_stand_ins
 from trainer.train.settings import DEMOS, TrainSettings
 from trainer.weight_files import read_weight_files
 from trainer.worker_thread import WorkerThread
+from trainer.workers.plain_values import find_unsendable_values
 from trainer.workers.worker_job import make_worker_job
 from trainer.workers.worker_pool import WorkerPool, read_worker_token, with_workers
 
@@ -148,6 +149,7 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
         checked = source[:DEMO_TASKS_CHECKED] if settings.data in DEMOS else source
         mistakes += check_task_names(checked, gateway.specs)
         mistakes += find_agent_mistakes(checked) if settings.agent else []
+        mistakes += find_unsendable_values(checked) if settings.rollout.is_used else []
     if mistakes and settings.data in DEMOS:
         remedy = "pass `--tools tool_configs/`, or name your own tasks with --data"
         mistakes.append(ConfigError("the demo's tasks need the tools that come with mtrl", remedy=remedy))
@@ -252,7 +254,7 @@ class Job:
             yield
             return
         kind_column = settings.evaluation.kind
-        about = make_worker_job(settings, self.model, kind_column, engine.capabilities, rollout.silent_s)
+        about = make_worker_job(settings, self.model, self.template, kind_column, engine.capabilities, rollout.silent_s)
         async with WorkerPool(rollout, about, engine, folder, log) as self.workers:
             log(f"rollouts are played by rollout workers: {self.workers.describe()}")
             try:

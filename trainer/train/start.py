@@ -23,7 +23,7 @@ from trainer.policy.memory_plan import plan_placement
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, resume_hint
-from trainer.storage.run_files import METRICS_FILE, MetricsWriter
+from trainer.storage.run_files import LOGS_FOLDER, METRICS_FILE, MetricsWriter
 from trainer.train import modes
 from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import Checkpoint
@@ -117,21 +117,22 @@ async def _build_train_loop(
 ) -> TrainLoop:
     """`given` are the settings as they were written, which all ranks compare."""
     settings, step = job.settings, checkpoint.step if checkpoint else 0
+    logs = folder.path / LOGS_FOLDER
     plan = partial(plan_placement, settings, job.model, shards=count_shards(settings.distributed))
     placement = await to_thread.run_sync(plan)
     placement.plan.require()
     dumped = settings.model_dump(mode="json")
     written = given.model_dump(mode="json")
-    channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, folder.path))
+    channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, logs))
     policy = await to_thread.run_sync(_load_policy, job, checkpoint, channel)
     log = partial(console.print, markup=False, soft_wrap=True)
     serving = placement.apply_to(settings.serving)
     if placement.fraction is not None:
         log(str(placement))  # Before the server starts: it helps if the start fails.
-    engine = await stack.enter_async_context(job.make_engine(folder.path, policy, log, serving))
+    engine = await stack.enter_async_context(job.make_engine(logs, policy, log, serving))
     if engine.version != step:
         await engine.publish(await to_thread.run_sync(lambda: policy.weights), step)
-    await stack.enter_async_context(job.open_workers(engine, folder.path, log))
+    await stack.enter_async_context(job.open_workers(engine, logs, log))
     for note in _describe_run(job, engine, channel):
         log(note)
     if checkpoint:

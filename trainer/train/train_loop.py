@@ -125,8 +125,7 @@ class TrainLoop:
         with progress.phase(source.phase):
             await source.wait_until_idle()
         with progress.phase("publishing"):
-            weights = await self.thread.run(lambda: self.policy.weights)  # In the thread, since it merges adapters.
-            await self.engine.publish(weights, step)
+            metrics |= await self._publish(step)
         if agreement := self.engine.agreement:
             metrics |= agreement.metrics
         self.step = step
@@ -143,6 +142,17 @@ class TrainLoop:
             self._record_best(metrics[METRIC])
         else:
             await self._save_if_due()
+
+    async def _publish(self, step: int) -> dict[str, float]:
+        """Gives the engine the new weights; returns the seconds of each stage."""
+        began = time.monotonic()
+        weights = await self.thread.run(lambda: self.policy.weights)  # In the thread, since it merges adapters.
+        gathered = time.monotonic()
+        await self.engine.publish(weights, step)
+        return {
+            "time/publish/gather_s": gathered - began,
+            "time/publish/transfer_s": time.monotonic() - gathered,
+        }
 
     def _require_tape(self) -> None:
         """Ends the run if its tape cannot be written: no call is answered any more."""

@@ -168,6 +168,7 @@ class RolloutCounters:
     def __init__(self, total: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = total
         self._clock, self._start = clock, clock()
+        self._idle_s, self._idle_since = 0.0, self._start
         self._lock = Lock()
         self._state_of: dict[str, str] = {}
         self._processed_tokens: dict[str, int] = {}
@@ -192,8 +193,22 @@ class RolloutCounters:
             after._states, after._turns = Counter(self._states), Counter(self._turns)
         return after
 
+    @property
+    def engine_idle_s(self) -> float:
+        """Seconds in which no rollout was generating."""
+        with self._lock:
+            self._account_idle()
+            return self._idle_s
+
+    def _account_idle(self) -> None:
+        now = self._clock()
+        if not self._states["generating"]:
+            self._idle_s += now - self._idle_since
+        self._idle_since = now
+
     def on_state(self, key: str, state: str) -> None:
         with self._lock:
+            self._account_idle()
             before = self._state_of.get(key)
             if before is None:
                 self._begin(key)
@@ -233,6 +248,7 @@ class RolloutCounters:
 
     def on_end(self, key: str, rollout: Rollout) -> None:
         with self._lock:
+            self._account_idle()
             before = self._state_of.pop(key, None)
             if before is None:
                 self._begin(key)

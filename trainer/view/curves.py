@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal, Self
 
 from trainer.storage.run_files import read_run_info
+from trainer.view.learning_summary import phase_times, reward_components
 from trainer.view.terminal_chart import Curve
-from trainer.view.training_progress import phase_times, reward_components
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import fsum, isfinite
+from math import fsum
 
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
@@ -16,12 +16,10 @@ from trainer.engine.base import Generation
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.steppers import Step
 from trainer.view.counters import STATES, RolloutCounters
+from trainer.view.learning_summary import LearningSummary
 from trainer.view.panel import (
-    BAD,
     QUIET,
-    StyledText,
     format_clock,
-    format_duration,
     format_status,
     format_times,
     frame,
@@ -31,129 +29,12 @@ from trainer.view.panel import (
     rollout_rows,
 )
 from trainer.view.progress import Display, TokenRate, log
-from trainer.view.terminal_chart import Trend, format_number
-from trainer.view.text import to_line, to_printable
-
-WIDE, NARROW = 20, 12
-"""Widths of the sparklines of reward and success."""
-REWARD_STATISTICS = frozenset({"reward/mean", "reward/std", "reward/failed"})
-"""Metrics of the area `reward` that are not components."""
-
-
-def reward_components(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The reward's components by name."""
-    return {
-        name.removeprefix("reward/"): value
-        for name, value in metrics.items()
-        if name.startswith("reward/") and name not in REWARD_STATISTICS
-    }
-
-
-def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by phase, with names for display."""
-    return {
-        name.removeprefix("time/").removesuffix("_s").replace("_", " "): value
-        for name, value in metrics.items()
-        if name.startswith("time/") and name.endswith("_s") and name.count("/") == 1
-    }
-
-
-class LearningSummary:
-    """The latest value of each metric, sparklines, and time per phase, in constant memory."""
-
-    def __init__(self) -> None:
-        self.latest: dict[str, float] = {}
-        self.trends = {"reward/mean": Trend(WIDE), "success/sampled": Trend(NARROW)}
-        self.evaluated: int | None = None
-        """The step after which the policy was last evaluated."""
-        self.spent: defaultdict[str, float] = defaultdict(float)
-        self.steps = 0
-
-    def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.latest |= {name: value for name, value in metrics.items() if isfinite(value)}
-        for name, trend in self.trends.items():
-            if name in metrics:
-                trend.add(metrics[name])
-        if "eval/greedy" in metrics:
-            self.evaluated = step
-        if step > 0:
-            self.steps += 1
-            for name, seconds in phase_times(metrics).items():
-                self.spent[name] += seconds
-
-    def rows(self) -> dict[str, Text]:
-        latest, trends = self.latest, self.trends
-        return {
-            "reward": join_texts(_format_reward(latest, f" {trends['reward/mean']}")),
-            "success": join_texts([*_format_success(latest, f" {trends['success/sampled']}"), *self._format_greedy()]),
-            "policy": join_texts(_format_policy(latest)),
-            "time": join_texts(self._format_time()),
-        }
-
-    def format_step(self, metrics: Mapping[str, float]) -> str:
-        """A step's metrics as one line, with the last evaluation."""
-        reward = [text for text, _ in _format_reward(metrics)]
-        texts = [f"reward {reward[0]}" + (f" ({', '.join(reward[1:])})" if reward[1:] else "")] if reward else []
-        texts += [
-            _join_plain([*_format_success(metrics), *self._format_greedy()]),
-            _join_plain(_format_policy(metrics)),
-        ]
-        by_duration = sorted(phase_times(metrics).items(), key=lambda item: -item[1])
-        texts.append(", ".join(f"{name} {format_duration(seconds)}" for name, seconds in by_duration))
-        return "; ".join(text for text in texts if text)
-
-    def _format_greedy(self) -> list[StyledText]:
-        if self.evaluated is None:
-            return []
-        when = f"after step {self.evaluated}" if self.evaluated else "before the first step"
-        return [(f"greedy {self.latest.get('eval/greedy', 0.0):.0%} {when}", "bold")]
-
-    def _format_time(self) -> list[StyledText]:
-        total = sum(self.spent.values())
-        if not total or not self.steps:
-            return []
-        by_duration = sorted(self.spent.items(), key=lambda item: -item[1])
-        shares = [(f"{name} {seconds / total:.0%}", "") for name, seconds in by_duration]
-        return [(f"{format_duration(total / self.steps)} a step", "bold"), *shares]
-
-
-def _format_reward(metrics: Mapping[str, float], trend: str = "") -> list[StyledText]:
-    if "reward/mean" not in metrics:
-        return []
-    components = reward_components(metrics)
-    shown = components if len(components) > 1 else {}
-    return [
-        (f"{metrics['reward/mean']:.3f}{trend}", "bold"),
-        *((f"{to_line(name)} {format_number(value)}", "") for name, value in shown.items()),
-    ]
-
-
-def _format_success(metrics: Mapping[str, float], trend: str = "") -> list[StyledText]:
-    return [(f"sampled {metrics['success/sampled']:.0%}{trend}", "")] if "success/sampled" in metrics else []
-
-
-def _format_policy(metrics: Mapping[str, float]) -> list[StyledText]:
-    kl = "kl/reference" if "kl/reference" in metrics else "kl/old"
-    labels = {"entropy": "entropy", kl: "KL", "mismatch/mean": "mismatch", "update/grad_norm": "grad norm"}
-    texts = [(f"{label} {format_number(metrics[name])}", "") for name, label in labels.items() if name in metrics]
-    return [*texts, *_format_staleness(metrics)]
-
-
-def _format_staleness(metrics: Mapping[str, float]) -> Iterator[StyledText]:
-    """The staleness, if rollouts run ahead of training."""
-    if "staleness/max" in metrics:
-        mean, maximum = metrics.get("rollout/staleness", 0.0), metrics["staleness/max"]
-        yield f"staleness {format_number(mean)}, at most {maximum:.0f}", ""
-    if dropped := metrics.get("staleness/dropped"):
-        yield f"{dropped:.0f} groups dropped", BAD
-
-
-def _join_plain(pieces: Iterable[StyledText]) -> str:
-    return ", ".join(text for text, _ in pieces)
-
+from trainer.view.text import to_printable
 
 LOG_INTERVAL_S = 60.0
 """The interval of log lines within a long step, without a terminal."""
+WAITING_PHASES = ("rolling out", "waiting", "evaluating")
+"""Phases in which no update is under way, since there is nothing to learn from yet."""
 RECENT_STEPS = 20
 """Steps from which the remaining time is estimated."""
 MOMENTARY = frozenset(
@@ -238,6 +119,7 @@ class TrainingProgress(Display):
         metrics: dict[str, float] = {
             f"time/{name.replace(' ', '_')}_s": spent for name, spent in self._phase_seconds.items()
         }
+        metrics |= self._idle_shares()
         self._phase_seconds.clear()
         counted = self._counts.metrics() if self._written else {}
         for name, value in counted.items():
@@ -246,6 +128,19 @@ class TrainingProgress(Display):
         if self._writing_s:
             metrics["engine/tokens/written_per_s"] = self._written / self._writing_s
         return metrics
+
+    def _idle_shares(self) -> dict[str, float]:
+        """The shares of the time in which the trainer waited for rollouts, and the engine had none to generate for."""
+        total = fsum(self._phase_seconds.values())
+        if not self._written or not total:
+            return {}
+        waited = fsum(self._phase_seconds.get(name, 0.0) for name in WAITING_PHASES)
+        elapsed, evaluating = self._counts.snapshot().elapsed_s, self._phase_seconds.get("evaluating", 0.0)
+        shares = {"idle/trainer": waited / total}
+        if elapsed > evaluating:
+            idle_s = max(0.0, self._counts.engine_idle_s - evaluating)
+            shares["idle/engine"] = min(1.0, idle_s / (elapsed - evaluating))
+        return shares
 
     def end_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Ends a step with its metrics. Step 0 stands for what is measured before the first step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.view.curves import CHARTS
-from trainer.view.training_progress import REWARD_STATISTICS
+from trainer.view.learning_summary import REWARD_STATISTICS
 
 WEB_CHARTS = (
     {
@@ -31,6 +31,34 @@ WEB_CHARTS = (
         "unit": "share of rollouts",
         "scale": "share",
         "names": {"rollout/truncated": "truncated", "mismatch/rejected": "rejected tokens"},
+    },
+    {
+        "title": "Idle",
+        "unit": "share of a step",
+        "scale": "share",
+        "names": {"idle/trainer": "trainer", "idle/engine": "engine"},
+    },
+    {"title": "Idle ranks", "unit": "behind the busiest", "scale": "share", "within": "distributed/idle/"},
+    {"title": "Speed of ranks", "unit": "tokens a second", "scale": "linear", "within": "distributed/tokens_per_s/"},
+    {
+        "title": "Busiest rank",
+        "unit": "times the mean",
+        "scale": "linear",
+        "names": {"distributed/imbalance": "tokens to compute"},
+    },
+    {"title": "Idle workers", "unit": "share of a step", "scale": "share", "within": "workers/idle/"},
+    {"title": "Turns of workers", "unit": "seconds", "scale": "linear", "within": "workers/turn_s/"},
+    {
+        "title": "Publishing",
+        "unit": "seconds",
+        "scale": "linear",
+        "names": {"time/publish/gather_s": "gathering", "time/publish/transfer_s": "to the engine"},
+    },
+    {
+        "title": "Restarts",
+        "unit": "in a step",
+        "scale": "linear",
+        "names": {"workers/restarts": "workers", "engine/servers_lost": "servers lost"},
     },
     {
         "title": "Groups",

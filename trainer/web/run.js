@@ -5,7 +5,7 @@ import { fetchAlarms, exported, fetchMetrics, fetchRuns as listed } from "./data
 import { chartGroup, dashOf, colourOf, lineChart, stackedChart } from "./chart.js";
 import { linkTo } from "./address.js";
 
-const POLL_MS = 2000, FRESH_S = 90;
+const POLL_MS = 2000, FRESH_S = 90, MANY = 12;
 const hiddenRuns = { hidden: new Set() }; // names of runs that are switched off
 
 export async function view({ frame, runs }) {
@@ -151,11 +151,20 @@ function drawCharts(parent, shared, drawn, shown, several) {
   if (!wanted.length) put(parent, el("div", { class: "panel empty wide" }, el("h2", {}, "No metrics yet"), el("p", {}, "Curves appear here when the first step has ended.")));
   for (const [history, values] of nodes) history.set(values);
 }
+const byNumber = new Intl.Collator("en", { numeric: true }).compare;
+/** Of many ranks or workers, those with the lowest and the highest values of the latest step: a chart can show a dozen. */
+function outermost(history, names) {
+  if (names.length <= MANY) return names;
+  const line = history.lines.findLast(line => names.some(name => line[name] !== undefined)) ?? {};
+  const ordered = names.filter(name => line[name] !== undefined).sort((a, b) => line[a] - line[b]);
+  const shown = new Set([...ordered.slice(0, MANY / 2), ...ordered.slice(-MANY / 2)]);
+  return names.filter(name => shown.has(name));
+}
 function chartMetrics(chart, history) {
   const names = Object.entries(chart.names ?? {});
   if (!chart.within) return names;
   const inside = new Set(history.lines.flatMap(line => Object.keys(line).filter(name => name.startsWith(chart.within) && !(chart.without ?? []).includes(name))));
-  const more = [...inside].sort().map(name => [name, name.slice(chart.within.length)]);
+  const more = outermost(history, [...inside].sort(byNumber)).map(name => [name, name.slice(chart.within.length).replace(/^rank_/, "rank ")]);
   return [...names, ...(names.length && more.length < 2 ? [] : more)];
 }
 function phaseLayers(history) {

@@ -54,14 +54,16 @@ def request_to_plain(
 
 
 def request_from_plain(
-    plain: Mapping[str, Any], blobs: BlobStore
+    plain: Mapping[str, Any], blobs: BlobStore, vocabulary: int
 ) -> tuple[tuple[int, ...], Sampling, tuple[Image, ...]]:
     """The ids, sampling and images of a request. Raises ValueError, TypeError or KeyError for anything else."""
     if not plain["ids"].startswith("plain:"):
         raise ValueError("a request has compressed ids")
     ids = unpack_array(plain["ids"], "i")
-    if ids and min(ids) < 0:
-        raise ValueError("a request has negative ids")
+    if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+        raise ValueError(
+            f"a request has ids from {min(ids)} to {max(ids)}; the model has those from 0 to {vocabulary - 1}"
+        )
     images = tuple(Image(blobs.get(digest), str(mime)) for digest, mime in plain.get("images", ()))
     return ids, sampling_from_plain(plain["sampling"]), images
 

@@ -36,6 +36,10 @@ class ConnectionEndedError(ChannelError):
     """The connection is closed: the other side's process has ended, or the network is gone."""
 
 
+class OversizedError(ValueError):
+    """A message is longer than the other side takes."""
+
+
 class LineChannel:
     """Messages over a stream. `run_sender` must run beside `receive`."""
 
@@ -50,8 +54,8 @@ class LineChannel:
         self._is_broken = False
 
     def send(self, message: Message, *lines: bytes) -> None:
-        """Queues a message, and further lines that belong to it, such as that of a rollout."""
-        self._queued += (encode_message(message), *lines)
+        """Queues a message, and further lines that belong to it, such as that of a rollout. Raises OversizedError."""
+        self._queued += (require_short(encode_message(message)), *lines)
         self._has_queued.set()
 
     async def send_now(self, message: Message) -> None:
@@ -135,6 +139,13 @@ class LineChannel:
         """Closes the connection at once."""
         with anyio.move_on_after(CLOSE_S, shield=True):
             await self._stream.aclose()
+
+
+def require_short(line: bytes) -> bytes:
+    """The line. Raises OversizedError for one that would cost the connection."""
+    if len(line) > MAX_LINE_BYTES:
+        raise OversizedError(f"it has {len(line):,} bytes as a message, and at most {MAX_LINE_BYTES:,} can be sent")
+    return line
 
 
 def encode_message(message: Message) -> bytes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
+from gateway.errors import ConfigError
 from gateway.types import Audio, Image, Video
 from gateway.types import Task as SessionTask
 from trainer.rollout.task import Task
@@ -27,11 +30,12 @@ class Blobs:
         self._data: dict[str, bytes] = {}
 
     def put(self, data: bytes) -> str:
-        """Sends a blob, unless the other side has it."""
+        """Sends a blob, unless the other side has it. Raises ValueError if it would take no more."""
         digest = sha256(data).hexdigest()
         if digest not in self._data:
-            self._data[digest] = data
+            self._require_room(data)
             self._send({"t": "blob", "r": self._rollout, "data": b64encode(data).decode()})
+            self._data[digest] = data
         return digest
 
     def get(self, digest: str) -> bytes:
@@ -47,9 +51,44 @@ class Blobs:
             data = b64decode(message["data"], validate=True)
         except (Base64Error, TypeError) as error:
             raise ValueError(f"a blob is damaged: {error}") from None
+        self._require_room(data)
+        self._data[sha256(data).hexdigest()] = data
+
+    def _require_room(self, data: bytes) -> None:
         if sum(map(len, self._data.values())) + len(data) > MAX_BLOB_BYTES:
             raise ValueError(f"the blobs of a rollout have more than {MAX_BLOB_BYTES} bytes")
-        self._data[sha256(data).hexdigest()] = data
+
+
+class _NoBlobs:
+    """Takes blobs and sends nothing."""
+
+    def put(self, data: bytes) -> str:
+        return ""
+
+    def get(self, digest: str) -> bytes:
+        raise NotImplementedError("nothing is kept here")
+
+
+def find_unsendable_values(tasks: Iterable[Task]) -> list[ConfigError]:
+    """Tasks with a value that no message can hold: the first row of each such column, and how many rows have it."""
+    rows: Counter[str] = Counter()
+    first: dict[str, tuple[str, str]] = {}
+    for task in tasks:
+        try:
+            task_to_plain(task, _NoBlobs())
+        except ValueError as error:
+            place, _, reason = str(error).partition(" ")
+            place = re.sub(r"\[\d+\]", "[]", place)
+            rows[place] += 1
+            first.setdefault(place, (task.location or task.id, f"{place} {reason}"))
+    return [
+        ConfigError(
+            f"{problem} ({count} rows)" if (count := rows[place]) > 1 else problem,
+            file=location,
+            remedy="store it as text, a number, a list or bytes; or leave out `rollout.workers` and `rollout.listen`",
+        )
+        for place, (location, problem) in first.items()
+    ]
 
 
 def task_to_plain(task: Task, blobs: BlobStore) -> dict[str, Any]:
@@ -96,7 +135,7 @@ def _to_plain(value: Any, blobs: BlobStore, place: str) -> Any:
         return {f"${type(value).__name__.lower()}": [blobs.put(value.data), value.mime]}
     if isinstance(value, bytes):
         return {"$bytes": blobs.put(value)}
-    raise ValueError(f"{place} is a {type(value).__name__}, which cannot be sent to a worker; use JSON types or bytes")
+    raise ValueError(f"{place} is a {type(value).__name__}, which cannot be sent to a rollout worker")
 
 
 def _from_plain(value: Any, blobs: BlobStore) -> Any:

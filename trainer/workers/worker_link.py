@@ -25,6 +25,8 @@ from trainer.storage.rollout_line import load_rollout
 from trainer.workers.generation_messages import generation_to_plain, request_from_plain, sampling_to_plain
 from trainer.workers.line_channel import LARGE_BYTES, ChannelError, ConnectionEndedError, LineChannel
 from trainer.workers.plain_values import Blobs, task_to_plain
+from trainer.workers.worker_clock import WorkerClock
+from trainer.workers.worker_job import WorkerJob
 
 LATE_S = 120.0
 """How much longer than `limits.wall_s` a rollout may take: opening and closing its session has limits of its own."""
@@ -87,15 +89,17 @@ class WorkerLink:
     """A connected worker."""
 
     def __init__(
-        self, channel: LineChannel, name: str, engine: Engine, silent_s: float, on_ready: Callable[[], None]
+        self, channel: LineChannel, name: str, engine: Engine, job: WorkerJob, on_ready: Callable[[], None]
     ) -> None:
         self.name, self.state, self.problem = name, STARTING, ""
         self.ended = anyio.Event()
         self.has_ended_itself = False
         """Whether the connection ended without a word: the process knows why, if it is of this machine."""
         self._on_ready = on_ready
-        self._channel, self._engine, self._silent_s = channel, engine, silent_s
+        self._channel, self._engine = channel, engine
+        self._silent_s, self._vocabulary = job.silent_s, job.vocabulary
         self._plays: dict[int, _Play] = {}
+        self._clock = WorkerClock()
         self._numbers = count()
         self._tasks: TaskGroup
 
@@ -103,6 +107,10 @@ class WorkerLink:
     def load(self) -> int:
         """Rollouts under way."""
         return len(self._plays)
+
+    def take_metrics(self) -> dict[str, float]:
+        """How busy and how fast the worker was since the last call."""
+        return self._clock.take_metrics(self.name.replace("/", "_"))
 
     async def serve(self, start_s: float) -> None:
         """Serves the worker until it is lost; returns then. `problem` says why."""
@@ -131,23 +139,14 @@ class WorkerLink:
         blobs = Blobs(self._channel.send, number)
         play = self._plays[number] = _Play(assignment, blobs, assignment.acts_unseen)
         runner = assignment.runner
+        self._clock.hold(number)
         try:
-            self._channel.send(
-                {
-                    "t": "play",
-                    "r": number,
-                    "task": _encode_task(assignment.task, blobs),
-                    "group": assignment.group,
-                    "index": assignment.index,
-                    "attempt": assignment.attempt,
-                    "sampling": sampling_to_plain(runner.sampling),
-                    "seed": runner.seed,
-                }
-            )
+            self._send_assignment(number, assignment, blobs)
             with anyio.move_on_after(runner.limits.wall_s + LATE_S):
                 await play.done.wait()
         finally:
             del self._plays[number]
+            self._clock.release(number)
             for scope in play.generations.values():
                 scope.cancel()
             if play.rollout is None and self.state != LOST:
@@ -158,6 +157,26 @@ class WorkerLink:
             problem = self.problem or f"it did not end within {runner.limits.wall_s + LATE_S:g} s"
             raise WorkerLostError(f"the rollout worker {self.name} is lost: {problem}", has_acted=play.has_acted)
         return play.rollout
+
+    def _send_assignment(self, number: int, assignment: Assignment, blobs: Blobs) -> None:
+        """Raises RefusedError for a task that cannot be sent: no other worker would take it either."""
+        runner, task = assignment.runner, assignment.task
+        try:
+            self._channel.send(
+                {
+                    "t": "play",
+                    "r": number,
+                    "task": task_to_plain(task, blobs),
+                    "group": assignment.group,
+                    "index": assignment.index,
+                    "attempt": assignment.attempt,
+                    "sampling": sampling_to_plain(runner.sampling),
+                    "seed": runner.seed,
+                }
+            )
+        except (ValueError, RecursionError) as error:
+            problem = f"{task.location or task.id}: the task cannot be sent to a rollout worker: {error}"
+            raise RefusedError(problem) from error
 
     async def end(self, within_s: float) -> None:
         """Asks the worker to end, and waits for it."""
@@ -196,7 +215,7 @@ class WorkerLink:
     def _handle_play(self, play: _Play, message: Mapping[str, Any]) -> None:
         match message["t"]:
             case "generate":
-                ids, sampling, images = request_from_plain(message, play.blobs)
+                ids, sampling, images = request_from_plain(message, play.blobs, self._vocabulary)
                 self._start_generating(play, message["r"], message["g"], (ids, sampling, images))
             case "stop":
                 if scope := play.generations.get(message["g"]):
@@ -235,6 +254,7 @@ class WorkerLink:
             self._channel.send({"t": "generated", "r": number, "g": request, "error": problem, "engine": True})
             return
         play.generations[request] = anyio.CancelScope()
+        self._clock.release(number)
         self._tasks.start_soon(self._generate, play, number, request, content)
 
     async def _generate(self, play: _Play, number: int, request: int, content: tuple[Any, ...]) -> None:
@@ -262,13 +282,8 @@ class WorkerLink:
             finally:
                 play.generations.pop(request, None)
             self._channel.send(answer)
-
-
-def _encode_task(task: Task, blobs: Blobs) -> dict[str, Any]:
-    try:
-        return task_to_plain(task, blobs)
-    except ValueError as error:
-        raise RefusedError(f"{task.location or task.id}: {error}") from error
+            if number in self._plays:
+                self._clock.hold(number)
 
 
 def _observe(play: _Play, kind: str, *details: Any) -> None:

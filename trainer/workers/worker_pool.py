@@ -96,13 +96,15 @@ class WorkerPool:
         return text + (f", {self.restarts} restarts" if self.restarts else "")
 
     def take_metrics(self) -> dict[str, float]:
-        """Workers that are up, and what was restarted and lost since the last call."""
+        """Workers that are up, what was restarted and lost since the last call, and how busy each worker was."""
         metrics = {
             "workers/alive": float(self.alive),
             "workers/restarts": float(self.restarts - self._restarts_reported),
             "workers/lost_rollouts": float(self._lost_rollouts),
         }
         self._restarts_reported, self._lost_rollouts = self.restarts, 0
+        for link in self._links:
+            metrics |= link.take_metrics()
         return metrics
 
     async def __aenter__(self) -> Self:
@@ -209,7 +211,7 @@ class WorkerPool:
 
     def _make_link(self, channel: LineChannel, greeting: Mapping[str, Any]) -> WorkerLink:
         name = str(greeting["name"])[:MAX_NAME_LENGTH]
-        return WorkerLink(channel, name, self._engine, self.settings.silent_s, self._notify)
+        return WorkerLink(channel, name, self._engine, self._job, self._notify)
 
     async def _serve_link(self, link: WorkerLink, owner: LocalWorker | None) -> None:
         """Serves a worker while it is connected."""

@@ -29,11 +29,11 @@ from trainer.storage.rollout_line import dump_rollout
 from trainer.template import TemplateError
 from trainer.workers.generation_messages import sampling_from_plain
 from trainer.workers.handshake import ANSWER_S, TOKEN_VARIABLE, greet_trainer
-from trainer.workers.line_channel import Address, ChannelError, LineChannel
+from trainer.workers.line_channel import Address, ChannelError, LineChannel, require_short
 from trainer.workers.plain_values import Blobs, task_from_plain
 from trainer.workers.remote_engine import EventBuffer, EventObserver, RemoteEngine
 from trainer.workers.watched_gateway import WatchedGateway
-from trainer.workers.worker_job import WorkerJob
+from trainer.workers.worker_job import TokenizerPrint, WorkerJob
 
 CONNECT_S = 30.0
 EVENTS_S = 0.25
@@ -120,6 +120,9 @@ async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEng
             raise ConfigErrors(ConfigError(server.problem, remedy=server.remedy) for server in down)
         model = options.model or job.model
         template = await to_thread.run_sync(load_template, model, settings.template, gateway.specs)
+        if difference := job.tokenizer.find_difference(TokenizerPrint.take(template)):
+            problem = f"{model} is not the model of the training process: {difference}"
+            raise ConfigError(problem, remedy="copy the model's folder from there, or name such a copy with --model")
         runner = RolloutRunner(
             engine,
             template,
@@ -227,12 +230,12 @@ class PlayedRollout:
         rollout = await runner.run(task, group=message["group"], index=message["index"], attempt=message["attempt"])
         rollout = account_queueing(rollout, self.engine.queued_s)
         if sum(map(len, rollout.ledgers)) < LARGE_ROLLOUT:
-            return dump_rollout(rollout, self.blobs)
+            return require_short(dump_rollout(rollout, self.blobs))
         later = _LaterBlobs()
         line = await to_thread.run_sync(dump_rollout, rollout, later)
         for data in later.data:
             self.blobs.put(data)
-        return line
+        return require_short(line)
 
     async def announce_act(self) -> None:
         """Tells the training process that this rollout cannot be begun again, and waits until it knows. It does not

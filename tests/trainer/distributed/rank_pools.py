@@ -78,12 +78,13 @@ def random_batch(model: PreTrainedModel, seed: int, groups: int = 2, n: int = 3)
     return TrainBatch(tuple(sequences), names, tuple(owners), tuple(rewards), scores, tuple(map(sum, scores)))
 
 
-def image_batch(processor: ImageProcessor, seed: int) -> TrainBatch:
-    """Rows with two images, one, and none, in two groups."""
+def image_batch(processor: ImageProcessor, seed: int, most: int = 2) -> TrainBatch:
+    """Rows with `most` images, or fewer, or none, in two groups."""
     draw = Random(seed)
     sequences = []
     for index, count in enumerate((2, 0, 1, 0, 2)):
-        images = [picture(draw.randrange(3), 24 if draw.random() < 0.5 else 16) for _ in range(count)]
+        shown = range(min(count, most))
+        images = [picture(draw.randrange(3), 24 if draw.random() < 0.5 else 16) for _ in shown]
         ledger = ledger_of(processor, images, seed * 10 + index).expanded
         turns, turn = [], -1
         for position, is_policy in enumerate(ledger.mask):

@@ -38,7 +38,7 @@ def test_job_of_two_ranks_trains_as_one_process_does(tmp_path: Path, monkeypatch
         assert {name: second[name] for name in compared} == pytest.approx(
             {name: first[name] for name in compared}, rel=1e-5, abs=1e-6
         )
-    assert not (tmp_path / "runs/2/rank-1.log").exists()
+    assert not (tmp_path / "runs/2/logs/rank-1.log").exists()
 
 
 def test_killed_rank_ends_the_job_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

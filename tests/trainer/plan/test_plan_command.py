@@ -92,8 +92,12 @@ def test_ranks_share_what_belongs_to_weights_and_nothing_else(tmp_path: Path) ->
     model = measure_model(tmp_path / "m", settings)
     one, four = plan_rank(model, 1, 80e9), plan_rank(model, 4, 80e9)
     passes = sum(part.size for part in model.passes)
-    gathered = sum(part.size for part in four.parts if part.name == "gathered layers")
+    sizes = {part.name: part.size for part in four.parts}
+    gathered = sizes["gathered layers"] + sizes["whole weights for the engine"]
+    assert sizes["whole weights for the engine"] == 4 * model.numbers
     assert (one.needed - passes) / 4 == pytest.approx(four.needed - passes - gathered, rel=1e-6)
+    assert plan_rank(model, 16, 80e9, shard=4).parts == four.parts  # Every four ranks have a copy.
+    assert plan_rank(model, 16, 80e9, shard=1).parts == one.parts
     h100 = DEVICES["h100"]
     assert cache_room(model, 1, h100) < cache_room(model, 2, h100) / 2 * 1.1
 
@@ -107,6 +111,14 @@ def test_plan_of_a_run_prints_the_recommendation_first(run: RunCommand, tmp_path
     assert output.startswith("Fastest: `mode: ")
     for text in ("engine idle", "each rank", "each device of a server", "NVIDIA H100 data sheet", "synchronous"):
         assert text in output
+
+
+def test_plan_gives_the_trainer_whole_copies_of_the_weights(run: RunCommand, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", distributed={"shard": 3})
+    planned = json.loads(plan(run, folder, "--gpus", 8, "--device", "h100", "--json"))
+    assert {split["trainer_devices"] for split in planned["splits"]} == {3, 6}
+    output = plan(run, folder, "--gpus", 2, "--device", "h100", code=2)
+    assert "3 ranks share a copy of the weights, and there are 2 devices" in output
 
 
 def test_plan_in_json_has_every_split_and_the_same_for_the_same_seed(run: RunCommand, tmp_path: Path) -> None:

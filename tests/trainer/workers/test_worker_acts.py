@@ -13,7 +13,7 @@ import pytest
 
 from gateway.session import AnyGateway
 from gateway.types import Task, ToolCall
-from tests.trainer.workers.pools import GatedEngine, make_job
+from tests.trainer.workers.pools import GatedEngine, make_job, write_tools
 from trainer.workers.line_channel import LineChannel
 from trainer.workers.watched_gateway import WatchedGateway
 from trainer.workers.worker_process import PlayedRollout, Worker
@@ -40,7 +40,7 @@ class ToolsThatCount:
 async def test_tool_waits_for_the_training_processs_answer(tmp_path: Path) -> None:
     sent: list[dict[str, Any]] = []
     channel = cast(LineChannel, SimpleNamespace(send=sent.append))
-    worker = Worker(channel, make_job(tmp_path, GatedEngine(), 60))
+    worker = Worker(channel, make_job(write_tools(tmp_path), GatedEngine(), 60))
     rollout = worker.playing[7] = PlayedRollout(worker, 7)
     tools = ToolsThatCount()
     gateway = WatchedGateway(cast(AnyGateway, tools), rollout.announce_act)

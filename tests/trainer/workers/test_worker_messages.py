@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any
 
 import anyio
@@ -19,12 +20,13 @@ from trainer.storage.rollout_line import pack_array
 from trainer.workers.generation_messages import (
     generation_from_plain,
     generation_to_plain,
+    pack_plain,
     request_from_plain,
     request_to_plain,
 )
 from trainer.workers.handshake import accept_worker
 from trainer.workers.line_channel import SENT_BYTES, ChannelError, LineChannel, encode_message, parse_message
-from trainer.workers.plain_values import MAX_BLOB_BYTES, Blobs, task_from_plain, task_to_plain
+from trainer.workers.plain_values import MAX_BLOB_BYTES, Blobs, find_unsendable_values, task_from_plain, task_to_plain
 from trainer.workers.worker_process import account_queueing
 
 IMAGE = Image(b"\x89PNG one")
@@ -68,6 +70,14 @@ def test_value_that_cannot_be_sent_is_named_with_its_place(value: object, place:
         task_to_plain(Task("t", (), columns={"x": value}), Sides().ours)
 
 
+def test_columns_that_cannot_be_sent_are_told_at_the_start_by_row() -> None:
+    columns: list[dict[str, Any]] = [{"a": 1}, {"when": [{"at": date(2026, 1, 2)}], "a": 1}, {"when": [0, {"at": {1}}]}]
+    rows = [Task(f"{n}", (), columns=row, location=f"rows.parquet:{n}") for n, row in enumerate(columns)]
+    (mistake,) = find_unsendable_values(rows)
+    assert str(mistake.file) == "rows.parquet:1" and "`rollout.workers`" in (mistake.remedy or "")
+    assert "columns.when[].at is a date, which cannot be sent to a rollout worker (2 rows)" in mistake.problem
+
+
 def test_generation_keeps_every_bit_and_the_versions_of_its_tokens() -> None:
     generation = Generation((5, 1, 2**30), (-0.1, -1e-300, -1 / 3), "length", 4, 2, ((2, 1), (3, 1)), 9)
     assert generation_from_plain(json.loads(json.dumps(generation_to_plain(generation)))) == generation
@@ -76,7 +86,7 @@ def test_generation_keeps_every_bit_and_the_versions_of_its_tokens() -> None:
 def test_request_keeps_sampling_and_images() -> None:
     sides, sampling = Sides(), Sampling(7, 0.3, 0.9, 5, 0.1, (1, 2), ("stop",), (9,), 2**55)
     plain = json.loads(json.dumps(request_to_plain((1, 2, 3), sampling, [IMAGE], sides.ours)))
-    assert request_from_plain(plain, sides.theirs) == ((1, 2, 3), sampling, (IMAGE,))
+    assert request_from_plain(plain, sides.theirs, 100) == ((1, 2, 3), sampling, (IMAGE,))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,7 @@ def test_request_keeps_sampling_and_images() -> None:
         {"ids": "deflate:AAAA"},
         {"ids": pack_array((1,) * 99, "i")},
         {"ids": [1]},
+        {"ids": pack_plain((99, 100), "i")},
         {"ids": "plain://///w=="},
         {"sampling": [1]},
         {"sampling": ["x"] * 9},
@@ -97,7 +108,7 @@ def test_broken_request_is_refused(change: dict[str, Any]) -> None:
     sides = Sides()
     plain = request_to_plain((1,), Sampling(), [], sides.ours) | change
     with pytest.raises((ValueError, TypeError, AttributeError)):
-        request_from_plain(plain, sides.theirs)
+        request_from_plain(plain, sides.theirs, 100)
 
 
 def test_damaged_and_too_many_blobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

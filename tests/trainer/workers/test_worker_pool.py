@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from gateway.version import installed_version
+from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
 from tests.trainer.workers.pools import (
     GatedEngine,
     find_workers,
@@ -29,6 +30,7 @@ from tests.waiting import wait_until
 from trainer.ledger import Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Scheduler
+from trainer.workers import line_channel, plain_values
 from trainer.workers.handshake import TOKEN_VARIABLE, greet_trainer
 from trainer.workers.line_channel import Address, ChannelError, LineChannel
 from trainer.workers.worker_link import Assignment, WorkerLostError
@@ -203,7 +205,10 @@ async def test_strangers_and_broken_messages_cost_only_their_own_connection(
     assert playing.stops("safe") == ["done", "done"] and pool.restarts == restarts
 
 
-@pytest.mark.parametrize("change", [{"ids": "plain:AAAA"}, {"ids": "deflate:AAAA"}, {"g": []}, {"g": "x"}, {"r": []}])
+@pytest.mark.parametrize(
+    "change",
+    [{"ids": "plain:AAAA"}, {"ids": "plain:////fw=="}, {"ids": "deflate:AAAA"}, {"g": []}, {"g": "x"}, {"r": []}],
+)
 async def test_broken_request_to_the_engine_costs_only_its_own_connection(
     folder: Path, engine: GatedEngine, pool: WorkerPool, change: dict[str, object]
 ) -> None:
@@ -248,6 +253,37 @@ async def test_worker_of_another_machine_joins_plays_and_leaves(
         finally:
             if process.returncode is None:
                 process.kill()
+
+
+async def test_worker_with_another_tokenizer_is_refused_by_name(
+    pool: WorkerPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tokenizer_folder(FAMILIES["llama3"], tmp_path)
+    words = ("-m", "trainer.cli", "worker", "--connect", str(pool.address), "--name", "odd", "--model", str(tmp_path))
+    with anyio.fail_after(LONG_S):
+        refused = await anyio.run_process([sys.executable, *words], check=False)
+    assert refused.returncode == 2
+    for text in ("its tokenizer has", "not the model of the training process", "--model"):
+        assert text in refused.stderr.decode()
+    await wait_until(lambda: "worker odd of another machine is lost" in capsys.readouterr().out, LONG_S)
+    assert pool.alive == 2
+
+
+async def test_oversized_task_ends_by_itself_and_no_worker_is_lost(
+    folder: Path, engine: GatedEngine, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_channel, "MAX_LINE_BYTES", 100_000)
+    monkeypatch.setattr(plain_values, "MAX_BLOB_BYTES", 100_000)
+    restarts, _ = pool.restarts, pool.take_metrics()
+    for value in ("x" * 100_000, b"x" * 100_001, b"x" * 90_000):  # As a line of base64, the last one is too long.
+        (task,) = tasks("safe-1")
+        large = replace(task, columns={"text": value}, location="rows.jsonl:7")
+        rollout = await make_runner(folder, engine, pool).run(large, group="g")
+        assert rollout.stop is StopReason.ERROR and "rows.jsonl:7: the task cannot be sent" in rollout.reason
+    playing = Playing(folder, engine, pool, "safe-1", "safe-2")
+    await playing.run()
+    assert playing.stops("safe") == ["done", "done"]
+    assert pool.restarts == restarts and pool.take_metrics()["workers/lost_rollouts"] == 0
 
 
 async def test_cancelled_rollouts_leave_nothing_under_way(folder: Path, engine: GatedEngine, pool: WorkerPool) -> None:

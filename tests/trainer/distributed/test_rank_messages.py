@@ -1,0 +1,76 @@
+"""Every failure of a rank is told by name, once: before it is connected, of rank 0 itself, and under torchrun."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.trainer.distributed.rank_pools import running_ranks
+from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
+from tests.trainer.train.trainings import write_config
+from trainer.distributed import connect_ranks as connecting
+from trainer.distributed.connect_ranks import INTERFACE_VARIABLES, connect_ranks
+from trainer.distributed.errors import RankError
+from trainer.distributed.follow import follow
+from trainer.distributed.launch_ranks import LocalRanks
+from trainer.distributed.rank_environment import RankEnvironment
+from trainer.distributed.settings import DistributedSettings
+
+
+def test_rank_that_cannot_reach_rank_0_says_so_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connecting, "JOIN_S", 1.0)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        code = follow(RankEnvironment(1, 2, 1, "127.0.0.1", 9, "torchrun"), DistributedSettings(timeout_s=1))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    told = capsys.readouterr().err
+    assert code == 1 and told.count("mtrl-train: rank 1 (") == 1
+    assert "2 ranks could not connect at 127.0.0.1:9" in told and "remedy: start all of them" in told
+
+
+def test_rank_without_a_gpu_is_told_by_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sitecustomize"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os\nif os.environ.get('RANK') == '1':\n    import torch\n    torch.cuda.is_available = lambda: True\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    settings = DistributedSettings(ranks=2)
+    told = r"rank 1 \(.*, process \d+\): rank 1 is number 2 on a machine with 0 GPUs"
+    with pytest.raises(RankError, match=told), LocalRanks(settings, tmp_path) as local:
+        connect_ranks(local.environment, settings, local.listener, local.find_ended)
+
+
+def test_error_of_rank_0_itself_is_not_told_as_a_late_rank(tmp_path: Path) -> None:
+    told = r"rank 0 \(.*\): RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+    with pytest.raises(RankError, match=told), running_ranks(2, tmp_path) as channel:
+        assert not [name for name in INTERFACE_VARIABLES if name in os.environ]  # Servers inherit the environment.
+        with channel.command("check", {"model": str(tmp_path)}):
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_rank_killed_under_torchrun_is_named_though_rank_0_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(engine="torch", prompts=2, n=3, record=False, steps=10_000)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer.cli")
+    metrics = tmp_path / "runs/a/metrics.jsonl"
+    with run_process(tmp_path, *launcher, "--config", "run.yaml", "--out", "runs/a") as process:
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
+        ranks = psutil.Process(process.pid).children()
+        (killed,) = (rank for rank in ranks if rank.environ().get("RANK") == "1")
+        os.kill(killed.pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1, output
+    told = [line for line in output.splitlines() if line.startswith("mtrl-train: ")]
+    assert len(told) == 1, output
+    assert "was told to end by torchrun (SIGTERM)" in told[0] or f"process {killed.pid}), last seen in" in told[0]
+    assert "--resume" in output

@@ -1,0 +1,150 @@
+"""What the panel and the log say of a run's steps: reward, success, the policy, time per phase, and who was idle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
+
+from rich.text import Text
+
+from trainer.view.panel import BAD, StyledText, format_duration, join_texts
+from trainer.view.terminal_chart import Trend, format_number
+from trainer.view.text import to_line
+
+WIDE, NARROW = 20, 12
+"""Widths of the sparklines of reward and success."""
+REWARD_STATISTICS = frozenset({"reward/mean", "reward/std", "reward/failed"})
+"""Metrics of the area `reward` that are not components."""
+
+
+def reward_components(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The reward's components by name."""
+    return {
+        name.removeprefix("reward/"): value
+        for name, value in metrics.items()
+        if name.startswith("reward/") and name not in REWARD_STATISTICS
+    }
+
+
+def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by phase, with names for display."""
+    return {
+        name.removeprefix("time/").removesuffix("_s").replace("_", " "): value
+        for name, value in metrics.items()
+        if name.startswith("time/") and name.endswith("_s") and name.count("/") == 1
+    }
+
+
+class LearningSummary:
+    """The latest value of each metric, sparklines, and time per phase, in constant memory."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, float] = {}
+        self.trends = {"reward/mean": Trend(WIDE), "success/sampled": Trend(NARROW)}
+        self.evaluated: int | None = None
+        """The step after which the policy was last evaluated."""
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        self.steps = 0
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.latest |= {name: value for name, value in metrics.items() if isfinite(value)}
+        for name, trend in self.trends.items():
+            if name in metrics:
+                trend.add(metrics[name])
+        if "eval/greedy" in metrics:
+            self.evaluated = step
+        if step > 0:
+            self.steps += 1
+            for name, seconds in phase_times(metrics).items():
+                self.spent[name] += seconds
+
+    def rows(self) -> dict[str, Text]:
+        latest, trends = self.latest, self.trends
+        return {
+            "reward": join_texts(_format_reward(latest, f" {trends['reward/mean']}")),
+            "success": join_texts([*_format_success(latest, f" {trends['success/sampled']}"), *self._format_greedy()]),
+            "policy": join_texts(_format_policy(latest)),
+            "time": join_texts(self._format_time()),
+            "idle": join_texts(_format_idle(latest)),
+        }
+
+    def format_step(self, metrics: Mapping[str, float]) -> str:
+        """A step's metrics as one line, with the last evaluation."""
+        reward = [text for text, _ in _format_reward(metrics)]
+        texts = [f"reward {reward[0]}" + (f" ({', '.join(reward[1:])})" if reward[1:] else "")] if reward else []
+        texts += [
+            _join_plain([*_format_success(metrics), *self._format_greedy()]),
+            _join_plain(_format_policy(metrics)),
+        ]
+        by_duration = sorted(phase_times(metrics).items(), key=lambda item: -item[1])
+        texts.append(", ".join(f"{name} {format_duration(seconds)}" for name, seconds in by_duration))
+        return "; ".join(text for text in texts if text)
+
+    def _format_greedy(self) -> list[StyledText]:
+        if self.evaluated is None:
+            return []
+        when = f"after step {self.evaluated}" if self.evaluated else "before the first step"
+        return [(f"greedy {self.latest.get('eval/greedy', 0.0):.0%} {when}", "bold")]
+
+    def _format_time(self) -> list[StyledText]:
+        total = sum(self.spent.values())
+        if not total or not self.steps:
+            return []
+        by_duration = sorted(self.spent.items(), key=lambda item: -item[1])
+        shares = [(f"{name} {seconds / total:.0%}", "") for name, seconds in by_duration]
+        return [(f"{format_duration(total / self.steps)} a step", "bold"), *shares]
+
+
+def _format_reward(metrics: Mapping[str, float], trend: str = "") -> list[StyledText]:
+    if "reward/mean" not in metrics:
+        return []
+    components = reward_components(metrics)
+    shown = components if len(components) > 1 else {}
+    return [
+        (f"{metrics['reward/mean']:.3f}{trend}", "bold"),
+        *((f"{to_line(name)} {format_number(value)}", "") for name, value in shown.items()),
+    ]
+
+
+def _format_success(metrics: Mapping[str, float], trend: str = "") -> list[StyledText]:
+    return [(f"sampled {metrics['success/sampled']:.0%}{trend}", "")] if "success/sampled" in metrics else []
+
+
+def _format_policy(metrics: Mapping[str, float]) -> list[StyledText]:
+    kl = "kl/reference" if "kl/reference" in metrics else "kl/old"
+    labels = {"entropy": "entropy", kl: "KL", "mismatch/mean": "mismatch", "update/grad_norm": "grad norm"}
+    texts = [(f"{label} {format_number(metrics[name])}", "") for name, label in labels.items() if name in metrics]
+    return [*texts, *_format_staleness(metrics)]
+
+
+def _format_staleness(metrics: Mapping[str, float]) -> Iterator[StyledText]:
+    """The staleness, if rollouts run ahead of training."""
+    if "staleness/max" in metrics:
+        mean, maximum = metrics.get("rollout/staleness", 0.0), metrics["staleness/max"]
+        yield f"staleness {format_number(mean)}, at most {maximum:.0f}", ""
+    if dropped := metrics.get("staleness/dropped"):
+        yield f"{dropped:.0f} groups dropped", BAD
+
+
+def _format_idle(metrics: Mapping[str, float]) -> Iterator[StyledText]:
+    """Who waits for whom: the shares of the latest step in which each role had nothing to do."""
+    for role in ("trainer", "engine"):
+        if f"idle/{role}" in metrics:
+            yield f"{role} {metrics[f'idle/{role}']:.0%}", ""
+    for prefix, label in (("distributed/idle/", ""), ("workers/idle/", "worker ")):
+        idle = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+        if idle:
+            (least, low), (most, high) = min(idle.items(), key=_by_value), max(idle.items(), key=_by_value)
+            names = [f"{label}{to_line(name).replace('_', ' ')}" for name in (least, most)]
+            yield f"{names[0]} {low:.0%} to {names[1]} {high:.0%}", ""
+    if "distributed/imbalance" in metrics:
+        yield f"busiest rank {metrics['distributed/imbalance']:.2f} of the mean", ""
+
+
+def _by_value(item: tuple[str, float]) -> float:
+    return item[1]
+
+
+def _join_plain(pieces: Iterable[StyledText]) -> str:
+    return ", ".join(text for text, _ in pieces)
