@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,8 @@ from transformers import PreTrainedModel
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.sharded_model import SPLIT_REMEDY, build_sharded_model, replicate
-from trainer.distributed.sharded_state import gather_model, gather_tensor, gather_tree, scatter_model, scatter_optimizer
+from trainer.distributed.sharded_state import gather_model, gather_tensor, scatter_model, scatter_optimizer
+from trainer.distributed.write_shards import Digests, begin_writing
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
@@ -29,6 +31,7 @@ from trainer.policy.policy import (
     select_trained_weights,
 )
 from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.shards import write_policy_file
 from trainer.vision.image_processor import ImageProcessor
 
 State = dict[str, Any]
@@ -91,27 +94,29 @@ class ShardedPolicy(Policy):
                 weights[f"{name}.base_layer.weight"] = weights[f"{name}.base_layer.weight"] + delta
         for name, value in weights.items():
             layer_name, base, rest = name.partition(".base_layer.")
-            if "lora_" not in name:
+            if lora.MARK not in name:
                 merged[f"{layer_name}.{rest}" if base else name] = value
         return merged
 
-    def gather_state(self) -> tuple[Mapping[str, Tensor], State]:
-        """The whole weights and training state, in the form of a checkpoint; empty on other ranks than 0."""
-        keep = self.ranks.rank == 0
-        weights = gather_model(self.model, keep=keep)
-        optimizers = [gather_tree(optimizer.state_dict(), keep=keep) for optimizer in self._optimizers]
-        state: State = {"steps": self.steps, "optimizers": optimizers}
-        if isinstance(self.critic, ShardedCritic):
-            state["critic"] = self.critic.gather_state(keep=keep)
-        return weights, state
+    def save_shards(self, folder: Path) -> Future[Digests]:
+        """Starts to write this rank's part of weights and optimizers into a folder that all ranks see."""
+        return begin_writing(self.trained_parts, folder, self.ranks)
 
-    def write_state(self, folder: Path, weights: Mapping[str, Tensor], state: State) -> None:
-        """Writes what a policy of one process writes; on rank 0."""
-        self.model.save_pretrained(folder, state_dict=dict(weights))
-        torch.save(state, folder / STATE_FILE)
+    def write_model_settings(self, folder: Path) -> None:
+        """Writes what a checkpoint has besides tensors; on rank 0."""
+        model: Any = self.model
+        if self.settings.lora:
+            adapters = model.peft_config[lora.ADAPTER]
+            adapters.base_model_name_or_path = str(self._source)
+            adapters.save_pretrained(folder)
+        else:
+            model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        write_policy_file(folder, self.steps, self.trained_parts)
 
     def read_state(self, folder: Path) -> tuple[Mapping[str, Tensor], State]:
-        """Reads what `save` wrote; on rank 0. Errors name the file."""
+        """Reads a checkpoint of one process; on rank 0. Errors name the file."""
         weights = folder / lora.ADAPTER_FILE if self.settings.lora else folder / "model.safetensors"
         with loading_checkpoint(weights):
             if self.settings.lora:
@@ -119,7 +124,7 @@ class ShardedPolicy(Policy):
                 model_state: Mapping[str, Tensor] = {_adapter_name(name): value for name, value in tensors.items()}
             else:
                 model_state = load_model(folder).state_dict()
-            expected = {name for name in self.model.state_dict() if not self.settings.lora or "lora_" in name}
+            expected = {name for name in self.model.state_dict() if not self.settings.lora or lora.MARK in name}
             if missing := sorted(expected ^ model_state.keys()):
                 raise ValueError(f"{missing[0]} is not in both the model and the file")
         with loading_checkpoint(folder / STATE_FILE):
@@ -173,15 +178,6 @@ class ShardedCritic(Critic):
         gradient: Any = self._head.grad
         dist.all_reduce(gradient.to_local())
         super().step()
-
-    def gather_state(self, *, keep: bool) -> State:
-        """The whole state, in the form of a checkpoint."""
-        state = {name: gather_tensor(value, keep=keep) for name, value in self._body.state_dict().items()}
-        return {
-            "body": state,
-            "head": gather_tensor(self._head.detach(), keep=keep),
-            "optimizer": gather_tree(self._optimizer.state_dict(), keep=keep),
-        }
 
     def scatter_state(self, state: State) -> None:
         """Gives each rank its part; the others pass nothing."""

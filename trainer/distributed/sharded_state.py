@@ -20,15 +20,6 @@ def gather_tensor(value: Tensor, *, keep: bool = True) -> Tensor:
     return whole if keep else EMPTY
 
 
-def gather_tree(tree: Any, *, keep: bool) -> Any:
-    """A copy of nested dicts and lists with whole tensors, which do not stay on the GPU."""
-    if isinstance(tree, dict):
-        return {name: gather_tree(value, keep=keep) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [gather_tree(value, keep=keep) for value in tree]
-    return gather_tensor(tree, keep=keep).cpu() if isinstance(tree, Tensor) else tree
-
-
 def gather_model(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     """The model's whole weights by name. Tied weights share their memory, as in the model."""
     parameters = {name: id(value) for name, value in model.named_parameters(remove_duplicate=False)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
 from trainer.train.agent_metrics import compute_agent_metrics
 from trainer.train.alarms import Alarms
+from trainer.train.checkpoint import Finish
 from trainer.train.collect import StepCollector, StepRollouts
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
@@ -35,6 +37,8 @@ from trainer.worker_thread import WorkerThread
 
 SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
+FINISH_CHECKPOINT_S = 60.0
+"""Seconds to finish a checkpoint that is being written then."""
 MAX_UNSCORED_STEPS = 3
 """Steps in a row without a scored rollout after which the run stops."""
 SHOWN_REASONS = 3
@@ -87,11 +91,21 @@ class TrainLoop:
             try:
                 while self.step < settings.steps:
                     await self._run_step(self.step + 1, source)
+            except BaseException:
+                await self._finish_checkpoint()
+                raise
             finally:
                 with move_on_after(SAVE_ROLLOUTS_S, shield=True):
                     await to_thread.run_sync(self._save_rollouts, source.pending)
         if self.saved_step != self.step:
             await self._save()
+        with self.progress.phase("saving"):
+            await to_thread.run_sync(self.folder.checkpoints.wait)
+
+    async def _finish_checkpoint(self) -> None:
+        """Lets a checkpoint that is being written be whole, although the run ends with an error, which is told."""
+        with move_on_after(FINISH_CHECKPOINT_S, shield=True), suppress(Exception):
+            await to_thread.run_sync(self.folder.checkpoints.wait, abandon_on_cancel=True)
 
     async def _run_step(self, step: int, source: RolloutSource) -> None:
         progress, settings = self.progress, self.job.settings
@@ -192,6 +206,7 @@ class TrainLoop:
         self.progress.end_step(step, metrics)
 
     async def _save_if_due(self) -> None:
+        self.folder.checkpoints.raise_failure()
         checkpoint, now = self.job.settings.checkpoint, time.monotonic()
         if checkpoint.every is None:
             is_due = self.saving_s <= checkpoint.share * (now - self.saved_at)
@@ -210,11 +225,12 @@ class TrainLoop:
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.saving_s = self.saved_at - started
 
-    def _write_checkpoint(self, folder: Path) -> None:
-        """Writes a model that `from_pretrained` loads (only the adapters with LoRA), and the random states."""
-        self.policy.save(folder)
+    def _write_checkpoint(self, folder: Path) -> Finish | None:
+        """Writes the policy, the random states, and the tokenizer."""
+        finish = self.policy.save(folder)
         rng.save_state(folder)
         self.job.copy_tokenizer_files(folder)
+        return finish
 
     def _count_unscored(self, rollouts: StepRollouts) -> bool:
         """Returns whether no rollout of a step was scored; such a step is not saved in place of a good one."""
