@@ -44,6 +44,8 @@ class Follower:
             "updater": self._build_updater,
             "train_step": self._train_step,
             "weights": lambda _: _discard(self.policy.gather_weights()),
+            "bucket": lambda command: _discard(self.policy.gather_bucket(**command.arguments)),
+            "keep_weights": lambda _: self.policy.keep_weights(),
             "save": lambda command: _discard(self.policy.save_shards(Path(command.arguments["folder"]))),
             "load_shards": lambda command: self.policy.load_shards(Path(command.arguments["folder"])),
             "resume": lambda command: self.policy.scatter_state({}, {"steps": command.arguments["steps"]}),

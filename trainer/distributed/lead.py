@@ -28,10 +28,12 @@ from trainer.distributed.rank_environment import detect_environment
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
+from trainer.distributed.sharded_weights import ShardedWeights
 from trainer.distributed.write_shards import Digests
+from trainer.model import SHARDS_FOLDER
 from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import UpdateSettings
-from trainer.policy.shards import SHARDS_FOLDER, has_shards, require_same_parts
+from trainer.policy.shards import has_shards, require_same_parts
 from trainer.policy.update import PolicyUpdater
 from trainer.vision.image_processor import ImageProcessor
 
@@ -68,8 +70,7 @@ class LeadPolicy(ShardedPolicy):
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        with self.channel.command("weights"):
-            return self.gather_weights()
+        return ShardedWeights(self.channel, self)
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
         with self.channel.command("logprobs", {"ids": list(ids), "images": write_images(images)}):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from trainer.distributed.connect_ranks import ProcessGroupRanks
+from trainer.distributed.connect_ranks import BACKGROUND_S, ProcessGroupRanks
 from trainer.distributed.errors import RankError
 from trainer.policy.shards import INDEX_FILE, TrainedPart, first_failure
 from trainer.worker_thread import run_in_background
@@ -29,6 +32,8 @@ def begin_writing(parts: Sequence[TrainedPart], folder: Path, ranks: ProcessGrou
     if not folder.is_dir():  # torch would create it, on this machine's own disk.
         problem = f"{folder.parent} is not there on this machine"
         raise RankError(problem, "put the run's folder on a file system that all machines share, at the same path")
+    if ranks.background is not None:  # It is over on rank 0, and so about to be over here.
+        wait([ranks.background], BACKGROUND_S)
     tensors: dict[str, Tensor] = {}
     for part in parts:
         tensors |= part.tensors_by_key | part.optimizer_by_key
@@ -41,21 +46,21 @@ def begin_writing(parts: Sequence[TrainedPart], folder: Path, ranks: ProcessGrou
 def _write(copies: Any, writer: ShardWriter, group: dist.ProcessGroup) -> Digests:
     """Writes the copies, and waits until all ranks have."""
     try:
-        dcp.save(copies, storage_writer=writer, process_group=group)
-    except dcp.CheckpointException as error:  # On every rank, whichever failed.
+        save(copies, storage_writer=writer, process_group=group)
+    except CheckpointException as error:  # On every rank, whichever failed.
         raise first_failure(error) from error
     return writer.digests
 
 
-class ShardWriter(dcp.FileSystemWriter):
+class ShardWriter(FileSystemWriter):
     """Writes torch's format, and tells rank 0 the digest of every file, so that a later change is noticed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        super().__init__(folder)
+        super().__init__(folder, per_thread_copy_ahead=0)  # The copies are in host memory: no GPU is needed for them.
         self._folder, self._own_files = folder, f"__{rank}_*"
         self.digests: Digests = {}
 
-    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Any:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         """Writes this rank's file; its digest goes to rank 0 with the other results."""
         future = super().write_data(plan, planner)
         results = future.value()

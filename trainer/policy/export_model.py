@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from trainer.model import build_skeleton, load_model
+from trainer.model import SHARDS_FOLDER, build_skeleton, load_model
 from trainer.policy import lora
 from trainer.policy.errors import PolicyError
 from trainer.policy.policy import loading_checkpoint
-from trainer.policy.shards import SHARDS_FOLDER, has_shards, load_model_tensors, saved_tensors
+from trainer.policy.shards import has_shards, load_model_tensors, saved_tensors
 
 SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 """Settings that training does not change."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
-from trainer.model import load_model
+from trainer.model import SHARDS_FOLDER, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
@@ -25,7 +25,6 @@ from trainer.policy.settings import CriticSettings, UpdateSettings
 from trainer.policy.shards import (
     MODEL,
     POLICY_FILE,
-    SHARDS_FOLDER,
     TrainedPart,
     has_shards,
     load_parts,

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from trainer.model import SHARDS_FOLDER
 
@@ -101,7 +103,7 @@ def read_steps(checkpoint: Path, parts: Sequence[TrainedPart]) -> int:
     return int(content["steps"])
 
 
-class ShardReader(dcp.FileSystemReader):
+class ShardReader(FileSystemReader):
     """Reads torch's format, whose index is a pickle, without executing anything from the folder."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
@@ -200,7 +202,7 @@ def load_tensors(checkpoint: Path, targets: dict[str, Tensor]) -> None:
     """Reads tensors by their names in the checkpoint into tensors of the same size."""
     with _plain_errors(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(targets, storage_reader=ShardReader(checkpoint / SHARDS_FOLDER), no_dist=True)
+        load(targets, storage_reader=ShardReader(checkpoint / SHARDS_FOLDER), no_dist=True)
 
 
 @contextmanager
@@ -208,11 +210,11 @@ def _plain_errors() -> Iterator[None]:
     """Raises the first cause of torch's error, which is no Exception."""
     try:
         yield
-    except dcp.CheckpointException as error:
+    except CheckpointException as error:
         raise first_failure(error) from error
 
 
-def first_failure(error: dcp.CheckpointException) -> Exception:
+def first_failure(error: CheckpointException) -> Exception:
     """The error of the first rank that failed."""
     _, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
     return cause if isinstance(cause, Exception) else RuntimeError(f"{type(cause).__name__}: {cause}")

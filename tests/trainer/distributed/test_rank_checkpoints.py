@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from tests.trainer.distributed.rank_pools import make_updater, random_batch, run
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.errors import LostRankError
+from trainer.distributed.follow import Follower
 from trainer.distributed.lead import LeadPolicy, wait_for_shards
-from trainer.distributed.rank_commands import LeaderChannel
+from trainer.distributed.rank_commands import Command, LeaderChannel
 from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
@@ -156,3 +158,12 @@ def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error()
     broken.set_exception(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     with pytest.raises(LostRankError, match="lost each other"):
         wait_for_shards(broken)
+
+
+def test_rank_that_has_another_run_folder_is_refused_at_the_start(tmp_path: Path) -> None:
+    ranks: Any = None
+    check = Follower(ranks, {}, "").handlers["check"]
+    marks = {name: {"model": str(tmp_path), "mark": str(tmp_path / name)} for name in ("there", "elsewhere")}
+    (tmp_path / "there").touch()
+    problems = [check(Command(1, "check", arguments, b""))["problem"] for arguments in marks.values()]
+    assert problems[0] == "" and "put it on a disk that all machines share" in problems[1]
