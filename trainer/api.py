@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from gateway.errors import ConfigError, unwrap_error
+from trainer.model import require_whole_model
 from trainer.storage.run_files import METRICS_FILE, RUN_INFO_FILE, find_run_folder, read_metrics
 from trainer.train.checkpoint import STATE_FILE, Checkpoint, Checkpoints
 from trainer.train.run_folder import choose_run_folder
@@ -173,9 +174,10 @@ class GRPO:
 
     def save_model(self, output_dir: str | Path) -> Path:
         """Copies the trained model, with its tokenizer, into a folder that `from_pretrained` loads."""
-        folder = Path(output_dir)
+        folder, checkpoint = Path(output_dir), self._checkpoint().folder
+        require_whole_model(checkpoint)
         folder.mkdir(parents=True, exist_ok=True)
-        for file in self._checkpoint().folder.iterdir():
+        for file in checkpoint.iterdir():
             if file.suffix in MODEL_SUFFIXES and file.name != STATE_FILE:
                 shutil.copyfile(file, folder / file.name)
         return folder

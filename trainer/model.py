@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 
@@ -20,11 +21,23 @@ class ModelError(Exception):
     """The folder holds no model that can be loaded; the message has the remedy."""
 
 
+SHARDS_FOLDER = "shards"
+"""In a checkpoint that several ranks wrote: their tensors."""
+
+
+def require_whole_model(folder: Path) -> None:
+    """Raises ModelError for a checkpoint that no model can be loaded from as it is."""
+    if (folder / SHARDS_FOLDER).is_dir():
+        remedy = f"write a model's folder from it with `mtrl-train export {folder} --out FOLDER`, and name that one"
+        raise ModelError(f"{folder}: is a checkpoint that several ranks wrote; {remedy}")
+
+
 def load_model(
     path: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
     """The language model in a folder, in evaluation mode, with its vision encoder if it has one."""
     folder = Path(path)
+    require_whole_model(folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
     if isinstance(dtype, str):
@@ -36,6 +49,18 @@ def load_model(
             f"{folder}: cannot be loaded as a causal language model: {error}; copy the folder again"
         ) from error
     return cast(PreTrainedModel, torch.nn.Module.to(model, device).train(False))
+
+
+def build_skeleton(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model with weights that nothing was written to, which take no memory until then; its buffers are computed."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with no_init_weights():
+        model: PreTrainedModel = auto_class(folder).from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    model.tie_weights()  # A part of the initialisation that was skipped.
+    model.train(False)
+    return model
 
 
 def auto_class(folder: Path) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:

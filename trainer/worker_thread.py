@@ -1,10 +1,12 @@
-"""A dedicated thread for updates, and one for the torch engine: one thread keeps its memory allocator's caches warm."""
+"""A dedicated thread for updates, and one for the torch engine: one thread keeps its memory allocator's caches warm.
+And threads for single pieces of work, which never hold up the end of the process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from threading import Thread
 from typing import Self, TypeVar
 
 import anyio
@@ -55,3 +57,19 @@ async def _wait_until_done(done: anyio.Event, on_cancel: Callable[[], None]) -> 
                 on_cancel()
     if cancelled is not None:
         raise cancelled
+
+
+def run_in_background(name: str, work: Callable[[], Result]) -> Future[Result]:
+    """Starts the thread; the future has the function's result or error."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # boundary: whoever waits for the future gets it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -102,10 +102,17 @@ def _find_model(name: str, seed: int) -> Path:
         return find_or_build_model(replace(load_demo(name).recipes["habit"], seed=seed))
     folder = Path(name)
     if (folder / "config.json").exists() or not (folder / "checkpoints").is_dir():
-        return folder
+        return _require_whole(folder)
     from trainer.train.checkpoint import Checkpoints
 
     latest = Checkpoints(folder).find_latest()
     if latest is None:
         raise ConfigError("the run has no checkpoint yet", file=folder, field="--model", remedy="name another folder")
-    return latest.folder
+    return _require_whole(latest.folder)
+
+
+def _require_whole(folder: Path) -> Path:
+    from trainer.model import require_whole_model
+
+    require_whole_model(folder)
+    return folder

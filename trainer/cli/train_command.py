@@ -173,6 +173,7 @@ def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, v
 
 def _print_next_commands(folder: Path, console: Console) -> None:
     """Prints where the model is, and commands that show the run."""
+    from trainer.model import SHARDS_FOLDER
     from trainer.train.best_checkpoint import BestCheckpoint
     from trainer.train.checkpoint import Checkpoints
     from trainer.train.run_folder import load_run_settings
@@ -185,10 +186,13 @@ def _print_next_commands(folder: Path, console: Console) -> None:
         f"plot {run}": "curves",
         f"eval {run}": "success before and after training, on held-out tasks",
         f"show {run}": "rollouts; with a number, one rollout token by token",
+        f"export {run} --out FOLDER": "the model as a folder for transformers, SGLang and vLLM",
     }
     if load_run_settings(folder).record:
         commands[f"replay {run} {checkpoint.step}"] = "replay the last step from its tape"
-    text = f"{checkpoint.step} steps are finished; the model is in {checkpoint.folder}"
+    is_sharded = (checkpoint.folder / SHARDS_FOLDER).is_dir()
+    place = "`export` writes the model" if is_sharded else f"the model is in {checkpoint.folder}"
+    text = f"{checkpoint.step} steps are finished; {place}"
     console.print(text, markup=False, soft_wrap=True)
     best = BestCheckpoint(folder, checkpoint.step)
     if best.step and best.step != checkpoint.step:

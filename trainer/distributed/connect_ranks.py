@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -36,6 +37,10 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 POLL_S = 0.05
 JOIN_S = 300.0
 """How long ranks wait for each other at the start, at least: imports may take minutes from a network disk."""
+BACKGROUND_S = 3600.0
+"""How long ranks wait for each other while they write a checkpoint, at least: a shared disk may be slow."""
+CLOSE_S = 30.0
+"""How long the end waits for what is still being written after the ranks lost each other."""
 JOIN_REMEDY = (
     "start all of them, let them reach each other, and raise `distributed.timeout_s` if they are slow to start"
 )
@@ -51,6 +56,15 @@ class ProcessGroupRanks:
         self.environment, self.settings, self.store, self.device = environment, settings, store, device
         self.timeout = timedelta(seconds=settings.timeout_s)
         self.clock = LayerClock(device)
+        self.background: Future[Any] | None = None
+        """What this rank does beside its commands, with the background group."""
+
+    @cached_property
+    def background_group(self) -> dist.ProcessGroup:
+        """A group for what runs beside the commands, whose calls would mix with theirs. Made by all ranks."""
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self.timeout)
+        _set_pg_timeout(max(self.timeout, timedelta(seconds=BACKGROUND_S)), group)
+        return group
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -93,6 +107,8 @@ class ProcessGroupRanks:
         self.store.set(STAGE_KEY.format(self.rank), stage)
 
     def close(self) -> None:
+        if self.background is not None:
+            wait([self.background], CLOSE_S)
         dist.destroy_process_group()
 
 

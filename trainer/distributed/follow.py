@@ -46,7 +46,10 @@ class Follower:
             "updater": self._build_updater,
             "train_step": self._train_step,
             "weights": lambda _: _discard(self.policy.gather_weights()),
-            "state": lambda _: _discard(self.policy.gather_state()),
+            "bucket": lambda command: _discard(self.policy.gather_bucket(**command.arguments)),
+            "keep_weights": lambda _: self.policy.keep_weights(),
+            "save": lambda command: _discard(self.policy.save_shards(Path(command.arguments["folder"]))),
+            "load_shards": lambda command: self.policy.load_shards(Path(command.arguments["folder"])),
             "resume": lambda command: self.policy.scatter_state({}, {"steps": command.arguments["steps"]}),
             "logprobs": self._compute_logprobs,
         }
@@ -63,6 +66,9 @@ class Follower:
         problem = self._problem
         if not problem and not model.is_dir():
             problem = f"the model's folder {model} is not there; copy it to all machines, or share it"
+        mark = Path(command.arguments["mark"])
+        if not problem and not mark.exists():
+            problem = f"the run's folder {mark.parent} is another one here; put it on a disk that all machines share"
         return {
             "problem": problem,
             "versions": find_versions(),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -24,12 +26,17 @@ from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, 
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.launch_ranks import LocalRanks
-from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel
+from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel, is_connection_error
 from trainer.distributed.rank_environment import detect_environment
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
+from trainer.distributed.sharded_weights import ShardedWeights
+from trainer.distributed.write_shards import Digests
+from trainer.model import SHARDS_FOLDER
+from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import UpdateSettings
+from trainer.policy.shards import has_shards, require_same_parts
 from trainer.policy.update import PolicyUpdater
 from trainer.vision.image_processor import ImageProcessor
 
@@ -67,22 +74,41 @@ class LeadPolicy(ShardedPolicy):
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        with self.channel.command("weights"):
-            return self.gather_weights()
+        return ShardedWeights(self.channel, self)
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> list[float]:
         with self.channel.command("logprobs", {"ids": list(ids), "images": write_images(images)}):
             return super().compute_logprobs(ids, images)
 
-    def save(self, folder: Path) -> None:
-        with self.channel.command("state"):
-            weights, state = self.gather_state()
-        self.write_state(folder, weights, state)
+    def save(self, folder: Path) -> Callable[[], Mapping[str, str]]:
+        shards = folder / SHARDS_FOLDER
+        shards.mkdir(parents=True)
+        self.write_model_settings(folder)
+        with self.channel.command("save", {"folder": str(shards.absolute())}):
+            written = self.save_shards(shards)
+        return lambda: wait_for_shards(written)
 
     def resume(self, folder: Path) -> None:
+        if has_shards(folder):
+            with loading_checkpoint(folder / SHARDS_FOLDER):
+                require_same_parts(folder, self.trained_parts)
+            with self.channel.command("load_shards", {"folder": str(folder.absolute())}):
+                self.load_shards(folder)
+            return
         weights, state = self.read_state(folder)
         with self.channel.command("resume", {"steps": state["steps"]}):
             self.scatter_state(weights, state)
+
+
+def wait_for_shards(written: Future[Digests]) -> Mapping[str, str]:
+    """Waits until all ranks have written their parts; returns the digests of the files by their paths."""
+    try:
+        digests = written.result()
+    except RuntimeError as error:
+        if not is_connection_error(error):
+            raise
+        raise LostRankError("the ranks lost each other while they wrote a checkpoint", RANK_REMEDY) from error
+    return {f"{SHARDS_FOLDER}/{name}": digest for name, digest in digests.items()}
 
 
 class LeadUpdater(PolicyUpdater):
@@ -159,7 +185,7 @@ async def open_ranks(
         ranks, names = await to_thread.run_sync(connect, abandon_on_cancel=True)
         channel = LeaderChannel(ranks, find_ended, names)
         stack.callback(_disconnect, channel)
-        await to_thread.run_sync(_check, channel, run_settings, model)
+        await to_thread.run_sync(_check, channel, run_settings, model, folder)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_watch, channel, find_ended)
             try:
@@ -178,9 +204,11 @@ async def _watch(channel: LeaderChannel, find_ended: FindEnded) -> None:
     raise error or LostRankError("a rank has ended", RANK_REMEDY)
 
 
-def _check(channel: LeaderChannel, run_settings: Mapping[str, Any], model: Path) -> None:
-    with channel.command("check", {"model": str(model.absolute())}):
-        own = {"versions": find_versions(), "settings": run_settings, "model files": digest_model(model)}
+def _check(channel: LeaderChannel, run_settings: Mapping[str, Any], model: Path, folder: Path) -> None:
+    with NamedTemporaryFile(dir=folder.absolute(), prefix=".ranks-") as mark:  # All ranks write checkpoints there.
+        arguments = {"model": str(model.absolute()), "mark": mark.name}
+        with channel.command("check", arguments):
+            own = {"versions": find_versions(), "settings": run_settings, "model files": digest_model(model)}
     for rank, answer in enumerate(channel.answers, 1):
         if problem := answer.get("problem"):
             raise RankError(f"{channel.names[rank]}: {problem}", "start all ranks with the same command and run file")

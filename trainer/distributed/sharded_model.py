@@ -16,20 +16,19 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from transformers import AutoConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedModel
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
 from trainer.distributed.shard_files import ShardFiles
-from trainer.model import ModelError, auto_class
+from trainer.model import build_skeleton
+from trainer.policy import lora
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import SHARDED_RUN
 from trainer.policy.vision_inputs import language_model_of
 
 SPLIT_REMEDY = "train it in one process, without `--ranks`"
 FORWARD_METHOD = "_compute_in_pass"
-ADAPTER_MARK = "lora_"
 
 
 def build_sharded_model(
@@ -39,7 +38,7 @@ def build_sharded_model(
     prepare: Callable[[PreTrainedModel], None] = lambda _: None,
 ) -> PreTrainedModel:
     """The model in a folder. `prepare` may add adapters and freeze weights before they are split."""
-    model = _build_skeleton(folder)
+    model = build_skeleton(folder)
     prepare(model)
     new = _remove_weights(model)
     _shard(model, ranks, dtype)
@@ -67,25 +66,13 @@ def require_torch() -> None:
         )
 
 
-def _build_skeleton(folder: Path) -> PreTrainedModel:
-    """The model with weights that are never written, and so take no memory; its buffers are computed."""
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    with no_init_weights():
-        model: PreTrainedModel = auto_class(folder).from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.tie_weights()  # A part of the initialisation that was skipped.
-    model.train(False)
-    return model
-
-
 def _remove_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """Moves the weights to the meta device; returns those that are in no file: new adapters."""
     new, replaced = {}, {}
     for path, module in model.named_modules():
         for name, value in list(module.named_parameters(recurse=False)):
             full_name = f"{path}.{name}" if path else name
-            if ADAPTER_MARK in full_name:
+            if lora.MARK in full_name:
                 new[full_name] = value.detach().clone()
             if id(value) not in replaced:
                 replaced[id(value)] = value, nn.Parameter(value.detach().to("meta"), requires_grad=value.requires_grad)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +16,14 @@ from transformers import PreTrainedModel
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.sharded_model import SPLIT_REMEDY, build_sharded_model, replicate
-from trainer.distributed.sharded_state import gather_model, gather_tensor, gather_tree, scatter_model, scatter_optimizer
+from trainer.distributed.sharded_state import (
+    gather_tensor,
+    local_part,
+    scatter_model,
+    scatter_optimizer,
+    with_local_part,
+)
+from trainer.distributed.write_shards import Digests, begin_writing
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
@@ -29,9 +38,12 @@ from trainer.policy.policy import (
     select_trained_weights,
 )
 from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.shards import write_policy_file
 from trainer.vision.image_processor import ImageProcessor
 
 State = dict[str, Any]
+BASE = ".base_layer."
+"""In the names of weights whose layers have adapters."""
 
 
 class ShardedPolicy(Policy):
@@ -50,6 +62,8 @@ class ShardedPolicy(Policy):
             problem = "`update.optimizer: muon` orthogonalises whole matrices, of which each rank has only some rows"
             raise PolicyError(problem, f"set `update.optimizer: adamw`, or {SPLIT_REMEDY}")
         self.ranks, self._source = ranks, folder
+        self._kept: dict[str, Tensor] = {}
+        """This rank's part of the weights that were published last."""
         self._dtype = compute_dtype(settings, ranks.device)
 
         def prepare(model: PreTrainedModel) -> None:
@@ -79,39 +93,94 @@ class ShardedPolicy(Policy):
 
     def gather_weights(self) -> Mapping[str, Tensor]:
         """The whole weights with adapters merged, one after the other; empty on other ranks than 0."""
-        weights = gather_model(self.model, keep=self.ranks.rank == 0)
-        if not self.settings.lora:
-            return weights
-        merged = {}
+        whole = dict(self.gather_bucket(list(self.untied_sizes)))
+        first = {id(value): name for name, value in self._published_tensors.items() if name in whole}
+        return {name: whole[first[id(value)]] for name, value in self._published_tensors.items() if id(value) in first}
+
+    @property
+    def published_names(self) -> list[str]:
+        """The names of the weights that engines get, tied ones included."""
+        return list(self._published_tensors)
+
+    @property
+    def untied_sizes(self) -> dict[str, int]:
+        """The names and bytes of the weights that engines get; of tied ones, the first."""
+        tensors = self._published_tensors
+        first = {id(value): name for name, value in reversed(list(tensors.items()))}
+        sizes = {name: value.numel() * value.element_size() for name, value in tensors.items()}
+        return {name: sizes[name] for name, value in tensors.items() if first[id(value)] == name}
+
+    @cached_property
+    def _published_tensors(self) -> Mapping[str, Tensor]:
+        """This rank's part of what engines get, by its name without adapters; tied names have the same object."""
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        tensors = {name: parameters.get(name, value) for name, value in self.model.state_dict().items()}
+        return {name.replace(BASE, "."): value for name, value in tensors.items() if lora.MARK not in name}
+
+    @torch.no_grad()
+    def keep_weights(self) -> None:
+        """Copies this rank's part of what is trained to the host's memory, where further steps do not change it."""
+        for name, value in self.model.named_parameters():
+            if value.requires_grad:
+                local, kept = local_part(value), self._kept.get(name)
+                self._kept[name] = local.to("cpu", copy=True) if kept is None else kept.copy_(local)
+
+    @torch.no_grad()
+    def gather_bucket(self, names: Sequence[str], *, kept: bool = False) -> list[tuple[str, Tensor]]:
+        """Whole weights with adapters merged, as they are now or as they were kept; none on other ranks than 0."""
+        keep = self.ranks.rank == 0
+        values = []
+        for name in names:  # In the same order on all ranks. The others drop each at once.
+            layer = self._adapted.get(name)
+            value = self._gather(self._published_tensors[name], name if layer is None else _base_name(name), kept, keep)
+            if layer is not None:
+                value = self._add_adapters(value, name.removesuffix(".weight"), layer, kept, keep)
+            values.append((name, value))
+        return values if keep else []
+
+    @cached_property
+    def _adapted(self) -> Mapping[str, Any]:
+        """The layers that have adapters, by the names of their weights."""
         layers = {name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")}
-        keep = self.ranks.rank == 0
-        for name, layer in layers.items():  # One after the other, and in the same order on all ranks.
-            delta = _gather_delta(layer)
-            if keep:
-                weights[f"{name}.base_layer.weight"] = weights[f"{name}.base_layer.weight"] + delta
-        for name, value in weights.items():
-            layer_name, base, rest = name.partition(".base_layer.")
-            if "lora_" not in name:
-                merged[f"{layer_name}.{rest}" if base else name] = value
-        return merged
+        return {f"{name}.weight": layer for name, layer in layers.items()}
 
-    def gather_state(self) -> tuple[Mapping[str, Tensor], State]:
-        """The whole weights and training state, in the form of a checkpoint; empty on other ranks than 0."""
-        keep = self.ranks.rank == 0
-        weights = gather_model(self.model, keep=keep)
-        optimizers = [gather_tree(optimizer.state_dict(), keep=keep) for optimizer in self._optimizers]
-        state: State = {"steps": self.steps, "optimizers": optimizers}
-        if isinstance(self.critic, ShardedCritic):
-            state["critic"] = self.critic.gather_state(keep=keep)
-        return weights, state
+    def _gather(self, value: Tensor, name: str, kept: bool, keep: bool) -> Tensor:
+        """A whole tensor, given this rank's part of it."""
+        if kept and name in self._kept:
+            value = with_local_part(value, self._kept[name])
+        return gather_tensor(value.detach(), keep=keep)
 
-    def write_state(self, folder: Path, weights: Mapping[str, Tensor], state: State) -> None:
-        """Writes what a policy of one process writes; on rank 0."""
-        self.model.save_pretrained(folder, state_dict=dict(weights))
-        torch.save(state, folder / STATE_FILE)
+    def _add_adapters(self, value: Tensor, name: str, layer: Any, kept: bool, keep: bool) -> Tensor:
+        """A layer's weight with what its adapters add."""
+        first, second = (
+            self._gather(part[lora.ADAPTER].weight, f"{name}.{kind}.{lora.ADAPTER}.weight", kept, keep=True)
+            for kind, part in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B))
+        )
+        if not keep:
+            return value
+        product = second @ first
+        delta: Tensor = (product.T if layer.fan_in_fan_out else product) * layer.scaling[lora.ADAPTER]
+        return value + delta
+
+    def save_shards(self, folder: Path) -> Future[Digests]:
+        """Starts to write this rank's part of weights and optimizers into a folder that all ranks see."""
+        return begin_writing(self.trained_parts, folder, self.ranks)
+
+    def write_model_settings(self, folder: Path) -> None:
+        """Writes what a checkpoint has besides tensors; on rank 0."""
+        model: Any = self.model
+        if self.settings.lora:
+            adapters = model.peft_config[lora.ADAPTER]
+            adapters.base_model_name_or_path = str(self._source)
+            adapters.save_pretrained(folder)
+        else:
+            model.config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        write_policy_file(folder, self.steps, self.trained_parts)
 
     def read_state(self, folder: Path) -> tuple[Mapping[str, Tensor], State]:
-        """Reads what `save` wrote; on rank 0. Errors name the file."""
+        """Reads a checkpoint of one process; on rank 0. Errors name the file."""
         weights = folder / lora.ADAPTER_FILE if self.settings.lora else folder / "model.safetensors"
         with loading_checkpoint(weights):
             if self.settings.lora:
@@ -119,7 +188,7 @@ class ShardedPolicy(Policy):
                 model_state: Mapping[str, Tensor] = {_adapter_name(name): value for name, value in tensors.items()}
             else:
                 model_state = load_model(folder).state_dict()
-            expected = {name for name in self.model.state_dict() if not self.settings.lora or "lora_" in name}
+            expected = {name for name in self.model.state_dict() if not self.settings.lora or lora.MARK in name}
             if missing := sorted(expected ^ model_state.keys()):
                 raise ValueError(f"{missing[0]} is not in both the model and the file")
         with loading_checkpoint(folder / STATE_FILE):
@@ -174,15 +243,6 @@ class ShardedCritic(Critic):
         dist.all_reduce(gradient.to_local())
         super().step()
 
-    def gather_state(self, *, keep: bool) -> State:
-        """The whole state, in the form of a checkpoint."""
-        state = {name: gather_tensor(value, keep=keep) for name, value in self._body.state_dict().items()}
-        return {
-            "body": state,
-            "head": gather_tensor(self._head.detach(), keep=keep),
-            "optimizer": gather_tree(self._optimizer.state_dict(), keep=keep),
-        }
-
     def scatter_state(self, state: State) -> None:
         """Gives each rank its part; the others pass nothing."""
         scatter_model(self._body, state.get("body", {}), self._ranks)
@@ -190,12 +250,10 @@ class ShardedCritic(Critic):
         scatter_optimizer(self._optimizer, state.get("optimizer", {}), self._ranks)
 
 
-def _gather_delta(layer: Any) -> Tensor:
-    """What a layer's adapters add to its weight."""
-    first, second = (gather_tensor(part[lora.ADAPTER].weight.detach()) for part in (layer.lora_A, layer.lora_B))
-    product = second @ first
-    delta: Tensor = (product.T if layer.fan_in_fan_out else product) * layer.scaling[lora.ADAPTER]
-    return delta
+def _base_name(name: str) -> str:
+    """The name in the model of the weight of a layer with adapters."""
+    layer, _, part = name.rpartition(".")
+    return f"{layer}{BASE}{part}"
 
 
 def _adapter_name(name: str) -> str:

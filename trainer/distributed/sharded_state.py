@@ -20,27 +20,19 @@ def gather_tensor(value: Tensor, *, keep: bool = True) -> Tensor:
     return whole if keep else EMPTY
 
 
-def gather_tree(tree: Any, *, keep: bool) -> Any:
-    """A copy of nested dicts and lists with whole tensors, which do not stay on the GPU."""
-    if isinstance(tree, dict):
-        return {name: gather_tree(value, keep=keep) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [gather_tree(value, keep=keep) for value in tree]
-    return gather_tensor(tree, keep=keep).cpu() if isinstance(tree, Tensor) else tree
+def local_part(value: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    local: Tensor = value.to_local() if isinstance(value, DTensor) else value
+    return local.detach()
 
 
-def gather_model(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """The model's whole weights by name. Tied weights share their memory, as in the model."""
-    parameters = {name: id(value) for name, value in model.named_parameters(remove_duplicate=False)}
-    gathered: dict[int, Tensor] = {}
-    weights = {}
-    for name, value in model.state_dict().items():
-        key = parameters.get(name, id(value))
-        if key not in gathered:
-            gathered[key] = gather_tensor(value.detach(), keep=keep)
-        if keep:
-            weights[name] = gathered[key]
-    return weights
+def with_local_part(value: Tensor, local: Tensor) -> Tensor:
+    """A tensor that is split like another one, with a part of its own."""
+    if not isinstance(value, DTensor):
+        return local
+    part = local.to(value.to_local().device)
+    options: dict[str, Any] = {"run_check": False, "shape": value.shape, "stride": value.stride()}
+    return DTensor.from_local(part, value.device_mesh, value.placements, **options)
 
 
 def scatter_model(

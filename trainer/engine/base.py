@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -98,6 +99,29 @@ class Agreement:
     def metrics(self) -> dict[str, float]:
         """The metrics of a step that published weights."""
         return {"agreement/max": self.max_difference, "agreement/mean": self.mean_difference}
+
+
+class Buckets(Protocol):
+    """Named weights in buckets. To take one may mean to gather it from other processes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Sequence[tuple[str, torch.Tensor]]: ...
+
+
+class BucketedWeights(Mapping[str, "torch.Tensor"]):
+    """Weights that are spread over several processes. Read as a mapping, they are gathered as a whole."""
+
+    @abstractmethod
+    def buckets(self, most: int) -> Buckets:
+        """The weights under their names in a checkpoint's files, in buckets of at most `most` bytes, or of one tensor.
+        None is gathered before it is taken, and none is kept."""
+        ...
+
+    @abstractmethod
+    def keep(self) -> None:
+        """Has all processes keep these weights, whatever is trained after that."""
+        ...
 
 
 class EngineError(Exception):

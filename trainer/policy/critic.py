@@ -17,6 +17,7 @@ from trainer.policy.logprobs import LogprobReader
 from trainer.policy.optimizers import clip_gradients
 from trainer.policy.prefix_forest import token_positions
 from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.shards import TrainedPart, saved_tensors
 from trainer.vision.image_processor import ImageProcessor
 
 
@@ -71,6 +72,11 @@ class Critic:
 
     def zero_grad(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def trained_part(self) -> TrainedPart:
+        """What several ranks save of it."""
+        return TrainedPart("critic", {**saved_tensors(self._body), "head": self._head}, self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         body = self._body.state_dict()

@@ -15,9 +15,12 @@ from transformers import PreTrainedModel
 
 from trainer.policy.errors import PolicyError
 from trainer.policy.settings import LoraSettings
+from trainer.policy.shards import has_shards, load_model_tensors, read_model_sizes
 
-ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_FILE, ADAPTER_SETTINGS_FILE = "adapter_model.safetensors", "adapter_config.json"
 ADAPTER = "default"
+MARK = "lora_"
+"""What only the names of adapters' weights contain."""
 NAME_PREFIX = "base_model.model."
 """The prefix of every tensor's name in a saved adapter."""
 
@@ -47,17 +50,33 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
             ) from error
 
 
-def load_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Loads the adapters that `save_pretrained` wrote."""
+def read_adapters(checkpoint: Path) -> dict[str, Tensor]:
+    """A checkpoint's adapters, by their names in a file without its prefix."""
+    if not has_shards(checkpoint):
+        return {name.removeprefix(NAME_PREFIX): value for name, value in load_file(checkpoint / ADAPTER_FILE).items()}
+    tensors = {name: torch.zeros(size) for name, size in read_model_sizes(checkpoint).items() if MARK in name}
+    load_model_tensors(checkpoint, tensors)
+    return {name.replace(f".{ADAPTER}.", "."): value for name, value in tensors.items()}
+
+
+def load_adapters(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
+    """Loads what `read_adapters` returned."""
     from peft.utils import set_peft_model_state_dict
 
-    state = {name.removeprefix(NAME_PREFIX): value for name, value in load_file(folder / ADAPTER_FILE).items()}
-    expected = sum("lora_" in name for name in model.state_dict())
+    expected = sum(MARK in name for name in model.state_dict())
     if len(state) != expected:
         raise ValueError(f"it has {len(state)} matrices, but {expected} are trained")
-    result: Any = set_peft_model_state_dict(model, state, ADAPTER)
+    result: Any = set_peft_model_state_dict(model, dict(state), ADAPTER)
     if result.unexpected_keys:
         raise ValueError(f"it has {result.unexpected_keys[0]}, which is not trained")
+
+
+def attach_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Adds a checkpoint's adapters to the model that they were trained for."""
+    from peft import PeftConfig
+
+    model.add_adapter(PeftConfig.from_pretrained(str(checkpoint)), ADAPTER)
+    load_adapters(model, read_adapters(checkpoint))
 
 
 @contextmanager
@@ -75,7 +94,7 @@ def merge_adapters(model: PreTrainedModel) -> Mapping[str, Tensor]:
     layers: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
     weights = {}
     for name, value in model.state_dict().items():
-        if "lora_" in name:
+        if MARK in name:
             continue
         layer, base, rest = name.partition(".base_layer.")
         weights[f"{layer}.{rest}" if base else name] = value.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
-from trainer.model import load_model
+from trainer.model import SHARDS_FOLDER, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
@@ -23,6 +23,15 @@ from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
 from trainer.policy.optimizers import build_optimizers, clip_gradients, fill_gradients, learning_rate_factor
 from trainer.policy.ranks import ONE_RANK, Ranks
 from trainer.policy.settings import CriticSettings, UpdateSettings
+from trainer.policy.shards import (
+    MODEL,
+    POLICY_FILE,
+    TrainedPart,
+    has_shards,
+    load_parts,
+    read_steps,
+    saved_tensors,
+)
 from trainer.vision.image_processor import ImageProcessor
 
 
@@ -151,18 +160,43 @@ class Policy:
         """Weights in the form that a server reads from the model's folder."""
         return to_checkpoint_tensors(self.model, weights)
 
-    def save(self, folder: Path) -> None:
-        """Writes a folder that `from_pretrained` loads (only the adapters with LoRA), and what `resume` needs."""
+    def save(self, folder: Path) -> Callable[[], Mapping[str, str]] | None:
+        """Writes a folder that `from_pretrained` loads (only the adapters with LoRA), and what `resume` needs.
+
+        Where files are still being written, it returns a function that waits for them, and returns their digests.
+        """
         self.model.save_pretrained(folder)
         state = {"steps": self.steps, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
         torch.save(state | ({"critic": self.critic.state_dict()} if self.critic else {}), folder / STATE_FILE)
+        return None
+
+    @property
+    def trained_parts(self) -> list[TrainedPart]:
+        """What several ranks save, and what is read of it here."""
+        tensors = saved_tensors(self.model)
+        if self.settings.lora:
+            tensors = {name: value for name, value in tensors.items() if lora.MARK in name}
+        if len(self._optimizers) != 1:
+            raise ValueError("it has the state of another optimizer")
+        parts = [TrainedPart(MODEL, tensors, self._optimizers[0])]
+        return [*parts, self.critic.trained_part] if self.critic else parts
+
+    def load_shards(self, folder: Path) -> None:
+        """Restores what several ranks saved; on a rank, its part."""
+        with loading_checkpoint(folder / POLICY_FILE):
+            self.steps = read_steps(folder, self.trained_parts)
+        with loading_checkpoint(folder / SHARDS_FOLDER):
+            load_parts(folder, self.trained_parts)
 
     def resume(self, folder: Path) -> None:
-        """Restores what `save` wrote, bit for bit. Errors name the file that cannot be loaded."""
+        """Restores what `save` wrote, bit for bit, here or on ranks. Errors name the file that cannot be loaded."""
+        if has_shards(folder):
+            self.load_shards(folder)
+            return
         weights = folder / lora.ADAPTER_FILE if self.settings.lora else folder / "model.safetensors"
         with loading_checkpoint(weights):
             if self.settings.lora:
-                lora.load_adapters(self.model, folder)
+                lora.load_adapters(self.model, lora.read_adapters(folder))
             else:
                 self.model.load_state_dict(load_model(folder).state_dict())
         with loading_checkpoint(folder / STATE_FILE):

@@ -1,16 +1,20 @@
 """Writes and reads checkpoints: each is complete or absent, and every byte is verified before a run resumes from it.
 
-RUN/checkpoints/000012/          the model as `save_pretrained` writes it, the optimizer, and
+RUN/checkpoints/000012/          the model as `save_pretrained` writes it and the optimizer, or both in shards, and
 RUN/checkpoints/000012/state.json    the run's state, and the sha256 of every other file
+RUN/checkpoints/.writing/        one that is being written
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from typing import Any
 from gateway.disk_errors import require_same_folder, sync_path, write_error_reason, write_error_remedy
 from trainer.policy.errors import PolicyError
 from trainer.storage.rollout_file import resume_hint
+from trainer.worker_thread import run_in_background
 
 CHECKPOINTS_FOLDER = "checkpoints"
 STATE_FILE = "state.json"
@@ -37,6 +42,10 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
+Finish = Callable[[], Mapping[str, str]]
+"""Waits for files that are still being written; returns their digests by their paths in the checkpoint."""
+
+
 class Checkpoints:
     """The checkpoints of a run; the latest `keep` are kept."""
 
@@ -44,31 +53,81 @@ class Checkpoints:
         self.folder, self.keep = run / CHECKPOINTS_FOLDER, keep
         self.best_step: int | None = None
         """The step of a checkpoint that is kept as well."""
+        self._temporary = self.folder / TEMPORARY_FOLDER
+        self._pending: Future[None] | None = None
 
-    def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-        """Saves a checkpoint, whose files `write` puts into a folder. Older ones are deleted once it is on the disk."""
-        final, temporary = self.folder / f"{step:06}", self.folder / TEMPORARY_FOLDER
-        replaced = self.folder / f".replaced-{step:06}"
-        try:
-            shutil.rmtree(replaced, ignore_errors=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+    def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], Finish | None]) -> None:
+        """Saves a checkpoint, whose files `write` puts into a folder. Older ones are deleted once it is on the disk.
+
+        If `write` returns a function, the rest happens in the background: `wait` and the next `save` wait for it.
+        """
+        self.wait()
+        with self._undoing(step):
+            shutil.rmtree(self._temporary, ignore_errors=True)
             self.folder.mkdir(exist_ok=True)  # Its parent is the run, which is not made anew if it was removed.
             with require_same_folder(self.folder):
-                temporary.mkdir()
-                write(temporary)
-            digests = {file.relative_to(temporary).as_posix(): _digest(file) for file in _list_files(temporary)}
-            content = {"step": step, "state": state, "files": digests}
-            (temporary / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            for file in [*_list_files(temporary), temporary]:
-                sync_path(file)
-            if final.exists():  # Left by a run that went back to an earlier step.
-                final.rename(replaced)
-            temporary.rename(final)
-            sync_path(self.folder)
-            shutil.rmtree(replaced, ignore_errors=True)
+                self._temporary.mkdir()
+                finish = write(self._temporary)
+            if finish is None:
+                self._commit(step, state, {})
+        if finish is not None:
+            self._pending = run_in_background("checkpoint", partial(self._finish, step, state, finish))
+
+    def wait(self) -> None:
+        """Waits for a checkpoint that is being written; raises the error if it failed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def raise_failure(self) -> None:
+        """Raises the error of a checkpoint that failed in the background."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def remove_unfinished(self) -> None:
+        """Removes what a process left that ended while it wrote."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _finish(self, step: int, state: Mapping[str, Any], finish: Finish) -> None:
+        with self._undoing(step):
+            with require_same_folder(self.folder):
+                digests = finish()
+            self._commit(step, state, digests)
+
+    def _commit(self, step: int, state: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+        """Makes what was written the checkpoint of the step; `digests` are those that need not be computed."""
+        temporary, final = self._temporary, self.folder / f"{step:06}"
+        replaced = self._replaced(step)
+        names = [file.relative_to(temporary).as_posix() for file in _list_files(temporary)]
+        if lacking := sorted(digests.keys() - {*names}):
+            raise FileNotFoundError(errno.ENOENT, f"{lacking[0]} was written, and is not there")
+        files = {name: digests.get(name) or _digest(temporary / name) for name in names}
+        content = {"step": step, "state": state, "files": files}
+        (temporary / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        for file in [*_list_files(temporary), temporary]:
+            sync_path(file)
+        shutil.rmtree(replaced, ignore_errors=True)
+        if final.exists():  # Left by a run that went back to an earlier step.
+            final.rename(replaced)
+        temporary.rename(final)
+        sync_path(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in self._list_all()[: -self.keep]:
+            if int(old.name) != self.best_step:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _replaced(self, step: int) -> Path:
+        return self.folder / f".replaced-{step:06}"
+
+    @contextmanager
+    def _undoing(self, step: int) -> Iterator[None]:
+        """Leaves nothing behind where writing fails, and says why."""
+        try:
+            yield
         except Exception as error:  # boundary: each file format reports a full disk in its own way
             message = self._describe_write_error(step, error)  # Before the disk has room again.
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            replaced, final = self._replaced(step), self.folder / f"{step:06}"
             if replaced.is_dir() and not final.exists():
                 replaced.rename(final)
             for folder in (self.folder, self.folder.parent):  # If the run was removed, `write` may have made them.
@@ -77,17 +136,13 @@ class Checkpoints:
             if isinstance(error, PolicyError):  # Such as a lost rank, which has nothing to do with the disk.
                 raise
             raise CheckpointError(message) from error
-        for old in self._list_all()[: -self.keep]:
-            if int(old.name) != self.best_step:
-                shutil.rmtree(old, ignore_errors=True)
-        return final
 
     def find_latest(self, warn: Callable[[str], None] = lambda _: None) -> Checkpoint | None:
         """The newest intact checkpoint; warns about newer ones that are not. None if there are no checkpoints."""
         folders = self._list_all()
         for folder in reversed(folders):
             try:
-                return _load_verified(folder)
+                return load_checkpoint(folder)
             except CheckpointError as error:
                 warn(f"{error}; using the previous checkpoint")
         if folders:
@@ -99,7 +154,7 @@ class Checkpoints:
         """The newest checkpoint of an earlier step."""
         for folder in reversed(self._list_all()):
             if int(folder.name) < step:
-                return _load_verified(folder)
+                return load_checkpoint(folder)
         return None
 
     def _list_all(self) -> list[Path]:
@@ -115,7 +170,8 @@ class Checkpoints:
         return f"{self.folder}: the checkpoint of step {step} cannot be written ({reason}); {kept}\n  remedy: {remedy}"
 
 
-def _load_verified(folder: Path) -> Checkpoint:
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Reads a checkpoint, and verifies every file."""
     try:
         content = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         step, state, digests = int(content["step"]), content["state"], dict(content["files"])

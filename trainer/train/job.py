@@ -175,8 +175,11 @@ async def prepare_model(settings: TrainSettings, on_warm_start: WarmStartProgres
 
 
 def _check_complete(folder: Path) -> Path:
+    from trainer.model import require_whole_model
+
+    require_whole_model(folder)
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-        remedy = "merge them into their model (peft's `merge_and_unload`), save the result, and name that folder"
+        remedy = "write the whole model with `mtrl-train export RUN --out FOLDER`, and name that folder"
         raise ConfigError("the folder has only adapters", file=folder, field="model", remedy=remedy)
     return folder
 

@@ -101,6 +101,7 @@ class RunFolder:
             os.close(self._lock)
             remedy = "wait until it ends, or name another folder with --out"
             raise ConfigError("another process is training in this folder", file=self.path, remedy=remedy) from error
+        self.checkpoints.remove_unfinished()
         file = self.path / JOURNAL
         self.ended_in = read_journal(file)
         with suppress(OSError):  # The run itself tells of a full disk.

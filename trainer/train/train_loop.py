@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from trainer.storage.run_files import MetricsWriter
 from trainer.train.agent_metrics import compute_agent_metrics
 from trainer.train.alarms import Alarms
 from trainer.train.best_checkpoint import METRIC, BestCheckpoint
+from trainer.train.checkpoint import Finish
 from trainer.train.collect import StepCollector, StepRollouts
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
@@ -36,6 +38,8 @@ from trainer.worker_thread import WorkerThread
 
 SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
+FINISH_CHECKPOINT_S = 60.0
+"""Seconds to finish a checkpoint that is being written then."""
 SHOWN_REASONS = 3
 """How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 
@@ -88,11 +92,21 @@ class TrainLoop:
             try:
                 while self.step < settings.steps:
                     await self._run_step(self.step + 1, source)
+            except BaseException:
+                await self._finish_checkpoint()
+                raise
             finally:
                 with move_on_after(SAVE_ROLLOUTS_S, shield=True):
                     await to_thread.run_sync(self._save_rollouts, source.pending)
         if self.saved_step != self.step:
             await self._save()
+        with self.progress.phase("saving"):
+            await to_thread.run_sync(self.folder.checkpoints.wait)
+
+    async def _finish_checkpoint(self) -> None:
+        """Lets a checkpoint that is being written be whole, although the run ends with an error, which is told."""
+        with move_on_after(FINISH_CHECKPOINT_S, shield=True), suppress(Exception):
+            await to_thread.run_sync(self.folder.checkpoints.wait, abandon_on_cancel=True)
 
     async def _run_step(self, step: int, source: RolloutSource) -> None:
         progress, settings = self.progress, self.job.settings
@@ -214,6 +228,7 @@ class TrainLoop:
         self.progress.end_step(step, metrics)
 
     async def _save_if_due(self) -> None:
+        self.folder.checkpoints.raise_failure()
         checkpoint, now = self.job.settings.checkpoint, time.monotonic()
         if checkpoint.every is None:
             is_due = self.saving_s <= checkpoint.share * (now - self.saved_at)
@@ -232,11 +247,12 @@ class TrainLoop:
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.saving_s = self.saved_at - started
 
-    def _write_checkpoint(self, folder: Path) -> None:
-        """Writes a model that `from_pretrained` loads (only the adapters with LoRA), and the random states."""
-        self.policy.save(folder)
+    def _write_checkpoint(self, folder: Path) -> Finish | None:
+        """Writes the policy, the random states, and the tokenizer."""
+        finish = self.policy.save(folder)
         rng.save_state(folder)
         self.job.copy_tokenizer_files(folder)
+        return finish
 
 
 def _ignore_extra(rollouts: int) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from tests.trainer.policy.tiny_policies import plain_logprobs
+from tests.trainer.policy.tiny_policies import plain_logprobs, tiny_model
 from tests.trainer.vision.vision_models import picture
 from tests.trainer.vision.vision_sequences import ledger_of
 from trainer.algorithms.settings import AlgorithmSettings
@@ -53,6 +53,14 @@ def make_updater(
         return alone, PolicyUpdater(alone, algorithm, exact=exact)
     policy = LeadPolicy.lead(channel, model, update)
     return policy, LeadUpdater(policy, algorithm, exact=exact, temperature=1.0)
+
+
+def save_wider_model(folder: Path) -> Path:
+    """A model like the tiny one, with wider layers."""
+    config = tiny_model(tie_word_embeddings=True).config
+    config.intermediate_size = 48
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def random_batch(model: PreTrainedModel, seed: int, groups: int = 2, n: int = 3) -> TrainBatch:

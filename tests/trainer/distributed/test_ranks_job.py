@@ -12,6 +12,7 @@ import pytest
 
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import read_run_metrics, write_config
+from trainer.policy.shards import has_shards
 
 FACTORS = ("mismatch/factor", "mismatch/rejected")
 SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
@@ -20,13 +21,18 @@ SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
 def test_job_of_two_ranks_trains_as_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(**SETTINGS, steps=3)
-    for ranks in ("1", "2"):
-        arguments = ("--config", "run.yaml", "--ranks", ranks, "--out", f"runs/{ranks}")
+    started = ("--config", "run.yaml", "--out")
+    for arguments in (
+        (*started, "runs/1", "--steps", "4"),
+        (*started, "runs/2", "--ranks", "2"),
+        ("--resume", "--out", "runs/2", "--ranks", "1", "--steps", "4"),
+    ):
         with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
             output, _ = process.communicate(timeout=TIMEOUT_S)
             assert process.returncode == 0, output
     alone, together = (read_run_metrics(tmp_path / "runs" / ranks) for ranks in ("1", "2"))
-    assert len(alone) == len(together) == 3
+    assert len(alone) == len(together) == 4
+    assert has_shards(tmp_path / "runs/2/checkpoints/000003")
     for first, second in zip(alone, together, strict=True):
         second.pop("distributed/imbalance", None)
         rounding = {name for name in first if name.startswith("mismatch/")}  # Of engine and trainer, about 1e-6 nats.

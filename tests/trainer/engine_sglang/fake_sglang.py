@@ -273,7 +273,10 @@ class Fake:
         return self._took(named, body)
 
     async def from_disk(self, body: Any) -> Any:
-        return self._took(load_file(Path(body["model_path"]) / "model.safetensors"), body)
+        index = json.loads((Path(body["model_path"]) / "model.safetensors.index.json").read_text())
+        files = {Path(body["model_path"]) / file for file in index["weight_map"].values()}
+        named = {name: value for file in files for name, value in load_file(file).items()}
+        return self._took({name: named[name] for name in index["weight_map"]}, body)
 
     async def nothing(self, _: Any) -> Any:
         return {"success": True, "message": ""}

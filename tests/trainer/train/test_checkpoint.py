@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.policy.errors import PolicyError
+from trainer.storage.run_files import RUN_INFO_FILE
 from trainer.train.checkpoint import STATE_FILE, CheckpointError, Checkpoints
 from trainer.train.evaluate import SuccessRate
+from trainer.train.run_folder import RunFolder
 
 
 def write_files(folder: Path, text: str = "weights") -> None:
@@ -136,3 +141,55 @@ def test_confidence_interval_contains_its_rate_and_stays_within_0_and_1(right: i
 def test_confidence_interval_is_wilsons() -> None:
     assert SuccessRate(0, 50).interval == pytest.approx((0.0, 0.0713), abs=1e-4)
     assert SuccessRate(45, 50).interval == pytest.approx((0.7864, 0.9565), abs=1e-4)
+
+
+def test_checkpoint_that_is_still_being_written_is_none_until_all_of_it_is_there(tmp_path: Path) -> None:
+    may_end = Event()
+
+    def begin(folder: Path) -> Callable[[], Mapping[str, str]]:
+        def finish() -> Mapping[str, str]:
+            assert may_end.wait(30)
+            (folder / "late.bin").write_text("late")
+            return {"late.bin": sha256(b"late").hexdigest()}
+
+        return finish
+
+    checkpoints = save_steps(tmp_path, 1)
+    checkpoints.save(2, {}, begin)
+    found = Checkpoints(tmp_path).find_latest()
+    assert found is not None and found.step == 1
+    checkpoints.raise_failure()
+    may_end.set()
+    checkpoints.save(3, {}, write_files)  # Waits for the one before.
+    assert [folder.name for folder in sorted((tmp_path / "checkpoints").iterdir())] == ["000002", "000003"]
+    (tmp_path / "checkpoints" / "000003" / STATE_FILE).unlink()
+    found = checkpoints.find_latest()
+    assert found is not None and found.step == 2
+
+
+@pytest.mark.parametrize("name", ["late.bin", "lost.bin"])
+def test_failure_in_the_background_is_raised_once_and_leaves_the_previous_checkpoint(tmp_path: Path, name: str) -> None:
+    def begin(folder: Path) -> Callable[[], Mapping[str, str]]:
+        def finish() -> Mapping[str, str]:
+            if name == "late.bin":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return {name: "00"}
+
+        return finish
+
+    checkpoints = save_steps(tmp_path, 1)
+    checkpoints.save(2, {}, begin)
+    with pytest.raises(CheckpointError, match=r"step 2 cannot be written \((No space|lost.bin was).*; that of step 1"):
+        checkpoints.wait()
+    checkpoints.wait()
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
+
+
+def test_half_written_checkpoint_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    (tmp_path / "checkpoints" / ".writing" / "shards").mkdir(parents=True)
+    (tmp_path / RUN_INFO_FILE).write_text("{}")
+    with RunFolder(tmp_path) as folder:
+        found = folder.checkpoints.find_latest()
+    assert found is not None and found.step == 1
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]

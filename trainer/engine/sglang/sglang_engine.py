@@ -31,7 +31,7 @@ from trainer.engine.sglang.request import PngEncoder
 from trainer.engine.sglang.routing import Routing, router_backends
 from trainer.engine.sglang.server_features import probe_with_restarts
 from trainer.engine.sglang.server_process import ServerProcess
-from trainer.engine.sglang.weight_sync.base import WeightSync, untied_tensors
+from trainer.engine.sglang.weight_sync.base import WeightSync, rename_tensors
 from trainer.engine.sglang.weight_sync.published import PublishedWeights
 from trainer.engine.sglang.weight_sync.verify import NO_REFERENCE, TrainerReference
 
@@ -262,7 +262,7 @@ class SGLangEngine:
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Publishes weights to all servers; raises EngineError where a server's version or logprobs do not match."""
         async with self._lock:
-            tensors = await to_thread.run_sync(self._checkpoint_tensors, dict(untied_tensors(weights)))
+            tensors = await to_thread.run_sync(rename_tensors, weights, self._checkpoint_tensors)
             with self._published.replacing():
                 await self._replace_weights(tensors, version)
         for replica in (*self.replicas, *self._request_targets):

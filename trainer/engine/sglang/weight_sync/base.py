@@ -5,7 +5,7 @@ The caller pauses the servers before and verifies them after.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import anyio
 from torch import Tensor
 
-from trainer.engine.base import EngineError
+from trainer.engine.base import BucketedWeights, Buckets, EngineError
 from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, RequestRefused, SGLangClient
 from trainer.engine.sglang.server_features import BEGIN_UPDATE, END_UPDATE, ServerFeatures
 
@@ -79,9 +79,14 @@ async def post_checked(
         raise RequestRefused(f"SGLang at {client.url} refused {path}: {answer.get('message')}", 200)
 
 
-def load_timeout_s(weights: Iterable[NamedTensor]) -> float:
-    """Timeout for loading these weights; a server that needs longer counts as lost."""
-    return LOAD_TIMEOUT_S + sum(tensor.nbytes for _, tensor in weights) / MIN_BYTES_PER_S
+def load_timeout_s(size: int) -> float:
+    """Timeout for loading so many bytes of weights; a server that needs longer counts as lost."""
+    return LOAD_TIMEOUT_S + size / MIN_BYTES_PER_S
+
+
+def bucket_size(bucket: Iterable[NamedTensor]) -> int:
+    """The bytes of a bucket."""
+    return sum(tensor.nbytes for _, tensor in bucket)
 
 
 def untied_tensors(weights: Mapping[str, Tensor]) -> list[NamedTensor]:
@@ -96,6 +101,20 @@ def untied_tensors(weights: Mapping[str, Tensor]) -> list[NamedTensor]:
     if not kept:
         raise EngineError("no weights to publish; give the model's state_dict")
     return kept
+
+
+def rename_tensors(
+    weights: Mapping[str, Tensor], rename: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+) -> Mapping[str, Tensor]:
+    """The weights under their names in a checkpoint's files, which buckets have already."""
+    return weights if isinstance(weights, BucketedWeights) else rename(dict(untied_tensors(weights)))
+
+
+def split_into_buckets(weights: Mapping[str, Tensor], most: int) -> Buckets:
+    """The weights in buckets of at most `most` bytes, or of one tensor."""
+    if isinstance(weights, BucketedWeights):
+        return weights.buckets(most)
+    return list(buckets(untied_tensors(weights), most))
 
 
 def buckets(weights: Iterable[NamedTensor], most: int) -> Iterator[list[NamedTensor]]:

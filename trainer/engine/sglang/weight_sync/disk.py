@@ -1,7 +1,8 @@
-"""Weight sync by disk: writes a safetensors file to a folder that the servers read, and deletes it afterwards."""
+"""Weight sync by disk: writes safetensors files to a folder that the servers read, and deletes it afterwards."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainer.engine.sglang.http_client import run_all
-from trainer.engine.sglang.weight_sync.base import SyncTarget, load_timeout_s, post_checked, untied_tensors
+from trainer.engine.sglang.weight_sync.base import SyncTarget, load_timeout_s, post_checked, split_into_buckets
+
+BUCKET = 2**30
+"""Bytes of weights in a file."""
 
 
 class DiskSync:
@@ -29,25 +33,33 @@ class DiskSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> None:
-        folder = await to_thread.run_sync(self._write_folder, weights, version)
+        folder, size = await to_thread.run_sync(self._write_folder, weights, version)
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush}
         try:
-            await run_all(partial(self._send_to, target, body, load_timeout_s(weights.items())) for target in targets)
+            await run_all(partial(self._send_to, target, body, load_timeout_s(size)) for target in targets)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
         await post_checked(target.client, "/update_weights_from_disk", body, within=within)
 
-    def _write_folder(self, weights: Mapping[str, Tensor], version: int) -> Path:
+    def _write_folder(self, weights: Mapping[str, Tensor], version: int) -> tuple[Path, int]:
+        """The folder, and how many bytes of weights it has."""
         folder = Path(tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self._folder)).absolute()
         for file in self._model.glob("*.json"):
             if not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
-        save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in untied_tensors(weights)}, folder / "model.safetensors"
-        )
-        return folder
+        parts, size = split_into_buckets(weights, BUCKET), 0
+        files: dict[str, str] = {}
+        for index in range(len(parts)):
+            part = {name: tensor.contiguous().cpu() for name, tensor in parts[index]}
+            file_name = f"model-{index + 1:05}-of-{len(parts):05}.safetensors"
+            save_file(part, folder / file_name)
+            files |= dict.fromkeys(part, file_name)
+            size += sum(tensor.nbytes for tensor in part.values())
+        content = {"metadata": {"total_size": size}, "weight_map": files}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(content), encoding="utf-8")
+        return folder, size
 
     async def close(self) -> None:
         """Holds no resources."""

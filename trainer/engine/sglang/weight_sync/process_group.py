@@ -25,10 +25,10 @@ from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, RequestRefused,
 from trainer.engine.sglang.weight_sync.base import (
     NamedTensor,
     SyncTarget,
-    buckets,
+    bucket_size,
     load_timeout_s,
     post_checked,
-    untied_tensors,
+    split_into_buckets,
     weight_update,
 )
 
@@ -52,8 +52,9 @@ class ProcessGroupSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> None:
-        parts = list(buckets(untied_tensors(weights), BUCKET))
-        device = parts[0][0][1].device
+        parts = split_into_buckets(weights, BUCKET)
+        part = await to_thread.run_sync(parts.__getitem__, 0)
+        device = part[0][1].device
         self._device = device if device.type == "cuda" else self._device
         try:
             if self._members != tuple(targets):
@@ -62,7 +63,10 @@ class ProcessGroupSync:
             async with AsyncExitStack() as stack:
                 for target in targets:
                     await stack.enter_async_context(weight_update(target))
-                for index, part in enumerate(parts):
+                for index in range(len(parts)):
+                    if index:
+                        del part  # So that there is one bucket at a time.
+                        part = await to_thread.run_sync(parts.__getitem__, index)
                     await self._broadcast(part, version if index == len(parts) - 1 else None, flush)
         except BaseException as error:
             with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
@@ -83,9 +87,8 @@ class ProcessGroupSync:
         }
         body |= {} if version is None else {"weight_version": str(version)}
         path = "/update_weights_from_distributed"
-        takes = [
-            partial(post_checked, target.client, path, body, within=load_timeout_s(part)) for target in self._members
-        ]
+        within = load_timeout_s(bucket_size(part))
+        takes = [partial(post_checked, target.client, path, body, within=within) for target in self._members]
         await run_all([*takes, partial(_run_in_thread, self._broadcast_tensors, part)])
 
     def _broadcast_tensors(self, part: Sequence[NamedTensor]) -> None:
@@ -93,7 +96,7 @@ class ProcessGroupSync:
         works = [dist.broadcast(tensor, src=0, group=self._group, async_op=True) for tensor in tensors]
         for work in works:
             if work is not None:
-                work.wait(timedelta(seconds=load_timeout_s(part)))
+                work.wait(timedelta(seconds=load_timeout_s(bucket_size(part))))
 
     async def _join(self, targets: tuple[SyncTarget, ...], backend: str) -> None:
         """Joins trainer and servers at the same time, since each waits for all others."""

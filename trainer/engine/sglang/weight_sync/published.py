@@ -10,7 +10,7 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from trainer.engine.base import Agreement, EngineError
+from trainer.engine.base import Agreement, BucketedWeights, EngineError
 from trainer.engine.sglang.replica import Replica
 from trainer.engine.sglang.weight_sync.base import untied_tensors
 from trainer.engine.sglang.weight_sync.verify import (
@@ -26,11 +26,11 @@ UNPUBLISHED = -1
 
 class PublishedWeights:
     """A copy on the CPU, as large as the weights: the trainer updates its own in place while rollouts are under way,
-    and any server may come back at any time."""
+    and any server may come back at any time. Of weights that are spread over ranks, each keeps its own part."""
 
     def __init__(self, reference: TrainerReference) -> None:
         self.version = UNPUBLISHED
-        self.weights: dict[str, Tensor] = {}
+        self.weights: Mapping[str, Tensor] = {}
         self.agreement: Agreement | None = None
         """The agreement of servers and trainer at the last publication; the worst of all servers."""
         self._compute_logprobs, self._probes = reference.compute_logprobs, make_probes(reference.image_processor)
@@ -57,7 +57,11 @@ class PublishedWeights:
 
     async def store(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copies weights that nobody changes meanwhile, and computes the trainer's logprobs of the probes."""
-        await to_thread.run_sync(self._copy, untied_tensors(weights))
+        if isinstance(weights, BucketedWeights):
+            await to_thread.run_sync(weights.keep)
+            self.weights = weights
+        else:
+            await to_thread.run_sync(self._copy, untied_tensors(weights))
         logprobs = await to_thread.run_sync(self._compute_reference)
         self._previous_logprobs, self._reference_logprobs, self.agreement, self.version = (
             self._reference_logprobs,
@@ -68,12 +72,13 @@ class PublishedWeights:
 
     def _copy(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Copies into the existing buffers where they fit, as two copies at once would need twice the memory."""
-        old, self.weights = self.weights, {}
+        old: Mapping[str, Tensor] = self.weights
+        self.weights = copies = dict[str, Tensor]()
         with torch.no_grad():
             for name, tensor in tensors:
                 buffer = old.get(name)
                 fits = buffer is not None and buffer.shape == tensor.shape and buffer.dtype == tensor.dtype
-                self.weights[name] = buffer.copy_(tensor) if buffer is not None and fits else _copy_to_cpu(tensor)
+                copies[name] = buffer.copy_(tensor) if buffer is not None and fits else _copy_to_cpu(tensor)
 
     async def verify(self, replica: Replica) -> None:
         """Raises EngineError if a server reports another version or has other weights."""

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
@@ -19,10 +20,10 @@ from trainer.engine.sglang.http_client import run_all
 from trainer.engine.sglang.weight_sync.base import (
     NamedTensor,
     SyncTarget,
-    buckets,
+    bucket_size,
     load_timeout_s,
     post_checked,
-    untied_tensors,
+    split_into_buckets,
     weight_update,
 )
 
@@ -43,22 +44,27 @@ class TensorSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> None:
-        parts = list(buckets(untied_tensors(weights), BUCKET))
-        device = parts[0][0][1].device
-        self._device = device if device.type == "cuda" else self._device
-        await run_all(partial(self._send_to, target, parts, version, flush) for target in targets)
+        parts = split_into_buckets(weights, BUCKET)
+        async with AsyncExitStack() as stack:
+            for index in range(len(parts)):
+                part = await to_thread.run_sync(parts.__getitem__, index)
+                device = part[0][1].device
+                self._device = device if device.type == "cuda" else self._device
+                if not index:
+                    for target in targets:
+                        await stack.enter_async_context(weight_update(target))
+                within = load_timeout_s(bucket_size(part))
+                flat = await to_thread.run_sync(flatten_bucket, part, self._device)  # Until all servers have answered.
+                del part  # So that there is one bucket at a time.
+                last = version if index == len(parts) - 1 else None
+                await run_all(partial(self._send_to, target, flat, last, flush, within) for target in targets)
+                del flat
 
-    async def _send_to(self, target: SyncTarget, parts: list[list[NamedTensor]], version: int, flush: bool) -> None:
-        async with weight_update(target):
-            for index, part in enumerate(parts):
-                last = index == len(parts) - 1
-                flat = await to_thread.run_sync(
-                    flatten_bucket, part, self._device
-                )  # Alive until the server has answered.
-                body = await to_thread.run_sync(
-                    _update_body, flat, target.features.ranks, version if last else None, flush
-                )
-                await post_checked(target.client, "/update_weights_from_tensor", body, within=load_timeout_s(part))
+    async def _send_to(
+        self, target: SyncTarget, flat: dict[str, object], version: int | None, flush: bool, within: float
+    ) -> None:
+        body = await to_thread.run_sync(_update_body, flat, target.features.ranks, version, flush)
+        await post_checked(target.client, "/update_weights_from_tensor", body, within=within)
 
     async def close(self) -> None:
         """Holds no resources."""

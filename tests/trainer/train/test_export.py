@@ -1,0 +1,164 @@
+"""`mtrl-train export`: from checkpoints of one process and of ranks to a folder that transformers and peft load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from typer.testing import CliRunner
+
+from tests.trainer.distributed.rank_pools import random_batch, running_ranks, save_wider_model
+from tests.trainer.policy.tiny_policies import tiny_model
+from tests.trainer.train.jobs import demo_model
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.cli import app
+from trainer.distributed.lead import LeadPolicy, LeadUpdater
+from trainer.policy.policy import Policy
+from trainer.policy.settings import LoraSettings, UpdateSettings
+from trainer.policy.update import PolicyUpdater
+from trainer.train.checkpoint import Checkpoints
+
+IDS = torch.tensor([[3, 7, 11, 2, 40, 9]])
+UPDATES = {"full": UpdateSettings(lr=1e-2), "lora": UpdateSettings(lr=1e-2, lora=LoraSettings(rank=4))}
+
+
+def export(*arguments: object, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["export", *map(str, arguments)])
+    assert done.exit_code == code and not isinstance(done.exception, Exception), done.output
+    return " ".join(done.output.split())
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in bfloat16 with a tokenizer, that training starts from."""
+    folder = tmp_path_factory.mktemp("start")
+    tiny_model(tie_word_embeddings=True).to(torch.bfloat16).save_pretrained(folder)
+    for pattern in ("tokenizer*", "chat_template*"):
+        for file in demo_model().glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """A run with one checkpoint for each kind of training, of one process and of two ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    runs = {}
+    with running_ranks(2, folder) as channel:
+        for kind, update in UPDATES.items():
+            alone, together = Policy.load(start, update), LeadPolicy.lead(channel, start, update)
+            updaters = (
+                PolicyUpdater(alone, AlgorithmSettings(), exact=True),
+                LeadUpdater(together, AlgorithmSettings(), exact=True, temperature=1.0),
+            )
+            for updater, policy, ranks in zip(updaters, (alone, together), (1, 2), strict=True):
+                updater.train_step(random_batch(tiny_model(tie_word_embeddings=True), 0))
+                runs[f"{kind}-{ranks}"] = write_run(folder / f"{kind}-{ranks}", policy, start)
+    yield runs
+    torch.set_num_threads(threads)
+
+
+def write_run(run: Path, policy: Policy, start: Path) -> Path:
+    """A run's folder with what `export` reads of it."""
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"model": str(start)}))
+
+    def write(folder: Path):  # type: ignore[no-untyped-def]
+        for file in start.glob("tokenizer*"):
+            shutil.copyfile(file, folder / file.name)
+        return policy.save(folder)
+
+    checkpoints = Checkpoints(run)
+    checkpoints.save(1, {}, write)
+    checkpoints.wait()
+    return run
+
+
+def trained_logits(run: Path, start: Path, kind: str) -> torch.Tensor:
+    """The logits of the policy that was saved, with its merged weights in the model's own dtype."""
+    policy = Policy.load(start, UPDATES[kind])
+    policy.resume(run / "checkpoints/000001")
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.bfloat16)
+    model.load_state_dict({name: value.to(torch.bfloat16) for name, value in policy.weights.items()})
+    return logits(model)
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        computed: torch.Tensor = model.eval()(IDS).logits
+    return computed
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", UPDATES)
+def test_transformers_loads_the_export_and_computes_the_trained_models_logits(
+    runs: dict[str, Path], start: Path, tmp_path: Path, kind: str, ranks: int
+) -> None:
+    run, out = runs[f"{kind}-{ranks}"], tmp_path / "exported"
+    assert "after 1 steps, in bfloat16" in export(run, "--out", out)
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(logits(model), trained_logits(run, start, kind))
+    assert not torch.equal(logits(model), logits(AutoModelForCausalLM.from_pretrained(start)))
+    assert AutoTokenizer.from_pretrained(out).get_vocab() == AutoTokenizer.from_pretrained(start).get_vocab()
+    assert {file.name for file in out.iterdir()} >= {"config.json", "generation_config.json", "model.safetensors"}
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # By peft itself.
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_peft_loads_the_exported_adapters(runs: dict[str, Path], start: Path, tmp_path: Path, ranks: int) -> None:
+    run, out = runs[f"lora-{ranks}"], tmp_path / "adapter"
+    assert "the adapters, after 1 steps" in export(run / "checkpoints/000001", "--adapter", "--out", out)
+    assert not (out / "model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(start)
+    loaded = PeftModel.from_pretrained(base, str(out)).merge_and_unload()
+    assert torch.allclose(logits(loaded), trained_logits(run, start, "lora"), atol=0.1)
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(start)
+
+
+def test_export_without_the_first_model_keeps_the_checkpoints_dtype(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(runs["full-2"] / "checkpoints/000001", tmp_path / "copy")
+    assert "in float32" in export(copy, "--out", tmp_path / "exported")
+    copy = shutil.copytree(runs["lora-2"] / "checkpoints/000001", tmp_path / "lora")
+    assert "name its folder with --model" in export(copy, "--out", tmp_path / "merged", code=2)
+    assert not (tmp_path / "merged").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_mistakes_are_named_before_anything_is_written(runs: dict[str, Path], start: Path, tmp_path: Path) -> None:
+    out, run = tmp_path / "out", runs["full-2"]
+    save_wider_model(tmp_path / "other")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "begun/checkpoints/.writing/shards").mkdir(parents=True)
+    cut = shutil.copytree(run, tmp_path / "cut") / "checkpoints/000001/shards/__1_0.distcp"
+    cut.write_bytes(cut.read_bytes()[:-100])
+    lost = shutil.copytree(run, tmp_path / "lost") / "checkpoints/000001/shards/__1_0.distcp"
+    lost.unlink()
+    for arguments, problem in (
+        ((tmp_path / "nowhere",), "there is no such folder"),
+        ((tmp_path / "empty",), "neither a run nor a whole checkpoint"),
+        ((tmp_path / "begun",), "the run has no checkpoint yet"),
+        ((tmp_path / "begun/checkpoints/.writing",), "it has no state.json, which is written last"),
+        ((tmp_path / "cut",), "__1_0.distcp has changed since it was written"),
+        ((tmp_path / "lost/checkpoints/000001",), "__1_0.distcp is missing"),
+        ((run, "--adapter"), "there are no adapters"),
+        ((run, "--model", tmp_path / "other"), "another model: intermediate_size is 32 there, not 48"),
+        ((runs["lora-2"], "--model", tmp_path / "other"), "size mismatch"),
+        ((run, "--model", tmp_path / "empty"), "there is no config.json here"),
+    ):
+        assert problem in export(*arguments, "--out", out, code=2), problem
+        assert not out.exists() and not list(tmp_path.glob(".*"))
+    assert "the folder exists already" in export(run, "--out", start, code=2)
+
+
+def test_checkpoint_of_ranks_is_not_taken_for_a_model(runs: dict[str, Path]) -> None:
+    done = CliRunner().invoke(app, ["serve-policy", "--model", str(runs["full-2"])])
+    assert done.exit_code == 2 and "mtrl-train export" in done.output, done.output

@@ -1,0 +1,52 @@
+"""The command `export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from trainer.cli.errors import report_errors
+from trainer.cli.options import RUN_PANEL, app
+
+
+@app.command(rich_help_panel=RUN_PANEL)
+def export(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints."),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new folder; it must not exist yet.")],
+    adapter: Annotated[bool, typer.Option("--adapter", help="With LoRA: write the adapters alone, for peft.")] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The model that training started from, if the run's has moved."),
+    ] = None,
+) -> None:
+    """Write a trained model as a Hugging Face folder: weights, configuration, tokenizer, chat template.
+
+    mtrl-train export runs/NAME --out models/mine                     the latest checkpoint of a run
+
+    mtrl-train export runs/NAME/checkpoints/000100 --out models/mine  an earlier one
+
+    mtrl-train export runs/NAME --adapter --out models/adapter        the LoRA adapters alone
+
+    Checkpoints of one process and of several ranks are read alike, without the ranks. Adapters are merged into their
+    model. Weights have the dtype of the model that training started from. Nothing is written if anything is wrong.
+    """
+    with report_errors(stopped=lambda: "nothing was exported"):
+        from trainer.model import configure_torch
+        from trainer.train.export_checkpoint import export_checkpoint
+
+        configure_torch()
+        exported = export_checkpoint(checkpoint, out, adapter=adapter, model=model, warn=_warn)
+    sys.stdout.write(f"{exported.kind}, after {exported.step} steps, in {exported.dtype}: {out}\n")
+    if not adapter:
+        sys.stdout.write(f"  mtrl-train serve-policy --model {quote(str(out))}  talk to it\n")
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"mtrl-train: {text}\n")

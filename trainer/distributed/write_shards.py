@@ -1,0 +1,85 @@
+"""Writes a checkpoint on all ranks: each copies its part to the host's memory, and writes that in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+
+from trainer.distributed.connect_ranks import BACKGROUND_S, ProcessGroupRanks
+from trainer.distributed.errors import RankError
+from trainer.policy.shards import INDEX_FILE, TrainedPart, first_failure
+from trainer.worker_thread import run_in_background
+
+Digests = dict[str, str]
+"""The sha256 of each file that was written, by its name; on rank 0."""
+
+
+def begin_writing(parts: Sequence[TrainedPart], folder: Path, ranks: ProcessGroupRanks) -> Future[Digests]:
+    """Copies this rank's tensors, and starts to write them to a folder that all ranks see. Runs on all ranks."""
+    if not folder.is_dir():  # torch would create it, on this machine's own disk.
+        problem = f"{folder.parent} is not there on this machine"
+        raise RankError(problem, "put the run's folder on a file system that all machines share, at the same path")
+    if ranks.background is not None:  # It is over on rank 0, and so about to be over here.
+        wait([ranks.background], BACKGROUND_S)
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        tensors |= part.tensors_by_key | part.optimizer_by_key
+    copies = {key: value.clone() if value.device.type == "cpu" else value.cpu() for key, value in tensors.items()}
+    work = partial(_write, copies, ShardWriter(folder, ranks.rank), ranks.background_group)
+    ranks.background = run_in_background("checkpoint", work)
+    return ranks.background
+
+
+def _write(copies: Any, writer: ShardWriter, group: dist.ProcessGroup) -> Digests:
+    """Writes the copies, and waits until all ranks have."""
+    try:
+        save(copies, storage_writer=writer, process_group=group)
+    except CheckpointException as error:  # On every rank, whichever failed.
+        raise first_failure(error) from error
+    return writer.digests
+
+
+class ShardWriter(FileSystemWriter):
+    """Writes torch's format, and tells rank 0 the digest of every file, so that a later change is noticed."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        super().__init__(folder, per_thread_copy_ahead=0)  # The copies are in host memory: no GPU is needed for them.
+        self._folder, self._own_files = folder, f"__{rank}_*"
+        self.digests: Digests = {}
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        """Writes this rank's file; its digest goes to rank 0 with the other results."""
+        future = super().write_data(plan, planner)
+        results = future.value()
+        for file in self._folder.glob(self._own_files):
+            results.append(WriteResult(MetadataIndex(file.name), 0, _digest(file)))
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Writes the index, on rank 0."""
+        digests = [item for written in results for item in written if _is_digest(item)]
+        self.digests = {item.index.fqn: item.storage_data for item in digests}
+        super().finish(metadata, [[item for item in written if not _is_digest(item)] for written in results])
+        self.digests[INDEX_FILE] = _digest(self._folder / INDEX_FILE)
+
+
+def _is_digest(item: WriteResult) -> bool:
+    return isinstance(item.storage_data, str)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
