@@ -26,8 +26,9 @@ from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, 
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.launch_ranks import LocalRanks
-from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel, is_connection_error
+from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel
 from trainer.distributed.rank_environment import detect_environment
+from trainer.distributed.rank_failures import is_connection_error
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy

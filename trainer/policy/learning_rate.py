@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import NamedTuple
 
 from trainer.policy.settings import UpdateSettings
 
@@ -53,8 +54,17 @@ def describe_rates(given: UpdateSettings, chosen: UpdateSettings, parameters: in
     return f"learning rate {chosen.rates.adamw:g} {warmup}: {source}"
 
 
-def find_unusual_rate(update: UpdateSettings, parameters: int) -> tuple[str, str] | None:
-    """A problem and its remedy, if the learning rate is far from those that models of this size are trained with."""
+class UnusualRate(NamedTuple):
+    """What is unusual about a learning rate."""
+
+    problem: str
+    remedy: str
+    is_harmful: bool
+    """Whether the model may forget; with too small a rate it only learns nothing."""
+
+
+def find_unusual_rate(update: UpdateSettings, parameters: int) -> UnusualRate | None:
+    """A learning rate that is far from those that models of this size are trained with."""
     typical, rate = default_rate(parameters, is_lora=update.lora is not None), update.rates.adamw
     if typical / USED_RANGE <= rate <= typical * USED_RANGE:
         return None
@@ -63,7 +73,8 @@ def find_unusual_rate(update: UpdateSettings, parameters: int) -> tuple[str, str
     problem = f"update.lr is {rate:g}: {effect}"
     low, high = typical / USED_RANGE, typical * USED_RANGE
     what = describe_training(update, parameters)
-    return problem, f"use {low:.1g} to {high:.1g} for {what}; left out, it is {typical:g}"
+    remedy = f"use {low:.1g} to {high:.1g} for {what}; left out, it is {typical:g}"
+    return UnusualRate(problem, remedy, is_harmful=rate > typical)
 
 
 def describe_training(update: UpdateSettings, parameters: int) -> str:

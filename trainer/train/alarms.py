@@ -12,7 +12,7 @@ from math import fsum, isfinite, log
 from gateway.types import EMPTY, Outcome
 from trainer.rollout.rollout import StopReason
 from trainer.train.alarm_input import AlarmInput, Metrics, find_rise, format_alarm, get_finite, mean
-from trainer.train.stragglers import find_straggler
+from trainer.train.stragglers import check_stragglers
 
 HISTORY_STEPS, QUIET_STEPS = 200, 5
 """Steps that alarms look back on, and those without a sign before an alarm may be printed again."""
@@ -301,25 +301,6 @@ def check_stale_groups(given: AlarmInput) -> str | None:
         " they were finished",
         "some rollouts take as long as several steps, so the long ones are lost",
         "raise `max_staleness`; or make steps longer (`prompts`, `n`) or rollouts shorter (`limits`)",
-    )
-
-
-def check_stragglers(given: AlarmInput) -> str | None:
-    """Alarms if a rank or a rollout worker is persistently slower than the others."""
-    straggler = find_straggler(given.history)
-    if straggler is None:
-        return None
-    if straggler.is_rank:
-        return format_alarm(
-            f"{straggler.name} takes {straggler.times:.1f} times as long for a token as the other ranks",
-            "its GPU is throttled or shared with another process; all ranks wait for it in every layer",
-            "look at that machine's clocks, temperature and processes, or leave it out: `--resume` takes any number of"
-            " ranks",
-        )
-    return format_alarm(
-        f"the rollout worker {straggler.name} takes {straggler.times:.1f} times as long between turns as the others",
-        "its machine is overloaded or far away, or its own tool servers are slow",
-        "look at that machine's load; end that worker, or start more of them elsewhere",
     )
 
 

@@ -51,10 +51,10 @@ def find_problems(job: Job) -> Iterator[Finding]:
 def find_warnings(job: Job) -> Iterator[Finding]:
     """What a run may be started with all the same: an unusual learning rate, too little space for checkpoints."""
     settings = job.settings
-    unusual = find_unusual_rate(settings.update, job.parameters)
-    for warning in (unusual, forecast_checkpoints(settings, job.parameters, settings.out or RUNS)):
-        if warning is not None:
-            yield Finding("wrong", *warning)
+    if unusual := find_unusual_rate(settings.update, job.parameters):
+        yield Finding("wrong" if unusual.is_harmful else "note", unusual.problem, unusual.remedy)
+    if forecast := forecast_checkpoints(settings, job.parameters, settings.out or RUNS):
+        yield Finding("wrong", *forecast)
 
 
 def _read_tasks(job: Job) -> list[Task]:

@@ -1,10 +1,12 @@
-"""Finds a rank or a rollout worker that is persistently slower than the others."""
+"""An alarm about a rank or a rollout worker that is persistently slower than the others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+
+from trainer.train.alarm_input import AlarmInput, format_alarm
 
 STRAGGLER_STEPS = 5
 """Steps in a row in which it must have been slow."""
@@ -61,3 +63,22 @@ def _rank_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
 def _read(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
     return {name: value for name, value in found.items() if value > 0}
+
+
+def check_stragglers(given: AlarmInput) -> str | None:
+    """Alarms if a rank or a rollout worker is persistently slower than the others."""
+    straggler = find_straggler(given.history)
+    if straggler is None:
+        return None
+    if straggler.is_rank:
+        return format_alarm(
+            f"{straggler.name} takes {straggler.times:.1f} times as long for a token as the other ranks",
+            "its GPU is throttled or shared with another process; all ranks wait for it in every layer",
+            "look at that machine's clocks, temperature and processes, or leave it out: `--resume` takes any number of"
+            " ranks",
+        )
+    return format_alarm(
+        f"the rollout worker {straggler.name} takes {straggler.times:.1f} times as long between turns as the others",
+        "its machine is overloaded or far away, or its own tool servers are slow",
+        "look at that machine's load; end that worker, or start more of them elsewhere",
+    )

@@ -62,7 +62,10 @@ def test_choosing_twice_changes_nothing() -> None:
 def test_rates_that_nobody_uses_are_told_with_the_range_that_is_used(
     rate: float, size: int, lora: LoraSettings | None, says: str, range: str
 ) -> None:
-    problem, remedy = find_unusual_rate(UpdateSettings(lr=rate, lora=lora), size) or ("", "")
+    unusual = find_unusual_rate(UpdateSettings(lr=rate, lora=lora), size)
+    assert unusual is not None
+    problem, remedy, is_harmful = unusual
+    assert is_harmful is (rate > 0.1), "a dry run fails for too large a rate only"
     assert problem.startswith(f"update.lr is {rate:g}: ") and says in problem and range in remedy
 
 
