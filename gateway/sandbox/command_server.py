@@ -27,7 +27,7 @@ INTERRUPT_S = 1.0
 """How long Python may take to end an interrupted call; after that it is killed, and its variables are lost."""
 MAX_ANSWER_BYTES = 64 * 2**20
 TOO_LONG = "it reached the time limit"
-SUBREAPER = 36
+LIBC, DUMPABLE, SUBREAPER = ctypes.CDLL(None), 4, 36
 KILL_ROUNDS = 100
 Reply = dict[str, Any]
 
@@ -42,6 +42,10 @@ class Output:
         room = self.most - len(self.data)
         self.data += chunk[:room]
         self.is_over = self.is_over or len(chunk) > room
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
 
 
 class Interpreter:
@@ -102,7 +106,7 @@ class Server:
             self.interpreter = None
         for _ in range(KILL_ROUNDS):
             reap(None)
-            if not list(children()):
+            if not [*children()]:
                 return
             time.sleep(0.002)
 
@@ -138,8 +142,7 @@ class Server:
             start_new_session=True,
             preexec_fn=be_killed_first,
         )
-        out, err = Output(request["output_bytes"]), Output(request["output_bytes"])
-        streams = {process.stdout: out, process.stderr: err}
+        streams = {stream: Output(request["output_bytes"]) for stream in (process.stdout, process.stderr)}
         deadline = time.monotonic() + request["timeout_s"]
         reason = communicate(process, streams, base64.b64decode(request["stdin"]), deadline)
         if reason:
@@ -148,7 +151,8 @@ class Server:
         for stream in (process.stdin, *streams):
             with suppress(BrokenPipeError):
                 stream.close()
-        return {"stdout": to_text(out), "stderr": to_text(err), "status": process.returncode, "stopped": reason}
+        out, err = (output.text for output in streams.values())
+        return {"stdout": out, "stderr": err, "status": process.returncode, "stopped": reason}
 
     def python(self, request: dict[str, Any]) -> Reply:
         """Runs code in the interpreter that the rollout keeps."""
@@ -163,11 +167,11 @@ class Server:
             self.interpreter = None
             status = interpreter.process.returncode
             return {
-                "stdout": to_text(out),
+                "stdout": out.text,
                 "stopped": reason or f"its process ended with status {status}",
                 "lost": True,
             }
-        return reply | {"stdout": to_text(out), "stopped": reason, "lost": False}
+        return reply | {"stdout": out.text, "stopped": reason, "lost": False}
 
     def ask(self, interpreter: Interpreter, request: dict[str, Any], out: Output) -> tuple[Reply | None, str]:
         """The interpreter's answer and why it was interrupted; no answer where it had to be ended."""
@@ -274,13 +278,9 @@ def stop_reason(out: Output) -> str:
     return f"it printed more than {out.most} bytes" if out.is_over else TOO_LONG
 
 
-def to_text(output: Output) -> str:
-    """The output as text."""
-    return bytes(output.data).decode("utf-8", "replace")
-
-
 def be_killed_first() -> None:
     """Where memory runs out, the kernel ends what was run, rather than this process."""
+    LIBC.prctl(DUMPABLE, 1, 0, 0, 0)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("900")
 
@@ -335,7 +335,8 @@ def main() -> None:
     for stream in (0, 1, 2):
         os.dup2(null, stream)
     os.close(null)
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    LIBC.prctl(SUBREAPER, 1, 0, 0, 0)
+    LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # Else programs could answer in its place, by its pipes and memory in `/proc`.
     server, reply = Server(), b"{}"
     while True:
         write_all(answers, len(reply).to_bytes(HEADER_BYTES, "big") + reply)

@@ -26,6 +26,7 @@ FILE_S = 30.0
 """Deadline of reading or writing a file."""
 MARGIN_S = 5.0
 """How long after its deadline a request may take to be answered: the rest of it is killed meanwhile."""
+MOST_IMAGES = interpreter_process.MOST_IMAGES
 LARGE_BYTES = 65536
 """Longer answers are parsed in a thread."""
 ENVIRONMENT = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib", "PYTHONHASHSEED": "0"}  # noqa: S108 - inside
@@ -110,14 +111,14 @@ class LocalSandbox:
         request = {"do": "run", "command": list(command), "stdin": base64.b64encode(stdin).decode()}
         reply = await self._ask(request | self._limits(timeout_s), timeout_s)
         if "error" in reply:
-            raise OSError(reply["error"])
-        status = reply["status"] if isinstance(reply["status"], int) else None
-        return self._completed(reply, str(reply["stderr"]), status)
+            raise OSError(str(reply["error"]))
+        status = reply.get("status")
+        return await self._completed(reply, str(reply.get("stderr", "")), status if isinstance(status, int) else None)
 
     async def run_python(self, code: str, timeout_s: float) -> Completed:
         request = {"do": "python", "code": code, "command": list(INTERPRETER_COMMAND)}
         reply = await self._ask(request | self._limits(timeout_s), timeout_s)
-        return self._completed(reply, str(reply.get("error", "")), None)
+        return await self._completed(reply, str(reply.get("error", "")), None)
 
     async def put(self, path: str, data: bytes) -> None:
         reply = await self._ask({"do": "put", "path": path, "data": base64.b64encode(data).decode()}, FILE_S)
@@ -128,7 +129,7 @@ class LocalSandbox:
         reply = await self._ask({"do": "get", "path": path, "most": max_bytes}, FILE_S)
         if "error" in reply:
             raise OSError(str(reply["error"]))
-        return base64.b64decode(str(reply["data"]))
+        return (await self._decode([reply.get("data")]))[0]
 
     async def stop(self) -> None:
         await self._process.stop()
@@ -136,16 +137,29 @@ class LocalSandbox:
     def _limits(self, timeout_s: float) -> dict[str, Any]:
         return {"timeout_s": timeout_s, "output_bytes": self._settings.output_bytes}
 
-    def _completed(self, reply: Mapping[str, Any], stderr: str, status: int | None) -> Completed:
-        stopped, hits = str(reply["stopped"]), self._process.group.hits()["memory"]
+    async def _completed(self, reply: Mapping[str, Any], stderr: str, status: int | None) -> Completed:
+        stopped, hits = str(reply.get("stopped", "")), self._process.group.hits()["memory"]
         if hits > self._memory_hits:
             self._memory_hits = hits
             stopped = f"it used more than {self._settings.memory_mb} MB of memory"
         elif stopped:
             limit = "output" if "printed" in stopped else "time" if "time limit" in stopped else "processes"
             statistics.count_hits({limit: 1})
-        images = tuple(base64.b64decode(str(image)) for image in reply.get("images", ()))
-        return Completed(str(reply["stdout"]), stderr, status, stopped, images, reply.get("lost") is True)
+        most, images = self._settings.output_bytes, await self._decode(reply.get("images", ()))
+        stdout = str(reply.get("stdout", ""))[:most]
+        return Completed(stdout, stderr[:most], status, stopped, images[:MOST_IMAGES], reply.get("lost") is True)
+
+    async def _decode(self, texts: Any) -> tuple[bytes, ...]:
+        """Decodes base64."""
+        try:
+            return tuple(base64.b64decode(text, validate=True) for text in texts)
+        except (ValueError, TypeError):
+            raise await self._unreadable() from None
+
+    async def _unreadable(self) -> SandboxEnded:
+        """Ends the sandbox: what runs in it may have answered in place of its server."""
+        await self.stop()
+        return SandboxEnded("its processes wrote an answer that cannot be read")
 
     async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         body = await self._process.ask(json.dumps(request).encode(), timeout_s + MARGIN_S)
@@ -155,8 +169,7 @@ class LocalSandbox:
             reply = None
         if isinstance(reply, dict):
             return reply
-        await self.stop()
-        raise SandboxEnded("its processes wrote an answer that cannot be read")
+        raise await self._unreadable()
 
 
 @asynccontextmanager

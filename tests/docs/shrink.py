@@ -11,7 +11,20 @@ import yaml
 from trainer.train.settings import DEMOS, TrainSettings
 
 JOBS = Path(__file__).parents[2] / "trainer" / "jobs"
-SUBCOMMANDS = ("check", "rollout", "render", "translate", "show", "why", "plot", "replay", "view", "eval", "plan", "export")
+SUBCOMMANDS = (
+    "check",
+    "rollout",
+    "render",
+    "translate",
+    "show",
+    "why",
+    "plot",
+    "replay",
+    "view",
+    "eval",
+    "plan",
+    "export",
+)
 TRANSLATED = ("--verl-config", "--swift", "--trl")
 MOST_ROWS = 4
 MOST_STEPS = 4

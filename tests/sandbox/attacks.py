@@ -108,6 +108,12 @@ PROCESSES = {
         "there is none",
     ),
     "signals the sandbox's first process": Attack("import os; os.kill(1, 9); print('SUCCEEDED')", DENIED, False),
+    "opens the pipes of the server of commands": Attack(
+        "import os; print(os.listdir(f'/proc/{{os.getppid()}}/fd'), 'SUCCEEDED')", DENIED
+    ),
+    "opens the memory of the server of commands": Attack(
+        "import os; open(f'/proc/{{os.getppid()}}/mem', 'rb+'); print('SUCCEEDED')", DENIED, False
+    ),
     "reads the first process's environment": Attack(_reads("'/proc/1/environ'"), DENIED, False),
     "traces a process": Attack(LIBC + "result = libc.ptrace(16, 1, 0, 0)" + CHECK, DENIED, False),
     "reads another process's memory": Attack(
