@@ -150,6 +150,8 @@ def part_from_json(value: Mapping[str, Any]) -> Part:
             return _MEDIA[kind](_from_base64(data), mime)
         case {"type": "resource", "uri": str(), **rest}:
             data = rest.pop("data", None)
+            if not all(isinstance(text, str | None) for text in rest.values()):
+                raise WireError(f"not a valid resource: {str(value)[:80]!r}")
             return Resource(value["uri"], **rest, data=None if data is None else _from_base64(data))
     raise WireError(f"not a valid part: {str(value)[:80]!r}")
 

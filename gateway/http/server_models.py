@@ -62,7 +62,7 @@ class Sandboxes(StrictModel):
     running: Count
     refusals: Count
     """Sandboxes that could not be started."""
-    limits_hit: dict[str, int]
+    limits_hit: dict[str, Count]
     """By limit: memory, processes, output, time."""
 
 

@@ -119,7 +119,8 @@ def _remove(folder: Path) -> None:
     def make_writable(function: Callable[..., Any], path: str, _: Any) -> None:
         with suppress(OSError):
             for item in (os.path.dirname(path), path):
-                Path(item).chmod(0o700)
+                if not os.path.islink(item):  # A program may have led it to a file that is not its own.
+                    os.chmod(item, 0o700)
             function(path)
 
     with suppress(OSError, RecursionError):

@@ -25,7 +25,7 @@ from gateway.large_json import run_beside
 from gateway.mcp_client.reaper import Reaper
 from gateway.native.process_protocol import MAX_VALUES
 from gateway.sandbox.bubblewrap import Confined, python_folders
-from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded
+from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded, SandboxKilled, answer_time_s
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 GATEWAY_FOLDER = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-B", "-m", "gateway.native.sandbox_worker")
+SENT_KWARGS = ("create_kwargs", "execute_kwargs", "release_kwargs")
 LOAD_S, RELEASE_S, MAX_CALL_S = 60.0, 10.0, 86_400.0
 OUTCOMES = (Outcome.OK, Outcome.ERROR, Outcome.INVALID)
 """Outcomes that a sandbox may report. The others mean that the infrastructure failed, so that nothing is scored."""
@@ -92,7 +93,7 @@ class SandboxedToolset:
         process = await ConfinedProcess.start(Confined(COMMAND, tool.settings, readable, env=env), self.reaper)
         try:
             await process.ask(dumps({**tool.start, "kwargs": dict(kwargs)}), LOAD_S)
-        except SandboxEnded as error:
+        except (SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"tool {tool.spec.name!r} could not be loaded in its sandbox: {error}") from error
         return process
 
@@ -116,11 +117,18 @@ class _SandboxedSession:
         message = {"arguments": parse_arguments(call.arguments), "name": call.name, "instance_id": str(uuid4())}
         try:
             process = await self._started(tool)
-            return await _read_result(await process.ask(dumps(message), MAX_CALL_S))
         except Unavailable as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
+        try:
+            with anyio.move_on_after(answer_time_s()):
+                return await _read_result(await process.ask(dumps(message), MAX_CALL_S))
+            raise SandboxEnded("it did not answer in time")
+        except SandboxKilled as error:
+            log.error("tool %s: %s", call.name, error)
+            return ToolResult((Text("The tool is not available."),), Outcome.UNKNOWN, reason=str(error))
         except SandboxEnded as error:
+            await process.stop()
             text = f"The tool's sandbox was ended: {error}."
             return ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
 
@@ -131,7 +139,9 @@ class _SandboxedSession:
             if process is None or not process.alive:
                 if process is not None:
                     await process.stop()
-                kwargs = kwargs_by_method(self._task.create.get(name, {}))
+                given = kwargs_by_method(self._task.create.get(name, {}))
+                # Not what rewards are computed with: what runs inside could read it.
+                kwargs = {key: given[key] for key in SENT_KWARGS if key in given and tool.start["is_class"]}
                 process = self._processes[name] = await self._toolset.start(tool, kwargs)
             return process
 
@@ -148,7 +158,7 @@ class _SandboxedSession:
 
     async def _close(self, tool: SandboxedTool, process: ConfinedProcess) -> None:
         if tool.start["is_class"] and process.alive:
-            with suppress(SandboxEnded, Unavailable):
+            with suppress(SandboxEnded, SandboxKilled):
                 await process.ask(dumps({"do": "release"}), RELEASE_S)
         await process.stop()
 

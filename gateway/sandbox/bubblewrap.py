@@ -166,9 +166,22 @@ def python_folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys((sys.base_prefix, os.path.realpath(sys.prefix), sys.prefix)))
 
 
-@cache
 def find_problem() -> str | None:
-    """Why bubblewrap cannot be used on this machine, with what to do; None if it can."""
+    """Why bubblewrap cannot be used on this machine, with what to do; None if it can.
+
+    It is tried until it works: a failure may pass.
+    """
+    if not _WORKS:
+        if problem := _try_it():
+            return problem
+        _WORKS.append(True)
+    return None
+
+
+_WORKS: list[bool] = []
+
+
+def _try_it() -> str | None:
     missing = [name for name in NEEDED_PROGRAMS if shutil.which(name) is None]
     if missing:
         packages = "bubblewrap, util-linux and mount"

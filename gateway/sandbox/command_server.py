@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-HEADER_BYTES = 8
+HEADER_BYTES, NO_WAIT = 8, os.O_NONBLOCK
 CHUNK_BYTES = 65536
 LEFT_OPEN_S = 0.2
 """How long output is read that a process left behind holds open."""
@@ -111,15 +111,15 @@ class Server:
             time.sleep(0.002)
 
     def put(self, request: dict[str, Any]) -> Reply:
-        """Writes a file, with the folders that it is in."""
+        """Writes a file, with the folders that it is in. Opening a pipe does not wait for who reads it."""
         os.makedirs(os.path.dirname(os.path.abspath(request["path"])), exist_ok=True)
-        with open(request["path"], "wb") as file:
+        with open(os.open(request["path"], NO_WAIT | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as file:
             file.write(base64.b64decode(request["data"]))
         return {}
 
     def get(self, request: dict[str, Any]) -> Reply:
         """Reads a file up to a size. No pipe or device: opening one may wait for ever."""
-        descriptor = os.open(request["path"], os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(request["path"], os.O_RDONLY | NO_WAIT)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(request["most"] + 1) or b""
         if len(data) > request["most"]:

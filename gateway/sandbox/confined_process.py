@@ -19,11 +19,23 @@ from gateway.sandbox.sandboxed_command import open_command
 
 START_S = 30.0
 READY_BYTES = 65536
+ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE = 1.5, 0.15
+"""Time that is left of a call for ending its sandbox, in seconds and as a share of the call."""
 MAX_ANSWER_BYTES = 128 * 2**20
 
 
 class SandboxEnded(Exception):
     """What ran in a sandbox ended it, or reached a limit that ends it."""
+
+
+class SandboxKilled(Exception):
+    """A sandbox was ended from outside: what it had done by then is not known, and nobody's fault in it."""
+
+
+def answer_time_s() -> float:
+    """How long a request may take: a little less than its call, so that a late answer is the policy's error."""
+    left_s = anyio.current_effective_deadline() - anyio.current_time()
+    return max(0.05, left_s - min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * left_s))
 
 
 class ConfinedProcess:
@@ -39,20 +51,25 @@ class ConfinedProcess:
     async def start(cls, confined: Confined, reaper: Reaper) -> Self:
         """Starts the command and waits until it is ready; raises Unavailable."""
         began = time.perf_counter()
-        async with AsyncExitStack() as stack:
-            held = await stack.enter_async_context(open_command(confined, reaper))
-            started = cls(PipeProcess.start(held.line), confined.settings, held.group)
-            stack.push_async_callback(started.process.kill)
-            reaper.add(started.process.pid)
-            stack.callback(reaper.remove, started.process.pid)
-            await started._wait_until_ready()
-            started._stack = stack.pop_all()
+        try:
+            async with AsyncExitStack() as stack:
+                held = await stack.enter_async_context(open_command(confined, reaper))
+                started = cls(PipeProcess.start(held.line), confined.settings, held.group)
+                stack.push_async_callback(started.process.kill)
+                reaper.add(started.process.pid)
+                stack.callback(reaper.remove, started.process.pid)
+                await started._wait_until_ready()
+                started._stack = stack.pop_all()
+        except OSError as error:  # No descriptors, processes or memory are left on this machine.
+            statistics.count_refusal()
+            raise Unavailable(f"a sandbox did not start: {error}") from error
         statistics.count_start(time.perf_counter() - began)
         return started
 
     @property
     def alive(self) -> bool:
-        return not self._is_stopped and self.process.exit_code is None
+        """Whether it takes requests. Of one that has ended by itself, the next request tells why."""
+        return not self._is_stopped
 
     async def _wait_until_ready(self) -> None:
         try:
@@ -68,9 +85,9 @@ class ConfinedProcess:
 
     async def ask(self, message: bytes, timeout_s: float) -> bytes:
         """Sends a message and waits for the answer. One that is late or cancelled ends the sandbox: nobody would know
-        what it left. Raises SandboxEnded, or Unavailable if the sandbox was ended from outside."""
+        what it left. Raises SandboxEnded, or SandboxKilled if the sandbox was ended from outside."""
         async with self._lock:
-            if not self.alive:
+            if self._is_stopped or self.process.exit_code is not None:
                 raise SandboxEnded(await self._end_reason())
             try:
                 with anyio.fail_after(timeout_s):
@@ -93,7 +110,7 @@ class ConfinedProcess:
         if hits["memory"]:
             return f"its processes used more than {self.settings.memory_mb} MB of memory"
         if code is not None and code < 0:
-            raise Unavailable(f"the sandbox was ended from outside, by signal {-code}")
+            raise SandboxKilled(f"the sandbox was ended from outside, by signal {-code}")
         return f"its processes ended it{f': {text}' if text else ''}"
 
     async def stop(self) -> None:

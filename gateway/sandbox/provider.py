@@ -58,7 +58,7 @@ class Sandbox(Protocol):
     def alive(self) -> bool: ...
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
-        """Runs a command. Raises SandboxEnded, or Unavailable if the provider failed."""
+        """Runs a command. Raises SandboxEnded, or SandboxKilled if it was ended from outside."""
         ...
 
     async def run_python(self, code: str, timeout_s: float) -> Completed:
@@ -145,15 +145,15 @@ class LocalSandbox:
         elif stopped:
             limit = "output" if "printed" in stopped else "time" if "time limit" in stopped else "processes"
             statistics.count_hits({limit: 1})
-        most, images = self._settings.output_bytes, await self._decode(reply.get("images", ()))
+        most, images = self._settings.output_bytes, await self._decode(reply.get("images", []))
         stdout = str(reply.get("stdout", ""))[:most]
-        return Completed(stdout, stderr[:most], status, stopped, images[:MOST_IMAGES], reply.get("lost") is True)
+        return Completed(stdout, stderr[:most], status, stopped, images, reply.get("lost") is True)
 
     async def _decode(self, texts: Any) -> tuple[bytes, ...]:
         """Decodes base64."""
         try:
-            return tuple(base64.b64decode(text, validate=True) for text in texts)
-        except (ValueError, TypeError):
+            return tuple(base64.b64decode(text, validate=True) for text in texts[:MOST_IMAGES])
+        except (ValueError, TypeError, KeyError):
             raise await self._unreadable() from None
 
     async def _unreadable(self) -> SandboxEnded:

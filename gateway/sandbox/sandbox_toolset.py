@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import Unavailable
-from gateway.sandbox.confined_process import SandboxEnded
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
 from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -99,12 +99,13 @@ class _SandboxSession:
         arguments = parse_arguments(call.arguments)
         try:
             sandbox = await self._started()
-            if call.name == "files":
-                return ToolResult((Text(await run_files(sandbox, arguments)),))
-            if call.name == "python":
-                return _python_result(await sandbox.run_python(str(arguments["code"]), _time_left_s()))
-            words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", "bash", "-c", str(arguments["command"]))
-            return _shell_result(await sandbox.run(words, b"", _time_left_s()))
+            with anyio.move_on_after(answer_time_s()):
+                return await _ask(sandbox, call.name, arguments)
+            await sandbox.stop()
+            raise SandboxEnded("it did not answer in time")
+        except SandboxKilled as error:
+            log.error("tool %s: %s", call.name, error)
+            return ToolResult((Text("The tool is not available."),), Outcome.UNKNOWN, reason=str(error))
         except Unavailable as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
@@ -132,6 +133,15 @@ class _SandboxSession:
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             await sandbox.stop()
+
+
+async def _ask(sandbox: Sandbox, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    if name == "files":
+        return ToolResult((Text(await run_files(sandbox, arguments)),))
+    if name == "python":
+        return _python_result(await sandbox.run_python(str(arguments["code"]), _time_left_s()))
+    words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", "bash", "-c", str(arguments["command"]))
+    return _shell_result(await sandbox.run(words, b"", _time_left_s()))
 
 
 def _time_left_s() -> float:

@@ -73,7 +73,7 @@ async def test_tracing_is_off_without_a_collector() -> None:
 
 async def test_collector_without_opentelemetry_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"pip install -e '\.\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'mtrl-rl\[otel\]'"):
         async with tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}):
             pass
 

@@ -216,7 +216,7 @@ def test_an_mp4_is_decoded_if_pyav_is_installed() -> None:
 
 def test_an_mp4_names_the_extra_if_pyav_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "av", None)
-    with pytest.raises(MediaError, match=r"pip install -e '\.\[video\]'"):
+    with pytest.raises(MediaError, match=r"pip install 'mtrl-rl\[video\]'"):
         process_video({"video": b"\0\0\0\x18ftypisom"})
 
 

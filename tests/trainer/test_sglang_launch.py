@@ -177,7 +177,7 @@ async def test_memory_plan_is_printed_even_if_the_server_fails(monkeypatch: pyte
     console = Console(file=io.StringIO(), width=200)
     async with AsyncExitStack() as stack:
         with pytest.raises(EngineError, match="no memory"):
-            await start._build_train_loop(job, folder, None, stack, console)
+            await start._build_train_loop(job, job.settings, folder, None, stack, console)
     assert "the server may take 50%" in console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -62,7 +62,8 @@ class ProcessGroupRanks:
     @cached_property
     def background_group(self) -> dist.ProcessGroup:
         """A group for what runs beside the commands, whose calls would mix with theirs. Made by all ranks."""
-        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self.timeout)
+        with _chosen_interface(self.environment):
+            group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self.timeout)
         _set_pg_timeout(max(self.timeout, timedelta(seconds=BACKGROUND_S)), group)
         return group
 

@@ -68,7 +68,9 @@ class Follower:
             problem = f"the model's folder {model} is not there; copy it to all machines, or share it"
         mark = Path(command.arguments["mark"])
         if not problem and not mark.exists():
-            problem = f"the run's folder {mark.parent} is another one here; put it on a disk that all machines share"
+            problem = (
+                f"the run's folder {mark.parent.parent} is another one here; put it on a disk that all machines share"
+            )
         return {
             "problem": problem,
             "versions": find_versions(),

@@ -206,6 +206,7 @@ async def _watch(channel: LeaderChannel, find_ended: FindEnded) -> None:
 
 
 def _check(channel: LeaderChannel, run_settings: Mapping[str, Any], model: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder.absolute(), prefix=".ranks-") as mark:  # All ranks write checkpoints there.
         arguments = {"model": str(model.absolute()), "mark": mark.name}
         with channel.command("check", arguments):

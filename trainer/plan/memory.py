@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer.plan.devices import Device
 from trainer.policy.memory_plan import (
+    BUCKET_BYTES,
     FLOAT_BYTES,
     MAX_FRACTION,
     SERVER_OVERHEAD,
@@ -64,7 +65,7 @@ def measure_model(folder: Path, settings: TrainSettings) -> ModelSize:
 def plan_rank(model: ModelSize, ranks: int, available: float, shard: int | None = None) -> MemoryPlan:
     """The memory of rank 0: what belongs to weights is divided among the ranks of a copy, what an update keeps is not.
 
-    `shard` is the number of ranks that share a copy; by default all do. Rank 0 also gathers a whole copy for engines.
+    `shard` is the number of ranks that share a copy; by default all do. Rank 0 also gathers buckets of weights.
     """
     shards = min(shard or ranks, ranks)
     sharded = [replace(part, size=-(-part.size // shards)) for part in model.parts]
@@ -73,7 +74,7 @@ def plan_rank(model: ModelSize, ranks: int, available: float, shard: int | None 
         gathered = GATHERED_LAYERS * HALF_BYTES * model.numbers // max(1, model.layers)
         whole = [
             MemoryPart("gathered layers", gathered, is_transient=True),
-            MemoryPart("whole weights for the engine", FLOAT_BYTES * model.numbers, is_transient=True),
+            MemoryPart("weights on their way", min(FLOAT_BYTES * model.numbers, BUCKET_BYTES), is_transient=True),
         ]
     return MemoryPlan((*sharded, *whole, *model.passes), int(MAX_FRACTION * available))
 

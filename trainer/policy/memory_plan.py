@@ -21,6 +21,8 @@ from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 from trainer.vision.family import family_from_config
 
 GIB = 1024**3
+BUCKET_BYTES = GIB
+"""Weights that ranks gather at once for servers."""
 FLOAT_BYTES = 4
 SMALLER_MODEL = "use a smaller model"
 FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
@@ -94,7 +96,9 @@ def plan_memory(
     if update and algorithm:
         parts += [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
         if shards > 1:
-            parts.append(MemoryPart("whole weights for the engine", weight_bytes(model), is_transient=True))
+            is_embedded = settings.engine == "torch" or (settings.engine == "auto" and not can_use_sglang())
+            most = weight_bytes(model) if is_embedded else min(weight_bytes(model), BUCKET_BYTES)
+            parts.append(MemoryPart("weights on their way", most, is_transient=True))
         parts += plan_update_pass(model, update, max(update.tokens, tokens))
     return MemoryPlan(tuple(parts), free_memory() if available is None else available)
 

@@ -1,4 +1,4 @@
-"""Dry run: checks settings, tools, data, template and memory, prints the plan, and starts nothing."""
+"""Dry run: checks settings, tools, data, template and memory, and plays scripted rollouts. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trainer.check import Finding, describe_images, example_rollout, print_findi
 from trainer.distributed.lead import count_shards
 from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_plan import plan_placement
+from trainer.template.errors import TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job
 from trainer.train.preflight import find_problems, find_warnings
@@ -53,7 +54,11 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         print_rollouts(
             [example_rollout(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokenizer.decode
         )
-        findings = [*find_problems(job), *find_warnings(job), *await _rehearse(job)]
+        findings = [*find_problems(job), *find_warnings(job)]
+        try:
+            findings += await _rehearse(job)
+        except TemplateError as error:
+            findings.append(Finding("wrong", error.problem, error.remedy))
         console.print()
         for finding in findings:
             print_finding(finding, console)

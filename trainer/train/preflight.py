@@ -21,7 +21,7 @@ from trainer.train.job import DEMO_TASKS_CHECKED, Job
 from trainer.train.run_folder import RUNS
 from trainer.train.settings import DEMOS
 
-MAX_TASKS = 10_000
+MAX_TASKS = 1000
 """Tasks that are read; what is wrong with a data set is wrong with its first rows."""
 MEASURED_PROMPTS = 8
 """Of the longest prompts in characters, so many are measured in tokens."""
@@ -44,7 +44,7 @@ def find_problems(job: Job) -> Iterator[Finding]:
     if job.settings.environment is None and not job.settings.objects:
         tasks = _read_tasks(job)
         yield from _check_truth(job, tasks)
-        if job.settings.agent is None:
+        if job.settings.agent is None and not hasattr(job.stepper, "begin"):  # It may replace the row's messages.
             yield from _check_prompts(job, tasks)
 
 

@@ -28,6 +28,8 @@ WALL_S = 120.0
 WRONG_ANSWER = "I do not know."
 CALLING, ANSWERING = 0, 1
 """The indexes of the two rollouts: one calls a tool before it answers, the other only answers."""
+MAX_TURNS = 3
+"""Turns of each: somebody may be paid for answers to them."""
 SHOWN = 300
 
 
@@ -39,7 +41,12 @@ async def rehearse(job: Job) -> list[Finding]:
     limits = job.settings.limits
     runner = replace(
         job.make_runner(ScriptedEngine(_make_script(job, task, specs)), NullObserver()),
-        limits=limits.model_copy(update={"wall_s": min(limits.wall_s, WALL_S)}),
+        limits=limits.model_copy(
+            update={
+                "wall_s": min(limits.wall_s, WALL_S),
+                "assistant_turns": min(limits.assistant_turns, MAX_TURNS),
+            }
+        ),
     )
     rollouts = [await runner.run(task, group=GROUP, index=index) for index in (CALLING, ANSWERING)]
     findings = list(_check_offer(job, specs))
@@ -55,12 +62,12 @@ def _make_script(job: Job, task: Task, specs: Sequence[ToolSpec]) -> Callable[[S
     asked: tuple[Message, ...] = ({"role": "user", "content": "Go on."},)
     answer = render_reply(job.template, asked, {"role": "assistant", "content": WRONG_ANSWER}, specs)
     turns: dict[str, int] = {}
+    tool = choose_tool(specs)
 
     def script(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
         turn = turns[key] = turns.get(key, -1) + 1
-        if turn or not specs or not key.endswith(f"/{CALLING}"):
+        if turn or tool is None or not key.endswith(f"/{CALLING}"):
             return answer
-        tool = choose_tool(specs)
         call = build_call("call00000", tool.name, json.dumps(make_arguments(tool.parameters)))
         message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
         return render_reply(job.template, asked, message, specs)
@@ -68,9 +75,10 @@ def _make_script(job: Job, task: Task, specs: Sequence[ToolSpec]) -> Callable[[S
     return script
 
 
-def choose_tool(specs: Sequence[ToolSpec]) -> ToolSpec:
-    """The first tool that says it changes nothing, or else the first."""
-    return next((spec for spec in specs if spec.hints.read_only), specs[0])
+def choose_tool(specs: Sequence[ToolSpec]) -> ToolSpec | None:
+    """The first tool that says it changes nothing, or else the first that does not say it destroys something."""
+    harmless = [spec for spec in specs if spec.hints.read_only or not spec.hints.destructive]
+    return next((spec for spec in harmless if spec.hints.read_only), harmless[0] if harmless else None)
 
 
 def make_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,11 +121,12 @@ def _check_rollout(rollout: Rollout, specs: Sequence[ToolSpec]) -> Iterator[Find
         remedy = "mend what the reason names; such rollouts are never trained on"
         yield Finding("wrong", f"a scripted rollout {name} ended with {rollout.stop}: {rollout.reason}", remedy)
         return
-    if rollout.index != CALLING or not specs or not rollout.turns:
+    tool = choose_tool(specs)
+    if rollout.index != CALLING or tool is None or not rollout.turns:
         return
     if not rollout.turns[0].calls:
         remedy = "correct the model's stop ids or `template.parser`; `mtrl-train render` shows the template"
-        yield Finding("wrong", f"a call of `{choose_tool(specs).name}` is not read: the turn ended before it", remedy)
+        yield Finding("wrong", f"a call of `{tool.name}` is not read: the turn ended before it", remedy)
     for entry in rollout.ledger:
         if entry.author is Author.TOOL and any(outcome != "ok" for outcome in entry.outcomes):
             text = " ".join(str(message.get("content")) for message in entry.messages)[:SHOWN]

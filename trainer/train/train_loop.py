@@ -49,7 +49,7 @@ class NothingScoredError(Exception):
 
     def __init__(self, step: int, reasons: Counter[str]) -> None:
         commonest = "".join(f"\n  {count} x {reason}" for reason, count in reasons.most_common(SHOWN_REASONS))
-        remedy = "fix these problems, then continue with --resume from the last step that was trained"
+        remedy = "fix these problems, then continue with --resume from the latest checkpoint"
         super().__init__(
             f"no rollout of step {step} could be scored, so the run stops; the reasons:{commonest}\n  remedy: {remedy}"
         )
@@ -149,10 +149,12 @@ class TrainLoop:
         if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
             metrics |= await self._evaluate()
         self._report(metrics, rollouts.lost_reasons)
-        if not any(group.scored for group in rollouts.groups):  # Not saved in place of a good step.
+        if not any(group.scored for group in rollouts.scored):  # Not saved in place of a good step.
             raise NothingScoredError(step, rollouts.lost_reasons)
         if self.best.is_improved_by(metrics.get(METRIC)):
             await self._save()
+            with progress.phase("saving"):  # Until it is on the disk, the one before it is the best.
+                await to_thread.run_sync(self.folder.checkpoints.wait)
             self._record_best(metrics[METRIC])
         else:
             await self._save_if_due()

@@ -101,5 +101,5 @@ def test_unknown_targets_and_missing_peft_are_explained(monkeypatch: pytest.Monk
     with pytest.raises(PolicyError, match=r"`update.lora.targets`: .*nowhere"):
         Policy(tiny_model(), UpdateSettings(lora=LoraSettings(targets=("nowhere",))))
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(PolicyError, match=r"remedy: pip install -e '\.\[lora\]'"):
+    with pytest.raises(PolicyError, match=r"remedy: pip install 'mtrl-rl\[lora\]'"):
         Policy(tiny_model(), UPDATE)

@@ -128,7 +128,7 @@ async def test_vision_encoder_trains_if_configured(
 async def test_reference_and_critic_read_images_too(sees: Path) -> None:
     algorithm = AlgorithmSettings.model_validate({"kl": {"coefficient": 0.1}, "credit": CreditSettings(kind="gae")})
     given = lesson_of(await play(sees, [ONE, TWO], n=2), algorithm)
-    policy = policy_of(sees, critic={})
+    policy = policy_of(sees, critic={"lr": 1e-3})
     learner = PolicyUpdater(policy, algorithm, exact=True)
     first, second = learner.train_step(given), learner.train_step(given)
     assert abs(first["kl/reference"]) < 1e-6 < second["kl/reference"]
