@@ -44,7 +44,7 @@ EVAL_TASKS = 100
 """Held-out tasks of one greedy evaluation."""
 SAMPLED_STEPS = 5
 """Sampled success is the mean over this many steps' own rollouts. No task of the job comes twice."""
-PACKAGES = ("mtrl", "torch", "transformers")
+PACKAGES = ("mtrl-rl", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ CONTROL_TITLES = {
     "follows": "answer follows those images",
 }
 """The control experiments of the vision job; see `bench/image_controls.py`."""
-PACKAGES = ("mtrl", "torch", "transformers", "mcp")
+PACKAGES = ("mtrl-rl", "torch", "transformers", "mcp")
 
 
 @dataclass(frozen=True, slots=True)

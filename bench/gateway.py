@@ -25,7 +25,7 @@ from scale import Scale, measure_scale
 from table import compute_figures, format_promises, format_table
 
 RESULTS = Path(__file__).with_name("results")
-PACKAGES = ("mtrl", "mcp", "anyio", "uvicorn", "uvloop", "httptools", "pydantic")
+PACKAGES = ("mtrl-rl", "mcp", "anyio", "uvicorn", "uvloop", "httptools", "pydantic")
 
 
 def main() -> None:

@@ -338,7 +338,7 @@ def _evaluate(run: Path) -> dict[str, Any]:
 def describe_environment() -> dict[str, str]:
     """Date, machine, versions and changed limits."""
     versions = (
-        f"Python {platform.python_version()}, SGLang {TESTED[0]}, mtrl {version('mtrl')}, torch {version('torch')}"
+        f"Python {platform.python_version()}, SGLang {TESTED[0]}, mtrl {version('mtrl-rl')}, torch {version('torch')}"
     )
     machine = f"{os.cpu_count()} cores, {platform.machine()}; load {os.getloadavg()[0]:.1f} in the end"
     job_limit = yaml.safe_load(JOB.read_text())["limits"]["wall_s"]

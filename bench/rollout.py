@@ -36,7 +36,7 @@ DELAYS_S = (0.0, 0.05, 0.5)
 PROMISED = {"generate, a rollout at a time": 5, "continuous batching": 1}
 """How many times faster than each; one rollout at a time is how a plain loop over `generate` works."""
 LOCK_STEP = "generate, in lock step"
-PACKAGES = ("mtrl", "torch", "transformers", "anyio")
+PACKAGES = ("mtrl-rl", "torch", "transformers", "anyio")
 
 
 @dataclass(frozen=True, slots=True)

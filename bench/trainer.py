@@ -54,7 +54,7 @@ OURS, OURS_MCP = "mtrl", "mtrl_mcp"
 TRL_TUNED, TRL_DEFAULT = "trl", "trl_as_it_comes"
 """With settings that make it fastest, in our precision; and with its defaults."""
 TIMEOUT_S = 400.0
-PACKAGES = ("mtrl", "torch", "transformers")
+PACKAGES = ("mtrl-rl", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)

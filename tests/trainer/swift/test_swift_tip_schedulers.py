@@ -82,5 +82,5 @@ async def test_missing_solution_column_is_reported(write: Write) -> None:
 async def test_missing_math_verify_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(multi_turns) == set(BUILTIN_SCHEDULERS)
     monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(ConfigError, match="run `pip install 'mtrl\\[math\\]'`"):
+    with pytest.raises(ConfigError, match="run `pip install 'mtrl-rl\\[math\\]'`"):
         await run_scheduler(NAMED, [], name=name)

@@ -95,7 +95,7 @@ async def test_missing_packages_and_files_are_reported_before_loading(
     with pytest.raises(ConfigError, match="the package trackio cannot be imported"):
         await dry_run(small_job(report=["trackio"]), string_console())
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"the folder has only adapters\n.*merge"):
+    with pytest.raises(ConfigError, match=r"the folder has only adapters\n.*mtrl-train export"):
         await dry_run(small_job(model=str(tmp_path)), string_console())
     assert not (tmp_path / "run").exists()
 
