@@ -43,6 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailureNames(reporter))
 
 
+def pytest_sessionfinish() -> None:
+    """Saves what was measured: pytest-xdist kills processes that take more than seconds to end, with what they have."""
+    coverage = sys.modules.get("coverage")
+    measuring = coverage.Coverage.current() if coverage else None
+    if measuring is not None:
+        measuring.save()
+
+
 class FailureNames:
     """Prints the name of each test that fails, among the dots, and limits how many may pass on a second run.
 
