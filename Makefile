@@ -13,8 +13,13 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
+# A file's tests stay together, for what they share; files that take long start first (tests/slow_files.py).
+PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
+# Modules are compiled once, not by each of the thousand processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -27,18 +32,25 @@ install: .venv/installed  ## Make .venv with everything in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
 
+installs:      ## Everything that the tests of `.ci/run` need, installed side by side
+	@$(MAKE) --no-print-directory --jobs 6 install packages peers agents sglang
+
 train: install  ## Train a tiny model to use tools, and watch it learn
 	$(BIN)/mtrl-train --tools tool_configs/
 
-test: install packages peers check docs  ## Lint, types, all tests, coverage
+test: install packages peers  ## Lint, types, all tests, coverage
+	@$(MAKE) --no-print-directory --jobs 2 check docs
 	$(BIN)/coverage erase
-	$(BIN)/coverage run $(PYTEST) --numprocesses logical --maxprocesses 8 --dist loadfile --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
-	$(BIN)/python $(PYTEST) --numprocesses logical --maxprocesses 8 --dist loadfile $(MEASURED)
+	$(BIN)/coverage run $(PYTEST) $(PARALLEL) --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
+	$(BIN)/python $(PYTEST) $(PARALLEL) $(MEASURED)
 	$(BIN)/coverage combine --quiet
 	@rm -f .coverage.*  # left by killed processes
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 90 --format total
+
+test-quick: check  ## Lint, types and the tests that take little time, in under five minutes; says what failed at once
+	$(BIN)/python -m pytest --quick $(PARALLEL) --maxfail 20
 
 check: install  ## Lint and types
 	$(BIN)/ruff format --check .
@@ -139,7 +151,7 @@ sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environmen
 	@touch $@
 
 test-sglang: install sglang  ## The tests that need a real SGLang server, about ten minutes
-	$(BIN)/python $(PYTEST) tests/sglang -m "not long" $(UNLOCKED)
+	$(BIN)/python $(PYTEST) --durations 20 --durations-min 5 tests/sglang -m "not long" $(UNLOCKED)
 
 verifiers: .verifiers/installed  ## Make .verifiers and .verifiers-v0: releases of verifiers with its two interfaces (1.3 GB)
 
