@@ -67,7 +67,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="one small round")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
-    size = Size(8, 16, 1, (0.0, 0.01)) if args.quick else Size()
+    size = Size(4, 4, 1, (0.0, 0.01)) if args.quick else Size()
     torch.set_num_threads(1)
     load_before = os.getloadavg()[0]
     results = measure(size)

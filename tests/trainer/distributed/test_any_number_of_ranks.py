@@ -21,7 +21,7 @@ from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
 from trainer.vision.image_processor import ImageProcessor
 
-STEPS = 20
+STEPS = 12
 """Optimizer steps."""
 TOLERANCE = 1e-6
 """Relative to the value, or to 1 if that is larger: a policy gradient's loss is often 0 up to rounding, and a small
