@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -40,6 +41,13 @@ class ForkServer:
             )
         self._ended: dict[int, int] = {}
         self._buffer = b""
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Starts a child with these as its standard streams; returns its process id."""
