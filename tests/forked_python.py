@@ -41,13 +41,14 @@ class ForkServer:
             )
         self._ended: dict[int, int] = {}
         self._buffer = b""
-        atexit.register(self.close)
+        atexit.register(self.close, os.getpid())
 
-    def close(self) -> None:
-        """Ends the server."""
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
+    def close(self, owner: int) -> None:
+        """Ends the server, but not when a fork of its owner ends."""
+        if os.getpid() == owner:
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
 
     def fork(self, request: dict[str, Any], descriptors: list[int]) -> int:
         """Starts a child with these as its standard streams; returns its process id."""

@@ -69,7 +69,7 @@ interaction:
 """
 JOB: dict[str, Any] = {
     "steps": 2,
-    "prompts": 2,
+    "prompts": 3,
     "n": 4,
     "reward": {
         "components": {
