@@ -14,7 +14,7 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-publish bench-gpu bench-agents bench-sandbox moves images clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -112,6 +112,9 @@ soak: install  ## Hours of calls, sessions and steps with servers killed at rand
 
 bench-routing: install sglang  ## Prefix cache hits on two SGLang servers, with three routing policies
 	$(BIN)/python bench/routing.py
+
+bench-publish: install sglang  ## LoRA adapters alone against merged weights on an SGLang server
+	$(BIN)/python bench/publish.py
 
 bench-agents: install  ## The endpoint for agents: CPU per turn, 1,000 sessions at once, the first streamed byte
 	$(BIN)/python bench/agents.py
