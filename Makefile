@@ -19,7 +19,7 @@ PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadsco
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images bench-publish clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -124,6 +124,9 @@ soak: install  ## Hours of calls, sessions and steps with servers killed at rand
 
 bench-routing: install sglang  ## Prefix cache hits on two SGLang servers, with three routing policies
 	$(BIN)/python bench/routing.py
+
+bench-publish: install sglang  ## LoRA adapters alone against merged weights on an SGLang server
+	$(BIN)/python bench/publish.py
 
 bench-agents: install  ## The endpoint for agents: CPU per turn, 1,000 sessions at once, the first streamed byte
 	$(BIN)/python bench/agents.py

@@ -139,6 +139,10 @@ class ServingSettings(FrozenModel):
     by default as suits where the servers run."""
     folder: Path | None = None
     """With `publish: disk`, a folder that the servers can read, too; by default a temporary one on this machine."""
+    lora: Literal["auto", "adapters", "merged"] = "auto"
+    """What servers get of a model with `update.lora`: `adapters` alone, a small part of the bytes, which slows down
+    each token that they generate; or all weights with adapters `merged`. `auto` publishes adapters if the servers take
+    them and agree with the trainer."""
     in_place: bool = False
     """Generations under way continue on new weights with the KV cache of the old ones; by default they read their
     tokens again."""

@@ -9,14 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anyio import move_on_after, to_thread
 
 from gateway.disk_errors import describe_write_error
 from gateway.types import EMPTY
 from trainer.algorithms.train_batch import build_train_batch, compute_batch_metrics
-from trainer.engine.base import Engine
+from trainer.engine.base import Engine, PolicyWeights
 from trainer.policy import rng
+from trainer.policy.lora import LoraWeights
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.reward.scorer import compute_reward_metrics
@@ -35,6 +37,9 @@ from trainer.train.run_folder import TAPES, RunFolder
 from trainer.train.token_account import account_for_tokens
 from trainer.view.training_progress import TrainingProgress
 from trainer.worker_thread import WorkerThread
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
@@ -160,15 +165,22 @@ class TrainLoop:
             await self._save_if_due()
 
     async def _publish(self, step: int) -> dict[str, float]:
-        """Gives the engine the new weights; returns the seconds of each stage."""
+        """Gives the engine the new weights; returns the seconds of each stage, and what each server got."""
         began = time.monotonic()
-        weights = await self.thread.run(lambda: self.policy.weights)  # In the thread, since it merges adapters.
-        gathered = time.monotonic()
+        weights = await self.thread.run(self._take_weights)
         await self.engine.publish(weights, step)
-        return {
-            "time/publish/gather_s": gathered - began,
-            "time/publish/transfer_s": time.monotonic() - gathered,
-        }
+        total = time.monotonic() - began
+        gather_s = weights.gather_s if isinstance(weights, PolicyWeights) else 0.0
+        metrics = {"time/publish/gather_s": gather_s, "time/publish/transfer_s": total - gather_s}
+        sent = self.engine.published_bytes
+        return metrics | ({"publish/megabytes": sent / 1e6} if sent else {})
+
+    def _take_weights(self) -> Mapping[str, Tensor]:
+        """The weights. If the engine needs adapters merged, that is done here, in the training thread."""
+        weights = self.policy.weights
+        if isinstance(weights, LoraWeights) and not self.engine.capabilities.takes_adapters:
+            weights.merge()
+        return weights
 
     def _require_tape(self) -> None:
         """Ends the run if its tape cannot be written: no call is answered any more."""
