@@ -94,7 +94,7 @@ class LeaderChannel:
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                     log.error("rank 0 failed in %r", name, exc_info=error)
                     problem = f"{self.names[0]}: {describe_failure(0, error).problem}"
-                    raise RankError(problem, RANK_REMEDY) from error
+                    raise LostRankError(problem, RANK_REMEDY) from error
                 raise
             except BaseException:
                 self.is_broken = True
@@ -144,7 +144,8 @@ class LeaderChannel:
         """The first rank that failed by itself, or whose process has ended without a word."""
         if causes := {rank: failure for rank, failure in failures.items() if not failure.is_lost}:
             rank, failure = min(causes.items())
-            return RankError(f"{self.names[rank]}: {failure.problem}", failure.remedy or RANK_REMEDY)
+            kind = LostRankError if failure.is_unexpected else RankError
+            return kind(f"{self.names[rank]}: {failure.problem}", failure.remedy or RANK_REMEDY)
         if killed := {rank: how for rank, how in ended.items() if rank not in failures}:
             rank, how = min(killed.items())
             return LostRankError(f"{self.names[rank]} {how} during {name!r}", KILLED_REMEDY)
