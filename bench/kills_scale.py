@@ -64,6 +64,11 @@ class Counted(LookUp):
             calls.write(name + "\\n")
         response, reward, metrics = await super().execute(instance_id, parameters, **kwargs)
         return response, reward, {{**metrics, "execution": name}}
+
+
+def calculate(expression: str) -> str:
+    """Works out a sum."""
+    return "0"
 '''
 
 
@@ -162,7 +167,7 @@ def write_files(folder: Path, machines: tuple[Machine, Machine], steps: int) -> 
     (folder / "tools").mkdir()
     (folder / "tools/counted.py").write_text(TOOL.format(file=str(folder / "calls")))
     (folder / "calls").touch()
-    (folder / "tools/tools.yaml").write_text("tools: [{class_name: counted.Counted}]\n")
+    (folder / "tools/tools.yaml").write_text("tools: [{class_name: counted.Counted}, {function: counted:calculate}]\n")
     (folder / "token").write_text(secrets.token_hex(16))
     (folder / "weights").mkdir()
     settings = small_job(
@@ -270,6 +275,7 @@ def read_run(folder: Path, steps: int) -> dict[str, Any]:
 def find_executions(rollout: Any) -> list[str]:
     """The executions that a rollout's answered calls name."""
     calls = [call for ledger in rollout.ledgers for entry in ledger for call in entry.info.get(CALLS_INFO, ())]
+    calls = [call for call in calls if call["name"] == "look_up"]
     return [call["metrics"]["execution"] for call in calls if call["outcome"] == Outcome.OK]
 
 
