@@ -14,7 +14,7 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills kills-scale soak bench-scale bench-routing bench-gpu bench-agents bench-sandbox moves images clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -106,6 +106,12 @@ ablations: install  ## The default job without masking, and with credit by turn
 
 kills: install sglang  ## The default job with its SGLang server killed twenty times, beside the same job undisturbed
 	$(BIN)/python bench/kills.py
+
+kills-scale: install  ## A job on two machines (network namespaces) whose processes are killed twenty times; needs root
+	$(BIN)/python bench/kills_scale.py
+
+bench-scale: install  ## Ranks, rollout workers, plans and ways to publish, in ratios of one run
+	$(BIN)/python bench/scale_up.py
 
 soak: install  ## Hours of calls, sessions and steps with servers killed at random: memory, descriptors, threads and children stay flat
 	$(BIN)/python bench/soak.py

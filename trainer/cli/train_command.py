@@ -53,6 +53,10 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 NoShell = Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP, rich_help_panel="Model, data and tools")]
 
 
+def _log_to_stderr(level: int) -> None:
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
+
+
 @app.callback(invoke_without_command=True)
 def train(
     context: typer.Context,
@@ -89,8 +93,7 @@ def train(
 
     mtrl-train --config run.yaml --dry-run           check without training
     """
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
+    _log_to_stderr(logging.INFO if verbose else logging.WARNING)
     options: dict[str, Any] = {
         "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
         "mode": mode, "out": out, "steps": steps, "seed": seed,
@@ -103,24 +106,29 @@ def train(
         return
 
     sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
-    words = context.obj or []
     with report_errors():
+        check_ray_options(ray, ray_servers)
         resume = resume or (auto_resume and has_run_to_resume(out))
         changes = {"ranks": ranks if ray is None else None, "restarts": restarts}
-        load = partial(_load_settings, options, sources, words, changes, resume=resume, use_bash=not no_shell)
-        check_ray_options(ray, ray_servers)
+        given = options, sources, context.obj or [], changes
+        load = partial(_load_settings, *given, resume=resume, use_bash=not no_shell)
         if ray is not None and not dry_run:
             run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)
-            return
-        if is_other_rank() and not dry_run:
+        elif is_other_rank() and not dry_run:
             raise typer.Exit(follow_rank_0(load))
-        settings, name = load()
-        if not dry_run and restarts_ranks(settings):
-            flags = [flag for flag, is_set in (("--view", view), ("--verbose", verbose)) if is_set]
-            train_with_restarts(settings, name, flags, resume=resume)
         else:
-            end_with_parent()
-            _train(settings, name, resume=resume, dry_run=dry_run, view=view)
+            _train_or_restart(*load(), resume=resume, dry_run=dry_run, view=view, verbose=verbose)
+
+
+def _train_or_restart(
+    settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, view: bool, verbose: bool
+) -> None:
+    """Trains in this process, or in a child that is started again after a rank is lost."""
+    if not dry_run and restarts_ranks(settings):
+        flags = [flag for flag, is_set in (("--view", view), ("--verbose", verbose)) if is_set]
+        train_with_restarts(settings, name, flags, resume=resume)
+    end_with_parent()
+    _train(settings, name, resume=resume, dry_run=dry_run, view=view)
 
 
 def _load_settings(

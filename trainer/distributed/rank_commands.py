@@ -123,6 +123,14 @@ class LeaderChannel:
 
     def explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         """Why the ranks lost each other during a command: a rank's own error, its end, or that it is stuck."""
+        try:
+            return self._explain(name, has_timed_out=has_timed_out)
+        except RuntimeError as error:  # torchrun's agents serve the store.
+            if not is_connection_error(error):
+                raise
+            return LostRankError(f"the launcher's agent, through which ranks meet, is lost in {name!r}", KILLED_REMEDY)
+
+    def _explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         others, deadline = set(range(1, self.ranks.size)), time.monotonic() + FAILURE_WAIT_S
         while True:
             failures, ended = read_failures(self.ranks.store, self.ranks.size), self._find_ended()

@@ -24,10 +24,9 @@ class DistributedSettings(FrozenModel):
     """How often `--ranks N` starts all ranks again, from the latest checkpoint, after one is lost, or rank 0 is killed;
     only restarts without a new checkpoint in between count. Other launchers have a setting of their own."""
     min_ranks: PositiveInt | None = None
-    """Lets `--ranks N` and `--ray` go on with fewer ranks, down to this many, if those that were lost do not come back;
-    by default all must. Under torchrun, `--nnodes MIN:MAX` decides."""
-    wait_s: PositiveFloat = 600.0
-    """Seconds that `--ray` waits for a lost node to come back, before it goes on with `min_ranks` or ends."""
+    """Lets `--ranks N` go on with fewer ranks, down to this many, if those that were lost do not come back: each
+    restart after one without a new checkpoint does with a rank less. By default all must come back. Under torchrun,
+    `--nnodes MIN:MAX` decides."""
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
