@@ -68,7 +68,7 @@ def measure_ranks(sizes: Sequence[int], steps: int) -> list[RankPace]:
 def save_model(folder: Path) -> Path:
     """A model large enough that a step takes longer than its messages."""
     config = tiny_model(tie_word_embeddings=True).config
-    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 128, 512, 4
+    config.hidden_size, config.intermediate_size = 128, 512
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder

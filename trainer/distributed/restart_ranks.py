@@ -81,7 +81,8 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
         if training.saved_step > step:
             step, left, delay_s = training.saved_step, settings.restarts, FIRST_DELAY_S
         elif left < settings.restarts and settings.min_ranks is not None:
-            ranks = max(settings.min_ranks, ranks - 1)
+            fewer = ranks - (settings.shard or 1)  # Copies of the weights stay whole.
+            ranks = fewer if fewer >= settings.min_ranks else ranks
         if not left:
             log(f"the training {how}, and no restarts are left: continue with --resume --out {training.folder}")
             return code if code > 0 else 128 - code

@@ -99,6 +99,13 @@ def test_ranks_that_do_not_come_back_are_done_without_if_that_is_set(
     assert [words[words.index("--ranks") + 1] for words in starts(training)[1:]] == ["4", "3", "2", "2"]
 
 
+def test_ranks_are_done_without_by_whole_copies_of_the_weights(
+    training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(training, monkeypatch, 1, 1, 1, 0, restarts=4, min_ranks=2, shard=2)
+    assert [words[words.index("--ranks") + 1] for words in starts(training)[1:]] == ["4", "2", "2"]
+
+
 def test_signal_to_the_command_ends_the_training_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOES", '["waits"]')
     (tmp_path / "command.py").write_text(COMMAND)
