@@ -19,7 +19,7 @@ PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadsco
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images bench-publish clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images bench-publish kills-scale bench-scale clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -118,6 +118,12 @@ ablations: install  ## The default job without masking, and with credit by turn
 
 kills: install sglang  ## The default job with its SGLang server killed twenty times, beside the same job undisturbed
 	$(BIN)/python bench/kills.py
+
+kills-scale: install  ## A job on two machines (network namespaces) whose processes are killed twenty times; needs root
+	$(BIN)/python bench/kills_scale.py
+
+bench-scale: install  ## Ranks, rollout workers, plans and ways to publish, in ratios of one run
+	$(BIN)/python bench/scale_up.py
 
 soak: install  ## Hours of calls, sessions and steps with servers killed at random: memory, descriptors, threads and children stay flat
 	$(BIN)/python bench/soak.py

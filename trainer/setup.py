@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from trainer.template import ProbeReport, Template
 
 SERVERS_FILE = "mcp_servers.json"
+GATEWAY_TOKEN = "MTRL_GATEWAY_TOKEN"  # noqa: S105 (a name)
+"""The environment variable with the token of a gateway elsewhere."""
+RECONNECT_S = 120.0
+"""How long a rollout's session waits for a gateway elsewhere that is being restarted."""
 
 
 class UnavailableServer(NamedTuple):
@@ -65,7 +70,7 @@ def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) 
             raise ConfigError("a remote gateway cannot offer Python objects", field="tools", remedy=remedy)
         from gateway.client import RemoteGateway
 
-        return cast(AnyGateway, RemoteGateway(tools))
+        return cast(AnyGateway, RemoteGateway(tools, os.environ.get(GATEWAY_TOKEN), reconnect_s=RECONNECT_S))
     from gateway.gateway import Gateway
     from gateway.terminal import show_start
 

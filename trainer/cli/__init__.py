@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from gateway.process_exit import run_and_exit
 from trainer.cli import (
     export_command,
@@ -15,6 +17,7 @@ from trainer.cli import (
     worker_command,
 )
 from trainer.cli.options import app
+from trainer.cli.restart import COMMAND_WORDS
 
 __all__ = [
     "app",
@@ -33,4 +36,5 @@ __all__ = [
 
 def main() -> None:
     """The entry point of `mtrl-train`."""
+    COMMAND_WORDS.set(sys.argv[1:])
     run_and_exit(app)
