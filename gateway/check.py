@@ -19,8 +19,9 @@ from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.native.sandboxed_toolset import SandboxedToolset
 from gateway.sandbox.bubblewrap import find_problem
-from gateway.sandbox.cgroups import find_hierarchies
+from gateway.sandbox.cgroups import find_hierarchies, make_group
 from gateway.sandbox.python_programs import DESCRIPTIONS
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.sandbox.system_call_filter import has_filter
 from gateway.terminal import show_start
@@ -124,14 +125,13 @@ def _check_sandboxes(gateway: Gateway) -> Iterator[Finding]:
     if problem:
         yield Finding("wrong", f"sandboxes cannot be started: {problem}", remedy)
         return
-    versions = sorted({hierarchy.version for hierarchy in find_hierarchies()})
-    if versions:
-        names = " and ".join(map(str, versions))
+    group = make_group(SandboxSettings())
+    group.remove()
+    if not group.problem:
+        names = " and ".join(map(str, sorted({hierarchy.version for hierarchy in find_hierarchies()})))
         yield Finding("ok", f"sandboxes: bubblewrap, with limits by control groups (version {names})")
     else:
-        limits = (
-            "control groups cannot be written, so that memory is limited for each process, and not for all together"
-        )
+        limits = f"{group.problem}, so that memory is limited for each process, and not for all together"
         yield Finding("note", f"sandboxes: bubblewrap; {limits}", "let the gateway's user write a control group")
     if not has_filter():
         text = "sandboxes: system calls are not filtered on this processor; `network: none` is as `loopback`"

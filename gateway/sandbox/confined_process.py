@@ -12,10 +12,8 @@ from gateway.errors import Unavailable
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined
-from gateway.sandbox.cgroups import Cgroup
 from gateway.sandbox.pipe_process import PipeProcess, ProcessEnded
-from gateway.sandbox.sandbox_settings import SandboxSettings
-from gateway.sandbox.sandboxed_command import open_command
+from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 
 START_S = 30.0
 READY_BYTES = 65536
@@ -41,8 +39,8 @@ def answer_time_s() -> float:
 class ConfinedProcess:
     """A process that sends one message when it is ready, and then one for each that it gets."""
 
-    def __init__(self, process: PipeProcess, settings: SandboxSettings, group: Cgroup) -> None:
-        self.process, self.settings, self.group = process, settings, group
+    def __init__(self, process: PipeProcess, held: SandboxedCommand) -> None:
+        self.process, self.settings, self.group, self._held = process, held.settings, held.group, held
         self._stack = AsyncExitStack()
         self._lock = anyio.Lock()
         self._is_stopped = False
@@ -54,7 +52,7 @@ class ConfinedProcess:
         try:
             async with AsyncExitStack() as stack:
                 held = await stack.enter_async_context(open_command(confined, reaper))
-                started = cls(PipeProcess.start(held.line), confined.settings, held.group)
+                started = cls(PipeProcess.start(held.line), held)
                 stack.push_async_callback(started.process.kill)
                 reaper.add(started.process.pid)
                 stack.callback(reaper.remove, started.process.pid)
@@ -105,10 +103,10 @@ class ConfinedProcess:
     async def _end_reason(self) -> str:
         """Why the sandbox ended. What runs inside cannot signal bubblewrap's outer process: then something else did."""
         code = None if self._is_stopped else await self.process.wait(1.0)
-        hits, text = self.group.hits(), self.process.error_text
+        limit, text = self._held.find_limit(), self.process.error_text
         await self.stop()
-        if hits["memory"]:
-            return f"its processes used more than {self.settings.memory_mb} MB of memory"
+        if limit:
+            return limit
         if code is not None and code < 0:
             raise SandboxKilled(f"the sandbox was ended from outside, by signal {-code}")
         return f"its processes ended it{f': {text}' if text else ''}"

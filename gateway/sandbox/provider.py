@@ -92,7 +92,8 @@ class BubblewrapProvider:
 
     async def start(self, settings: SandboxSettings) -> LocalSandbox:
         scripts = (command_server.__file__, interpreter_process.__file__)
-        confined = Confined(SERVER_COMMAND, settings, readable=(*python_folders(), *scripts), env=ENVIRONMENT)
+        readable = (*python_folders(), *scripts)
+        confined = Confined(SERVER_COMMAND, settings, readable, env=ENVIRONMENT, is_first_process=True)
         return LocalSandbox(await ConfinedProcess.start(confined, self._reaper))
 
 

@@ -37,12 +37,15 @@ class SandboxSettings(FrozenModel):
     """Processes and threads."""
     cpus: PositiveFloat = 1.0
     """Processor cores; only where cgroups can be written."""
+    control_groups: Literal["preferred", "required"] = "preferred"
+    """`required`: where they cannot be written, no sandbox is started, rather than one with limits by process."""
     cpu_s: PositiveInt = 3600
     """CPU time of one process."""
     disk_mb: PositiveInt = 256
-    """Size of each of its folders in memory: `/rollout`, `/tmp` and `/dev/shm`; also of one file."""
+    """Size of each of its folders in memory: `/rollout`, `/tmp` and `/dev/shm`; also of one file, and of what it adds
+    to `writable` folders and to the folder of a server's rollout."""
     files: PositiveInt = 20_000
-    """Files and folders in each of these."""
+    """Files and folders in each of these, and that it adds to the others."""
     output_bytes: PositiveInt = 256 * 1024
     """What one call may print; a call that prints more is ended."""
 

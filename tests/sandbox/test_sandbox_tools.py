@@ -131,7 +131,7 @@ async def test_a_policy_cannot_make_its_call_time_out(trick: str) -> None:
     """Late calls are the infrastructure's failures, whose rollouts are not scored; here the policy is late."""
     async with open_session() as session:
         assert await text(session, "python", code="1") == "1"
-        with anyio.fail_after(20):
+        with anyio.fail_after(5):
             result = await call(session, "shell", command=trick)
             if result.outcome is Outcome.OK:
                 result = await call(session, "files", action="write", path="pipe", text="x")
