@@ -21,6 +21,7 @@ from gateway.config.load import Config, load_config
 from gateway.config.load_object import load_object
 from gateway.config.models import Instructions, Limits, ResultLimit
 from gateway.errors import ConfigError, ConfigErrors, describe_exception
+from gateway.feedback.code import CodeInteraction
 from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackToolset
 from gateway.limits import CircuitBreaker, LimitedToolset
 from gateway.mcp_client.mcp_session import ResultParser
@@ -102,7 +103,7 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
     for server in config.servers.values():
         yield _build_server_source(server, services, store)
     if config.interactions:
-        yield _build_feedback_source(config, store)
+        yield _build_feedback_source(config, services, store)
 
 
 def _try_build(
@@ -252,7 +253,7 @@ def _limits_of_entry(entry: Limits) -> Limits:
     return Limits.model_validate({name: getattr(entry, name) for name in Limits.model_fields})
 
 
-def _build_feedback_source(config: Config, store: MediaStore) -> Source:
+def _build_feedback_source(config: Config, services: Services, store: MediaStore) -> Source:
     entries = [
         DeclaredInteraction(
             load_object(entry.class_name, entry.file, f"{entry.field}.class_name"),
@@ -265,6 +266,9 @@ def _build_feedback_source(config: Config, store: MediaStore) -> Source:
         for entry in config.interactions
     ]
     toolset = FeedbackToolset.from_entries(entries, store)
+    for interaction in toolset.interactions.values():
+        if isinstance(interaction, CodeInteraction):
+            interaction.reaper = services.reaper
     return Source(_source_key("feedback", *config.interactions), toolset, admit=None)
 
 

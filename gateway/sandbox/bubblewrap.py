@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -63,7 +63,10 @@ class Confined:
     user: int = 0
     """Who runs it, where the gateway is root's."""
     group_files: Sequence[str] = ()
-    limits_memory_by_process: bool = True
+    limits_memory_by_process: bool = False
+    """Whether each process has the limit on memory too, so that Python raises a MemoryError. Always without groups."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files outside that can be read, by their path inside."""
     is_first_process: bool = False
     """Whether the command itself may be process 1 inside, which reaps the others. It is, where the gateway is not
     root's: bubblewrap's own process 1 would be of the same user as the others, which could open it."""
@@ -174,6 +177,8 @@ def _mounts(confined: Confined) -> Iterator[str]:
         yield from ("--perms", "0755", "--dir", str(parent))
     for path in _readable(confined):
         yield from ("--ro-bind", path, path)
+    for inside, path in confined.files.items():
+        yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
     for path in _writable(confined):
         yield from ("--bind", path, path)
@@ -233,7 +238,7 @@ def _try_it() -> str | None:
         return (
             f"{', '.join(missing)} is not installed\n  remedy: install {packages} (Debian: apt-get install bubblewrap)"
         )
-    confined = Confined(("/bin/sh", "-c", "echo confined"), SandboxSettings(), limits_memory_by_process=False)
+    confined = Confined(("/bin/sh", "-c", "echo confined"), SandboxSettings())
     try:
         with open_command_line(confined) as line:
             done = subprocess.run(  # noqa: S603 - bubblewrap with a command of ours

@@ -67,7 +67,7 @@ async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterat
                 confined,
                 user=user,
                 group_files=group.process_files,
-                limits_memory_by_process="memory" not in group.folders,
+                limits_memory_by_process=confined.limits_memory_by_process or "memory" not in group.folders,
             )
             with open_command_line(held) as line:
                 disk = await _watch_disk(confined, line)

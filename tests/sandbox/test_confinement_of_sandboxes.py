@@ -140,8 +140,8 @@ def test_no_group_is_made_where_only_one_of_two_controllers_can_be_had(groups: P
 
 
 def test_memory_is_limited_by_process_only_without_groups() -> None:
-    limited = bubblewrap.Confined(("true",), SandboxSettings(memory_mb=64))
-    free = bubblewrap.Confined(("true",), SandboxSettings(), limits_memory_by_process=False)
+    limited = bubblewrap.Confined(("true",), SandboxSettings(memory_mb=64), limits_memory_by_process=True)
+    free = bubblewrap.Confined(("true",), SandboxSettings())
     with bubblewrap.open_command_line(limited) as first, bubblewrap.open_command_line(free) as second:
         assert str(64 * 1024) in first.words and "unlimited" in second.words
 
