@@ -23,6 +23,7 @@ from gateway.mcp_client.rollout_folder import RolloutIdentity, to_policy, to_ser
 from gateway.mcp_client.server_requests import with_answers
 from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.native.thread_pool import ThreadPool
+from gateway.sandbox.network_refusals import add_refusals
 from gateway.toolset import unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Text, ToolCall, ToolResult, ToolSpec
 
@@ -158,6 +159,8 @@ class McpSession:
         before, self._used = self._used, connection
         if self._is_shared and before is not None and before is not connection and _keeps_state(connection):
             result = replace(result, parts=(*result.parts, _STATE_LOST), metrics={**result.metrics, "state_lost": 1})
+        if (sandbox := connection.transport.sandbox) is not None:
+            result = add_refusals(result, sandbox.take_refusals())
         return replace(result, timing=timing)
 
     async def _get_connection(self) -> Connection:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from gateway.sandbox import host_proxy, proxy_listener
 from gateway.sandbox.cgroups import OWN_PROCESSES
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.system_call_filter import filter_program, has_filter
@@ -28,6 +29,7 @@ OPEN_FILES = 1024
 FILE_BLOCK_BYTES = 512
 INFO_DESCRIPTOR, OPTIONS_DESCRIPTOR, FILTER_DESCRIPTOR = 6, 7, 9
 INFO_BYTES = 4096
+LISTENER_COMMAND = (sys.executable, "-I", "-S", "-B", proxy_listener.__file__)
 PROBE_S = 20.0
 JOIN = """
 info=$1 options=$2 mounts=$3 filter=$4; shift 4
@@ -67,6 +69,8 @@ class Confined:
     """Whether each process has the limit on memory too, so that Python raises a MemoryError. Always without groups."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files outside that can be read, by their path inside."""
+    proxy_socket: str = ""
+    """The socket file of the proxy for its list of hosts."""
     is_first_process: bool = False
     """Whether the command itself may be process 1 inside, which reaps the others. It is, where the gateway is not
     root's: bubblewrap's own process 1 would be of the same user as the others, which could open it."""
@@ -96,7 +100,9 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     Options have the environment with its secrets: everybody could read them on the command line.
     """
     settings = confined.settings
-    inner = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, *_drop_rights(confined))
+    listen = (*LISTENER_COMMAND, host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
+    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder)
+    inner = (*enter, *listen, *_drop_rights(confined))
     folders = _memory_folders(confined, with_paths=False)
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
     info, options = _memory_descriptor(b""), _memory_descriptor("\0".join(_options(confined)).encode())
@@ -139,7 +145,8 @@ def _options(confined: Confined) -> Iterator[str]:
     if has_filter():
         yield from ("--seccomp", str(FILTER_DESCRIPTOR))
     yield from _mounts(confined)
-    for name, value in (_environment() | dict(confined.settings.env) | dict(confined.env or {})).items():
+    proxied = host_proxy.ENVIRONMENT if confined.proxy_socket else {}
+    for name, value in (_environment() | proxied | dict(confined.settings.env) | dict(confined.env or {})).items():
         yield from ("--setenv", name, value)
 
 
@@ -148,9 +155,11 @@ def _environment() -> dict[str, str]:
 
 
 def _readable(confined: Confined) -> list[str]:
-    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *confined.readable)
-    there = [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
-    return [*there, *map(str, confined.settings.readable)]  # One of these that is missing is an error of bubblewrap.
+    listener = (*python_folders(), LISTENER_COMMAND[-1]) if confined.proxy_socket else ()
+    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *listener, *confined.readable)
+    there = {path: Path(path).parents for path in wanted if os.path.exists(path)}
+    outermost = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
+    return [*outermost, *map(str, confined.settings.readable)]  # One of these that is missing is an error of bubblewrap.
 
 
 def _writable(confined: Confined) -> list[str]:
@@ -177,7 +186,8 @@ def _mounts(confined: Confined) -> Iterator[str]:
         yield from ("--perms", "0755", "--dir", str(parent))
     for path in _readable(confined):
         yield from ("--ro-bind", path, path)
-    for inside, path in confined.files.items():
+    proxy = {host_proxy.INSIDE: confined.proxy_socket} if confined.proxy_socket else {}
+    for inside, path in {**confined.files, **proxy}.items():
         yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
     for path in _writable(confined):
@@ -186,7 +196,7 @@ def _mounts(confined: Confined) -> Iterator[str]:
 
 
 def _filter_file(settings: SandboxSettings) -> str:
-    return _memory_file(filter_program(settings.network == "loopback")) if has_filter() else os.devnull
+    return _memory_file(filter_program(settings.network != "none")) if has_filter() else os.devnull
 
 
 def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:

@@ -69,6 +69,10 @@ class ConfinedProcess:
         """Whether it takes requests. Of one that has ended by itself, the next request tells why."""
         return not self._is_stopped
 
+    def take_refusals(self) -> tuple[str, ...]:
+        """The connections that its proxy refused since the last time."""
+        return self._held.take_refusals()
+
     async def _wait_until_ready(self) -> None:
         try:
             with anyio.fail_after(START_S):

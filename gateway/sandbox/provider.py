@@ -49,6 +49,8 @@ class Completed:
     """PNG images of the figures that Python code drew."""
     is_lost: bool = False
     """Whether the variables of earlier code are gone."""
+    refusals: tuple[str, ...] = ()
+    """Connections that the proxy refused meanwhile."""
 
 
 class Sandbox(Protocol):
@@ -148,7 +150,8 @@ class LocalSandbox:
             statistics.count_hits({limit: 1})
         most, images = self._settings.output_bytes, await self._decode(reply.get("images", []))
         stdout = str(reply.get("stdout", ""))[:most]
-        return Completed(stdout, stderr[:most], status, stopped, images, reply.get("lost") is True)
+        refusals = self._process.take_refusals()
+        return Completed(stdout, stderr[:most], status, stopped, images, reply.get("lost") is True, refusals)
 
     async def _decode(self, texts: Any) -> tuple[bytes, ...]:
         """Decodes base64."""

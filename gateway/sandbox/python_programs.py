@@ -72,7 +72,7 @@ def confine(
     command: Sequence[str],
     scripts: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The command line that runs a command, without a sandbox; limits are seconds of CPU, bytes of memory and of a file.
+    """The command line that runs a command without a sandbox; limits are seconds of CPU, bytes of memory and of a file.
 
     `scripts` are files of ours that the command reads.
     """

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from gateway.config.base import FrozenModel, rule_error
+from gateway.sandbox.host_rules import parse_rule
 
 PATHS = ("readable", "writable")
-Network = Literal["none", "loopback"]
+Network = Literal["none", "loopback"] | tuple[str, ...]
 
 
-def _check_network(value: Any) -> Any:
-    if isinstance(value, list | tuple | dict):
-        remedy = "write `none` or `loopback`; let a tool of your own outside the sandbox fetch what is needed"
-        raise rule_error("a list of hosts is not supported", remedy)
+def _check_network(value: Network) -> Network:
+    for entry in value if isinstance(value, tuple) else ():
+        try:
+            parse_rule(entry)
+        except ValueError as error:
+            raise rule_error(str(error), "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`") from error
     return value
 
 
 class SandboxSettings(FrozenModel):
     """What exists inside a sandbox, and how much of it."""
 
-    network: Annotated[Network, BeforeValidator(_check_network, json_schema_input_type=Network)] = "none"
-    """`none`: no Internet sockets; `loopback`: a loopback interface of its own, which reaches nothing outside."""
+    network: Annotated[Network, AfterValidator(_check_network)] = "none"
+    """`none`: no Internet sockets; `loopback`: a loopback interface of its own, which reaches nothing outside; a list
+    of hosts, such as `[pypi.org, "*.pythonhosted.org", "10.0.0.5:8080"]`: these alone, through a proxy of the gateway.
+    Ports are 80 and 443 where none is named; addresses that are not of the Internet must be in the list themselves."""
+    network_mb: PositiveInt = 256
+    """What may be sent to and received from these hosts."""
     readable: tuple[Path, ...] = ()
     """Files and folders that can be read inside, besides the system's programs and Python; relative to the file."""
     writable: tuple[Path, ...] = ()
@@ -48,6 +55,11 @@ class SandboxSettings(FrozenModel):
     """Files and folders in each of these, and that it adds to the others."""
     output_bytes: PositiveInt = 256 * 1024
     """What one call may print; a call that prints more is ended."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The list of hosts, if the network is one."""
+        return self.network if isinstance(self.network, tuple) else ()
 
 
 def in_folder(folder: Path, settings: SandboxSettings) -> SandboxSettings:

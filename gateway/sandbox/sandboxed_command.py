@@ -17,6 +17,7 @@ from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import CommandLine, Confined, find_problem, open_command_line
 from gateway.sandbox.cgroups import REMOVE_S, Cgroup, make_group, remove_group
 from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
+from gateway.sandbox.host_proxy import HostProxy, open_proxy
 from gateway.sandbox.program_users import unused_user
 from gateway.sandbox.sandbox_settings import SandboxSettings
 
@@ -32,6 +33,13 @@ class SandboxedCommand:
     group: Cgroup
     settings: SandboxSettings
     disk: WatchedDisk | None = None
+    proxy: HostProxy | None = None
+
+    def take_refusals(self) -> tuple[str, ...]:
+        """The connections that were refused since the last time."""
+        refusals = self.proxy.take_refusals() if self.proxy is not None else ()
+        statistics.count_hits({"network": len(refusals)})
+        return refusals
 
     def find_limit(self) -> str:
         """The limit that ended its processes, as text; empty if none did."""
@@ -63,22 +71,41 @@ async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterat
             for folder in group.unique_folders:
                 reaper.add_group(folder)
         try:
-            held = replace(
-                confined,
-                user=user,
-                group_files=group.process_files,
-                limits_memory_by_process=confined.limits_memory_by_process or "memory" not in group.folders,
-            )
-            with open_command_line(held) as line:
-                disk = await _watch_disk(confined, line)
-                try:
-                    yield SandboxedCommand(line.words, group, confined.settings, disk)
-                finally:
-                    if disk is not None:
-                        DISK_WATCH.remove(disk)
-                        statistics.count_hits({"disk": int(bool(disk.problem))})
+            async with _open_proxy(confined.settings) as proxy:
+                held = replace(
+                    confined,
+                    user=user,
+                    group_files=group.process_files,
+                    limits_memory_by_process=confined.limits_memory_by_process or "memory" not in group.folders,
+                    proxy_socket=str(proxy.socket_file) if proxy is not None else "",
+                )
+                async with _open_watched(held) as (line, disk):
+                    yield SandboxedCommand(line.words, group, confined.settings, disk, proxy)
         finally:
             await _remove(group, reaper)
+
+
+@asynccontextmanager
+async def _open_proxy(settings: SandboxSettings) -> AsyncIterator[HostProxy | None]:
+    """The proxy for a list of hosts, if there is one."""
+    if not settings.hosts:
+        yield None
+        return
+    async with open_proxy(settings.hosts, settings.network_mb) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def _open_watched(held: Confined) -> AsyncIterator[tuple[CommandLine, WatchedDisk | None]]:
+    """The command line, and the watch on the folders of the machine that it may write."""
+    with open_command_line(held) as line:
+        disk = await _watch_disk(held, line)
+        try:
+            yield line, disk
+        finally:
+            if disk is not None:
+                DISK_WATCH.remove(disk)
+                statistics.count_hits({"disk": int(bool(disk.problem))})
 
 
 def _make_group(settings: SandboxSettings) -> Cgroup:

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from gateway.build import build_plan
-from gateway.errors import ConfigError
 from gateway.mcp_client.rollout_folder import LISTING
 from gateway.sandbox import sandboxed_command
 from gateway.types import Outcome, Task, ToolCall, ToolResult
@@ -49,12 +48,6 @@ def test_the_key_of_another_client_changes_nothing(write: Write) -> None:
     assert any("`sandbox` is ignored" in note for note in build_plan(None, file).config.notes)
 
 
-def test_a_list_of_hosts_is_refused_by_name(write: Write) -> None:
-    text = '{"mcpServers": {"a": {"command": "true", "isolation": "sandbox", "sandbox": {"network": ["pypi.org"]}}}}'
-    with pytest.raises(ConfigError, match="a list of hosts is not supported"):
-        build_plan(None, write("servers.json", text))
-
-
 async def test_server_that_its_policy_crashes_is_the_policys_error_also_in_later_calls() -> None:
     async with notes_toolset(isolation="sandbox") as server, server.open(Task("a")) as session:
         crashed = await session.call(ToolCall("1", "write_to", '{"path": "x"}'))  # It lacks an argument.
@@ -88,6 +81,13 @@ async def test_server_whose_sandbox_is_ended_from_outside_ends_unknown() -> None
             await wait_until(lambda: bool(leased.pending))
             os.kill(leased.transport.child.pid, signal.SIGKILL)
     assert results[0].outcome is Outcome.UNKNOWN, results
+
+
+async def test_server_reaches_its_list_of_hosts_through_a_proxy() -> None:
+    settings = {"network": ["pypi.org"]}
+    async with notes_toolset(isolation="sandbox", sandbox=settings) as server, server.open(Task("a")) as session:
+        environment = json.loads(await call(session, "environment"))
+    assert environment["HTTPS_PROXY"] == "http://127.0.0.1:3128"
 
 
 async def test_rollouts_folder_may_not_grow_beyond_the_limit() -> None:
