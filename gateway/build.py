@@ -33,7 +33,7 @@ from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
-from gateway.sandbox.provider import BubblewrapProvider
+from gateway.sandbox.choose_provider import choose_provider
 from gateway.sandbox.sandbox_settings import in_folder
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.tool_table import Source
@@ -197,10 +197,9 @@ def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Serv
 
 def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: MediaStore) -> Source:
     """The shipped tools of one entry, which share a sandbox for each rollout."""
-    provider = BubblewrapProvider(services.reaper)
-    inner = SandboxToolset(
-        entry.sandbox_tools, in_folder(entry.file.resolve().parent, entry.sandbox), provider, entry.owner
-    )
+    settings = in_folder(entry.file.resolve().parent, entry.sandbox)
+    provider = choose_provider(settings, services.reaper)
+    inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
     return Source(_source_key("sandbox", entry), limited, inner, admit=None)

@@ -28,6 +28,7 @@ from gateway.sandbox.bubblewrap import Confined, python_folders
 from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded, SandboxKilled, answer_time_s
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandboxed_command import open_command
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
@@ -91,7 +92,8 @@ class SandboxedToolset:
         """A process that has loaded the tool; raises Unavailable."""
         readable = (*python_folders(), str(GATEWAY_FOLDER), *tool.readable)
         env = {"PYTHONPATH": str(GATEWAY_FOLDER.parent)}
-        process = await ConfinedProcess.start(Confined(COMMAND, tool.settings, readable, env=env), self.reaper)
+        confined = Confined(COMMAND, tool.settings, readable, env=env)
+        process = await ConfinedProcess.start(open_command(confined, self.reaper), self.reaper)
         try:
             await process.ask(dumps({**tool.start, "kwargs": dict(kwargs)}), LOAD_S)
         except (SandboxEnded, SandboxKilled) as error:

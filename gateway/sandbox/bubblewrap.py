@@ -159,7 +159,10 @@ def _readable(confined: Confined) -> list[str]:
     wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *listener, *confined.readable)
     there = {path: Path(path).parents for path in wanted if os.path.exists(path)}
     outermost = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
-    return [*outermost, *map(str, confined.settings.readable)]  # One of these that is missing is an error of bubblewrap.
+    return [
+        *outermost,
+        *map(str, confined.settings.readable),
+    ]  # One of these that is missing is an error of bubblewrap.
 
 
 def _writable(confined: Confined) -> list[str]:

@@ -27,7 +27,7 @@ INTERRUPT_S = 1.0
 """How long Python may take to end an interrupted call; after that it is killed, and its variables are lost."""
 MAX_ANSWER_BYTES = 64 * 2**20
 TOO_LONG, KILL_ROUNDS = "it reached the time limit", 100
-LIBC, DUMPABLE = ctypes.CDLL(None), 4
+LIBC, DUMPABLE, FIRST_PROCESSES = ctypes.CDLL(None), 4, 64
 Reply = dict[str, Any]
 
 
@@ -97,6 +97,7 @@ class Server:
 
     def end_all(self) -> None:
         """Ends everything that was started, with the interpreter and its variables."""
+        check_is_inside()
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         if self.interpreter is not None:
@@ -158,12 +159,8 @@ class Server:
             interpreter.process.wait()
             interpreter.close()
             self.interpreter = None
-            status = interpreter.process.returncode
-            return {
-                "stdout": out.text,
-                "stopped": reason or f"its process ended with status {status}",
-                "lost": True,
-            }
+            reason = reason or f"its process ended with status {interpreter.process.returncode}"
+            return {"stdout": out.text, "stopped": reason, "lost": True}
         return reply | {"stdout": out.text, "stopped": reason, "lost": False}
 
     def ask(self, interpreter: Interpreter, request: dict[str, Any], out: Output) -> tuple[Reply | None, str]:
@@ -286,6 +283,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def kill_all(spared: set[int]) -> None:
     """Kills all but those spared, until there are no others; where they multiply faster than that, all at once."""
+    check_is_inside()
     for _ in range(KILL_ROUNDS):
         if not (left := set(running()) - spared):
             return
@@ -295,6 +293,12 @@ def kill_all(spared: set[int]) -> None:
         time.sleep(0.002)
     with suppress(OSError):
         os.kill(-1, signal.SIGKILL)
+
+
+def check_is_inside() -> None:
+    """Ends this process if it is in no sandbox, rather than all others of the machine."""
+    if os.getpid() > FIRST_PROCESSES:
+        sys.exit()
 
 
 def running() -> Iterator[int]:
@@ -321,10 +325,9 @@ def reap_for_child() -> None:
 
 def close_streams() -> None:
     """Standard input and output lead nowhere."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
-    os.close(null)
+    with open(os.devnull, "r+b", 0) as null:
+        for stream in (0, 1, 2):
+            os.dup2(null.fileno(), stream)
 
 
 def main() -> None:

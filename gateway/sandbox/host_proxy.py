@@ -154,9 +154,9 @@ class HostProxy:
         left = None if request.is_tunnel else request.body_bytes
         async with anyio.create_task_group() as tasks:
 
-            async def copy(source: SocketStream, target: SocketStream, begun: bytes, most: int | None) -> None:
+            async def copy(source: SocketStream, target: SocketStream, first: bytes, most: int | None) -> None:
                 with suppress(*STREAM_ERRORS, TimeoutError):
-                    await self._copy(source, target, begun, most)
+                    await self._copy(source, target, first, most)
                     if most is None:
                         await target.send_eof()
                     return
@@ -166,8 +166,8 @@ class HostProxy:
             await copy(server, client, b"", None)
             tasks.cancel_scope.cancel()
 
-    async def _copy(self, source: SocketStream, target: SocketStream, begun: bytes, most: int | None) -> None:
-        chunk = begun[:most]
+    async def _copy(self, source: SocketStream, target: SocketStream, first: bytes, most: int | None) -> None:
+        chunk = first[:most]
         left = most
         while True:
             self.bytes += len(chunk)

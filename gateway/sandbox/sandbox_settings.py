@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.sandbox.host_rules import parse_rule
@@ -21,6 +21,28 @@ def _check_network(value: Network) -> Network:
         except ValueError as error:
             raise rule_error(str(error), "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`") from error
     return value
+
+
+class ContainerSettings(FrozenModel):
+    """A container as sandbox."""
+
+    image: str
+    """The image; it needs Python 3.11 or newer, and bash for the tool `shell`. It is never pulled by itself."""
+    engine: str = "podman"
+    """The command of the engine: `podman`, `docker`, or one with options, such as `podman --runtime runsc`."""
+    python: str = "python3"
+    """The interpreter in the image."""
+    options: tuple[str, ...] = ()
+    """Further options of the engine's `run`."""
+
+
+class RemoteSettings(FrozenModel):
+    """A server of sandboxes on another machine, such as `mtrl-gateway sandboxes`."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+    """Its address."""
+    token: SecretStr | None = None
+    """Sent as `Authorization: Bearer ...`."""
 
 
 class SandboxSettings(FrozenModel):
@@ -56,6 +78,19 @@ class SandboxSettings(FrozenModel):
     output_bytes: PositiveInt = 256 * 1024
     """What one call may print; a call that prints more is ended."""
 
+    container: ContainerSettings | None = None
+    """Runs the tools `python`, `shell` and `files` in a container, instead of in bubblewrap."""
+    remote: RemoteSettings | None = None
+    """Runs these tools on another machine."""
+
+    @model_validator(mode="after")
+    def _check_provider(self) -> Self:
+        if self.container is not None and self.remote is not None:
+            raise rule_error("`container` and `remote` exclude each other", "keep one of them")
+        if self.remote is not None and (self.readable or self.writable):
+            raise rule_error("paths of this machine do not exist on another one", "remove `readable` and `writable`")
+        return self
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """The list of hosts, if the network is one."""
@@ -66,3 +101,10 @@ def in_folder(folder: Path, settings: SandboxSettings) -> SandboxSettings:
     """The settings with absolute paths: those of a file are relative to its folder."""
     update = {name: tuple(folder / path.expanduser() for path in getattr(settings, name)) for name in PATHS}
     return settings.model_copy(update=update)
+
+
+def check_is_local(settings: SandboxSettings) -> None:
+    """Raises for a provider that has only the tools `python`, `shell` and `files`."""
+    if settings.container is not None or settings.remote is not None:
+        problem = "`container` and `remote` run the tools `python`, `shell` and `files` only"
+        raise rule_error(problem, "use `sandbox_tools`, or remove it: bubblewrap runs this")

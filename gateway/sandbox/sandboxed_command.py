@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -34,6 +34,10 @@ class SandboxedCommand:
     settings: SandboxSettings
     disk: WatchedDisk | None = None
     proxy: HostProxy | None = None
+    env: Mapping[str, str] | None = None
+    """The environment of the command outside; that of the gateway if there is none."""
+    failure_codes: frozenset[int] = frozenset()
+    """Exit codes that nothing inside can bring about."""
 
     def take_refusals(self) -> tuple[str, ...]:
         """The connections that were refused since the last time."""

@@ -201,7 +201,7 @@ def test_group_that_cannot_be_made_has_its_problem(groups: Path) -> None:
 async def test_check_says_whether_sandboxes_can_be_started(
     problem: str | None, grade: str, text: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "find_problem", lambda: problem)
+    monkeypatch.setattr(check, "find_provider_problem", lambda settings: problem)
     monkeypatch.setattr(check, "find_hierarchies", lambda: (cgroups.Hierarchy(Path("/"), 2, ("memory",)),))
     monkeypatch.setattr(check, "make_group", lambda settings: cgroups.Cgroup())
     findings = await check.run_checks(build_plan(write("tools.yaml", "tools: [{sandbox_tools: [python]}]"), None))
