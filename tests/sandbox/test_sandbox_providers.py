@@ -171,7 +171,7 @@ def _processes(words: str) -> list[int]:
 
 @pytest.fixture
 def server() -> Iterator[tuple[SandboxSettings, SandboxServer]]:
-    """A server of sandboxes, which needs asyncio, with an event loop of its own; and the settings by which it is used."""
+    """A server of sandboxes with an event loop of its own, since it needs asyncio; and the settings that lead to it."""
     http = Settings(port=0, token=SecretStr(TOKEN))
     with from_thread.start_blocking_portal("asyncio") as portal:
         context = portal.wrap_async_context_manager(serving(http, MOST, LEASE_S, portal.call(StopSignal)))
