@@ -230,6 +230,26 @@ def stdio(tools: ToolsOption = None, mcp: McpOption = None, wait: WaitOption = D
     _run_with_plan(main, tools, mcp)
 
 
+@app.command()
+def sandboxes(
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8766,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that clients must send.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="How many sandboxes may run at once.")] = 64,
+    lease: Annotated[float, typer.Option(min=1, help="Seconds until a sandbox ends whose client is gone.")] = 60,
+) -> None:
+    """Start sandboxes on this machine for gateways on others, until Ctrl-C."""
+    from gateway.http.sandbox_server import serve_sandboxes
+    from gateway.sandbox.bubblewrap import find_problem
+    from gateway.serving import settings_of
+
+    with errors_to_exit():
+        if (problem := find_problem()) is not None:
+            raise GatewayError(f"no sandbox can be started: {problem}")
+        settings = settings_of(host, port, token_file)
+        serve_sandboxes(settings, most, lease, lambda url: typer.echo(f"sandboxes at {url}"))
+
+
 @app.command("import")
 def import_servers(
     out: Annotated[
