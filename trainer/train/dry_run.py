@@ -69,7 +69,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
 
 async def _rehearse(job: Job) -> list[Finding]:
     """Scripted rollouts, unless an agent or an environment plays them in its own way."""
-    if job.settings.agent is not None or job.settings.environment is not None:
+    if job.settings.agent is not None or job.settings.environment_settings is not None:
         return []
     return await rehearse(job)
 
