@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.process_exit import run_and_exit
 from trainer.cli import (
+    env_command,
     export_command,
     plan_command,
     read_commands,
@@ -18,6 +19,7 @@ from trainer.cli.options import app
 
 __all__ = [
     "app",
+    "env_command",
     "export_command",
     "main",
     "plan_command",

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, cast
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 import anyio
 from anyio import to_thread
@@ -24,6 +24,8 @@ from trainer.environments.websocket import WebSocket, WebSocketError
 CONNECT_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 """Pauses between attempts to open an episode, while the server is full or restarts."""
+DIRECT = build_opener(ProxyHandler({}))
+"""Opens addresses without a proxy, as the WebSockets do."""
 MAX_SCHEMA_BYTES = 2**24
 FULL = "CAPACITY_REACHED"
 UNPLAYED = ("metadata",)
@@ -157,7 +159,7 @@ class OpenEnvEpisodes:
         url = f"{base.replace('ws', 'http', 1) if base.startswith('ws') else base}/schema"
         try:
             request = Request(url, headers=dict(self._headers))  # noqa: S310 - its scheme is checked by the settings
-            with urlopen(request, timeout=CONNECT_S) as response:  # noqa: S310
+            with DIRECT.open(request, timeout=CONNECT_S) as response:
                 schema = json.loads(response.read(MAX_SCHEMA_BYTES))["action"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"{url} does not answer as an OpenEnv server ({error or type(error).__name__})"
