@@ -64,7 +64,7 @@ def list_installed() -> None:
 
 @env_app.command()
 def where(framework: Framework) -> None:
-    """Print the path of a framework's Python. Exits with 1 if it is not installed."""
+    """Print the path of a framework's Python. Fails if it is not installed."""
     with report_errors():
         from trainer.environments.interpreters import check_framework, require_interpreter
 

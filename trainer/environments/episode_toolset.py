@@ -119,6 +119,9 @@ class EpisodeSession:
             raise EnvironmentFailed(f"{problem}\n  remedy: raise `{framework}.sessions` or `{framework}.wait_s`")
         self._stack.callback(slots.release)
         self._episode, answer = await self._stack.enter_async_context(self._toolset.source.open(seed, options))
+        if answer.terminated or answer.truncated:
+            problem = f"{self._settings.name} ended an episode before the policy's first turn (seed {seed})"
+            raise EnvironmentFailed(f"{problem}: {ToolResult(answer.parts).text}")
         return self._result(replace(answer, reward=None))
 
     async def _step(self, tool: str, action: Mapping[str, Any]) -> ToolResult:

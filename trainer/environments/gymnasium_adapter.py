@@ -125,7 +125,7 @@ class GymnasiumEpisode:
         try:
             value = self._read_text(action["text"]) if "text" in action else action["action"]
             decoded = spaces.read_action(self.environment.action_space, value, self.names)
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError) as error:
             return {"invalid": f"This is no action: {error}"}
         observation, reward, terminated, truncated, _ = self.environment.step(decoded)
         ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
