@@ -6,6 +6,7 @@ import sys
 
 from gateway.process_exit import run_and_exit
 from trainer.cli import (
+    env_command,
     export_command,
     plan_command,
     read_commands,
@@ -21,6 +22,7 @@ from trainer.cli.restart import COMMAND_WORDS
 
 __all__ = [
     "app",
+    "env_command",
     "export_command",
     "main",
     "plan_command",

@@ -64,6 +64,7 @@ def train(
     mcp: Annotated[Path | None, model_option("MCP servers. Default: mcp_servers.json beside --tools", "FILE")] = None,
     model: Annotated[str | None, model_option("A Hugging Face model's folder. Default: a tiny model", "PATH")] = None,
     data: Annotated[str | None, model_option("Tasks: JSONL, parquet, or a dataset. Default: a demo", "FILE")] = None,
+    environment: Annotated[str | None, model_option("gymnasium:NAME, textarena:NAME, openenv:URL ...", "NAME")] = None,
     config: Annotated[str | None, model_option("YAML with all settings, or the name of a job", "FILE|JOB")] = None,
     verl: Annotated[Path | None, model_option("YAML or a script for verl", "FILE [KEY=VALUE]...", VERL_OPTION)] = None,
     swift: Annotated[
@@ -96,7 +97,7 @@ def train(
     _log_to_stderr(logging.INFO if verbose else logging.WARNING)
     options: dict[str, Any] = {
         "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
-        "mode": mode, "out": out, "steps": steps, "seed": seed,
+        "mode": mode, "out": out, "steps": steps, "seed": seed, "environment": environment,
     }  # fmt: skip
     values = (config, verl, swift, ranks, restarts, ray, ray_servers, *options.values())
     has_options = resume or auto_resume or dry_run or view or no_shell or any(value is not None for value in values)
@@ -229,7 +230,7 @@ def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: b
         saved = load_run_settings(Path(options["out"] or newest_run())).model_dump()
         typed = {name: value for name, value in options.items() if value is not None}
         return load_settings(TrainSettings, None, saved | typed), ""
-    if config is None and options["model"] is None and options["data"] is None:
+    if config is None and all(options[name] is None for name in ("model", "data", "environment")):
         config = DEFAULT_JOB
     file = find_run_file(config) if config is not None else None
     name = file.stem if file else Path(options["model"] or options["data"] or "run").stem

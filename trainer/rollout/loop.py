@@ -147,9 +147,10 @@ class _RolloutLoop:
 
     async def _run_stepper(self, session: AnySession) -> _Stop:
         self.observer.on_state(self.key, "pending")
-        start = RolloutStart(self.key, self.task, session.specs, self.template, self.limits, self.runner.sampling)
+        runner = self.runner
+        start = RolloutStart(self.key, self.task, session.specs, self.template, self.limits, runner.sampling, session)
         with UserCode(None):  # A plug-in's `begin` and `finish`, too, may raise anything.
-            async with open_stepper(self.runner.stepper, start) as (first, stepper):
+            async with open_stepper(runner.stepper, start) as (first, stepper):
                 try:
                     await self._run_turns(session, first, stepper)
                 except _Stop as stop:

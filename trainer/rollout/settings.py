@@ -12,7 +12,8 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from gateway.config.base import FrozenModel
 from gateway.config.models import Instructions, ResultLimit
 from trainer.agents.settings import AgentSettings
-from trainer.environments.settings import EnvironmentSettings
+from trainer.environments.frameworks import use_environment
+from trainer.environments.settings import EnvironmentSettings, GymnasiumSettings, OpenEnvSettings, TextArenaSettings
 from trainer.verifiers.settings import VerifiersSettings
 
 
@@ -186,12 +187,6 @@ class WorkerSettings(FrozenModel):
         return self.workers > 0 or self.listen is not None
 
 
-ENVIRONMENTS = (VerifiersSettings,)
-"""The frameworks whose environments run in a process of their own, each by its name in a run file."""
-ENVIRONMENT_REWARD = "trainer.environments.reward:environment_reward"
-"""The reward of a run on an environment, unless its file sets another."""
-
-
 class BaseRolloutSettings(FrozenModel):
     """Settings of rollouts, for collecting and for training."""
 
@@ -219,6 +214,15 @@ class BaseRolloutSettings(FrozenModel):
     May be a scheduler written for ms-swift."""
     stepper_args: dict[str, Any] = {}
     """Keyword arguments of the plug-in."""
+    environment: str | None = None
+    """An environment of another framework, as `gymnasium:NAME`, `textarena:NAME`, `openenv:URL` or `verifiers:PACKAGE`;
+    it brings its own tasks, tools and reward. More about it goes under the framework's name."""
+    gymnasium: GymnasiumSettings | None = None
+    """An environment of Gymnasium. It runs in a process of its own."""
+    textarena: TextArenaSettings | None = None
+    """A game of TextArena. It runs in a process of its own."""
+    openenv: OpenEnvSettings | None = None
+    """An environment that an OpenEnv server has."""
     verifiers: VerifiersSettings | None = None
     """An environment of `verifiers`, which brings its own rows (`data: verifiers`, `verifiers:eval`), tools and reward.
     It runs in a process of its own."""
@@ -233,28 +237,23 @@ class BaseRolloutSettings(FrozenModel):
     groups: GroupRules = GroupRules()
 
     @property
-    def environment(self) -> EnvironmentSettings | None:
-        """The environment of another framework that the run is on, if it is."""
-        return self.verifiers
+    def environment_settings(self) -> EnvironmentSettings | None:
+        """The settings of the environment that the run is on, if it is on one."""
+        return self.gymnasium or self.textarena or self.openenv or self.verifiers
 
     @model_validator(mode="before")
     @classmethod
     def _use_environment(cls, values: Any) -> Any:
-        """An environment's rows and reward, where the file says nothing else."""
-        names = [kind.framework for kind in ENVIRONMENTS]
-        name = next((name for name in names if isinstance(values, dict) and values.get(name)), None)
-        if name is None:
-            return values
-        reward = {"reward": {"components": {"environment": {"function": ENVIRONMENT_REWARD, "batched": True}}}}
-        return {"data": name, **(reward if "reward" in cls.model_fields else {}), **values}
+        """An environment's tasks, reward and limits, where the file says nothing else."""
+        return use_environment(values, cls.model_fields) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_agent(self) -> Self:
         if self.agent is not None:
             if self.stepper is not None:
                 raise ValueError("`stepper` and `agent` exclude each other: an agent decides itself what comes next")
-            if self.environment is not None:
-                framework = self.environment.framework
+            if self.environment_settings is not None:
+                framework = self.environment_settings.framework
                 raise ValueError(f"`{framework}` and `agent` exclude each other: each plays the rollouts itself")
             if self.record and self.agent.external:
                 raise ValueError(
@@ -264,10 +263,10 @@ class BaseRolloutSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_environment(self) -> Self:
-        if self.environment is not None:
+        if self.environment_settings is not None:
             for name in ("tools", "stepper"):
                 if getattr(self, name) != BaseRolloutSettings.model_fields[name].default:
-                    framework = self.environment.framework
+                    framework = self.environment_settings.framework
                     raise ValueError(f"`{name}` and `{framework}` exclude each other: an environment has its own")
         return self
 

@@ -245,7 +245,7 @@ class Job:
         )
         if self.workers is not None:
             settings = self.settings
-            acts_unseen = bool(settings.agent or settings.environment or settings.stepper)
+            acts_unseen = bool(settings.agent or settings.environment_settings or settings.stepper)
             return with_workers(runner, self.workers, acts_unseen=acts_unseen)
         return runner if self.agents is None else with_agents(runner, self.agents)
 

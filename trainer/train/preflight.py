@@ -44,7 +44,7 @@ def find_problems(job: Job) -> Iterator[Finding]:
     """What keeps the run from learning (`wrong`), and what is worth knowing (`note`)."""
     yield from _check_group_size(job)
     yield from _check_stop_ids(job.template)
-    if job.settings.environment is None and not job.settings.objects:
+    if job.settings.environment_settings is None and not job.settings.objects:
         rows = _RowChecks(job)
         for task in _read_tasks(job):
             rows.add(task)
