@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.process_exit import run_and_exit
 from trainer.cli import (
     export_command,
+    init_command,
     plan_command,
     read_commands,
     render_command,
@@ -19,6 +20,7 @@ from trainer.cli.options import app
 __all__ = [
     "app",
     "export_command",
+    "init_command",
     "main",
     "plan_command",
     "read_commands",
