@@ -38,6 +38,9 @@ GATEWAY_TOKEN = "MTRL_GATEWAY_TOKEN"  # noqa: S105 (a name)
 """The environment variable with the token of a gateway elsewhere."""
 RECONNECT_S = 120.0
 """How long a rollout's session waits for a gateway elsewhere that is being restarted."""
+DEMO_TOOLS = "demo"
+"""The name for `tools` that means those which come with the package, unless there is such a folder."""
+DEMO_TOOLS_FOLDER = Path(__file__).parent / "demo" / "facts" / "tools"
 
 
 class UnavailableServer(NamedTuple):
@@ -75,6 +78,8 @@ def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) 
     from gateway.gateway import Gateway
     from gateway.terminal import show_start
 
+    if tools == DEMO_TOOLS and not Path(tools).exists():
+        tools = str(DEMO_TOOLS_FOLDER)
     default_servers = Path(tools).resolve().parent / SERVERS_FILE if isinstance(tools, str) else None
     servers = default_servers if default_servers is not None and default_servers.exists() else None
     return Gateway.load(

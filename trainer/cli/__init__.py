@@ -8,6 +8,7 @@ from gateway.process_exit import run_and_exit
 from trainer.cli import (
     env_command,
     export_command,
+    init_command,
     plan_command,
     read_commands,
     render_command,
@@ -24,6 +25,7 @@ __all__ = [
     "app",
     "env_command",
     "export_command",
+    "init_command",
     "main",
     "plan_command",
     "read_commands",

@@ -60,7 +60,7 @@ def _log_to_stderr(level: int) -> None:
 @app.callback(invoke_without_command=True)
 def train(
     context: typer.Context,
-    tools: Annotated[str | None, model_option("Tools. Default: tool_configs", "DIR|URL")] = None,
+    tools: Annotated[str | None, model_option("Tools. Default: tool_configs, or the demo's", "DIR|URL")] = None,
     mcp: Annotated[Path | None, model_option("MCP servers. Default: mcp_servers.json beside --tools", "FILE")] = None,
     model: Annotated[str | None, model_option("A Hugging Face model's folder. Default: a tiny model", "PATH")] = None,
     data: Annotated[str | None, model_option("Tasks: JSONL, parquet, or a dataset. Default: a demo", "FILE")] = None,
@@ -88,7 +88,7 @@ def train(
 ) -> None:
     """Train language models to use tools with multi-turn reinforcement learning, exact to the token.
 
-    mtrl-train --tools tool_configs/                 train a tiny model
+    mtrl-train init my_job                           write a job to start from
 
     mtrl-train --tools DIR --model PATH --data FILE  your tools, model and tasks
 
@@ -234,7 +234,15 @@ def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: b
         config = DEFAULT_JOB
     file = find_run_file(config) if config is not None else None
     name = file.stem if file else Path(options["model"] or options["data"] or "run").stem
-    return load_settings(TrainSettings, file, options), name
+    return _use_demo_tools(load_settings(TrainSettings, file, options)), name
+
+
+def _use_demo_tools(settings: TrainSettings) -> TrainSettings:
+    """The settings; a demo without tools, in a folder without `tool_configs`, has those that come with the package."""
+    from trainer.train.settings import DEMO
+
+    missing = "tools" not in settings.model_fields_set and not Path(str(settings.tools)).exists()
+    return settings.model_copy(update={"tools": DEMO}) if missing and settings.data == DEMO else settings
 
 
 def _translate_settings(

@@ -191,7 +191,8 @@ class BaseRolloutSettings(FrozenModel):
     """Settings of rollouts, for collecting and for training."""
 
     tools: str | tuple[str, ...] = "tool_configs"
-    """A folder of YAML files, one such file, or a list of them; or the URL of a running `mtrl-gateway serve`."""
+    """A folder of YAML files, one such file, or a list of them; or the URL of a running `mtrl-gateway serve`; or
+    `demo`, the tools of the demo's tasks, which come with the package."""
     result_limit: ResultLimit | None = None
     """How much of a tool's result the policy reads, unless the tool's own entry sets it."""
     instructions: Instructions | None = None

@@ -60,6 +60,9 @@ def find_warnings(job: Job) -> Iterator[Finding]:
         yield Finding("wrong" if unusual.is_harmful else "note", unusual.problem, unusual.remedy)
     if forecast := forecast_checkpoints(settings, job.parameters, settings.out or RUNS):
         yield Finding("wrong", *forecast)
+    if settings.model in DEMOS and settings.data not in DEMOS:
+        problem = "the demo's model knows the demo's questions and hardly anything else"
+        yield Finding("note", problem, "name a `model` (--model) for tasks of another kind")
 
 
 def _read_tasks(job: Job) -> Iterator[Task]:
