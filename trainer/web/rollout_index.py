@@ -11,9 +11,9 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
+from itertools import chain
 from math import fsum
 from pathlib import Path
 from threading import Lock
@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 
 from gateway.line_file import MAX_LINE_BYTES, FileLine, iterate_lines
 from gateway.types import Outcome
-from trainer.rollout.rollout import StopReason, total_reward
-from trainer.storage.token_credit import GROUP_STEP
+from trainer.ledger import Author
+from trainer.rollout.rollout import StopReason
+from trainer.storage.rollout_summary import RolloutSummary, list_entries
 from trainer.view.curves import SuccessCriterion
 from trainer.view.text import to_printable
 
@@ -54,41 +55,36 @@ Row = tuple[Any, ...]
 def read_row(place: int, start: int, line: bytes, criterion: SuccessCriterion) -> Row:
     """The row of a rollout's line. Raises ValueError, KeyError, TypeError or AttributeError for a damaged line."""
     fields = json.loads(line.decode("utf-8", "surrogatepass"))
-    ledgers = [ledger.get("entries", ()) for ledger in (*fields.get("earlier", ()), fields)]
-    entries = [entry for ledger in ledgers for entry in ledger]
-    turns = [entry for entry in entries if entry["author"] == "policy"]
-    rewards: dict[str, float] = fields.get("rewards", {})
-    group, success = str(fields["group"]), criterion.is_success(rewards)
-    step_in_name = GROUP_STEP.match(group)
-    outcomes = Counter(outcome for entry in entries for outcome in entry.get("outcomes", ()))
-    tools = Counter(call[1] for turn in turns for call in turn.get("calls", ()))
+    summary, entries = RolloutSummary.from_fields(fields), [*chain.from_iterable(list_entries(fields))]
+    turns = [entry for entry in entries if entry["author"] == Author.POLICY]
+    success = criterion.is_success(summary.rewards)
     return (
         place,
         start,
         start + len(line),
-        fields.get("step", int(step_in_name[1]) if step_in_name else None),
-        fields["task"],
-        group,
-        int(fields["index"]),
-        fields["stop"],
-        fields["reason"],
-        total_reward(rewards, fields.get("weighed")),
+        summary.step,
+        summary.task,
+        summary.group,
+        summary.index,
+        summary.stop,
+        summary.reason,
+        summary.reward,
         success,
-        len(turns),
-        sum(entry["n"] for entry in entries),
-        sum(turn["n"] for turn in turns),
-        sum(tokens for ledger in ledgers for tokens in _input_tokens(ledger)),
-        sum(turn.get("cached", 0) for turn in turns),
+        summary.turns,
+        summary.tokens,
+        summary.written,
+        summary.asked,
+        summary.cached,
         fsum(fields.get("timing", {}).values()),
-        _counts_to_json(tools),
-        sum(tools.values()),
-        _counts_to_json(outcomes),
-        find_blame(fields["stop"], success, outcomes),
+        _counts_to_json(summary.tools),
+        summary.tools.total(),
+        _counts_to_json(summary.outcomes),
+        find_blame(summary.stop, success, summary.outcomes),
         min((turn["version"] for turn in turns if "version" in turn), default=None),
-        json.dumps(rewards),
+        json.dumps(summary.rewards),
         _excerpt(_question(entries)),
         _excerpt(_answer(turns)),
-        _excerpt(fields.get("kind", "")),
+        _excerpt(summary.kind),
     )
 
 
@@ -101,30 +97,19 @@ def find_blame(stop: str, success: bool | None, outcomes: Mapping[str, int]) -> 
     return "tool" if INFRASTRUCTURE_OUTCOMES & outcomes.keys() else "policy"
 
 
-def _input_tokens(entries: list[dict[str, Any]]) -> Iterator[int]:
-    """The input tokens of each turn's request, with media expanded."""
-    before = 0
-    for entry in entries:
-        if entry["author"] == "policy":
-            yield before
-        before += entry["n"]
-        for (start, stop), width in zip(entry.get("spans", ()), entry.get("widths", ()), strict=False):
-            before += width - (stop - start)
-
-
 def _counts_to_json(counted: Mapping[str, int]) -> str:
     """Counts as JSON, in descending order."""
     return json.dumps(dict(sorted(counted.items(), key=lambda item: (-item[1], item[0]))), ensure_ascii=False)
 
 
-def _question(entries: list[dict[str, Any]]) -> str:
+def _question(entries: list[Mapping[str, Any]]) -> str:
     """The last user message of the prompt, or else its last message."""
     messages = [message for entry in entries[:1] for message in entry.get("messages", ())]
     users = [message for message in messages if message.get("role") == "user"] or messages
     return _message_text(users[-1]) if users else ""
 
 
-def _answer(turns: list[dict[str, Any]]) -> str:
+def _answer(turns: list[Mapping[str, Any]]) -> str:
     messages = [message for turn in turns[-1:] for message in turn.get("messages", ())]
     return _message_text(messages[-1]) if messages else ""
 
