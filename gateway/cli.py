@@ -14,6 +14,7 @@ import typer
 
 from gateway.errors import GatewayError, unwrap_error
 from gateway.process_exit import run_and_exit
+from gateway.version import print_version
 
 if TYPE_CHECKING:
     from gateway.build import Plan
@@ -326,6 +327,9 @@ def exit_with_error(message: str) -> NoReturn:
 def _configure_logging(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what the gateway does, to standard error.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the release, and exit.")
     ] = False,
 ) -> None:
     logging.basicConfig(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gateway.errors import ConfigError
+from gateway.version import print_version
 from trainer.cli.errors import report_errors
 from trainer.cli.options import NO_SHELL_HELP, RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
 from trainer.cli.rank import follow_rank_0, is_other_rank
@@ -40,6 +41,11 @@ def run_option(text: str, metavar: str, least: int | None = None) -> Any:
 def run_flag(name: str, text: str, *short: str) -> Any:
     """A flag in the help's panel about the run."""
     return typer.Option(name, *short, help=text, rich_help_panel="Run")
+
+
+VERSION_OPTION: Any = typer.Option(
+    "--version", callback=print_version, is_eager=True, help="Show the release, and exit"
+)
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
@@ -85,6 +91,7 @@ def train(
     view: Annotated[bool, run_flag("--view", "Serve the web UI while the run trains")] = False,
     dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
     verbose: Annotated[bool, run_flag("--verbose", "Log more to standard error", "-v")] = False,
+    version: Annotated[bool, VERSION_OPTION] = False,
 ) -> None:
     """Train language models to use tools with multi-turn reinforcement learning, exact to the token.
 
