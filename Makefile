@@ -14,7 +14,7 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent bars-mcp-tasks ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -100,6 +100,9 @@ bars-sight: install  ## The vision job on three seeds, and whether its answers d
 
 bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
 	$(BIN)/python bench/bars.py --job agent
+
+bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three seeds
+	$(BIN)/python bench/bars.py --job mcp-tasks
 
 ablations: install  ## The default job without masking, and with credit by turn
 	$(BIN)/python bench/ablations.py

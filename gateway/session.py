@@ -263,15 +263,17 @@ class GatewaySession:
                     self._finished[name] = value
                     self.rewards.append(Reward(name, value, "end"))
             if self.task.hash_state:
-                await self._hash_states()
+                self.states = await self.hash_states()
         return self._finished
 
-    async def _hash_states(self) -> None:
-        """Hashes what the session's calls have left; nothing has been released yet."""
+    async def hash_states(self) -> dict[str, str]:
+        """The hashes of what the session's calls have left so far, by server; a sandbox's is named `sandbox`."""
+        hashes = {}
         for source in self.sources:
             state = await hash_session_state(self.source_sessions[id(source)])
             if state is not None:
-                self.states[source.name or "sandbox"] = state
+                hashes[source.name or "sandbox"] = state
+        return hashes
 
     async def close(self) -> None:
         """Cancels running calls, collects final rewards, releases everything. Safe to call again, from any task."""

@@ -75,6 +75,13 @@ class PreparedStates:
         """The state for a task that names one, or none; raises StateError."""
         return find_prepared_state(self.default, self.states, name)
 
+    def names(self) -> tuple[str, ...]:
+        """The names of the states in the folder of states."""
+        found = [] if self.states is None else sorted(self.states.iterdir())
+        endings = {path: next((end for end in ARCHIVES if path.name.endswith(end)), "") for path in found}
+        usable = (path for path in found if is_prepared_state(path) and not path.name.startswith("."))
+        return tuple(dict.fromkeys(path.name.removesuffix(endings[path]) for path in usable))
+
     def check(self, task: Task, owner: str) -> None:
         """Raises SessionError if the task names a state that there is not."""
         try:

@@ -147,8 +147,8 @@ class ReplaySession(GatewaySession):
     def task_for(self, source: Source) -> Task:
         return self.task
 
-    async def _hash_states(self) -> None:
-        self.states.update(self._tape_session.states)
+    async def hash_states(self) -> dict[str, str]:
+        return dict(self._tape_session.states)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         return (await self.calls((call,), context))[0]

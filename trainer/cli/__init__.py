@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.process_exit import run_and_exit
 from trainer.cli import (
     export_command,
+    make_tasks_command,
     plan_command,
     read_commands,
     render_command,
@@ -20,6 +21,7 @@ __all__ = [
     "app",
     "export_command",
     "main",
+    "make_tasks_command",
     "plan_command",
     "read_commands",
     "render_command",

@@ -48,6 +48,8 @@ def load_settings(
     """
     RUN_FILE.set(file)
     content = {name: value for name, value in read_run_file(file).items() if name not in ignored}
+    if file is not None and file.parent == JOBS_FOLDER and isinstance(content.get("mcp"), str):
+        content["mcp"] = str((JOBS_FOLDER / content["mcp"]).resolve())  # Its servers come with the package, too.
     values = {**content, **{name: value for name, value in options.items() if value is not None}}
     _remember_texts(content)
     try:
