@@ -14,7 +14,7 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent bars-mcp-tasks ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
+.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent bars-mcp-tasks bench-made-tasks ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -74,7 +74,7 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 	@touch $@
 
 .npm-peers/installed: | packages  # MCP servers from npm, which tests start
-	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31
+	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31
 	@touch $@
 
 packages:      ## Install Chromium, bubblewrap and npm for the tests, if they are missing
@@ -103,6 +103,9 @@ bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
 
 bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three seeds
 	$(BIN)/python bench/bars.py --job mcp-tasks
+
+bench-made-tasks: install peers  ## Tasks made from two servers of npm: how many, of which levels, and why chains were dropped
+	$(BIN)/python bench/made_tasks.py
 
 ablations: install  ## The default job without masking, and with credit by turn
 	$(BIN)/python bench/ablations.py

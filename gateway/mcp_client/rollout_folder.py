@@ -5,9 +5,7 @@ The policy reads and writes the folder's path as `/rollout`, since a random path
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +23,7 @@ from gateway.config.rollout_variables import FOLDER, ID, SEED, expand_rollout_va
 from gateway.mcp_client.reaper import Reaper
 from gateway.schema import safe_name
 from gateway.state.prepared_state import StateError, copy_state, find_prepared_state
+from gateway.state.remove_folder import remove_folder
 from gateway.types import Task
 
 PREFIX = "mtrl-rollout-"
@@ -79,7 +78,7 @@ async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) 
     finally:
         if keep is None:
             with anyio.move_on_after(REMOVE_S, shield=True):
-                await to_thread.run_sync(_remove, folder, abandon_on_cancel=True)
+                await to_thread.run_sync(remove_folder, folder, abandon_on_cancel=True)
                 reaper.remove_folder(folder)
 
 
@@ -102,18 +101,6 @@ def _prepare(config: Server, rollout: RolloutIdentity, folder: Path) -> None:
             copy_state(state, folder)
     except StateError as error:
         raise FolderError(str(error)) from error
-
-
-def _remove(folder: Path) -> None:
-    def make_writable(function: Callable[..., Any], path: str, _: Any) -> None:
-        with suppress(OSError):
-            for item in (os.path.dirname(path), path):
-                if not os.path.islink(item):  # A program may have led it to a file that is not its own.
-                    os.chmod(item, 0o700)
-            function(path)
-
-    with suppress(OSError, RecursionError):
-        shutil.rmtree(folder, onerror=make_writable)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -117,5 +116,5 @@ def build_warm_start(folder: Path) -> WarmStartSetup:
     return WarmStartSetup(writer, draw_problems, compute_text_loss)
 
 
-HABIT_RECIPE = replace(Recipe(), demo="shelves", kinds=KINDS)
+HABIT_RECIPE = Recipe(demo="shelves", skill_steps=700, habit_steps=100, kinds=KINDS)
 DEMO = Demo(KINDS, draw_problem, {"habit": HABIT_RECIPE}, build_model, build_warm_start)
