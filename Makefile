@@ -19,7 +19,7 @@ PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadsco
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images bench-publish kills-scale bench-scale clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -86,7 +86,7 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 	@touch $@
 
 .npm-peers/installed: | packages  # MCP servers from npm, which tests start
-	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31
+	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31
 	@touch $@
 
 packages:      ## Install Chromium, bubblewrap and npm for the tests, if they are missing
@@ -112,6 +112,12 @@ bars-sight: install  ## The vision job on three seeds, and whether its answers d
 
 bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
 	$(BIN)/python bench/bars.py --job agent
+
+bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three seeds
+	$(BIN)/python bench/bars.py --job mcp-tasks
+
+bench-made-tasks: install peers  ## Tasks made from two servers of npm: how many, of which levels, and why chains were dropped
+	$(BIN)/python bench/made_tasks.py
 
 ablations: install  ## The default job without masking, and with credit by turn
 	$(BIN)/python bench/ablations.py

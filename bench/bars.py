@@ -4,6 +4,7 @@ python bench/bars.py                       # writes bench/results/bars.{json,md}
 python bench/bars.py --job second          # the second task; writes bench/results/second.{json,md}
 python bench/bars.py --job sight           # the vision job, on three seeds; writes bench/results/sight.{json,md}
 python bench/bars.py --job agent           # the job with an agent, on three seeds; writes bench/results/agent.{json,md}
+python bench/bars.py --job mcp-tasks       # tasks made from an MCP server; writes bench/results/mcp-tasks.{json,md}
 python bench/bars.py --seeds 0 --steps 5   # smoke test; writes nothing without --out
 """
 
@@ -46,7 +47,13 @@ from trainer.view.text import entry_text  # noqa: E402
 
 JOBS = ROOT / "trainer" / "jobs"
 RESULTS = ROOT / "bench" / "results"
-SEEDS = {"default": (0, 1, 2, 3, 4), "second": (0, 1, 2, 3, 4), "sight": (0, 1, 2), "agent": (0, 1, 2)}
+SEEDS = {
+    "default": (0, 1, 2, 3, 4),
+    "second": (0, 1, 2, 3, 4),
+    "sight": (0, 1, 2),
+    "agent": (0, 1, 2),
+    "mcp-tasks": (0, 1, 2),
+}
 TIMEOUT_S = 1800.0
 IMAGE_SCALE = 8
 """The images are tiny; each pixel is enlarged to this size."""
@@ -90,18 +97,23 @@ BARS = {
         Bar("sampled_before", "<=", 0.25), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.85), Bar("greedy", ">=", 0.85), Bar("core_s", "<=", 200),
     ),
+    "mcp-tasks": (
+        Bar("sampled_before", "<=", 0.35), Bar("greedy_before", "<=", 0.35),
+        Bar("sampled", ">=", 0.8), Bar("greedy", ">=", 0.8),
+    ),
     "sight": (
         Bar("sampled_before", "<=", 0.35), Bar("greedy_before", "<=", 0.35),
         Bar("sampled", ">=", 0.85), Bar("greedy", ">=", 0.85), Bar("core_s", "<=", 600),
         Bar("blank", "<=", 0.25), Bar("exchanged", "<=", 0.25), Bar("follows", ">=", 0.85),
     ),
 }  # fmt: skip
-RESULT_NAMES = {"default": "bars", "second": "second", "sight": "sight", "agent": "agent"}
+RESULT_NAMES = {"default": "bars", "second": "second", "sight": "sight", "agent": "agent", "mcp-tasks": "mcp-tasks"}
 """File names of the results, by job."""
 PAGE_TITLES = {
     "default": "The default job", "second": "The second task", "sight": "The vision job", "agent": "The agent job",
+    "mcp-tasks": "Tasks made from an MCP server",
 }  # fmt: skip
-SHOWN_KIND = {"default": "move", "second": "", "sight": "", "agent": "move"}
+SHOWN_KIND = {"default": "move", "second": "", "sight": "", "agent": "move", "mcp-tasks": ""}
 """The kind of task of which a rollout is shown."""
 
 
@@ -161,8 +173,11 @@ def train_seed(job: str, seed: int, steps: int | None, folder: Path, kind: str) 
     run, file = folder / "run", folder / f"{job}.yaml"
     settings = yaml.safe_load((JOBS / file.name).read_text(encoding="utf-8"))
     settings["evaluation"]["after"] = False
+    if "mcp" in settings:
+        settings["mcp"] = str((JOBS / settings["mcp"]).resolve())
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
-    args = ["--tools", str(ROOT / "tool_configs"), "--config", str(file), "--seed", str(seed)]
+    tools = [] if "tools" in settings else ["--tools", str(ROOT / "tool_configs")]
+    args = [*tools, "--config", str(file), "--seed", str(seed)]
     _, warm = _run_command([*args, "--dry-run"], folder)
     _, grpo = _run_command([*args, "--out", str(run), *([] if steps is None else ["--steps", str(steps)])], folder)
     output, _ = _run_command(["eval", str(run), "--json"], folder)
@@ -283,11 +298,12 @@ def _format_rollouts(rollouts: Mapping[str, Any]) -> Iterator[str]:
 def describe_environment(job: str) -> dict[str, str]:
     """Date, machine, versions and commands."""
     load = os.getloadavg()[0]
+    tools = "" if job == "mcp-tasks" else "--tools tool_configs/ "
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, one thread; load {load:.1f} before the run",
         "versions": f"Python {platform.python_version()}, {', '.join(f'{name} {version(name)}' for name in PACKAGES)}",
-        "job": f"`mtrl-train --tools tool_configs/ --config {job} --seed N`, then `mtrl-train eval`",
+        "job": f"`mtrl-train {tools}--config {job} --seed N`, then `mtrl-train eval`",
         "core-s": "CPU of whole processes and their children, imports included",
     }
 

@@ -35,7 +35,9 @@ from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
 from gateway.sandbox.choose_provider import choose_provider
 from gateway.sandbox.sandbox_settings import in_folder
+from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.sandbox.sandbox_toolset import SandboxToolset
+from gateway.state.prepared_state import PreparedStates, is_prepared_state
 from gateway.tool_table import Source
 from gateway.toolset import RenamedToolset, Toolset, add_prefix
 from gateway.truncate import make_truncator
@@ -197,12 +199,26 @@ def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Serv
 
 def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: MediaStore) -> Source:
     """The shipped tools of one entry, which share a sandbox for each rollout."""
-    settings = in_folder(entry.file.resolve().parent, entry.sandbox)
+    folder = entry.file.resolve().parent
+    settings = in_folder(folder, entry.sandbox)
     provider = choose_provider(settings, services.reaper)
     inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
+    inner.states = SandboxStates(_prepared_states(entry, folder), services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
     return Source(_source_key("sandbox", entry), limited, inner, admit=None)
+
+
+def _prepared_states(entry: SandboxToolsEntry, folder: Path) -> PreparedStates:
+    """The prepared states of an entry; raises ConfigError for one that is not there."""
+    paths = {
+        name: path and folder / path.expanduser() for name in ("state", "states") if (path := getattr(entry, name))
+    }
+    for name, path in paths.items():
+        if not (is_prepared_state(path) if name == "state" else path.is_dir()):
+            remedy = "create it, or correct the path; archives end in .tar, .tar.gz or .zip"
+            raise ConfigError("there is no such folder", file=entry.file, field=f"{entry.field}.{name}", remedy=remedy)
+    return PreparedStates(paths.get("state"), paths.get("states"), entry.state_ignore)
 
 
 def _build_server_source(entry: ConfiguredServer, services: Services, store: MediaStore) -> Source:

@@ -19,7 +19,7 @@ from anyio import to_thread
 from gateway.errors import GatewayError, ReplayError, SessionError, TooManySessions, Unavailable
 from gateway.limits import unavailable_result
 from gateway.session import Reward
-from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from gateway.wire import dumps, feedback_from_json, result_from_json, spec_from_json, task_to_json
 
 CONNECT_TIMEOUT_S = 10.0
@@ -146,6 +146,8 @@ class RemoteSession:
         self.specs: Sequence[ToolSpec] = tuple(spec_from_json(value) for value in opened["tools"])
         self.rewards: list[Reward] = []
         """The rewards received so far; once the session is finished, the server's list."""
+        self.states: Mapping[str, str] = EMPTY
+        """The hashes of its states, once it is finished, for a task that wants them."""
         self._gateway = gateway
         self._path = f"/v1/sessions/{self.id}"
         self._finished: dict[str, float] | None = None
@@ -186,6 +188,7 @@ class RemoteSession:
         if self._finished is None:
             closed = await self._gateway.request_json("DELETE", self._path)
             self.rewards[:] = [Reward(**reward) for reward in closed["rewards"]]
+            self.states = closed.get("states", EMPTY)
             self._finished = {reward.source: reward.value for reward in self.rewards if reward.kind == "end"}
         return self._finished
 

@@ -18,7 +18,7 @@ import anyio
 
 from gateway.config.models import Limits
 from gateway.media.media_filter import MediaFilter, MediaStore
-from gateway.toolset import RenamedToolset, Session, Toolset, ToolsetWrapper
+from gateway.toolset import RenamedToolset, Session, Toolset, ToolsetWrapper, hash_session_state
 from gateway.truncate import make_truncator
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
@@ -182,6 +182,9 @@ class _LimitedSession:
 
     async def finish(self) -> dict[str, float]:
         return dict(await self._session.finish())
+
+    async def hash_state(self) -> str | None:
+        return await hash_session_state(self._session)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         limiter = self._owner.limiter(call.name)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeGuard
+from typing import Any, Literal, Protocol, TypeGuard
 
 import anyio
 
@@ -17,8 +16,11 @@ from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import SessionError
 from gateway.limits import call_began, timeout_of
+from gateway.session_protocols import AnyGateway as AnyGateway
+from gateway.session_protocols import AnySession as AnySession
+from gateway.session_protocols import Reward as Reward
 from gateway.tool_table import OfferedTool, Source, ToolTable, select_tools
-from gateway.toolset import NO_SUCH_TOOL, Session, unknown_tool_result
+from gateway.toolset import NO_SUCH_TOOL, Session, hash_session_state, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -52,55 +54,12 @@ def has_feedback(session: Session) -> TypeGuard[FeedbackSession]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
-    """A reward of the rollout, with its source."""
-
-    source: str
-    value: float
-    kind: Literal["call", "feedback", "end"]
-    call_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RunningCall:
     """A call that has started and not ended."""
 
     name: str
     since: float
     """`time.monotonic()` at its start."""
-
-
-class AnySession(Session, Protocol):
-    """A gateway session, in this process or remote."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def rewards(self) -> Sequence[Reward]: ...
-
-    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]: ...
-
-    async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
-
-    async def close(self) -> None: ...
-
-
-class AnyGateway(Protocol):
-    """A gateway, in this process or remote; enter it before opening sessions."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None: ...
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]: ...
-
-    async def begin(self, task: Task) -> AnySession: ...
-
-    def open(self, task: Task = ...) -> AbstractAsyncContextManager[AnySession]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +83,7 @@ class GatewaySession:
     ) -> None:
         self.id, self.task = id, task
         self.rewards: list[Reward] = []
+        self.states: dict[str, str] = {}
         self.ttl_s = task.ttl_s
         self.stack = AsyncExitStack()
         self.source_sessions: dict[int, Session] = {}
@@ -302,7 +262,18 @@ class GatewaySession:
                     name = names.get(inner, inner)
                     self._finished[name] = value
                     self.rewards.append(Reward(name, value, "end"))
+            if self.task.hash_state:
+                self.states = await self.hash_states()
         return self._finished
+
+    async def hash_states(self) -> dict[str, str]:
+        """The hashes of what the session's calls have left so far, by server; a sandbox's is named `sandbox`."""
+        hashes = {}
+        for source in self.sources:
+            state = await hash_session_state(self.source_sessions[id(source)])
+            if state is not None:
+                hashes[source.name or "sandbox"] = state
+        return hashes
 
     async def close(self) -> None:
         """Cancels running calls, collects final rewards, releases everything. Safe to call again, from any task."""

@@ -6,7 +6,7 @@ Everything callable is a toolset: native functions, an MCP server, feedback inte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -29,6 +29,12 @@ class Session(Protocol):
     async def finish(self) -> Mapping[str, float]:
         """Returns end-of-rollout rewards by tool; called once, after the last call and before the session closes."""
         ...
+
+
+async def hash_session_state(session: Session) -> str | None:
+    """The hash of the state that a session leaves, if its toolset has one; raises Unavailable if it cannot be read."""
+    method: Callable[[], Awaitable[str | None]] | None = getattr(session, "hash_state", None)
+    return None if method is None else await method()
 
 
 class Toolset(Protocol):
@@ -133,6 +139,9 @@ class _RenamedSession:
     async def finish(self) -> Mapping[str, float]:
         offered = {inner: name for name, inner in self._owner.inner_names.items()}
         return {offered.get(name, name): reward for name, reward in (await self._session.finish()).items()}
+
+    async def hash_state(self) -> str | None:
+        return await hash_session_state(self._session)
 
 
 def add_prefix(inner: Toolset, text: str) -> Toolset:

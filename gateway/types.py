@@ -203,6 +203,10 @@ class Task:
     ttl_s: float | None = None
     rollout: str = ""
     """Which of the task's rollouts this is; a tape uses it to tell them apart."""
+    state: str = ""
+    """The name of the prepared state that it begins from, among the `states` of its servers."""
+    hash_state: bool = False
+    """Whether finishing the session hashes the states that its servers and sandboxes have then."""
 
 
 ProgressHandler = Callable[[float, float | None, str | None], Awaitable[None]]

@@ -235,6 +235,8 @@ def task_to_json(task: Task) -> dict[str, Any]:
         "feedback": task.feedback,
         "feedback_args": dict(task.feedback_args) or None,
         "ttl_s": task.ttl_s,
+        "state": task.state or None,
+        "hash_state": task.hash_state or None,
     }
     return {name: value for name, value in values.items() if value is not None}
 

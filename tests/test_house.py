@@ -160,6 +160,7 @@ LAYERS = (
     ("setup", "engines", "model", "weight_files", "algorithms", "swift"),
     ("policy", "demo", "workers"),
     ("distributed",),
+    ("task_maker",),
     ("check", "collect_rollouts", "replay_rollouts", "serve_policy"),
     ("train",),
     ("plan",),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from gateway.config.models import Server as ServerConfig
 from gateway.errors import ConfigError
 from gateway.session import AnyGateway
 from gateway.tool_table import Source
@@ -85,6 +87,44 @@ def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) 
     return Gateway.load(
         tools, settings.mcp or servers, limit, sources, start=show_start(), instructions=settings.instructions
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGateway:
+    """A gateway with the tools of one server only."""
+
+    gateway: AnyGateway
+    config: ServerConfig
+    has_folder: bool
+    """Whether each rollout's process has a folder, whose state can be compared."""
+    state_names: tuple[str, ...]
+    """The prepared states that rollouts may name."""
+    find_state: Callable[[str], Path | None]
+    """The folder or archive of a prepared state."""
+    problem: str
+    """Why the server is down; empty if it is up."""
+
+
+@asynccontextmanager
+async def open_server_gateway(mcp: Path, name: str) -> AsyncIterator[ServerGateway]:
+    """Opens the tools of one server of a servers file; raises ConfigError if there is no such server."""
+    from gateway.build import build_plan
+    from gateway.config.rollout_variables import needs_folder
+    from gateway.gateway import Gateway
+
+    plan = build_plan(None, mcp)
+    source = next((source for source in plan.sources if source.name == name), None)
+    if source is None:
+        known = ", ".join(plan.config.servers) or "none"
+        raise ConfigError(
+            f"there is no server {name!r}", file=mcp, field="--server", remedy=f"its servers are: {known}"
+        )
+    backend: Any = source.backend
+    async with Gateway([source], services=plan.services) as gateway:
+        status = backend.status
+        problem = "" if status.state == "up" else status.reason or status.state
+        states = backend.prepared_states
+        yield ServerGateway(gateway, backend.config, needs_folder(backend.config), states.names(), states.find, problem)
 
 
 def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:

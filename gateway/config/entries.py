@@ -149,6 +149,12 @@ class SandboxToolsEntry(Entry, Limits):
     """The tools to offer; they share one sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
     """What exists in the sandbox, and its limits."""
+    state: Path | None = None
+    """Folder or archive (tar, zip) that `/rollout` begins as a copy of; relative to the file."""
+    states: Path | None = None
+    """Folder of such folders and archives: a task's `state` names the one that it begins from instead."""
+    state_ignore: tuple[str, ...] = ()
+    """Patterns of files that do not count when the state at a rollout's end is compared, such as `*.log`."""
     prefix: str = ""
     """Goes before the tools' names."""
 

@@ -153,7 +153,7 @@ def _check_header_value(value: SecretStr) -> SecretStr:
 HeaderSecret = Annotated[SecretStr, AfterValidator(_check_header_value)]
 
 
-_COMMAND_FIELDS = ("args", "env", "cwd", "state", "keep_state")
+_COMMAND_FIELDS = ("args", "env", "cwd", "state", "states", "state_ignore", "keep_state")
 _FIELDS_OF_URLS = ("headers", "auth_token", "auth_command", "auth_refresh_s", "oauth", "start")
 
 
@@ -170,7 +170,11 @@ class Server(FrozenModel):
     cwd: Path | None = None
     """Working folder of the program, relative to the file."""
     state: Path | None = None
-    """Folder that is copied into each rollout's `${MTRL_ROLLOUT_DIR}` before its process starts."""
+    """Folder or archive (tar, zip) that is copied into each rollout's `${MTRL_ROLLOUT_DIR}` before it starts."""
+    states: Path | None = None
+    """Folder of such folders and archives: a task's `state` names the one that it begins from instead."""
+    state_ignore: tuple[str, ...] = ()
+    """Patterns of files that do not count when the state at a rollout's end is compared, such as `*.log`."""
     keep_state: Path | None = None
     """Folder in which the folders of rollouts are kept under the rollouts' names; by default they are removed."""
     url: str | None = None

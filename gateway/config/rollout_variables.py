@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from gateway.config.models import Server
+from gateway.state.prepared_state import is_prepared_state
 
 FOLDER, ID, SEED = "MTRL_ROLLOUT_DIR", "MTRL_ROLLOUT_ID", "MTRL_SEED"
 _PATTERN = re.compile(rf"\$\{{({FOLDER}|{ID}|{SEED})(?::-([^}}]*))?\}}")
@@ -40,7 +41,8 @@ def needs_folder(server: Server) -> bool:
 
 def needs_rollout(server: Server) -> bool:
     """Whether a process can be started only for a rollout that is known."""
-    return server.keep_state is not None or not used_variables(server).keys().isdisjoint((ID, SEED))
+    has_own_folder = server.keep_state is not None or server.states is not None
+    return has_own_folder or not used_variables(server).keys().isdisjoint((ID, SEED))
 
 
 def _texts(server: Server) -> Iterator[tuple[str, str]]:
@@ -57,13 +59,18 @@ def find_rollout_problem(server: Server) -> RolloutProblem | None:
         name, field = next(iter(used.items()))
         problem = f"`${{{name}}}` belongs to one rollout, but with `isolation: {server.isolation}` no process does"
         return RolloutProblem(field, problem, "write `isolation: process`, so that each rollout has a process")
-    for field in ("state", "keep_state"):
-        if getattr(server, field) is not None and FOLDER not in used:
+    for field in ("state", "states", "state_ignore", "keep_state"):
+        if getattr(server, field) and FOLDER not in used:
             problem = f"`{field}` is for the folder of a rollout, which this server is not told"
             return RolloutProblem(field, problem, f"write `${{{FOLDER}}}` in its `args`, `env` or `cwd`")
-    if server.state is not None and not server.state.is_dir():
-        return RolloutProblem("state", "there is no such folder", "create it, or correct the path")
+    if server.state is not None and not is_prepared_state(server.state):
+        remedy = "create it, or correct the path; archives end in .tar, .tar.gz or .zip"
+        return RolloutProblem("state", "there is no such folder or archive", remedy)
+    if server.states is not None and not server.states.is_dir():
+        return RolloutProblem("states", "there is no such folder", "create it, or correct the path")
     if server.warm and needs_rollout(server):
         problem = "`warm` starts processes before their rollouts are known"
-        return RolloutProblem("warm", problem, f"remove `warm`, or use `${{{FOLDER}}}` only, without `keep_state`")
+        return RolloutProblem(
+            "warm", problem, f"remove `warm`, or use `${{{FOLDER}}}` only, without `states` and `keep_state`"
+        )
     return None

@@ -30,7 +30,7 @@ def project_folder(file: Path) -> Path:
 def resolve_server(section: ServerSection, file: Path) -> tuple[Server, tuple[Path, ...]]:
     """The server of a section with absolute paths, and the further files that were read."""
     fields, folder = section.server_fields(), project_folder(file)
-    for key in ("cwd", "state", "keep_state"):
+    for key in ("cwd", "state", "states", "keep_state"):
         if (path := getattr(section, key)) is not None and not str(path).startswith("${"):
             fields[key] = folder / path.expanduser()
     if "sandbox" in section.model_fields_set:

@@ -57,6 +57,10 @@ class SessionRequest(StrictModel):
     """Arguments of the interaction."""
     ttl_s: Annotated[float, Field(gt=0, le=30 * 24 * 3600, allow_inf_nan=False)] | None = None
     """Idle time after which the session is closed."""
+    state: Annotated[str, Field(max_length=200)] = ""
+    """Name of the prepared state that it begins from, among the `states` of its servers."""
+    hash_state: bool = False
+    """Return the hashes of the states of its servers and sandboxes when the session is closed."""
     strict: bool = False
     """Return strict schemas, and remove nulls for optional arguments before a call."""
     form: Form = "openai"
@@ -193,6 +197,8 @@ class ClosedSession(StrictModel):
 
     id: str
     rewards: list[Reward]
+    states: dict[str, str] = {}
+    """The hashes of the states of its servers and sandboxes, if the session was opened with `hash_state`."""
 
 
 class LiveSession(StrictModel):

@@ -74,6 +74,8 @@ def _task_from_request(options: SessionRequest, ttl_s: float | None) -> Task:
         feedback=feedback,
         feedback_args=args,
         ttl_s=options.ttl_s or ttl_s,
+        state=options.state,
+        hash_state=options.hash_state,
     )
 
 
@@ -111,7 +113,13 @@ async def close_session(app: AppState, request: Request) -> ASGIApp:
     """DELETE /v1/sessions/{id}; completes even if the client disconnects."""
     http_session = app.find_session(request.path_params["id"])
     await http_session.session.close()
-    return json_response({"id": http_session.session.id, "rewards": http_session.rewards})
+    return json_response(_closed_to_json(http_session))
+
+
+def _closed_to_json(http_session: HttpSession) -> dict[str, Any]:
+    session = http_session.session
+    states = {"states": dict(session.states)} if session.states else {}
+    return {"id": session.id, "rewards": http_session.rewards, **states}
 
 
 class HeldSession:
@@ -136,8 +144,7 @@ class HeldSession:
                 tasks.cancel_scope.cancel()
         finally:
             await self.http_session.session.close()
-        rewards = {"id": self.http_session.session.id, "rewards": self.http_session.rewards}
-        await _send_line(send, dumps(rewards), more=False)
+        await _send_line(send, dumps(_closed_to_json(self.http_session)), more=False)
 
     async def _close_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 
 from gateway.elicitation import ElicitationAnswers
+from gateway.errors import Unavailable
 from gateway.mcp_client.catalog_tools import call_catalog_tool
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.decode import is_heavy, to_result
@@ -24,6 +25,7 @@ from gateway.mcp_client.server_requests import with_answers
 from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.native.thread_pool import ThreadPool
 from gateway.sandbox.network_refusals import add_refusals
+from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Text, ToolCall, ToolResult, ToolSpec
 
@@ -99,6 +101,7 @@ class McpSession:
         "_pool",
         "_rollout",
         "_used",
+        "states",
     )
 
     def __init__(
@@ -112,6 +115,8 @@ class McpSession:
         answers: ElicitationAnswers | None = None,
     ) -> None:
         self._rollout, self._answers = rollout, answers
+        self.states: PreparedStates | None = None
+        """Those that its processes begin from, where each has a folder."""
         self._pool, self._get_listing, self._parsers, self._is_shared = pool, get_listing, parsers, is_shared
         self._connection: Connection | None = None
         self._used: Connection | None = None
@@ -125,6 +130,17 @@ class McpSession:
 
     async def finish(self) -> Mapping[str, float]:
         return {}
+
+    async def hash_state(self) -> str | None:
+        """The hash of the folder of this rollout's process; as it was prepared if no process was started."""
+        if self.states is None:
+            return None
+        if self._connection is None:
+            return await self.states.hash_prepared(self._rollout.state)
+        folder = self._connection.transport.folder
+        if folder is None or self._connection.close_reason is not None:
+            raise Unavailable(f"the state at the end was lost: {self._connection.close_reason}")
+        return await self.states.hash_folder(folder)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         spec = self._get_listing().by_name.get(call.name)

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from gateway.config.models import Server
-from gateway.config.rollout_variables import find_rollout_problem
+from gateway.config.rollout_variables import find_rollout_problem, needs_folder
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import ConfigError
 from gateway.mcp_client.auth.credentials import Credentials
@@ -35,6 +35,7 @@ from gateway.mcp_client.server_log import ServerLog
 from gateway.mcp_client.server_requests import with_answers
 from gateway.mcp_client.server_status import RESTARTED_BY_HAND, ServerStatus, StateTracker
 from gateway.mcp_client.transport import Services, Transport, TransportName, candidate_transports
+from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session
 from gateway.types import DEFAULT_CONTEXT, Context, Task, ToolSpec
 
@@ -71,6 +72,7 @@ class McpToolset:
         self.name, self.config, self.services = name, config, services
         self.answers = None if config.answers is None else ElicitationAnswers(name, config.answers)
         self.credentials = credentials or build_credentials(name, config, services.http_clients.get_client)
+        self.prepared_states = PreparedStates(config.state, config.states, config.state_ignore)
         self.result_parsers = ResultParsers(parse or {})
         self.on_notification: list[NotificationListener] = []
         self.on_change: list[Callable[[], None]] = []
@@ -192,14 +194,10 @@ class McpToolset:
     async def open(self, task: Task) -> AsyncIterator[Session]:
         """A session without a connection yet, since many rollouts never call."""
         rollout = RolloutIdentity.of_task(task)
-        session = McpSession(
-            self.pool,
-            lambda: self.listing,
-            self.result_parsers,
-            rollout,
-            is_shared=self.is_shared,
-            answers=self.answers,
-        )
+        self.prepared_states.check(task, self.owner)
+        pool, parsers, is_shared = self.pool, self.result_parsers, self.is_shared
+        session = McpSession(pool, lambda: self.listing, parsers, rollout, is_shared=is_shared, answers=self.answers)
+        session.states = self.prepared_states if needs_folder(self.config) else None
         try:
             yield session
         finally:

@@ -5,9 +5,7 @@ The policy reads and writes the folder's path as `/rollout`, since a random path
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +22,8 @@ from gateway.config.models import Server
 from gateway.config.rollout_variables import FOLDER, ID, SEED, expand_rollout_variables, needs_folder
 from gateway.mcp_client.reaper import Reaper
 from gateway.schema import safe_name
+from gateway.state.prepared_state import StateError, copy_state, find_prepared_state
+from gateway.state.remove_folder import remove_folder
 from gateway.types import Task
 
 PREFIX = "mtrl-rollout-"
@@ -31,8 +31,6 @@ REMOVE_S = 10.0
 """How long the end of a connection waits for its folder to be removed."""
 POLICY_PATH = "/rollout"
 _POLICY_PATH = re.compile(rf"(?<![\w./~-]){POLICY_PATH}(?![\w-])")
-_FICLONE = 0x40049409
-"""The ioctl by which a file shares the blocks of another until one of them is written to."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,15 @@ class RolloutIdentity:
 
     id: str
     seed: int
+    state: str = ""
+    """The name of the state that its task begins from, if not the server's."""
 
     @classmethod
     def of_task(cls, task: Task) -> RolloutIdentity:
         """The seed comes from the task's id, so that rollouts that are compared begin alike."""
         seed = int.from_bytes(sha256(task.id.encode("utf-8", "surrogatepass")).digest()[:4], "big") >> 1
-        return cls(safe_name(task.rollout or task.id or f"rollout-{token_hex(8)}"), seed if task.id else 0)
+        name = safe_name(task.rollout or task.id or f"rollout-{token_hex(8)}")
+        return cls(name, seed if task.id else 0, task.state)
 
 
 LISTING = RolloutIdentity("listing", 0)
@@ -72,13 +73,12 @@ async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) 
     if keep is None:
         reaper.add_folder(folder)
     try:
-        if config.state is not None:
-            await to_thread.run_sync(_copy_state, config.state, folder, abandon_on_cancel=True)
+        await to_thread.run_sync(_prepare, config, rollout, folder, abandon_on_cancel=True)
         yield folder
     finally:
         if keep is None:
             with anyio.move_on_after(REMOVE_S, shield=True):
-                await to_thread.run_sync(_remove, folder, abandon_on_cancel=True)
+                await to_thread.run_sync(remove_folder, folder, abandon_on_cancel=True)
                 reaper.remove_folder(folder)
 
 
@@ -94,37 +94,13 @@ def _make_folder(keep: Path | None, name: str) -> Path:
     raise FileExistsError(f"{keep / name} exists 10,000 times")
 
 
-def _copy_state(state: Path, folder: Path) -> None:
+def _prepare(config: Server, rollout: RolloutIdentity, folder: Path) -> None:
     try:
-        shutil.copytree(state, folder, symlinks=True, copy_function=_clone, dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
-        raise FolderError(f"its `state` cannot be copied: {error}") from error
-
-
-def _clone(source: str, target: str) -> None:
-    """Copies a file; where the file system can, its blocks are shared, which takes no time."""
-    if not Path(source).is_file():  # Opening a pipe would wait for its other end.
-        raise shutil.SpecialFileError(f"{source} is no regular file")
-    try:
-        from fcntl import ioctl
-
-        with Path(source).open("rb") as read, Path(target).open("wb") as write:
-            ioctl(write.fileno(), _FICLONE, read.fileno())
-        shutil.copystat(source, target)
-    except (ImportError, OSError):
-        shutil.copy2(source, target)
-
-
-def _remove(folder: Path) -> None:
-    def make_writable(function: Callable[..., Any], path: str, _: Any) -> None:
-        with suppress(OSError):
-            for item in (os.path.dirname(path), path):
-                if not os.path.islink(item):  # A program may have led it to a file that is not its own.
-                    os.chmod(item, 0o700)
-            function(path)
-
-    with suppress(OSError, RecursionError):
-        shutil.rmtree(folder, onerror=make_writable)
+        state = find_prepared_state(config.state, config.states, rollout.state)
+        if state is not None:
+            copy_state(state, folder)
+    except StateError as error:
+        raise FolderError(str(error)) from error
 
 
 @dataclass(frozen=True)

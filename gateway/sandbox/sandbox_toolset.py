@@ -18,6 +18,7 @@ from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
@@ -66,6 +67,8 @@ class SandboxToolset:
     ) -> None:
         self.specs: Sequence[ToolSpec] = tuple(tool_spec(name, owner, settings.hosts) for name in names)
         self.settings, self.provider = settings, provider
+        self.states: SandboxStates | None = None
+        """What sandboxes begin from."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,7 +80,9 @@ class SandboxToolset:
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:
-        session = _SandboxSession(self)
+        if self.states is not None:
+            self.states.prepared.check(task, self.specs[0].owner)
+        session = _SandboxSession(self, task.state)
         try:
             yield session
         finally:
@@ -85,10 +90,10 @@ class SandboxToolset:
 
 
 class _SandboxSession:
-    __slots__ = ("_lock", "_sandbox", "_toolset")
+    __slots__ = ("_lock", "_sandbox", "_state", "_toolset")
 
-    def __init__(self, toolset: SandboxToolset) -> None:
-        self._toolset = toolset
+    def __init__(self, toolset: SandboxToolset, state: str) -> None:
+        self._toolset, self._state = toolset, state
         self._sandbox: Sandbox | None = None
         self._lock = anyio.Lock()
 
@@ -126,11 +131,18 @@ class _SandboxSession:
                 if sandbox is not None:
                     await sandbox.stop()
                 self._sandbox = await self._toolset.provider.start(self._toolset.settings)
+                if self._toolset.states is not None:
+                    await self._toolset.states.put(self._sandbox, self._state)
             return self._sandbox
 
     async def finish(self) -> Mapping[str, float]:
         """No rewards: what scores is not within reach of what is scored."""
         return EMPTY
+
+    async def hash_state(self) -> str | None:
+        """The hash of what the calls have left in `/rollout`."""
+        states = self._toolset.states
+        return None if states is None else await states.hash(self._sandbox, self._state)
 
     async def close(self) -> None:
         sandbox, self._sandbox = self._sandbox, None

@@ -68,9 +68,13 @@ def blob_digests(line: TapeLine) -> list[str]:
     return [part["blob"] for part in line["parts"] if "blob" in part]
 
 
+OMITTED_IF_EMPTY = ("rollout", "state", "hash_state")
+"""Fields that a task on a tape has only where it uses them."""
+
+
 def encode_task(task: Task) -> TapeLine:
     """A task as JSON. An empty rollout is omitted: siblings are then distinguished by their requests."""
-    return {name: value for name, value in _encode_fields(task).items() if name != "rollout" or value}
+    return {name: value for name, value in _encode_fields(task).items() if name not in OMITTED_IF_EMPTY or value}
 
 
 def encode_specs(specs: Sequence[ToolSpec]) -> list[TapeLine]:

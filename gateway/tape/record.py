@@ -31,7 +31,7 @@ from gateway.tape.line_format import (
     encode_task,
 )
 from gateway.tape.tape_writer import TapeWriter
-from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Outcome, Task, ToolCall, ToolResult
+from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Outcome, Task, ToolCall, ToolResult
 from gateway.wire import to_plain
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ class RecordedSession:
 
     def _build_finish_line(self, rewards: Mapping[str, float]) -> TapeLine:
         line = {"kind": "finish", "session": self.number, "after": self._history.digest}
-        return line | {"rewards": dict(rewards)}
+        states = dict(getattr(self._inner, "states", EMPTY))
+        return line | {"rewards": dict(rewards)} | ({"states": states} if states else {})
 
     def _add_to_history(self, requests: Sequence[str]) -> list[RequestKey]:
         keys = self._history.keys(requests)

@@ -37,7 +37,7 @@ from gateway.tape.line_format import (
 )
 from gateway.tape.tape_file import AnswerEntry, SessionRecord, Tape, TapeItem, load_tape
 from gateway.tool_table import Source
-from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec
+from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec
 
 MAX_COMPARED = 200
 """How many recorded requests are compared with the missing one."""
@@ -147,6 +147,9 @@ class ReplaySession(GatewaySession):
     def task_for(self, source: Source) -> Task:
         return self.task
 
+    async def hash_states(self) -> dict[str, str]:
+        return dict(self._tape_session.states)
+
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         return (await self.calls((call,), context))[0]
 
@@ -204,6 +207,8 @@ class TapeSession:
         record = min(sessions, key=usage)
         self.specs: Sequence[ToolSpec] = tape.listings[record.listing]
         self.name = record.interaction
+        self.states: Mapping[str, str] = EMPTY
+        """The recorded hashes of its states; known once it is finished."""
         self._tape, self._task = tape, task
         self._history = RequestHistory(task)
         self._followed_session = 0
@@ -228,7 +233,9 @@ class TapeSession:
         entry = self._choose_entry(key, is_reusable=True)
         if entry is None:
             raise await self._refusal_error(key, {"kind": "finish"})
-        rewards: dict[str, float] = (await to_thread.run_sync(self._tape.read_line, entry))["rewards"]
+        line = await to_thread.run_sync(self._tape.read_line, entry)
+        self.states = line.get("states", EMPTY)
+        rewards: dict[str, float] = line["rewards"]
         return rewards
 
     def release(self) -> None:

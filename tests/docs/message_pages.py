@@ -44,6 +44,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "gateway/check.py",
         "gateway/elicitation.py",
         "gateway/login.py",
+        "gateway/state/",
     ),
     "tools": (
         "gateway/native/",
@@ -58,7 +59,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "http": ("gateway/http/", "gateway/client.py", "gateway/web/"),
     "media": ("gateway/media/", "trainer/vision/", "trainer/data/row_media.py"),
     "tape": ("gateway/tape/", "trainer/replay_rollouts.py", "trainer/train/replay_step.py"),
-    "data": ("trainer/data/", "trainer/check.py"),
+    "data": ("trainer/data/", "trainer/check.py", "trainer/task_maker/"),
     "model": ("trainer/model.py", "trainer/weight_files.py", "trainer/template/", "trainer/parse/"),
     "engine": ("trainer/engine/torch/", "trainer/engines.py", "trainer/rollout/"),
     "sglang": ("trainer/engine/sglang/",),

@@ -9,6 +9,8 @@ tools         `tools` (names), `tools_kwargs` ({tool: {create_kwargs: {...}}}, a
               top or in `extra_info`, where `tools` may be called `tool_selection`
 interaction   `interaction_kwargs` (`name` selects it), at the top or in `extra_info`; without a `ground_truth` of its
               own, it gets the row's
+state         `state` (the name of a prepared state that the rollout begins from), `end_state` (what `state_equals`
+              compares with: {server: hash or folder})
 agent_name    in a row for verl: `tool_agent`, or `single_turn_agent`, which has no tools
 media         `images` and `videos`, put into the messages: see `row_media.py`
 id            `id`, or else made from the row
@@ -22,6 +24,7 @@ from typing import Any
 from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.media import MediaError
+from gateway.state.prepared_state import MAX_NAME
 from gateway.types import Task as SessionTask
 from trainer.data.row_media import Row, RowMedia
 from trainer.ledger import Message
@@ -38,6 +41,7 @@ VERL_COLUMNS = ("data_source", "reward_model")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TOOL_METHODS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 """Keys of `tools_kwargs`: arguments for each method of a tool."""
+END_STATE = "end_state"
 RESERVED_ARGUMENTS = ("instance_id", "messages")
 """Arguments that the gateway itself passes to an interaction."""
 
@@ -52,9 +56,11 @@ def row_to_task(row: Row, location: str, media: RowMedia, system: str = "") -> T
     for _, exact_truth in [*reader.find(*EXACT_TRUTH_COLUMNS)][:1] if interaction or args else ():
         args.setdefault("ground_truth", exact_truth)
     id, tools, create = reader.read_id(), reader.read_tools(), reader.read_create_arguments()
+    state, hashes_state = reader.read_states()
     if reader.errors:
         raise ConfigErrors(reader.errors)
-    return Task(id, messages, truth, SessionTask(id, tools, create, interaction, args), row, location)
+    session_task = SessionTask(id, tools, create, interaction, args, state=state, hash_state=hashes_state)
+    return Task(id, messages, truth, session_task, row, location)
 
 
 class _RowReader:
@@ -182,6 +188,16 @@ class _RowReader:
             self.report(f"{field}.{key}", "is passed to no tool", "put the tool's arguments into `create_kwargs`")
         by_method = {key: dict(value[key]) for key in TOOL_METHODS if value.get(key)}
         return by_method.get("create_kwargs", {}) if by_method.keys() <= {"create_kwargs"} else by_method
+
+    def read_states(self) -> tuple[str, bool]:
+        """The name of the prepared state, and whether the states at the end are compared."""
+        name = self.row.get("state")
+        end = self.row.get(END_STATE)
+        is_mapping = isinstance(end, Mapping) and all(isinstance(value, str | None) for value in end.values())
+        if end is not None and not is_mapping:
+            remedy = 'write {"server": "sha256:..."}, or the path of a folder in place of the hash'
+            self.report(END_STATE, f"is {_kind(end)}, not a mapping of texts", remedy)
+        return name if isinstance(name, str) and len(name) <= MAX_NAME else "", end is not None
 
     def read_interaction(self) -> tuple[str | None, dict[str, Any]]:
         """The interaction's name and arguments. Without a name, the gateway uses `gsm8k`, or its only one."""

@@ -40,7 +40,11 @@ class DemoTasks(Sequence[Task]):
         return self.demo.draw_problem(self.seed, number, kinds[number % len(kinds)], self.split).task
 
 
-DEMO_MODULES: Mapping[str, str] = {"demo": "trainer.demo.facts.facts_demo", "sight": "trainer.demo.sight.sight_demo"}
+DEMO_MODULES: Mapping[str, str] = {
+    "demo": "trainer.demo.facts.facts_demo",
+    "sight": "trainer.demo.sight.sight_demo",
+    "shelves": "trainer.demo.shelves.shelves_demo",
+}
 """The names for `model` and `data`, and the modules with their DEMO."""
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from gateway.types import Image
 from trainer.ledger import Message
@@ -24,7 +24,7 @@ class ExpectedCall:
     """A call that the task needs, and its result."""
 
     tool: str
-    arguments: Mapping[str, str]
+    arguments: Mapping[str, Any]
     result: str | Image
 
 

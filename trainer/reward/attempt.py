@@ -8,10 +8,10 @@ from itertools import takewhile
 from typing import Any
 
 from gateway.feedback.base import plain_text
-from gateway.types import Image, ToolCall
+from gateway.types import EMPTY, Image, ToolCall
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.reward.attempt_text import Decoder, response_ids, verbatim_messages
-from trainer.rollout.rollout import Rollout, StopReason
+from trainer.rollout.rollout import STATES_INFO, Rollout, StopReason
 from trainer.rollout.steppers import CALLS_INFO
 from trainer.rollout.task import Task
 
@@ -157,6 +157,12 @@ class Attempt:
     def infos(self) -> Mapping[str, Any]:
         """What plug-ins and interactions passed on to reward functions."""
         return self.rollout.infos
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The hash of the state that each server and sandbox ended with; empty unless the row has an `end_state`."""
+        states: Mapping[str, str] = self.rollout.infos.get(STATES_INFO, EMPTY)
+        return states
 
     @property
     def rewards(self) -> Mapping[str, float]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import fsum
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from gateway.feedback.gsm8k import Method, compute_score, extract_solution
+from gateway.state.state_hash import has_hash_form, hash_state
 from gateway.types import Outcome
 from trainer.ledger import Author
 from trainer.reward.attempt import Attempt
@@ -18,6 +20,7 @@ Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 NO_TRUTH = "the task has no right answer; give its row a `ground_truth`, or use another function"
+NO_END_STATE = "the row has no `end_state`; write one, {server: hash or folder}"
 NO_NUMBER = "the task's right answer is not a number; use `exact`, or your own function, to compare texts"
 
 
@@ -35,6 +38,40 @@ def exact(attempt: Attempt) -> float:
         raise ValueError(problem)
     _, marker, final = attempt.answer.rpartition("####")
     return float(bool(marker) and _normalize(final) == _normalize(str(attempt.truth)))
+
+
+def state_equals(attempt: Attempt, ignore: Sequence[str] = ()) -> float:
+    """1 if the policy ended and left each state as the row's `end_state` has it: a hash, or a folder beside the data.
+
+    `ignore` are patterns of files in such a folder that do not count.
+    """
+    expected = attempt.columns.get("end_state")
+    if not isinstance(expected, Mapping):
+        raise ValueError(NO_END_STATE)
+    return float(attempt.ended and all(_has_state(attempt, *item, ignore) for item in expected.items() if item[1]))
+
+
+def solved(attempt: Attempt) -> float:
+    """1 if all that the row asks for is so: the states of its `end_state`, and as last words `####` and its answer.
+
+    Rows made by `mtrl-train make-tasks` have one of the two, or both.
+    """
+    has_state = isinstance(attempt.columns.get("end_state"), Mapping)
+    if not has_state and attempt.truth is None:
+        raise ValueError(f"{NO_TRUTH}; or an `end_state`")
+    return float((not has_state or state_equals(attempt)) and (attempt.truth is None or exact(attempt)))
+
+
+def _has_state(attempt: Attempt, name: str, expected: str, ignore: Sequence[str]) -> bool:
+    if name not in attempt.states:
+        known = ", ".join(attempt.states) or "none"
+        raise ValueError(f"the row's `end_state` names {name!r}; rollouts leave the states of: {known}")
+    if has_hash_form(expected):
+        return attempt.states[name] == expected
+    folder = Path(attempt.task.location.rpartition(":")[0]).parent / expected
+    if not folder.is_dir():
+        raise ValueError(f"the row's `end_state` is neither a hash nor a folder: {expected!r}")
+    return attempt.states[name] == hash_state(folder, ignore)
 
 
 def outcome(attempt: Attempt, method: Method = "strict") -> float:
@@ -114,7 +151,19 @@ def _normalize(text: str) -> str:
 
 BUILTIN_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (answer, exact, outcome, tools, feedback, calc_reward, agent, efficiency, tool_quality)
+    for function in (
+        answer,
+        exact,
+        state_equals,
+        solved,
+        outcome,
+        tools,
+        feedback,
+        calc_reward,
+        agent,
+        efficiency,
+        tool_quality,
+    )
 }
 TURN_SCORE_AUTHORS: Mapping[str, Author] = {
     "tools": Author.TOOL,

@@ -26,7 +26,7 @@ from trainer.rollout.call_limit import limit_calls
 from trainer.rollout.instructions import add_instructions
 from trainer.rollout.ledger_builder import LedgerBuilder, make_policy_entry
 from trainer.rollout.observer import NullObserver, RolloutObserver
-from trainer.rollout.rollout import Rollout, Span, StopReason
+from trainer.rollout.rollout import STATES_INFO, Rollout, Span, StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import (
     CALLS_INFO,
@@ -331,3 +331,5 @@ class _RolloutLoop:
         for reward in session.rewards:
             rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
         self.rewards = rewards
+        if session.states:
+            self.infos[STATES_INFO] = dict(session.states)

@@ -20,8 +20,9 @@ DEFAULT_JOB = "default"
 """The run file that is used if none is named."""
 DEMO = "demo"
 """The name of the default job's model and tasks, which are generated."""
-DEMOS = (DEMO, "sight")
-"""Names of generated models and tasks; `sight` is the one with images."""
+SIGHT, SHELVES = "sight", "shelves"
+DEMOS = (DEMO, SIGHT, SHELVES)
+"""Names of models and tasks that come with the package: `sight` has images, `shelves` tasks made from an MCP server."""
 
 
 def _reject_empty(value: object) -> object:
@@ -67,10 +68,10 @@ class TrainSettings(BaseRolloutSettings):
 
     model: Annotated[str, Field(min_length=1)] = DEMO
     """A model's folder as `save_pretrained` writes it; or `demo`, a tiny model that is built and cached, or `sight`,
-    one with vision."""
+    one with vision, or `shelves`, one for tasks that were made from an MCP server."""
     data: Annotated[str, Field(min_length=1)] = DEMO
     """A JSONL or parquet file, the folder of a saved data set, or a data set's name; or `demo`, generated tasks, or
-    `sight`, generated tasks about images."""
+    `sight`, generated tasks about images, or `shelves`, tasks that were made from an MCP server."""
     out: Annotated[Path, BeforeValidator(_reject_empty)] | None = None
     """The run's folder; by default the next free one in `runs/`."""
     steps: PositiveInt = 100
@@ -116,8 +117,8 @@ class TrainSettings(BaseRolloutSettings):
                 "a demo's model knows only the words of its own tasks, not those of `data`; name a `model`, "
                 "or write `model: demo` if they ask what the demo's tasks ask"
             )
-        if self.model == "sight" and self.warm != "habit":
-            raise ValueError("the model of `sight` has only one warm start; leave `warm` out")
+        if self.model in (SIGHT, SHELVES) and self.warm != "habit":
+            raise ValueError(f"the model of `{self.model}` has only one warm start; leave `warm` out")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
         if self.rollout.is_used:

@@ -120,6 +120,24 @@ LOG_LINES = 5
 
 
 @contextmanager
+def show_task_making(console: Console) -> Iterator[Callable[[int, int, str], None]]:
+    """Shows how many tasks are made: yields a function that takes tasks made, tasks wanted, and what is being done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("tasks", total=None)
+        lines = 0
+
+        def report(made: int, wanted: int, doing: str) -> None:
+            nonlocal lines
+            bar.update(task, completed=made, total=wanted, description=f"tasks, {doing}")
+            if not console.is_terminal and made * LOG_LINES >= lines * wanted:
+                lines += 1
+                console.print(f"{made} of {wanted} tasks: {doing}", markup=False)
+
+        yield report
+
+
+@contextmanager
 def show_warm_start(console: Console) -> Iterator[Callable[[int, int, float], None]]:
     """Shows the warm start of the demo model: yields a function to call with step, total steps and loss."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,0 +1,124 @@
+"""The state of a sandbox: a prepared one is packed and put inside at its start, and what is there at the end is hashed.
+
+Both go through the interface that every provider has. What comes out was written by the policy, so that it is unpacked
+by hand: files and folders only, links as their targets.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import anyio
+from anyio import to_thread
+
+from gateway.errors import Unavailable
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
+from gateway.sandbox.provider import Sandbox
+from gateway.state.prepared_state import PreparedStates, StateError
+from gateway.state.remove_folder import remove_folder
+
+MAX_BYTES = 40 * 2**20
+"""A packed state is one message."""
+PACK_S = 30.0
+ARCHIVE = "/tmp/.state.tar"  # noqa: S108 - inside
+PREFIX = "mtrl-rollout-"
+PYTHON = (sys.executable, "-I", "-S", "-c")
+UNPACK = f"import os, tarfile; tarfile.open({ARCHIVE!r}).extractall('/rollout'); os.remove({ARCHIVE!r})"
+PACK = f"import tarfile; tar = tarfile.open({ARCHIVE!r}, 'w'); tar.add('/rollout', ''); tar.close()"
+LINK = b"link to "
+
+
+class SandboxStates:
+    """The prepared states of an entry's sandboxes."""
+
+    def __init__(self, prepared: PreparedStates, reaper: Reaper) -> None:
+        self.prepared, self._reaper = prepared, reaper
+
+    async def put(self, sandbox: Sandbox, name: str) -> None:
+        """Puts the state of a rollout into its new sandbox; raises Unavailable."""
+        try:
+            state = self.prepared.find(name)
+            if state is None:
+                return
+            packed = await to_thread.run_sync(_pack, state)
+            await sandbox.put(ARCHIVE, packed)
+            done = await sandbox.run((*PYTHON, UNPACK), b"", PACK_S)
+        except (StateError, OSError, SandboxEnded, SandboxKilled) as error:
+            raise Unavailable(f"the `state` cannot be put into the sandbox: {error}") from error
+        if done.stopped or done.status:
+            raise Unavailable(f"the `state` cannot be unpacked in the sandbox: {done.stopped or done.stderr.strip()}")
+
+    async def hash(self, sandbox: Sandbox | None, name: str) -> str:
+        """The hash of what is in the sandbox; of the prepared state if none was started. Raises Unavailable.
+
+        A sandbox whose content cannot be packed has a hash that no state has: the policy filled or ended it.
+        """
+        if sandbox is None:
+            return await self.prepared.hash_prepared(name)
+        try:
+            done = await sandbox.run((*PYTHON, PACK), b"", PACK_S)
+            if done.stopped or done.status:
+                return f"not packed: {done.stopped or done.stderr.strip()[-200:]}"
+            packed = await sandbox.get(ARCHIVE, MAX_BYTES)
+        except SandboxKilled as error:
+            raise Unavailable(f"the state at the end was lost: {error}") from error
+        except (OSError, SandboxEnded) as error:
+            return f"not packed: {error}"
+        return await self._hash_packed(packed)
+
+    async def _hash_packed(self, packed: bytes) -> str:
+        await self._reaper.start()
+        folder = Path(await to_thread.run_sync(tempfile.mkdtemp, "", PREFIX))
+        self._reaper.add_folder(folder)
+        try:
+            await to_thread.run_sync(unpack, packed, folder)
+            return await self.prepared.hash_folder(folder)
+        except (tarfile.TarError, OSError, ValueError) as error:
+            return f"not packed: {error}"
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(remove_folder, folder)
+                self._reaper.remove_folder(folder)
+
+
+def _pack(state: Path) -> bytes:
+    """A folder or a zip as an archive; other archives as they are, since the sandbox reads them."""
+    packed = io.BytesIO()
+    if state.is_dir():
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(state, "")
+    elif state.name.endswith(".zip"):
+        with zipfile.ZipFile(state) as zipped, tarfile.open(fileobj=packed, mode="w") as tar:
+            for name in zipped.namelist():
+                member, content = tarfile.TarInfo(name), b"" if name.endswith("/") else zipped.read(name)
+                member.type, member.size = tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE, len(content)
+                member.mode = 0o755 if name.endswith("/") else 0o644
+                tar.addfile(member, io.BytesIO(content))
+    else:
+        packed.write(state.read_bytes())
+    if len(packed.getvalue()) > MAX_BYTES:
+        raise StateError(f"{state} has more than {MAX_BYTES // 2**20} MB; make a folder `readable` for more")
+    return packed.getvalue()
+
+
+def unpack(packed: bytes, folder: Path) -> None:
+    """Unpacks files and folders below a folder, and links as files with their targets. Raises ValueError."""
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts or len(path.parts) > 64:
+                raise ValueError(f"{member.name!r:.100} leads out of the folder")
+            place = folder / path
+            if member.isdir():
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            opened = tar.extractfile(member) if member.isreg() else None
+            place.write_bytes(opened.read() if opened else LINK + member.linkname.encode("utf-8", "surrogateescape"))
+            place.chmod(0o700 if member.mode & 0o100 else 0o600)

@@ -1,0 +1,60 @@
+"""What a gateway and its sessions can do, whether in this process, remote or on a tape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from gateway.toolset import Session
+from gateway.types import DEFAULT_CONTEXT, Context, Feedback, Task, ToolCall, ToolResult, ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward of the rollout, with its source."""
+
+    source: str
+    value: float
+    kind: Literal["call", "feedback", "end"]
+    call_id: str | None = None
+
+
+class AnySession(Session, Protocol):
+    """A gateway session, in this process or remote."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def rewards(self) -> Sequence[Reward]: ...
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """The hashes of the states of its servers and sandboxes, once it is finished, for a task that wants them."""
+        ...
+
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]: ...
+
+    async def feedback(self, messages: Sequence[Mapping[str, Any]]) -> Feedback: ...
+
+    async def close(self) -> None: ...
+
+
+class AnyGateway(Protocol):
+    """A gateway, in this process or remote; enter it before opening sessions."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None: ...
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]: ...
+
+    async def begin(self, task: Task) -> AnySession: ...
+
+    def open(self, task: Task = ...) -> AbstractAsyncContextManager[AnySession]: ...

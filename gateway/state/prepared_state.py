@@ -1,0 +1,153 @@
+"""Prepared states: folders or archives that rollouts begin from as copies, so that nothing ever writes to them."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import anyio
+from anyio import to_thread
+
+from gateway.errors import SessionError, Unavailable
+from gateway.state.state_hash import StateTooLarge, hash_state
+from gateway.types import Task
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+MAX_ARCHIVE_BYTES = 4 * 2**30
+MAX_NAME = 200
+HASH_S = 50.0
+"""Less than a session's limit for its last rewards."""
+_FICLONE = 0x40049409
+"""The ioctl by which a file shares the blocks of another until one of them is written to."""
+
+
+class StateError(Exception):
+    """A prepared state cannot be used; the text is for the operator."""
+
+
+def is_prepared_state(path: Path) -> bool:
+    """Whether a path is one of a folder or an archive."""
+    return path.is_dir() or (path.is_file() and path.name.endswith(ARCHIVES))
+
+
+def find_prepared_state(default: Path | None, states: Path | None, name: str) -> Path | None:
+    """The state of a rollout: the one of this name in the folder of states; the default without a name or a folder.
+
+    The name comes from a task and may have been sent by a client: it never leads out of the folder.
+    """
+    if not name or states is None:
+        return default
+    parts = PurePosixPath(name).parts
+    if len(name) > MAX_NAME or "\0" in name or name.startswith("/") or ".." in parts or not parts:
+        raise StateError(f"{name!r:.{MAX_NAME}} is not the name of a state: write one without `..` or a leading `/`")
+    root = states.resolve()
+    for ending in ("", *ARCHIVES):
+        path = root / f"{name}{ending}"
+        if is_prepared_state(path) and path.resolve().is_relative_to(root):
+            return path
+    known = ", ".join(sorted(entry.name for entry in root.iterdir())[:20]) if root.is_dir() else ""
+    raise StateError(f"there is no state {name!r} in {states}; there are: {known or 'none'}")
+
+
+def copy_state(state: Path, folder: Path) -> None:
+    """Copies a prepared state into an empty folder; blocks are shared where the file system can. Raises StateError."""
+    try:
+        if state.is_dir():
+            shutil.copytree(state, folder, symlinks=True, copy_function=_clone, dirs_exist_ok=True)
+        else:
+            _extract(state, folder)
+    except (OSError, shutil.Error, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise StateError(f"its `state` cannot be copied: {error}") from error
+
+
+class PreparedStates:
+    """The prepared states of a server or sandbox, with the hashes of those that rollouts end with unchanged."""
+
+    def __init__(self, default: Path | None, states: Path | None, ignore: Sequence[str] = ()) -> None:
+        self.default, self.states, self.ignore = default, states, tuple(ignore)
+        self._hashes: dict[Path | None, str] = {}
+
+    def find(self, name: str) -> Path | None:
+        """The state for a task that names one, or none; raises StateError."""
+        return find_prepared_state(self.default, self.states, name)
+
+    def names(self) -> tuple[str, ...]:
+        """The names of the states in the folder of states."""
+        found = [] if self.states is None else sorted(self.states.iterdir())
+        endings = {path: next((end for end in ARCHIVES if path.name.endswith(end)), "") for path in found}
+        usable = (path for path in found if is_prepared_state(path) and not path.name.startswith("."))
+        return tuple(dict.fromkeys(path.name.removesuffix(endings[path]) for path in usable))
+
+    def check(self, task: Task, owner: str) -> None:
+        """Raises SessionError if the task names a state that there is not."""
+        try:
+            self.find(task.state)
+        except (StateError, OSError, ValueError) as error:
+            raise SessionError(f"{owner}: {error}") from error
+
+    async def hash_folder(self, folder: Path) -> str:
+        """The hash of a rollout's folder. One with more content than is hashed has a hash that no state has.
+
+        Raises Unavailable where it cannot be read.
+        """
+        try:
+            with anyio.fail_after(HASH_S):
+                return await to_thread.run_sync(_hash, folder, self.ignore, abandon_on_cancel=True)
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"the state at the end cannot be hashed: {error or 'it takes too long'}") from error
+
+    async def hash_prepared(self, name: str) -> str:
+        """The hash of a state as it was prepared, which is that of a rollout that changed nothing."""
+        state = self.find(name)
+        if state not in self._hashes:
+            self._hashes[state] = await self._hash_copy(state)
+        return self._hashes[state]
+
+    async def _hash_copy(self, state: Path | None) -> str:
+        if state is not None and not state.name.endswith(ARCHIVES):
+            return await self.hash_folder(state)
+        with tempfile.TemporaryDirectory(prefix="mtrl-state-") as folder:
+            if state is not None:
+                await to_thread.run_sync(copy_state, state, Path(folder), abandon_on_cancel=True)
+            return await self.hash_folder(Path(folder))
+
+
+def _hash(folder: Path, ignore: Sequence[str]) -> str:
+    try:
+        return hash_state(folder, ignore)
+    except StateTooLarge as error:
+        return f"too large: {error}"
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    if archive.name.endswith(".zip"):
+        with zipfile.ZipFile(archive) as zipped:
+            _check_size(archive, [member.file_size for member in zipped.infolist()])
+            zipped.extractall(folder)  # noqa: S202 - it keeps members inside
+        return
+    with tarfile.open(archive) as tar:
+        _check_size(archive, [member.size for member in tar.getmembers()])
+        tar.extractall(folder, filter="data")
+
+
+def _check_size(archive: Path, sizes: Sequence[int]) -> None:
+    if sum(sizes) > MAX_ARCHIVE_BYTES:
+        raise OSError(f"{archive} holds more than {MAX_ARCHIVE_BYTES // 2**30} GB")
+
+
+def _clone(source: str, target: str) -> None:
+    """Copies a file; where the file system can, its blocks are shared, which takes no time."""
+    if not Path(source).is_file():  # Opening a pipe would wait for its other end.
+        raise shutil.SpecialFileError(f"{source} is no regular file")
+    try:
+        from fcntl import ioctl
+
+        with Path(source).open("rb") as read, Path(target).open("wb") as write:
+            ioctl(write.fileno(), _FICLONE, read.fileno())
+        shutil.copystat(source, target)
+    except (ImportError, OSError):
+        shutil.copy2(source, target)

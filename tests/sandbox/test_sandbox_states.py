@@ -1,0 +1,94 @@
+"""Sandboxes that begin from a prepared state, and the hash of what the tools leave there."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.build import build_plan
+from gateway.errors import ConfigError, SessionError
+from gateway.gateway import Gateway
+from gateway.sandbox.sandbox_state import unpack
+from gateway.state.state_hash import hash_state
+from gateway.types import Outcome, Task, ToolCall
+
+
+def make_gateway(folder: Path, **settings: Any) -> Gateway:
+    file = folder / "box.yaml"
+    file.write_text(json.dumps({"tools": [{"sandbox_tools": ["shell"], "timeout_s": 60, **settings}]}))
+    plan = build_plan([file], None)
+    return Gateway(plan.sources, services=plan.services)
+
+
+async def play(gateway: Gateway, task: Task, *commands: str) -> tuple[str, dict[str, str]]:
+    text = ""
+    async with gateway.open(task) as session:
+        for command in commands:
+            result = await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
+            assert result.outcome is Outcome.OK, result
+            text = result.text
+        await session.finish()
+        return text, session.states
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Path:
+    folder = tmp_path / "states" / "one"
+    (folder / "docs").mkdir(parents=True)
+    (folder / "docs" / "a.txt").write_text("first\n")
+    for kind in ("zip", "gztar"):
+        shutil.make_archive(str(tmp_path / "states" / kind), kind, folder)
+    return tmp_path / "states"
+
+
+async def test_sandboxes_begin_from_states_and_end_with_the_hash_of_what_is_left(tmp_path: Path, states: Path) -> None:
+    before = hash_state(states)
+    with anyio.fail_after(100):
+        async with make_gateway(tmp_path, state="states/one", states="states") as gateway:
+            edit = "echo more >> docs/a.txt; cat docs/a.txt; ln -s /etc/passwd link"
+            played = [
+                await play(gateway, Task(state=name, hash_state=True), edit) for name in ("", "one", "zip", "gztar")
+            ]
+            _, untouched = await play(gateway, Task(hash_state=True))
+            _, read = await play(gateway, Task(hash_state=True), "cat docs/a.txt")
+    assert [text for text, _ in played] == ["first\nmore"] * 4
+    ends = [states["sandbox"] for _, states in played]
+    assert len(set(ends)) == 1 and ends[0] != untouched["sandbox"]
+    assert untouched == read == {"sandbox": hash_state(states / "one")}
+    assert hash_state(states) == before
+
+
+async def test_states_that_are_not_there_are_refused(tmp_path: Path, states: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        make_gateway(tmp_path, state="nowhere")
+    async with make_gateway(tmp_path, states="states") as gateway:
+        with pytest.raises(SessionError, match="three"):
+            await gateway.begin(Task(state="three"))
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
+def test_forged_archives_do_not_lead_out(tmp_path: Path, name: str) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    (tmp_path / "in").mkdir()
+    with pytest.raises(ValueError, match="leads out"):
+        unpack(packed.getvalue(), tmp_path / "in")
+    assert not (tmp_path / "out").exists()
+
+
+def test_links_in_forged_archives_are_not_followed(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        tar.addfile(link)
+    unpack(packed.getvalue(), tmp_path)
+    assert not (tmp_path / "link").is_symlink() and str(tmp_path) in (tmp_path / "link").read_text()

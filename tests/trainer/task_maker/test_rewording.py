@@ -1,0 +1,64 @@
+"""Questions reworded by a chat endpoint: a text that loses a value, or tells the answer, is not taken."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from trainer.task_maker.chain import Chain, Step
+from trainer.task_maker.rewording import Rewording
+from trainer.task_maker.values import Value
+
+CHAIN = Chain((Step("find", {"item": 412}, {}, (412,), {"box": 77}),), "train", answer=Value(77, "box", None, ("box",)))
+QUESTION = "Find the box of an item: item 412. What is the box? Answer with #### and the value."
+
+
+class ChatHandler(BaseHTTPRequestHandler):
+    text = ""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps({"choices": [{"message": {"content": self.text}}]}).encode()
+        self.send_response(200 if self.text else 400)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), ChatHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("Which box holds item 412? End with #### and it.", True),
+        ("Which box holds item 412?", True),
+        ("Which box holds the item? ####", False),
+        ("Is item 412 in box 77? ####", False),
+        ("", False),
+    ],
+)
+async def test_only_texts_that_keep_values_and_do_not_tell_are_taken(
+    url: str, text: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatHandler, "text", text)
+    rewording = Rewording(url, "any")
+    question = await rewording.reword(QUESTION, CHAIN)
+    await rewording.aclose()
+    assert question.startswith(text) if taken else question == QUESTION
+    assert "####" in question
+    assert (rewording.taken, rewording.refused + rewording.failed) == (int(taken), int(not taken))

@@ -1,0 +1,58 @@
+"""Policies that know nothing: one does nothing, one makes a random call and answers with a value of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from trainer.task_maker.chain import Chain
+from trainer.task_maker.explore import Explorer
+from trainer.task_maker.values import leaves
+
+RANDOM_CALLS = 24
+"""Random calls that are executed from each prepared state; every task is held against all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTry:
+    """What a random call left, and the answer that was then drawn from its result."""
+
+    end_state: Mapping[str, str]
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnowsNothing:
+    """What policies that know nothing reach from each prepared state; all was executed."""
+
+    untouched: Mapping[str, Mapping[str, str]]
+    tries: Mapping[str, tuple[RandomTry, ...]]
+
+    def find_problem(self, chain: Chain) -> str | None:
+        """How such a policy solves a task; None if it does not."""
+        if chain.answer is None and chain.end_state == self.untouched[chain.state]:
+            return "solved by doing nothing"
+        for one in self.tries[chain.state]:
+            has_state = not chain.end_state or one.end_state == chain.end_state
+            has_answer = chain.answer is None or one.answer.casefold() == chain.answer.text.casefold()
+            if has_state and has_answer:
+                return "solved by one random call"
+        return None
+
+
+async def try_random_policies(explorer: Explorer) -> KnowsNothing:
+    """Executes nothing, and random calls, each in a fresh state."""
+    untouched, tries = {}, {}
+    for state in explorer.server.states:
+        async with explorer.server.open(state) as session:
+            untouched[state] = await session.state()
+        tries[state] = tuple([await _try_once(explorer, state, number) for number in range(RANDOM_CALLS)])
+    return KnowsNothing(untouched, tries)
+
+
+async def _try_once(explorer: Explorer, state: str, number: int) -> RandomTry:
+    result, end = await explorer.random_call(state, number)
+    draw = Random(f"{explorer.seed}/answer/{state}/{number}")  # noqa: S311 - not security-relevant
+    found = [str(value) for _, _, value in leaves(result.value)]
+    return RandomTry(end, draw.choice(found) if found else "")

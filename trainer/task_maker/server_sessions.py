@@ -1,0 +1,79 @@
+"""Fresh sessions on the server that tasks are made from: calls, results as values, and the state so far."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from gateway.errors import ConfigError, GatewayError
+from gateway.types import Outcome, Task, ToolCall, ToolSpec
+from trainer.task_maker.values import Value, parse_result
+
+CALL_S = 60.0
+SESSION_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """How a call ended."""
+
+    ok: bool
+    value: Any
+    text: str
+
+
+class ServerSession:
+    """One session in a fresh state."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._calls = 0
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
+        """Calls a tool. Raises ConfigError if the server is not there."""
+        self._calls += 1
+        call = ToolCall(f"call_{self._calls}", tool, json.dumps(arguments))
+        with anyio.fail_after(CALL_S):
+            result = await self._session.call(call)
+        if result.outcome is Outcome.UNAVAILABLE:
+            raise ConfigError(f"the server cannot be used: {result.reason}", remedy="correct its entry")
+        return CallResult(result.outcome is Outcome.OK, parse_result(result.text, result.structured), result.text)
+
+    async def state(self) -> Mapping[str, str]:
+        """The hashes of the state as it is now; empty for a server without a folder."""
+        states: Mapping[str, str] = await self._session.hash_states()
+        return states
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server, which begins anew in each session."""
+
+    gateway: Any
+    name: str
+    specs: Mapping[str, ToolSpec]
+    has_folder: bool
+    """Whether its state is in a folder, which can be compared."""
+    states: tuple[str, ...] = ("",)
+    """The names of the states that its tasks begin from."""
+    files: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """The paths of the files in each of them."""
+
+    @asynccontextmanager
+    async def open(self, state: str) -> AsyncIterator[ServerSession]:
+        """A session in a fresh state; raises ConfigError if there is none."""
+        task = Task("make-tasks", tools=tuple(self.specs), state=state)
+        try:
+            async with self.gateway.open(task) as session:
+                yield ServerSession(session)
+        except GatewayError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"server {self.name!r}: {error}", remedy="correct its entry in the servers file"
+            ) from error

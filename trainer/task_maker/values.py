@@ -1,0 +1,164 @@
+"""Values that calls use and results hold: each with the key under which it was seen, and the split it belongs to."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+from typing import Any
+
+Scalar = str | int | float
+Path = tuple[str | int, ...]
+MAX_TEXT = 20_000
+"""Characters of a result that are read for values."""
+MAX_LEAVES = 400
+MAX_VALUE = 60
+"""Characters of a value."""
+HELD_OUT_SHARE = 5
+"""One value in this many belongs to held-out tasks."""
+_SYLLABLES = ("ba", "ke", "lo", "mi", "nu", "ra", "se", "ti", "vo", "za", "fe", "gu", "pa", "do", "xi", "wy")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_LABELLED = re.compile(r"\s*(?:\d+[.:]\s*)?([A-Za-z][\w -]{0,30}?)\s*[:=]\s*(\S.*?)\s*")
+_LISTED = re.compile(r"\[(FILE|DIR)\] (.+)")
+ALIASES = (
+    {"path", "file", "filename", "dir", "directory", "folder", "source", "destination", "repo"},
+    {"name", "entity", "title", "key", "from", "to", "label"},
+    {"id", "number", "index"},
+    {"content", "text", "observation", "description", "body", "message", "note", "insight"},
+)
+"""Words of keys that often mean the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value with the key that it was seen under, and where, if a step of the chain gave it."""
+
+    value: Scalar
+    key: str
+    step: int | None = None
+    path: Path = ()
+
+    @property
+    def text(self) -> str:
+        return str(self.value)
+
+
+def split_of(value: Scalar) -> str:
+    """The split whose tasks may have a value: `train` or `held_out`."""
+    return "train" if sha256(f"task value {value}".encode()).digest()[0] % HELD_OUT_SHARE else "held_out"
+
+
+def parse_result(text: str, structured: Any = None) -> Any:
+    """A result as a value: the structured one, JSON or a Python literal where it is one; else labels, or its text."""
+    if isinstance(structured, Mapping) and structured.keys() == {"result"}:
+        structured = structured["result"]
+    if isinstance(structured, Mapping | list) and structured:
+        return structured
+    text = text[:MAX_TEXT]
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text.strip())
+            if isinstance(value, list | dict):
+                return value
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+    return _parse_lines(text)
+
+
+def _parse_lines(text: str) -> Any:
+    lines = [line for line in text.splitlines() if line.strip()]
+    listed = [match for line in lines if (match := _LISTED.fullmatch(line.strip()))]
+    if listed and len(listed) == len(lines):
+        return {"file": [match[2] for match in listed if match[1] == "FILE"],
+                "directory": [match[2] for match in listed if match[1] == "DIR"]}  # fmt: skip
+    labelled = [match for line in lines if (match := _LABELLED.fullmatch(line))]
+    if len(labelled) == len(lines) and len({match[1] for match in labelled}) == len(lines) > 0:
+        return {match[1].strip(): match[2] for match in labelled}
+    return lines if len(lines) > 1 else text.strip()
+
+
+def leaves(value: Any, key: str = "", path: Path = ()) -> Iterator[tuple[str, Path, Scalar]]:
+    """The scalars in a value with their nearest key and their paths, at most MAX_LEAVES."""
+    stack: list[tuple[Any, str, Path]] = [(value, key, path)]
+    for _ in range(10 * MAX_LEAVES):
+        if not stack:
+            return
+        item, name, place = stack.pop()
+        if isinstance(item, Mapping):
+            stack.extend((item[one], str(one), (*place, str(one))) for one in reversed(list(item)))
+        elif isinstance(item, list | tuple):
+            stack.extend((item[at], name, (*place, at)) for at in reversed(range(min(len(item), MAX_LEAVES))))
+        elif isinstance(item, str | int | float) and not isinstance(item, bool) and is_usable(item):
+            yield name, place, item
+
+
+def is_usable(value: Scalar) -> bool:
+    """Whether a value can stand in a question, and be written as an answer."""
+    text = str(value)
+    return bool(text.strip()) and len(text) <= MAX_VALUE and text.isprintable() and "####" not in text
+
+
+def look_up(value: Any, path: Path) -> Any:
+    """The part of a value at a path; None if there is none."""
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def key_words(key: str) -> set[str]:
+    """The words of a key, in lower case and in the singular, with words that mean the same."""
+    words = {word.lower().removesuffix("s") for word in _WORDS.findall(key)}
+    return words.union(*(group for group in ALIASES if words & group)) if words else words
+
+
+def key_fit(wanted: str, seen: str) -> int:
+    """How well a value seen under a key fits a parameter: 2 for the same name, 1 for related words, 0 otherwise."""
+    if wanted.lower() == seen.lower():
+        return 2
+    return int(bool(key_words(wanted) & key_words(seen)))
+
+
+def fresh_word(draw: Random) -> str:
+    """A word that is in no state."""
+    return "".join(draw.choice(_SYLLABLES) for _ in range(draw.randint(3, 4))).capitalize()
+
+
+def fresh_value(kind: str, key: str, split: str, draw: Random, bounds: tuple[int, int] = (1, 9999)) -> Scalar:
+    """A new value of a split."""
+    for _ in range(200):
+        value: Scalar
+        if kind in ("integer", "number"):
+            value = draw.randint(*bounds)
+        elif key_words(key) & ALIASES[3]:
+            value = f"{fresh_word(draw)} {fresh_word(draw).lower()}"
+        else:
+            value = fresh_word(draw)
+        if split_of(value) == split:
+            break
+    return value
+
+
+def derived_value(known: str, split: str, draw: Random) -> str:
+    """A known value with its last name replaced by a new one, such as another file in the same folder."""
+    head, name = known[: known.rfind("/") + 1], known[known.rfind("/") + 1 :]
+    ending = name[name.rfind(".") :] if "." in name else ""
+    for _ in range(200):
+        value = f"{head}{fresh_word(draw).lower()}{ending}"
+        if split_of(value) == split:
+            break
+    return value
+
+
+def known_values(values: Sequence[Value], key: str, kind: str, split: str) -> list[Value]:
+    """The values that fit a parameter best, of a split."""
+    kinds: tuple[type, ...] = (str,) if kind == "string" else (int, float)
+    fits = [(key_fit(key, value.key), value) for value in values if isinstance(value.value, kinds)]
+    best = max((fit for fit, value in fits if split_of(value.value) == split), default=0)
+    return [value for fit, value in fits if fit == best > 0 and split_of(value.value) == split]
