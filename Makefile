@@ -68,7 +68,7 @@ format: install  ## Format the code
 serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
 	$(BIN)/mtrl-gateway serve
 
-peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers that they start
+peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
 
 .peers/installed: .venv/installed
 	rm -rf .peers
@@ -83,6 +83,11 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 .fastmcp-peers/installed:  # FastMCP 4, which needs another release of mcp
 	$(PYTHON) -m venv .fastmcp-peers
 	.fastmcp-peers/bin/python -m pip install --quiet --disable-pip-version-check fastmcp==4.1.2
+	@touch $@
+
+.gym-peers/installed:  # Gymnasium, whose environments tests play in an interpreter of their own
+	$(PYTHON) -m venv .gym-peers
+	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
 	@touch $@
 
 .npm-peers/installed: | packages  # MCP servers from npm, which tests start
@@ -206,4 +211,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
