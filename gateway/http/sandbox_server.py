@@ -110,7 +110,7 @@ class SandboxServer:
             self._starting -= 1
         id = token_urlsafe(24)
         self.leases[id] = Lease(sandbox, anyio.current_time() + self.lease_s)
-        return json_response({"id": id, "lease_s": self.lease_s}, 201)
+        return json_response({"id": id, "lease_s": self.lease_s, "python": sandbox.python}, 201)
 
     def _find(self, request: Request) -> Sandbox:
         lease = self.leases.get(request.path_params["id"])

@@ -60,6 +60,11 @@ class Sandbox(Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def python(self) -> str:
+        """The Python program inside."""
+        ...
+
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
         """Runs a command. Raises SandboxEnded, or SandboxKilled if it was ended from outside."""
         ...
@@ -110,6 +115,10 @@ class LocalSandbox:
     @property
     def alive(self) -> bool:
         return self._process.alive
+
+    @property
+    def python(self) -> str:
+        return self._interpreter[0]
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
         request = {"do": "run", "command": list(command), "stdin": base64.b64encode(stdin).decode()}

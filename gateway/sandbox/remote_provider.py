@@ -56,6 +56,7 @@ class RemoteProvider:
                 raise Unavailable(_describe(answer))
             started = answer.json()
             sandbox = RemoteSandbox(http, f"{url}/{started['id']}", settings, float(started["lease_s"]))
+            sandbox.python = str(started["python"])
         except BaseException as error:
             statistics.count_refusal()
             with anyio.CancelScope(shield=True):
@@ -72,7 +73,7 @@ class RemoteSandbox:
     """A sandbox on a server."""
 
     def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
-        self.url, self.lease_s = url, lease_s
+        self.url, self.lease_s, self.python = url, lease_s, ""
         self._http, self._settings = http, settings
         self._is_stopped = False
         self._lock = anyio.Lock()

@@ -25,8 +25,11 @@ from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import remote_provider
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.sandbox.sandbox_toolset import SandboxToolset
-from gateway.toolset import Session
+from gateway.state.prepared_state import PreparedStates
+from gateway.state.state_hash import hash_state
+from gateway.toolset import Session, hash_session_state
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
 from tests.conftest import Write
 from tests.waiting import PATIENCE_S, wait_until
@@ -37,10 +40,11 @@ PNG = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nNone"
 
 
 @asynccontextmanager
-async def open_tools(settings: SandboxSettings) -> AsyncIterator[Session]:
+async def open_tools(settings: SandboxSettings, state: Path | None = None) -> AsyncIterator[Session]:
     reaper = Reaper()
     try:
         toolset = SandboxToolset(("python", "shell", "files"), settings, choose_provider(settings, reaper))
+        toolset.states = SandboxStates(PreparedStates(state, None), reaper)
         async with toolset.open(Task()) as session:
             yield session
     finally:
@@ -95,6 +99,23 @@ async def test_tools_work_in_a_container_with_all_limits_and_it_is_removed(
     assert not any("s3cret" in word for words in (first, *others) for word in words)
     names = {word for words in (first, *others) for word in words if word.startswith("--name=")}
     assert {f"--name={words[-1]}" for words in others if words[0] == "rm"} == names and len(names) == 2
+
+
+@pytest.mark.parametrize("provider", ["engine", "server"])
+async def test_sandboxes_of_each_provider_begin_from_a_state_and_end_with_its_hash(
+    provider: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    chosen = request.getfixturevalue(provider)
+    settings = chosen if provider == "engine" else chosen[0]
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "a.txt").write_text("one\n")
+    async with open_tools(settings, state) as session:
+        assert (await call(session, "shell", command="cat a.txt")).text == "one"
+        assert await hash_session_state(session) == hash_state(state)
+        await call(session, "shell", command="echo two >> a.txt")
+        (state / "a.txt").write_text("one\ntwo\n")
+        assert await hash_session_state(session) == hash_state(state)
 
 
 @pytest.mark.parametrize("code", [125, 1])
