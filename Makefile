@@ -13,8 +13,13 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
+# A file's tests stay together, for what they share; files that take long start first (tests/slow_files.py).
+PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install train test check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent bars-mcp-tasks bench-made-tasks ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images clean
+# Modules are compiled once, not by each of the thousand processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -27,18 +32,25 @@ install: .venv/installed  ## Make .venv with everything in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
 
+installs:      ## Everything that the tests of `.ci/run` need, installed side by side
+	@$(MAKE) --no-print-directory --jobs 6 install packages peers agents sglang
+
 train: install  ## Train a tiny model to use tools, and watch it learn
 	$(BIN)/mtrl-train --tools tool_configs/
 
-test: install packages peers check docs  ## Lint, types, all tests, coverage
+test: install packages peers  ## Lint, types, all tests, coverage
+	@$(MAKE) --no-print-directory --jobs 2 check docs
 	$(BIN)/coverage erase
-	$(BIN)/coverage run $(PYTEST) --numprocesses logical --maxprocesses 8 --dist loadfile --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
-	$(BIN)/python $(PYTEST) --numprocesses logical --maxprocesses 8 --dist loadfile $(MEASURED)
+	$(BIN)/coverage run $(PYTEST) $(PARALLEL) --durations 20 --durations-min 5 $(addprefix --ignore ,$(MEASURED))
+	$(BIN)/python $(PYTEST) $(PARALLEL) $(MEASURED)
 	$(BIN)/coverage combine --quiet
 	@rm -f .coverage.*  # left by killed processes
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 90 --format total
+
+test-quick: check  ## Lint, types and the tests that take little time, in under five minutes; says what failed at once
+	$(BIN)/python -m pytest --quick $(PARALLEL) --maxfail 20
 
 check: install  ## Lint and types
 	$(BIN)/ruff format --check .
@@ -56,7 +68,7 @@ format: install  ## Format the code
 serve: install  ## Serve tool_configs/ and mcp_servers.json on http://127.0.0.1:8765
 	$(BIN)/mtrl-gateway serve
 
-peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers that they start
+peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers/installed .gym-peers/installed  ## Files of TRL, verl and ms-swift that tests compare with, and MCP servers and environments that they start
 
 .peers/installed: .venv/installed
 	rm -rf .peers
@@ -71,6 +83,11 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 .fastmcp-peers/installed:  # FastMCP 4, which needs another release of mcp
 	$(PYTHON) -m venv .fastmcp-peers
 	.fastmcp-peers/bin/python -m pip install --quiet --disable-pip-version-check fastmcp==4.1.2
+	@touch $@
+
+.gym-peers/installed:  # Gymnasium, whose environments tests play in an interpreter of their own
+	$(PYTHON) -m venv .gym-peers
+	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
 	@touch $@
 
 .npm-peers/installed: | packages  # MCP servers from npm, which tests start
@@ -113,11 +130,20 @@ ablations: install  ## The default job without masking, and with credit by turn
 kills: install sglang  ## The default job with its SGLang server killed twenty times, beside the same job undisturbed
 	$(BIN)/python bench/kills.py
 
+kills-scale: install  ## A job on two machines (network namespaces) whose processes are killed twenty times; needs root
+	$(BIN)/python bench/kills_scale.py
+
+bench-scale: install  ## Ranks, rollout workers, plans and ways to publish, in ratios of one run
+	$(BIN)/python bench/scale_up.py
+
 soak: install  ## Hours of calls, sessions and steps with servers killed at random: memory, descriptors, threads and children stay flat
 	$(BIN)/python bench/soak.py
 
 bench-routing: install sglang  ## Prefix cache hits on two SGLang servers, with three routing policies
 	$(BIN)/python bench/routing.py
+
+bench-publish: install sglang  ## LoRA adapters alone against merged weights on an SGLang server
+	$(BIN)/python bench/publish.py
 
 bench-agents: install  ## The endpoint for agents: CPU per turn, 1,000 sessions at once, the first streamed byte
 	$(BIN)/python bench/agents.py
@@ -145,7 +171,7 @@ sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environmen
 	@touch $@
 
 test-sglang: install sglang  ## The tests that need a real SGLang server, about ten minutes
-	$(BIN)/python $(PYTEST) tests/sglang -m "not long" $(UNLOCKED)
+	$(BIN)/python $(PYTEST) --durations 20 --durations-min 5 tests/sglang -m "not long" $(UNLOCKED)
 
 verifiers: .verifiers/installed  ## Make .verifiers and .verifiers-v0: releases of verifiers with its two interfaces (1.3 GB)
 
@@ -185,4 +211,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -67,7 +67,7 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="one small round")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
     args = options.parse_args()
-    size = Size(8, 16, 1, (0.0, 0.01)) if args.quick else Size()
+    size = Size(4, 4, 1, (0.0, 0.01)) if args.quick else Size()
     torch.set_num_threads(1)
     load_before = os.getloadavg()[0]
     results = measure(size)
@@ -99,7 +99,7 @@ def measure(size: Size) -> Results:
         results.per_s[_format_ms(delay_s)] = {name: median(values) for name, values in rates.items()}
     _measure_in_flight(size, results)
     for turns in (4, 50, 200):
-        count = max(1, 256 // turns)
+        count = max(1, 4 * size.rollouts // turns)
         runs = [anyio.run(rollout_loop.measure_overhead, count, turns) for _ in range(size.rounds)]
         results.overhead_ms[str(turns)] = median(1e3 * run.cpu_s / run.counters.turns for run in runs)
     return results

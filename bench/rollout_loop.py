@@ -57,6 +57,10 @@ class FixedLengthEngine:
         return self.inner.counters
 
     @property
+    def published_bytes(self) -> int:
+        return 0
+
+    @property
     def agreement(self) -> Agreement | None:
         return self.inner.agreement
 

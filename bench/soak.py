@@ -131,8 +131,9 @@ async def train_steps(count: int, sampler: Sampler) -> None:
     from trainer.train.start import train
 
     settings = small_job(
-        steps=count, prompts=2, n=2, record=False, evaluation={"every": 0}, checkpoint={"every": max(1, count // 20)}
-    )
+        tools=str(ROOT / "tool_configs"), steps=count, prompts=2, n=2, record=False, evaluation={"every": 0},
+        checkpoint={"every": max(1, count // 20)},
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         run, ended = Path(name) / "run", Event()
 

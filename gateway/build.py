@@ -21,6 +21,7 @@ from gateway.config.load import Config, load_config
 from gateway.config.load_object import load_object
 from gateway.config.models import Instructions, Limits, ResultLimit
 from gateway.errors import ConfigError, ConfigErrors, describe_exception
+from gateway.feedback.code import CodeInteraction
 from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackToolset
 from gateway.limits import CircuitBreaker, LimitedToolset
 from gateway.mcp_client.mcp_session import ResultParser
@@ -32,7 +33,7 @@ from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
-from gateway.sandbox.provider import BubblewrapProvider
+from gateway.sandbox.choose_provider import choose_provider
 from gateway.sandbox.sandbox_settings import in_folder
 from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.sandbox.sandbox_toolset import SandboxToolset
@@ -104,7 +105,7 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
     for server in config.servers.values():
         yield _build_server_source(server, services, store)
     if config.interactions:
-        yield _build_feedback_source(config, store)
+        yield _build_feedback_source(config, services, store)
 
 
 def _try_build(
@@ -198,9 +199,10 @@ def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Serv
 
 def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: MediaStore) -> Source:
     """The shipped tools of one entry, which share a sandbox for each rollout."""
-    provider = BubblewrapProvider(services.reaper)
     folder = entry.file.resolve().parent
-    inner = SandboxToolset(entry.sandbox_tools, in_folder(folder, entry.sandbox), provider, entry.owner)
+    settings = in_folder(folder, entry.sandbox)
+    provider = choose_provider(settings, services.reaper)
+    inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
     inner.states = SandboxStates(_prepared_states(entry, folder), services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
@@ -266,7 +268,7 @@ def _limits_of_entry(entry: Limits) -> Limits:
     return Limits.model_validate({name: getattr(entry, name) for name in Limits.model_fields})
 
 
-def _build_feedback_source(config: Config, store: MediaStore) -> Source:
+def _build_feedback_source(config: Config, services: Services, store: MediaStore) -> Source:
     entries = [
         DeclaredInteraction(
             load_object(entry.class_name, entry.file, f"{entry.field}.class_name"),
@@ -279,6 +281,9 @@ def _build_feedback_source(config: Config, store: MediaStore) -> Source:
         for entry in config.interactions
     ]
     toolset = FeedbackToolset.from_entries(entries, store)
+    for interaction in toolset.interactions.values():
+        if isinstance(interaction, CodeInteraction):
+            interaction.reaper = services.reaper
     return Source(_source_key("feedback", *config.interactions), toolset, admit=None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from anyio import to_thread
 from rich.console import Console
 from rich.text import Text
 
@@ -18,9 +19,10 @@ from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.native.sandboxed_toolset import SandboxedToolset
-from gateway.sandbox.bubblewrap import find_problem
-from gateway.sandbox.cgroups import find_hierarchies
+from gateway.sandbox.cgroups import find_hierarchies, make_group
+from gateway.sandbox.choose_provider import describe_provider, find_provider_problem
 from gateway.sandbox.python_programs import DESCRIPTIONS
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.sandbox.system_call_filter import has_filter
 from gateway.terminal import show_start
@@ -48,7 +50,7 @@ async def run_checks(plan: Plan) -> list[Finding]:
             *_check_stand_ins(plan),
             *_check_servers(plan, gateway),
             *_check_confinement(gateway),
-            *_check_sandboxes(gateway),
+            *[finding async for finding in _check_sandboxes(gateway)],
             *[finding async for finding in _check_isolation(gateway)],
         ]
         findings += [
@@ -108,30 +110,40 @@ def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
         interactions = source.toolset.interactions if isinstance(source.toolset, FeedbackToolset) else {}
         for name, interaction in interactions.items():
             if isinstance(interaction, CodeInteraction):
-                is_complete = interaction.confinement in ("bubblewrap", "namespaces")
+                is_complete = interaction.confinement in ("sandbox", "namespaces")
                 text = f"interaction {name}: programs are confined by {DESCRIPTIONS[interaction.confinement]}"
                 yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
 
 
-def _check_sandboxes(gateway: Gateway) -> Iterator[Finding]:
-    """Whether sandboxes can be started, if there are tools that need one, and what limits them."""
+async def _check_sandboxes(gateway: Gateway) -> AsyncIterator[Finding]:
+    """Whether sandboxes can be started, if there are tools that need one, by each provider, and what limits them."""
     backends = [source.backend for source in gateway.sources]
-    servers = [server for server in backends if isinstance(server, McpToolset)]
-    is_needed = any(isinstance(backend, SandboxToolset | SandboxedToolset) for backend in backends)
-    if not is_needed and all(server.config.isolation != "sandbox" for server in servers):
-        return
-    problem, _, remedy = (find_problem() or "").partition("\n  remedy: ")
-    if problem:
-        yield Finding("wrong", f"sandboxes cannot be started: {problem}", remedy)
-        return
-    versions = sorted({hierarchy.version for hierarchy in find_hierarchies()})
-    if versions:
-        names = " and ".join(map(str, versions))
+    wanted = [backend.settings for backend in backends if isinstance(backend, SandboxToolset)]
+    is_local = any(isinstance(backend, SandboxedToolset) for backend in backends)
+    servers = [backend.config for backend in backends if isinstance(backend, McpToolset)]
+    if is_local or any(config.isolation == "sandbox" for config in servers):
+        wanted.append(SandboxSettings())
+    for name, settings in {describe_provider(settings): settings for settings in wanted}.items():
+        problem = await to_thread.run_sync(find_provider_problem, settings)
+        text, _, remedy = (problem or "").partition("\n  remedy: ")
+        if problem:
+            yield Finding("wrong", f"sandboxes cannot be started: {text}", remedy)
+        elif settings.container is not None or settings.remote is not None:
+            yield Finding("ok", f"sandboxes: {name}")
+        else:
+            for finding in _check_bubblewrap():
+                yield finding
+
+
+def _check_bubblewrap() -> Iterator[Finding]:
+    """What limits the sandboxes of this machine."""
+    group = make_group(SandboxSettings())
+    group.remove()
+    if not group.problem:
+        names = " and ".join(map(str, sorted({hierarchy.version for hierarchy in find_hierarchies()})))
         yield Finding("ok", f"sandboxes: bubblewrap, with limits by control groups (version {names})")
     else:
-        limits = (
-            "control groups cannot be written, so that memory is limited for each process, and not for all together"
-        )
+        limits = f"{group.problem}, so that memory is limited for each process, and not for all together"
         yield Finding("note", f"sandboxes: bubblewrap; {limits}", "let the gateway's user write a control group")
     if not has_filter():
         text = "sandboxes: system calls are not filtered on this processor; `network: none` is as `loopback`"

@@ -14,6 +14,7 @@ import typer
 
 from gateway.errors import GatewayError, unwrap_error
 from gateway.process_exit import run_and_exit
+from gateway.version import print_version
 
 if TYPE_CHECKING:
     from gateway.build import Plan
@@ -230,6 +231,26 @@ def stdio(tools: ToolsOption = None, mcp: McpOption = None, wait: WaitOption = D
     _run_with_plan(main, tools, mcp)
 
 
+@app.command()
+def sandboxes(
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, needs --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8766,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token that clients must send.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="How many sandboxes may run at once.")] = 64,
+    lease: Annotated[float, typer.Option(min=1, help="Seconds until a sandbox ends whose client is gone.")] = 60,
+) -> None:
+    """Start sandboxes on this machine for gateways on others, until Ctrl-C."""
+    from gateway.http.sandbox_server import serve_sandboxes
+    from gateway.sandbox.bubblewrap import find_problem
+    from gateway.serving import settings_of
+
+    with errors_to_exit():
+        if (problem := find_problem()) is not None:
+            raise GatewayError(f"no sandbox can be started: {problem}")
+        settings = settings_of(host, port, token_file)
+        serve_sandboxes(settings, most, lease, lambda url: typer.echo(f"sandboxes at {url}"))
+
+
 @app.command("import")
 def import_servers(
     out: Annotated[
@@ -306,6 +327,9 @@ def exit_with_error(message: str) -> NoReturn:
 def _configure_logging(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what the gateway does, to standard error.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the release, and exit.")
     ] = False,
 ) -> None:
     logging.basicConfig(

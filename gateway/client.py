@@ -25,6 +25,8 @@ from gateway.wire import dumps, feedback_from_json, result_from_json, spec_from_
 CONNECT_TIMEOUT_S = 10.0
 START_TIMEOUT_S, START_POLL_S = 300.0, 0.5
 """How long and how often a client asks whether the gateway's servers have started."""
+RECONNECT_POLL_S = 0.5
+"""How often a client tries again to open a session at a gateway that cannot be reached."""
 CLOSE_TIMEOUT_S = 100.0
 """A little more than the server's own limit for closing a session."""
 LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keepalive_expiry=30.0)
@@ -35,10 +37,14 @@ class RemoteGateway:
     """Enter it, then `open(task)` a session for each rollout, as on a gateway in this process.
 
     `timeout_s` bounds the wait for each response; the tools' own deadlines, which the server applies, should be
-    shorter. A context's callbacks are not used.
+    shorter. A context's callbacks are not used. `reconnect_s` is how long opening a session waits for a gateway that
+    cannot be reached, such as one that is being restarted.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = 300.0, reconnect_s: float = 0.0
+    ) -> None:
+        self._reconnect_s = reconnect_s
         self.url = url.rstrip("/")
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if token is not None:
@@ -102,9 +108,17 @@ class RemoteGateway:
 
     async def begin(self, task: Task) -> RemoteSession:
         """Opens a session without a `with` block; the caller must close it, else it lives until it expires."""
-        return RemoteSession(
-            self, await self.request_json("POST", "/v1/sessions", task_to_json(task) | {"form": "spec"})
-        )
+        body = task_to_json(task) | {"form": "spec"}
+        deadline = anyio.current_time() + self._reconnect_s
+        while True:
+            try:
+                return RemoteSession(self, await self.request_json("POST", "/v1/sessions", body))
+            except Unavailable as error:
+                was_sent = not isinstance(error.__cause__, _NEVER_SENT)
+                if was_sent or anyio.current_time() >= deadline:
+                    raise
+            await anyio.sleep(RECONNECT_POLL_S)
+            await self._wait_for_servers()
 
     async def request_json(self, method: str, path: str, body: Any = None) -> Any:
         """The response's JSON; raises the server's error message for an error response."""

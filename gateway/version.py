@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from importlib.metadata import version
 
 DISTRIBUTION = "mtrl-rl"
@@ -11,3 +13,10 @@ DISTRIBUTION = "mtrl-rl"
 def installed_version() -> str:
     """The release, such as 0.1.0."""
     return version(DISTRIBUTION)
+
+
+def print_version(wanted: bool) -> None:
+    """Answers `--version`: prints the releases of mtrl and Python, and exits."""
+    if wanted:
+        sys.stdout.write(f"mtrl {installed_version()} (Python {platform.python_version()})\n")
+        sys.exit(0)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked_python import ForkedPopen
 from tests.servers.start_server import stdio_command
 
 TIMEOUT_S = 120
@@ -50,14 +51,14 @@ def make_place(folder: Path) -> Path:
 
 def run(place: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs a command there, and checks its exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *words],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command = [sys.executable, "-m", "gateway.cli", *words]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    pipe = subprocess.PIPE
+    with ForkedPopen(command, cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            output, errors = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+    done = subprocess.CompletedProcess(command, process.returncode, output, errors)
     assert done.returncode == code, done.stdout + done.stderr
     return done

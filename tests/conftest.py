@@ -20,24 +20,38 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from tests import forked_python
+from tests.shared_folders import open_shared_folder
+from tests.slow_files import SlowFiles
+
 # Tiny matrix products are many times slower with several threads; tests of threads set their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What gateways leave behind when tests kill them stays out of the user's folder, where the next run would find it.
 os.environ["XDG_STATE_HOME"] = mkdtemp(prefix="mtrl-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Coverage of what tests start would double the time of its imports; what is forked is measured (forked_python.py).
+    forked_python.COVERAGE.update({name: os.environ.pop(name) for name in [*os.environ] if "COVERAGE_PROCESS" in name})
+open_shared_folder()  # before workers and other processes start, which inherit its name
 # Tests run in the background ignore SIGINT, which every child process would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # Examples have no deadline and are the same in every run; `pytest --hypothesis-profile wide` draws new ones each time.
-settings.register_profile("wide", deadline=None)
-settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("wide", deadline=None, max_examples=200)
+settings.register_profile("same", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("same")
 
 Write = Callable[[str, str], Path]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out the files of tests/slow_files.txt")
+    parser.addoption("--write-slow-files", action="store_true", help="write tests/slow_files.txt from this run")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Names a failed test when it fails, not only at the end of half an hour."""
+    """Names a failed test when it fails, not only at the end of half an hour; starts slow files first."""
+    config.pluginmanager.register(SlowFiles(config))
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:  # The processes that run the tests for another one have none.
         config.pluginmanager.register(FailureNames(reporter))
@@ -72,7 +86,7 @@ class FailureNames:
                 f"\nFAILED now, runs again: {report.nodeid} ({report.when})\n{report.longreprtext}"
             )
         elif report.failed:
-            self._reporter.write_line(f"\nFAILED now: {report.nodeid} ({report.when})")
+            self._reporter.write_line(f"\nFAILED now: {report.nodeid} ({report.when})\n{_reason(report)}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -81,6 +95,11 @@ class FailureNames:
                 f"\n{len(self._rerun)} tests had to run twice, at most {self.RERUNS} may: the run fails"
             )
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """The lines of the traceback that say what was wrong."""
+    return "\n".join(line for line in report.longreprtext.splitlines() if line.startswith("E  "))
 
 
 @pytest.fixture(autouse=True)

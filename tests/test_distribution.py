@@ -77,7 +77,30 @@ def test_installed_gateway_lists_tools_of_an_empty_folder_s_own_file(installed: 
 
 
 def test_installed_trainer_names_what_an_empty_folder_lacks(installed: Path, tmp_path: Path) -> None:
-    ended = _run(installed, tmp_path, "-m", "trainer.cli", "--config", "second", "--dry-run")
+    ended = _run(installed, tmp_path, "-m", "trainer.cli", "--config", "sight", "--dry-run")
     assert ended.returncode == 2
     assert "tool_configs: there is no such folder" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_installed_trainer_writes_a_job_whose_tools_answer_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    ended = _run(installed, tmp_path, "-m", "trainer.cli", "init", "my_job")
+    assert ended.returncode == 0, ended.stderr
+    sources = ["--tools", "my_job/tools", "--mcp", "my_job/mcp_servers.json"]
+    called = _run(installed, tmp_path, "-m", "gateway.cli", "call", *sources, "calculate", '{"expression": "30 + 12"}')
+    assert called.stdout.strip() == "42", called.stderr
+
+
+def test_installed_demo_has_its_tools_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    program = """
+import anyio
+from trainer.setup import make_gateway
+from trainer.cli.train_command import _load_run_settings
+settings, name = _load_run_settings({"model": None, "data": None}, None, resume=False)
+async def main():
+    async with make_gateway(settings) as gateway:
+        print(settings.tools, sorted(spec.name for spec in gateway.specs))
+anyio.run(main)
+"""
+    listed = _run(installed, tmp_path, "-c", program)
+    assert listed.stdout.strip() == "demo ['calculate', 'feedback_judge', 'look_up']", listed.stderr

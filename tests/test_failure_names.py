@@ -26,7 +26,11 @@ def _run(outcomes: list[str]) -> tuple[str, int]:
     names = FailureNames(cast("pytest.TerminalReporter", lines))
     for index, outcome in enumerate(outcomes):
         report = SimpleNamespace(
-            outcome=outcome, failed=outcome == "failed", nodeid=f"test_{index}", when="call", longreprtext="the reason"
+            outcome=outcome,
+            failed=outcome == "failed",
+            nodeid=f"test_{index}",
+            when="call",
+            longreprtext="    assert x\nE   the reason\n",
         )
         names.pytest_runtest_logreport(cast("pytest.TestReport", report))
     session = SimpleNamespace(exitstatus=0)
@@ -34,8 +38,8 @@ def _run(outcomes: list[str]) -> tuple[str, int]:
     return "\n".join(lines.written), session.exitstatus
 
 
-def test_a_failed_test_is_named_when_it_fails() -> None:
-    assert _run(["passed", "failed"])[0].split() == ["FAILED", "now:", "test_1", "(call)"]
+def test_a_failed_test_is_named_with_its_reason_when_it_fails() -> None:
+    assert _run(["passed", "failed"])[0].split() == ["FAILED", "now:", "test_1", "(call)", "E", "the", "reason"]
 
 
 def test_a_test_that_runs_again_is_named_with_the_reason_of_its_first_failure() -> None:

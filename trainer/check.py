@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text as Line
 
-from gateway.errors import ConfigError, ConfigErrors
+from gateway.errors import ConfigError, ConfigErrors, GatewayError
 from gateway.session import AnyGateway
 from gateway.types import Outcome, ToolCall, ToolSpec
+from trainer.data.tasks import INTERACTION_PREFIX
 from trainer.data.tasks import check_task_names as check_rows
+from trainer.environments.check_environment import describe_environment
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.settings import RolloutSettings
+from trainer.rollout.settings import BaseRolloutSettings, RolloutSettings
 from trainer.setup import find_unknown_tools, load_data, load_template, make_gateway, probe_for_job, unavailable_servers
 from trainer.view.show import print_rollouts
 from trainer.weight_files import read_weight_files
@@ -51,6 +53,8 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
     async with make_gateway(settings) as gateway:
         for finding in _check_tools(gateway):
             tell(finding)
+        for finding in await check_environment(settings, gateway):
+            tell(finding)
         for finding in _check_rows(settings, gateway) if data else ():
             tell(finding)
         template = None
@@ -80,11 +84,24 @@ def _check_tools(gateway: AnyGateway) -> Iterator[Finding]:
     heard = [spec.name for spec in gateway.specs if spec.audience == "loop"]
     grade: Grade = "ok" if names else "note"
     yield Finding(grade, f"{len(names)} tools: {', '.join(names) or 'none'}")
-    yield Finding("ok", f"interactions: {', '.join(name.removeprefix('feedback_') for name in heard) or 'none'}")
+    interactions = [name.removeprefix(INTERACTION_PREFIX) for name in heard if name.startswith(INTERACTION_PREFIX)]
+    yield Finding("ok", f"interactions: {', '.join(interactions) or 'none'}")
     for server in unavailable_servers(gateway):
         yield Finding("note" if server.optional else "wrong", server.problem, server.remedy)
     for error in find_unknown_tools(gateway):
         yield Finding("wrong", f"{error.where}: {error.problem}", error.remedy)
+
+
+async def check_environment(settings: BaseRolloutSettings, gateway: AnyGateway) -> list[Finding]:
+    """Whether an episode of the run's environment can be begun, and what it says; nothing without an environment."""
+    environment = settings.environment_settings
+    if environment is None:
+        return []
+    try:
+        return [Finding("ok", await describe_environment(environment, gateway))]
+    except GatewayError as error:
+        problem, _, remedy = str(error).partition("\n  remedy: ")
+        return [Finding("wrong", problem, remedy)]
 
 
 def _check_rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:

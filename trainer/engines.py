@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from gateway.types import Image
-from trainer.engine.base import Capabilities, Engine, EngineError
+from trainer.engine.base import AdapterShape, Capabilities, Engine, EngineError
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 from trainer.template import Template
 
@@ -26,6 +26,9 @@ Log = Callable[[str], None]
 
 class WeightSource(Protocol):
     """The policy whose weights are published to servers: its logprobs, and its weights under their checkpoint names."""
+
+    @property
+    def adapter_shape(self) -> AdapterShape | None: ...
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> Sequence[float]: ...
 
@@ -54,12 +57,15 @@ def make_engine(
         chosen = "sglang" if can_use_sglang() else "torch"
     if chosen == "torch":
         return _make_torch_engine(settings, model, template)
+    from trainer.engine.sglang.weight_sync.adapters import plan_adapters
     from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
     processor = template.image_processor
     reference = TrainerReference(image_processor=processor)
     if policy:
-        reference = TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, processor)
+        lends_memory = settings.serving.placement == "together"
+        adapters = plan_adapters(settings.serving.lora, policy.adapter_shape, model, lends_memory=lends_memory)
+        reference = TrainerReference(policy.compute_logprobs, policy.checkpoint_tensors, processor, adapters)
     return _make_sglang_engine(chosen, settings, model, folder, reference, log)
 
 
@@ -102,6 +108,8 @@ def _make_sglang_engine(
 ) -> Engine:
     from trainer.engine.sglang.server_process import ServerOptions, ServerProcess
     from trainer.engine.sglang.sglang_engine import SGLangEngine
+    from trainer.engine.sglang.tensor_parallel import check_tensor_parallel
+    from trainer.engine.sglang.weight_sync.adapters import LORA_FLAG
 
     serving, is_async = settings.serving, getattr(settings, "mode", "") == "asynchronous"
     engine = partial(SGLangEngine, reference=reference, in_place=serving.in_place, publishes_mid_turn=is_async)
@@ -111,10 +119,12 @@ def _make_sglang_engine(
         urls = tuple(chosen.split(","))
         is_local = all(urlsplit(url).hostname in LOCAL_HOSTS for url in urls)
         return engine(urls, _make_weight_sync(serving, model, is_local))
+    check_tensor_parallel(model, read_flag(serving.options, 1, *TENSOR_PARALLEL_FLAGS))
     servers = []
+    flags = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()))
+    flags += () if LORA_FLAG in flags else reference.adapters.server_flags
     for index, gpu in enumerate(_gpu_flags(serving)):
-        extra = (*serving.options, *(("--enable-deterministic-inference",) if serving.deterministic else ()), *gpu)
-        options = ServerOptions(extra=extra, tokenizer=has_vision(model))
+        options = ServerOptions(extra=(*flags, *gpu), tokenizer=has_vision(model))
         servers.append(ServerProcess(model, options, log=folder / f"sglang-{index}.log", notify=log))
     weight_sync = _make_weight_sync(serving, model, True)
     return engine(servers, weight_sync, releases_memory=serving.placement == "together")

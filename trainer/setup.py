@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -18,10 +19,11 @@ from gateway.tool_table import Source
 from gateway.types import ToolSpec
 from trainer.data.tasks import RowTasks, load_rows
 from trainer.engine.base import Sampling
-from trainer.environments.environment_rows import read_rows
-from trainer.environments.environment_stepper import EnvironmentStepper
-from trainer.environments.environment_toolset import EnvironmentToolset
-from trainer.environments.host_process import get_host
+from trainer.environments.open_environment import (
+    find_environment_rows,
+    make_environment_stepper,
+    make_environment_toolset,
+)
 from trainer.parse.plain import PlainText
 from trainer.rollout.settings import BaseRolloutSettings, TemplateSettings
 from trainer.rollout.steppers import Stepper, ToolsAndFeedback
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
     from trainer.template import ProbeReport, Template
 
 SERVERS_FILE = "mcp_servers.json"
+GATEWAY_TOKEN = "MTRL_GATEWAY_TOKEN"  # noqa: S105 (a name)
+"""The environment variable with the token of a gateway elsewhere."""
+RECONNECT_S = 120.0
+"""How long a rollout's session waits for a gateway elsewhere that is being restarted."""
+DEMO_TOOLS = "demo"
+"""The name for `tools` that means those which come with the package, unless there is such a folder."""
+DEMO_TOOLS_FOLDER = Path(__file__).parent / "demo" / "facts" / "tools"
 
 
 class UnavailableServer(NamedTuple):
@@ -50,10 +59,10 @@ def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) 
 
     `sources` are toolsets that are offered beside those of the files.
     """
-    if settings.environment is not None:
+    if (environment := settings.environment_settings) is not None:
         from gateway.gateway import Gateway
 
-        return Gateway([Source(settings.environment.framework, EnvironmentToolset(get_host(settings.environment)))])
+        return Gateway([Source(environment.framework, make_environment_toolset(environment))])
     tools, limit = settings.tools, settings.result_limit
     if isinstance(tools, str) and tools.startswith(("http://", "https://")):
         if limit is not None:
@@ -67,10 +76,12 @@ def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) 
             raise ConfigError("a remote gateway cannot offer Python objects", field="tools", remedy=remedy)
         from gateway.client import RemoteGateway
 
-        return cast(AnyGateway, RemoteGateway(tools))
+        return cast(AnyGateway, RemoteGateway(tools, os.environ.get(GATEWAY_TOKEN), reconnect_s=RECONNECT_S))
     from gateway.gateway import Gateway
     from gateway.terminal import show_start
 
+    if tools == DEMO_TOOLS and not Path(tools).exists():
+        tools = str(DEMO_TOOLS_FOLDER)
     default_servers = Path(tools).resolve().parent / SERVERS_FILE if isinstance(tools, str) else None
     servers = default_servers if default_servers is not None and default_servers.exists() else None
     return Gateway.load(
@@ -228,8 +239,8 @@ def make_stepper(settings: BaseRolloutSettings) -> Stepper:
 
 
 def _default_stepper(settings: BaseRolloutSettings) -> Stepper:
-    if settings.environment is not None:
-        return cast(Stepper, EnvironmentStepper(get_host(settings.environment)))
+    if settings.environment_settings is not None:
+        return make_environment_stepper(settings.environment_settings)
     if settings.stepper_args:
         remedy = "name it: `stepper: plugins.py:Class`"
         raise ConfigError("are set without a stepper", field="stepper_args", remedy=remedy)
@@ -238,7 +249,8 @@ def _default_stepper(settings: BaseRolloutSettings) -> Stepper:
 
 def load_data(settings: BaseRolloutSettings, name: str, split: str = "train") -> RowTasks:
     """The tasks that `name` means as `data`: those of the settings' environment, or of a file or data set."""
-    rows = None if settings.environment is None else read_rows(settings.environment, name)
+    environment = settings.environment_settings
+    rows = None if environment is None else find_environment_rows(environment, name)
     return load_rows(
         name if rows is None else rows,
         system=settings.system,

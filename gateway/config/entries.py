@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, Positive
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.config.models import Isolation, Limits, MediaLimits, OnClash
-from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_settings import SandboxSettings, check_is_local
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ class Confinable(FrozenModel):
     def _check_isolation(self) -> Self:
         if self.isolation == "none" and "sandbox" in self.model_fields_set:
             raise rule_error("`sandbox` belongs to `isolation: sandbox`", "write `isolation: sandbox`, or remove it")
+        check_is_local(self.sandbox)
         return self
 
 

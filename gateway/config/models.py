@@ -19,7 +19,7 @@ from pydantic import (
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.config.server_auth import Answers, OAuth
-from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_settings import SandboxSettings, check_is_local
 
 Isolation = Literal["shared", "session", "process", "sandbox"]
 OnClash = Literal["prefix", "refuse", "first"]
@@ -259,6 +259,7 @@ class Server(FrozenModel):
             raise rule_error(f"`isolation: {self.isolation}` needs a server with `command`", "use `session`")
         if "sandbox" in self.model_fields_set and self.isolation != "sandbox":
             raise rule_error("`sandbox` belongs to `isolation: sandbox`", "write `isolation: sandbox`, or remove it")
+        check_is_local(self.sandbox)
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """`CodeInteraction`: runs the policy's Python code and scores it by tests.
 
-Programs run confined and limited (`program_runner.py`). Where there is no way to confine them, the interaction refuses
-to be built, unless its configuration has `unsafe: true`. What a test expects is in no process that the program is in.
+Each program runs in a sandbox of its own (`program_runner.py`). Where there is no way to confine programs, the
+interaction refuses to be built, unless its configuration has `unsafe: true`. What a test expects is in no sandbox of a
+program.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gateway.feedback.program_runner import (
     run_assertion,
     run_python,
 )
+from gateway.mcp_client.reaper import Reaper
 from gateway.policy_text import repeatable
 
 EXCERPT_CHARS = 400
@@ -91,6 +93,8 @@ class CodeInteraction(BaseInteraction):
         self._tests: dict[str, tuple[CodeTest, ...]] = {}
         self._slots = anyio.CapacityLimiter(self.settings.at_once)
         self.confinement = choose_confinement(self.settings.unsafe)
+        self.reaper: Reaper | None = None
+        """Removes what sandboxes held if the gateway is killed."""
 
     async def start_interaction(self, instance_id: str | None = None, tests: Any = None, **kwargs: Any) -> str:
         tests = self.settings.tests if tests is None else _TESTS.validate_python(tests)
@@ -141,9 +145,9 @@ class CodeInteraction(BaseInteraction):
             output_bytes=settings.output_bytes,
         )
         if test.assertion is None:
-            ended = await run_python(source, test.stdin, limits, self.confinement)
+            ended = await run_python(source, test.stdin, limits, self.confinement, self.reaper)
             return _TIME_USED_UP if _is_out_of_time(ended, limits, settings) else _output_problem(test, ended)
-        result = await run_assertion(source, test.assertion, test.stdin, limits, self.confinement)
+        result = await run_assertion(source, test.assertion, test.stdin, limits, self.confinement, self.reaper)
         if result is None:
             return None
         if not isinstance(result, str) and _is_out_of_time(result, limits, settings):

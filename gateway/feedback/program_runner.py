@@ -1,32 +1,34 @@
 """Runs Python programs of the policy in confined, limited child processes, alone or with an assertion about them.
 
-Limited are: wall clock, CPU time, memory, file size, open files and printed output. A program has an empty environment,
-a temporary folder, no site packages, and a process group of its own that is killed at the end. An assertion is
-evaluated in a second process, confined as well, of which the program can neither read nor change anything.
+Each program has a sandbox of its own, where sandboxes can be started; else `python_programs.py` confines it. Limited
+are: wall clock, CPU time, memory, disk, processes and printed output. A program has an empty environment, an empty
+folder, and no site packages. An assertion is evaluated in a second sandbox, of which the program can neither read nor
+change anything.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
-from gateway.errors import ConfigError
-from gateway.sandbox.python_programs import (
-    PYTHON_COMMAND,
-    Confinement,
-    ProgramFolder,
-    confine,
-    find_confinement,
-    program_folder,
-)
+from gateway.errors import ConfigError, Unavailable
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox import sandbox_statistics as statistics
+from gateway.sandbox.bubblewrap import Confined
+from gateway.sandbox.python_programs import PYTHON_COMMAND, Confinement, confine, find_confinement, program_folder
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 
 KILLED = frozenset(code for number in (signal.SIGXCPU, signal.SIGKILL) for code in (-number, 128 + number))
 """Exit statuses of programs that a signal ended; processes that wait for them in namespaces add 128."""
@@ -40,6 +42,11 @@ del sys.argv[1]
 __import__(f"gateway.feedback.{module}", fromlist=["main"]).main()
 """
 """Runs a module of ours where none of our other modules and no packages are there."""
+PROGRAM, PROCESSES, FILES = "/program.py", 16, 1000
+"""In a sandbox: the path of the program, and limits."""
+FIRST_DESCRIPTOR = 20
+NOT_STARTED = 125
+"""The exit status with which a sandbox ends that cannot be set up."""
 ASSERTION_SCRIPTS = ("assertion_link", "assertion_process", "program_process")
 EXIT_GRACE_S = 2.0
 """How long to wait for pipes that descendants of a killed program may still hold."""
@@ -56,7 +63,8 @@ class ProgramLimits:
     wall_s: float = 10.0
     cpu_s: int = 5
     memory_bytes: int = 512 * 1024 * 1024
-    file_bytes: int = 1024 * 1024
+    file_bytes: int = 8 * 1024 * 1024
+    """Of one file; in a sandbox, of all files of each folder."""
     output_bytes: int = 64 * 1024
     """For stdout and stderr each; a program that prints more is killed."""
 
@@ -97,13 +105,16 @@ class _OutputBuffer:
 
 
 async def run_python(
-    source: str, stdin: str = "", limits: ProgramLimits = ProgramLimits(), confinement: Confinement | None = None
+    source: str,
+    stdin: str = "",
+    limits: ProgramLimits = ProgramLimits(),
+    confinement: Confinement | None = None,
+    reaper: Reaper | None = None,
 ) -> ProgramResult:
-    """Runs a program until it ends or reaches a limit. Raises ConfigError if it cannot be confined."""
+    """Runs a program until it ends or reaches a limit. Raises ConfigError if it cannot be confined, and Unavailable."""
     confinement = confinement or choose_confinement(is_unsafe=False)
-    with program_folder() as folder:
-        program = await _write_program(folder, source)
-        return await _run((*PYTHON_COMMAND, program), folder, stdin, limits, confinement)
+    async with _open_place(confinement, limits, reaper, source) as place:
+        return await _run((*PYTHON_COMMAND, place.program), place, stdin, limits)
 
 
 async def run_assertion(
@@ -112,6 +123,7 @@ async def run_assertion(
     stdin: str = "",
     limits: ProgramLimits = ProgramLimits(),
     confinement: Confinement | None = None,
+    reaper: Reaper | None = None,
 ) -> str | ProgramResult | None:
     """Evaluates an assertion about a program; None if it holds.
 
@@ -119,21 +131,25 @@ async def run_assertion(
     """
     confinement = confinement or choose_confinement(is_unsafe=False)
     results: dict[str, ProgramResult] = {}
-    with program_folder() as program, program_folder() as judge, _open_pipes() as (of_program, of_judge):
+    async with (
+        _open_place(confinement, limits, reaper, source) as program,
+        _open_place(confinement, limits, reaper) as judge,
+    ):
+        with _open_pipes() as (of_program, of_judge):
 
-        async def run_program() -> None:
-            command = _our_module("program_process", await _write_program(program, source), *of_program.descriptors)
-            results["program"] = await _run(command, program, stdin, limits, confinement, of_program)
+            async def run_program() -> None:
+                command = _our_module("program_process", program.program, *of_program.descriptors)
+                results["program"] = await _run(command, program, stdin, limits, of_program)
 
-        async def run_judge() -> None:
-            command = _our_module("assertion_process", *of_judge.descriptors)
-            results["judge"] = await _run(command, judge, assertion, limits, confinement, of_judge)
-            if _read_verdict(results["judge"]) is not None:
-                tasks.cancel_scope.cancel()
+            async def run_judge() -> None:
+                command = _our_module("assertion_process", *of_judge.descriptors)
+                results["judge"] = await _run(command, judge, assertion, limits, of_judge)
+                if _read_verdict(results["judge"]) is not None:
+                    tasks.cancel_scope.cancel()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run_program)
-            tasks.start_soon(run_judge)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run_program)
+                tasks.start_soon(run_judge)
     verdict = _read_verdict(results["judge"])
     if verdict is None:
         is_judge_to_blame = results["judge"].stop_reason and not results["program"].stop_reason
@@ -175,7 +191,7 @@ class _PipeEnds:
 @contextmanager
 def _open_pipes() -> Iterator[tuple[_PipeEnds, _PipeEnds]]:
     """Two pipes between two processes, which get an end of each."""
-    asks, answers = os.pipe(), os.pipe()
+    asks, answers = _pipe(), _pipe()
     ends = _PipeEnds(asks[0], answers[1]), _PipeEnds(answers[0], asks[1])
     try:
         yield ends
@@ -184,10 +200,62 @@ def _open_pipes() -> Iterator[tuple[_PipeEnds, _PipeEnds]]:
             end.close()
 
 
-async def _write_program(folder: ProgramFolder, source: str) -> str:
-    program = folder.path / "program.py"
-    await anyio.Path(program).write_text(source, encoding="utf-8", errors="replace")
-    return str(program)
+def _pipe() -> tuple[int, int]:
+    """A pipe with high numbers: bubblewrap is given files by low ones."""
+    low = os.pipe()
+    try:
+        read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR) for end in low)
+    finally:
+        for end in low:
+            os.close(end)
+    return read, write
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a command can be run confined."""
+
+    confine: Callable[[Sequence[str]], Sequence[str]]
+    """The whole command line."""
+    folder: Path | None = None
+    """The working folder outside, without a sandbox."""
+    program: str = PROGRAM
+    """The path of the program there."""
+    sandbox: SandboxedCommand | None = None
+
+
+@asynccontextmanager
+async def _open_place(
+    confinement: Confinement, limits: ProgramLimits, reaper: Reaper | None, source: str = ""
+) -> AsyncIterator[_Place]:
+    """A place for one command: a sandbox, or a folder. At the end all that the command left is gone."""
+    scripts = [str(Path(__file__).with_name(f"{name}.py")) for name in ASSERTION_SCRIPTS]
+    with program_folder() as folder:
+        program = folder.path / "program.py"
+        await anyio.Path(program).write_text(source, encoding="utf-8", errors="replace")
+        if confinement != "sandbox":
+            numbers = (limits.cpu_s, limits.memory_bytes, limits.file_bytes)
+            yield _Place(
+                lambda command: confine(confinement, folder, numbers, command, scripts), folder.path, str(program)
+            )
+            return
+        settings = SandboxSettings(
+            memory_mb=limits.memory_bytes // 2**20,
+            cpu_s=limits.cpu_s,
+            disk_mb=-(-limits.file_bytes // 2**20),
+            files=FILES,
+            processes=PROCESSES,
+        )
+        confined = Confined(
+            (), settings, (*scripts, sys.base_prefix), files={PROGRAM: str(program)}, limits_memory_by_process=True
+        )
+        began = time.perf_counter()
+        async with open_command(confined, reaper) as held:
+            statistics.count_start(time.perf_counter() - began)
+            try:
+                yield _Place(lambda command: (*held.line, "/usr/bin/env", "-i", *command), sandbox=held)
+            finally:
+                statistics.count_end()
 
 
 def _our_module(module: str, *arguments: str | int) -> tuple[str, ...]:
@@ -196,23 +264,19 @@ def _our_module(module: str, *arguments: str | int) -> tuple[str, ...]:
 
 async def _run(
     command: Sequence[str],
-    folder: ProgramFolder,
+    place: _Place,
     stdin: str,
     limits: ProgramLimits,
-    confinement: Confinement,
     pipe_ends: _PipeEnds | None = None,
 ) -> ProgramResult:
-    """Runs a command in its folder; it inherits its ends of the pipes."""
-    limit_args = (limits.cpu_s, limits.memory_bytes, limits.file_bytes)
-    scripts = [str(Path(__file__).with_name(f"{name}.py")) for name in ASSERTION_SCRIPTS] if pipe_ends else []
-    command = confine(confinement, folder, limit_args, command, scripts)
-    ends = pipe_ends.descriptors if pipe_ends else ()
+    """Runs a command in its place; it inherits its ends of the pipes."""
+    words, ends = place.confine(command), pipe_ends.descriptors if pipe_ends else ()
     with anyio.CancelScope(shield=True):  # Cancelled inside, it would leave the process to nobody.
-        process = await anyio.open_process(command, cwd=folder.path, env={}, start_new_session=True, pass_fds=ends)
+        process = await anyio.open_process(words, cwd=place.folder, env={}, start_new_session=True, pass_fds=ends)
     try:
         if pipe_ends is not None:
             pipe_ends.close()
-        return await _communicate(process, stdin, limits)
+        return await _communicate(process, stdin, limits, place.sandbox)
     finally:
         _kill_group(process)
         with anyio.move_on_after(EXIT_GRACE_S, shield=True):
@@ -220,7 +284,9 @@ async def _run(
             await process.aclose()
 
 
-async def _communicate(process: Process, stdin: str, limits: ProgramLimits) -> ProgramResult:
+async def _communicate(
+    process: Process, stdin: str, limits: ProgramLimits, sandbox: SandboxedCommand | None
+) -> ProgramResult:
     out, err = _OutputBuffer(limits.output_bytes), _OutputBuffer(limits.output_bytes)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(out.read, process.stdout, process)
@@ -235,6 +301,12 @@ async def _communicate(process: Process, stdin: str, limits: ProgramLimits) -> P
         return ProgramResult(out.text, err.text, None, f"{TOO_LONG}{limits.wall_s:g} s")
     if out.overflowed or err.overflowed:
         return ProgramResult(out.text, err.text, None, f"it printed more than {limits.output_bytes} bytes")
+    if sandbox is not None and process.returncode == NOT_STARTED:
+        raise Unavailable(f"a sandbox did not start: {err.text.strip()[-300:]}")
+    if sandbox is not None and (process.returncode or 0) < 0:  # Nothing inside can signal bubblewrap's outer process.
+        raise Unavailable(f"the sandbox was ended from outside, by signal {-(process.returncode or 0)}")
+    if sandbox is not None and (reason := sandbox.find_limit()):
+        return ProgramResult(out.text, err.text, None, reason)
     if process.returncode in KILLED:
         reason = f"it used more than {limits.cpu_s} s of CPU time, or too much memory"
         return ProgramResult(out.text, err.text, None, reason)

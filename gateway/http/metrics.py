@@ -126,10 +126,12 @@ class _SandboxCollector(Collector):
             limits.add_metric([limit], count)
         starts = SummaryMetricFamily("mtrl_sandbox_start_seconds", "Starts of sandboxes, and the time they took")
         starts.add_metric([], STATISTICS.starts, STATISTICS.start_s)
+        text = "Sandboxes without a control group: their limits hold for each process"
+        groupless = CounterMetricFamily("mtrl_sandboxes_without_group", text, value=STATISTICS.without_group)
         refusals = CounterMetricFamily("mtrl_sandbox_refusals", "Sandboxes that could not be started")
         refusals.add_metric([], STATISTICS.refusals)
         running = GaugeMetricFamily("mtrl_sandboxes", "Sandboxes that run", value=STATISTICS.running)
-        return starts, running, refusals, limits
+        return starts, running, refusals, groupless, limits
 
 
 def part_size(part: Part) -> int:

@@ -62,6 +62,8 @@ class Sandboxes(StrictModel):
     running: Count
     refusals: Count
     """Sandboxes that could not be started."""
+    without_group: int = 0
+    """Sandboxes without a control group: their limits hold for each process."""
     limits_hit: dict[str, Count]
     """By limit: memory, processes, output, time."""
 

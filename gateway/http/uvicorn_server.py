@@ -167,7 +167,7 @@ def run(
     async def main() -> None:
         stop = StopSignal()
         async with anyio.create_task_group() as tasks:
-            await tasks.start(_stop_on_signals, stop)
+            await tasks.start(stop_on_signals, stop)
             await serve(gateway, settings, stop=stop, ready=_start_serving, mounts=mounts, background=background)
             tasks.cancel_scope.cancel()
 
@@ -186,7 +186,8 @@ def _raise_open_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-async def _stop_on_signals(stop: StopSignal, *, task_status: TaskStatus[None]) -> None:
+async def stop_on_signals(stop: StopSignal, *, task_status: TaskStatus[None]) -> None:
+    """Calls `stop` for each SIGTERM and SIGINT."""
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:

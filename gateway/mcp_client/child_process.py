@@ -98,6 +98,11 @@ class ChildProcess:
         """The server's own process id."""
         return self._server_pid
 
+    @property
+    def exit_code(self) -> int | None:
+        """The server's exit code; negative for a signal, None while it runs."""
+        return self.process.returncode if self.process is not None else None
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[Inbox, StdinWriter]]:
         await self.reaper.start()

@@ -27,6 +27,7 @@ from gateway.mcp_client.errors import (
     UpstreamError,
     close_reason_of_refusal,
     current_request,
+    ended_by_policy,
     to_upstream_error,
 )
 from gateway.mcp_client.health import ConnectionHealth
@@ -164,6 +165,8 @@ class Connection:
 
     async def _request_once(self, method: str, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
         if self.close_reason is not None:
+            if self.close_reason.policy_doing:
+                raise ended_by_policy(self.close_reason)
             raise UpstreamError(Outcome.UNAVAILABLE, str(self.close_reason), code=CONNECTION_CLOSED)
         prepared, options = self.protocol.prepare_request(method, params, context)
         if context.on_progress is not None:
@@ -249,8 +252,12 @@ class Connection:
         self._stream_error = error
 
     async def _loss_reason(self) -> CloseReason:
-        if self.transport.child is not None:
-            return CloseReason(await self.transport.child.describe_exit(), _COMMAND_REMEDY)
+        if (child := self.transport.child) is not None:
+            reason, sandbox = await child.describe_exit(), self.transport.sandbox
+            # Nothing in a sandbox can signal bubblewrap's outer process: then something else did.
+            is_policy = sandbox is not None and (child.exit_code is None or child.exit_code >= 0)
+            doing = (sandbox.find_limit() or "its processes ended it") if sandbox is not None and is_policy else ""
+            return CloseReason(reason, _COMMAND_REMEDY, policy_doing=doing)
         error = self._stream_error
         return CloseReason(f"the connection was lost: {error}" if error else "the server closed the connection")
 

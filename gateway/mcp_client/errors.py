@@ -24,6 +24,7 @@ class UpstreamError(GatewayError):
     """A request to an MCP server that failed, with its outcome and the reason.
 
     `is_protocol_error`: an MCP client gets it as a JSON-RPC error, whatever its code.
+    `policy_text`: what the policy is told, if that is not the reason.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class UpstreamError(GatewayError):
         code: int = INTERNAL_ERROR,
         data: Any = None,
         is_protocol_error: bool = False,
+        policy_text: str = "",
     ) -> None:
         self.outcome, self.reason, self.code, self.data = outcome, reason, code, data
+        self.policy_text = policy_text
         self.is_protocol_error = is_protocol_error or code != INTERNAL_ERROR
         super().__init__(reason)
 
@@ -104,6 +107,8 @@ class CloseReason:
     try_other_transport: bool = False
     """The server answers, but not over this transport."""
     notes: tuple[str, ...] = field(default=())
+    policy_doing: str = ""
+    """How what runs in its sandbox ended the server, as text for the policy; empty if nothing there did."""
 
     def __str__(self) -> str:
         return "; ".join((self.reason, *self.notes))
@@ -128,9 +133,18 @@ def to_upstream_error(error: MCPError, pending: PendingRequest, close_reason: Cl
     if pending.lost_reason:
         return UpstreamError(Outcome.UNKNOWN, pending.lost_reason, code=code)
     if code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:
+        if close_reason is not None and close_reason.policy_doing:
+            return ended_by_policy(close_reason)
         outcome = Outcome.UNKNOWN if pending.sent else Outcome.UNAVAILABLE
         return UpstreamError(outcome, str(close_reason) if close_reason else error.message, code=code)
     return UpstreamError(Outcome.ERROR, error.message, code=code, data=error.error.data)
+
+
+def ended_by_policy(close_reason: CloseReason) -> UpstreamError:
+    """The error of calls of a server in a sandbox that was ended by what runs there."""
+    reason = f"the sandbox was ended: {close_reason.policy_doing}: {close_reason}"
+    text = f"The server of this tool was ended: {close_reason.policy_doing}. It does not come back."
+    return UpstreamError(Outcome.ERROR, reason, policy_text=text)
 
 
 def close_reason_of_refusal(pending: PendingRequest) -> CloseReason:

@@ -16,7 +16,7 @@ from gateway.errors import Unavailable
 from gateway.mcp_client.catalog_tools import call_catalog_tool
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.decode import is_heavy, to_result
-from gateway.mcp_client.errors import JSONRPC_ERROR, UpstreamError
+from gateway.mcp_client.errors import JSONRPC_ERROR, UpstreamError, ended_by_policy
 from gateway.mcp_client.listing import ToolListing
 from gateway.mcp_client.parse_hook import MCPBaseTool, apply_parser
 from gateway.mcp_client.pool import ConnectionPool, unavailable_error
@@ -24,6 +24,7 @@ from gateway.mcp_client.rollout_folder import RolloutIdentity, to_policy, to_ser
 from gateway.mcp_client.server_requests import with_answers
 from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.native.thread_pool import ThreadPool
+from gateway.sandbox.network_refusals import add_refusals
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Text, ToolCall, ToolResult, ToolSpec
@@ -174,6 +175,8 @@ class McpSession:
         before, self._used = self._used, connection
         if self._is_shared and before is not None and before is not connection and _keeps_state(connection):
             result = replace(result, parts=(*result.parts, _STATE_LOST), metrics={**result.metrics, "state_lost": 1})
+        if (sandbox := connection.transport.sandbox) is not None:
+            result = add_refusals(result, sandbox.take_refusals())
         return replace(result, timing=timing)
 
     async def _get_connection(self) -> Connection:
@@ -191,6 +194,8 @@ class McpSession:
             # The session closed while it waited for the connection, so only this call can release it.
             self.close()
         if self._connection.close_reason is not None:
+            if self._connection.close_reason.policy_doing:
+                raise ended_by_policy(self._connection.close_reason)
             raise unavailable_error(f"the session's state was lost: {self._connection.close_reason}")
         return self._connection
 
@@ -218,6 +223,6 @@ def _parse_arguments(text: str) -> dict[str, Any] | str:
 
 
 def _failed_result(error: UpstreamError, timing: Mapping[str, float]) -> ToolResult:
-    text = _POLICY_MESSAGES.get(error.outcome, error.reason)
+    text = error.policy_text or _POLICY_MESSAGES.get(error.outcome, error.reason)
     meta = {JSONRPC_ERROR: {"code": error.code, "data": error.data}} if error.is_protocol_error else EMPTY
     return ToolResult((Text(text),), error.outcome, reason=error.reason, timing=timing, meta=meta)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,6 +73,14 @@ class Reaper:
         """Removes a control group."""
         self._unregister(f"g{_folder_entry(folder)}")
 
+    def add_command(self, words: Sequence[str]) -> None:
+        """Registers a command that removes something, to be run once."""
+        self._register(_command_entry(words))
+
+    def remove_command(self, words: Sequence[str]) -> None:
+        """Keeps a command from being run."""
+        self._unregister(_command_entry(words))
+
     def _register(self, entry: str) -> None:
         self._registered[entry] = None
         self._send(entry)
@@ -95,6 +105,10 @@ class Reaper:
 
 def _folder_entry(folder: Path) -> str:
     return f"/{os.fsencode(folder).hex()}"
+
+
+def _command_entry(words: Sequence[str]) -> str:
+    return f"!{json.dumps(list(words)).encode().hex()}"
 
 
 def _spawn_reaper() -> subprocess.Popen[bytes]:

@@ -2,20 +2,24 @@
 
 Standard input ends when the gateway dies. Run as a script with `python -I -S`, so only the standard library is
 available. Each input line registers something, or removes it with `-` before it: `+pgid` a process group, `*pid` a
-supervisor (`supervisor_process.py`), `/folder` a folder, whose name is in hexadecimal, and `g/folder` a control group.
+supervisor (`supervisor_process.py`), `/folder` a folder, whose name is in hexadecimal, `g/folder` a control group, and
+`!command` a command that removes something, its words as JSON in hexadecimal.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
 
 _SUPERVISORS_S = 4.0
 """How long supervisors may take to end their servers."""
+_COMMANDS_S = 30.0
 _POLL_S = 0.01
 
 
@@ -40,11 +44,30 @@ def main() -> None:
     _wait_for(supervisors)
     for pid in supervisors:
         _kill_group(pid)
+    _remove_rest(registered)
+
+
+def _remove_rest(registered: dict[bytes, None]) -> None:
+    """Removes what is no process; commands do so beside each other."""
+    commands = [_start_command(entry[1:]) for entry in registered if entry[:1] == b"!"]
     for entry in registered:
         if entry[:1] == b"/":
             shutil.rmtree(_folder(entry[1:]), ignore_errors=True)
         if entry[:2] == b"g/":
             _remove_group(_folder(entry[2:]))
+    for command in commands:
+        with suppress(subprocess.TimeoutExpired):
+            if command is not None:
+                command.wait(_COMMANDS_S)
+
+
+def _start_command(text: bytes) -> subprocess.Popen[bytes] | None:
+    null = subprocess.DEVNULL
+    with suppress(OSError, ValueError):
+        return subprocess.Popen(  # noqa: S603 - a command of the gateway
+            json.loads(bytes.fromhex(text.decode())), stdin=null, stdout=null, stderr=null
+        )
+    return None
 
 
 def _folder(name: bytes) -> str:

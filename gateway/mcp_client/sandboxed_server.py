@@ -13,7 +13,7 @@ from gateway.config.models import Server
 from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.rollout_folder import StartSettings
 from gateway.sandbox.bubblewrap import ROLLOUT, SYSTEM_FOLDERS, Confined
-from gateway.sandbox.sandboxed_command import open_command
+from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 
 LIBRARIES = ("lib/python*", "lib/node_modules")
 """What the folder of an interpreter has beside its `bin`."""
@@ -22,8 +22,8 @@ LIBRARIES = ("lib/python*", "lib/node_modules")
 @asynccontextmanager
 async def open_sandboxed(
     config: Server, start: StartSettings, folder: Path | None, reaper: Reaper
-) -> AsyncIterator[StartSettings]:
-    """The settings with which the server is started in a sandbox; all that it started is killed at the end.
+) -> AsyncIterator[tuple[StartSettings, SandboxedCommand]]:
+    """The settings with which the server is started in a sandbox, and the sandbox; all in it is killed at the end.
 
     Inside are its program, the files that its arguments name, its `cwd`, and its rollout's folder, which it may write.
     """
@@ -36,7 +36,7 @@ async def open_sandboxed(
     env = {name: value for name, value in start.env.items() if name != "PATH"}
     confined = Confined(command, config.sandbox, readable, writable, env, str(start.cwd or ROLLOUT))
     async with open_command(confined, reaper) as held:
-        yield replace(start, command=held.line, env={}, cwd=None)
+        yield replace(start, command=held.line, env={}, cwd=None), held
 
 
 def _absolute_file(argument: str) -> str:

@@ -22,6 +22,7 @@ from gateway.mcp_client.sandboxed_server import open_sandboxed
 from gateway.mcp_client.server_log import ServerLog
 from gateway.mcp_client.sse import sse_client
 from gateway.mcp_client.streamable_http import streamable_client
+from gateway.sandbox.sandboxed_command import SandboxedCommand
 
 
 @dataclass
@@ -76,6 +77,8 @@ class Transport:
     log: ServerLog = field(default_factory=ServerLog)
     """Where the standard error of a server's process is kept."""
     child: ChildProcess | None = None
+    sandbox: SandboxedCommand | None = None
+    """The sandbox that the server's process is in."""
     folder: Path | None = None
     """The folder of that rollout, if the server uses one."""
 
@@ -100,7 +103,7 @@ class Transport:
         start, reaper = resolve_start(self.config, self.rollout, self.folder), self.services.reaper
         if self.config.isolation == "sandbox":
             sandbox = open_sandboxed(self.config, start, self.folder, reaper)
-            async with sandbox as confined, self._create_child(confined).open() as streams:
+            async with sandbox as (confined, self.sandbox), self._create_child(confined).open() as streams:
                 yield streams
             return
         async with self._create_child(start).open() as streams:

@@ -26,7 +26,9 @@ from gateway.mcp_client.reaper import Reaper
 from gateway.native.process_protocol import MAX_VALUES
 from gateway.sandbox.bubblewrap import Confined, python_folders
 from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandboxed_command import open_command
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
@@ -90,7 +92,8 @@ class SandboxedToolset:
         """A process that has loaded the tool; raises Unavailable."""
         readable = (*python_folders(), str(GATEWAY_FOLDER), *tool.readable)
         env = {"PYTHONPATH": str(GATEWAY_FOLDER.parent)}
-        process = await ConfinedProcess.start(Confined(COMMAND, tool.settings, readable, env=env), self.reaper)
+        confined = Confined(COMMAND, tool.settings, readable, env=env)
+        process = await ConfinedProcess.start(open_command(confined, self.reaper), self.reaper)
         try:
             await process.ask(dumps({**tool.start, "kwargs": dict(kwargs)}), LOAD_S)
         except (SandboxEnded, SandboxKilled) as error:
@@ -122,7 +125,8 @@ class _SandboxedSession:
             return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
         try:
             with anyio.move_on_after(answer_time_s()):
-                return await _read_result(await process.ask(dumps(message), MAX_CALL_S))
+                result = await _read_result(await process.ask(dumps(message), MAX_CALL_S))
+                return add_refusals(result, process.take_refusals())
             raise SandboxEnded("it did not answer in time")
         except SandboxKilled as error:
             log.error("tool %s: %s", call.name, error)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from gateway.sandbox import host_proxy, proxy_listener
 from gateway.sandbox.cgroups import OWN_PROCESSES
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.system_call_filter import filter_program, has_filter
@@ -24,15 +27,18 @@ MEMORY_FOLDERS = (ROLLOUT, "/tmp", "/dev/shm")  # noqa: S108 - inside
 NEEDED_PROGRAMS = ("bwrap", "setpriv", "mount")
 OPEN_FILES = 1024
 FILE_BLOCK_BYTES = 512
-FILTER_DESCRIPTOR = 9
+INFO_DESCRIPTOR, OPTIONS_DESCRIPTOR, FILTER_DESCRIPTOR = 6, 7, 9
+INFO_BYTES = 4096
+LISTENER_COMMAND = (sys.executable, "-I", "-S", "-B", proxy_listener.__file__)
 PROBE_S = 20.0
 JOIN = """
-filter=$1 mounts=$2; shift 2
+info=$1 options=$2 mounts=$3 filter=$4; shift 4
 while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
 shift
-exec "$@" 8< "$mounts" 9< "$filter"
+exec "$@" 6> "$info" 7< "$options" 8< "$mounts" 9< "$filter"
 """
-"""Runs outside: joins the groups, and opens the list of mounts and the filter of system calls."""
+"""Runs outside: joins the groups, and opens what bubblewrap writes and reads: the number of its child, its options, the
+list of mounts, and the filter of system calls."""
 ENTER = """
 mount -a -T /dev/fd/8 || exit 125
 ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
@@ -59,17 +65,55 @@ class Confined:
     user: int = 0
     """Who runs it, where the gateway is root's."""
     group_files: Sequence[str] = ()
-    limits_memory_by_process: bool = True
+    limits_memory_by_process: bool = False
+    """Whether each process has the limit on memory too, so that Python raises a MemoryError. Always without groups."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files outside that can be read, by their path inside."""
+    proxy_socket: str = ""
+    """The socket file of the proxy for its list of hosts."""
+    is_first_process: bool = False
+    """Whether the command itself may be process 1 inside, which reaps the others. It is, where the gateway is not
+    root's: bubblewrap's own process 1 would be of the same user as the others, which could open it."""
 
 
-def command_line(confined: Confined) -> tuple[str, ...]:
-    """The command line that runs a command confined."""
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command line of bubblewrap, and the files in memory that it reads and writes."""
+
+    words: tuple[str, ...]
+    info: int
+    """The descriptor of what bubblewrap writes about its child."""
+
+    @property
+    def first_process(self) -> int | None:
+        """The process that is number 1 inside, by its number outside; None if it has not been started."""
+        try:
+            return int(json.loads(os.pread(self.info, INFO_BYTES, 0))["child-pid"])
+        except ValueError:
+            return None
+
+
+@contextmanager
+def open_command_line(confined: Confined) -> Iterator[CommandLine]:
+    """The command line that runs a command confined, once, within the block.
+
+    Options have the environment with its secrets: everybody could read them on the command line.
+    """
     settings = confined.settings
-    inner = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, *_drop_rights(confined))
+    listen = (*LISTENER_COMMAND, host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
+    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder)
+    inner = (*enter, *listen, *_drop_rights(confined))
     folders = _memory_folders(confined, with_paths=False)
-    files = (_filter_file(settings), _mounts_file(folders, settings.disk_mb, settings.files))
+    shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
+    info, options = _memory_descriptor(b""), _memory_descriptor("\0".join(_options(confined)).encode())
+    files = (_descriptor_path(info), _descriptor_path(options), *shared)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
-    return (*outer, *_options(confined), "--", *inner, *confined.command)
+    bubblewrap = (shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
+    try:
+        yield CommandLine((*outer, *bubblewrap, *inner, *confined.command), info)
+    finally:
+        os.close(info)
+        os.close(options)
 
 
 def _limits(confined: Confined) -> Iterator[str]:
@@ -89,7 +133,9 @@ def _drop_rights(confined: Confined) -> Iterator[str]:
 
 def _options(confined: Confined) -> Iterator[str]:
     is_root = os.geteuid() == 0
-    yield from (shutil.which("bwrap") or "bwrap", "--die-with-parent", "--clearenv", "--cap-drop", "ALL")
+    yield from ("--die-with-parent", "--clearenv", "--cap-drop", "ALL", "--info-fd", str(INFO_DESCRIPTOR))
+    if confined.is_first_process and not is_root:
+        yield "--as-pid-1"
     yield from ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
     yield from ("--hostname", "sandbox", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP")
     if is_root:
@@ -99,7 +145,8 @@ def _options(confined: Confined) -> Iterator[str]:
     if has_filter():
         yield from ("--seccomp", str(FILTER_DESCRIPTOR))
     yield from _mounts(confined)
-    for name, value in (_environment() | dict(confined.settings.env) | dict(confined.env or {})).items():
+    proxied = host_proxy.ENVIRONMENT if confined.proxy_socket else {}
+    for name, value in (_environment() | proxied | dict(confined.settings.env) | dict(confined.env or {})).items():
         yield from ("--setenv", name, value)
 
 
@@ -108,9 +155,14 @@ def _environment() -> dict[str, str]:
 
 
 def _readable(confined: Confined) -> list[str]:
-    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *confined.readable)
-    there = [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
-    return [*there, *map(str, confined.settings.readable)]  # One of these that is missing is an error of bubblewrap.
+    listener = (*python_folders(), LISTENER_COMMAND[-1]) if confined.proxy_socket else ()
+    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *listener, *confined.readable)
+    there = {path: Path(path).parents for path in wanted if os.path.exists(path)}
+    outermost = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
+    return [
+        *outermost,
+        *map(str, confined.settings.readable),
+    ]  # One of these that is missing is an error of bubblewrap.
 
 
 def _writable(confined: Confined) -> list[str]:
@@ -137,6 +189,9 @@ def _mounts(confined: Confined) -> Iterator[str]:
         yield from ("--perms", "0755", "--dir", str(parent))
     for path in _readable(confined):
         yield from ("--ro-bind", path, path)
+    proxy = {host_proxy.INSIDE: confined.proxy_socket} if confined.proxy_socket else {}
+    for inside, path in {**confined.files, **proxy}.items():
+        yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
     for path in _writable(confined):
         yield from ("--bind", path, path)
@@ -144,7 +199,7 @@ def _mounts(confined: Confined) -> Iterator[str]:
 
 
 def _filter_file(settings: SandboxSettings) -> str:
-    return _memory_file(filter_program(settings.network == "loopback")) if has_filter() else os.devnull
+    return _memory_file(filter_program(settings.network != "none")) if has_filter() else os.devnull
 
 
 def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:
@@ -154,9 +209,17 @@ def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:
 
 @cache
 def _memory_file(content: bytes) -> str:
-    """The path of a file in memory, which is gone with this process."""
+    """The path of a file in memory that sandboxes share, which is gone with this process."""
+    return _descriptor_path(_memory_descriptor(content))
+
+
+def _memory_descriptor(content: bytes) -> int:
     descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC)
     os.write(descriptor, content)
+    return descriptor
+
+
+def _descriptor_path(descriptor: int) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
@@ -188,16 +251,17 @@ def _try_it() -> str | None:
         return (
             f"{', '.join(missing)} is not installed\n  remedy: install {packages} (Debian: apt-get install bubblewrap)"
         )
-    confined = Confined(("/bin/sh", "-c", "echo confined"), SandboxSettings(), limits_memory_by_process=False)
+    confined = Confined(("/bin/sh", "-c", "echo confined"), SandboxSettings())
     try:
-        done = subprocess.run(  # noqa: S603 - bubblewrap with a command of ours
-            command_line(confined),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROBE_S,
-            check=False,
-        )
+        with open_command_line(confined) as line:
+            done = subprocess.run(  # noqa: S603 - bubblewrap with a command of ours
+                line.words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PROBE_S,
+                check=False,
+            )
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap does not start: {error}"
     if done.stdout == "confined\n":

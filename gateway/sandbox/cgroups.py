@@ -18,6 +18,7 @@ PREFIX = "mtrl-sandbox-"
 OWN_PROCESSES = 8
 """Processes of bubblewrap and of the server of commands, which are in the group too."""
 CPU_PERIOD_US = 100_000
+NOT_WRITABLE = "control groups cannot be written"
 REMOVE_S = 2.0
 """How long killed processes may stay in a group."""
 
@@ -37,6 +38,8 @@ class Cgroup:
 
     folders: dict[str, Path] = field(default_factory=dict)
     """By controller."""
+    problem: str = ""
+    """Why there are none."""
 
     @property
     def unique_folders(self) -> list[Path]:
@@ -87,17 +90,19 @@ def remove_group(folder: Path, wait_s: float = 0.0) -> bool:
 def make_group(settings: SandboxSettings) -> Cgroup:
     """A group with the limits of the settings, as far as groups can be made here; without folders where they cannot."""
     group, name = Cgroup(), f"{PREFIX}{os.getpid()}-{token_hex(6)}"
+    if not (hierarchies := find_hierarchies()):
+        return Cgroup(problem=NOT_WRITABLE)
     try:
-        for hierarchy in find_hierarchies():
+        for hierarchy in hierarchies:
             folder = hierarchy.folder / name
             folder.mkdir()
             group.folders |= dict.fromkeys(hierarchy.controllers, folder)
             for file, text in _limits(hierarchy, settings).items():
                 if "sw" not in file or (folder / file).exists():  # Not every kernel counts what is swapped out.
                     (folder / file).write_text(text)
-    except OSError:
+    except OSError as error:
         group.remove()
-        return Cgroup()
+        return Cgroup(problem=f"a control group could not be made: {error.strerror}: {hierarchy.folder}")
     return group
 
 

@@ -26,9 +26,8 @@ LEFT_OPEN_S = 0.2
 INTERRUPT_S = 1.0
 """How long Python may take to end an interrupted call; after that it is killed, and its variables are lost."""
 MAX_ANSWER_BYTES = 64 * 2**20
-TOO_LONG = "it reached the time limit"
-LIBC, DUMPABLE, SUBREAPER = ctypes.CDLL(None), 4, 36
-KILL_ROUNDS = 100
+TOO_LONG, KILL_ROUNDS = "it reached the time limit", 100
+LIBC, DUMPABLE, FIRST_PROCESSES = ctypes.CDLL(None), 4, 64
 Reply = dict[str, Any]
 
 
@@ -98,6 +97,7 @@ class Server:
 
     def end_all(self) -> None:
         """Ends everything that was started, with the interpreter and its variables."""
+        check_is_inside()
         with suppress(OSError):
             os.kill(-1, signal.SIGKILL)
         if self.interpreter is not None:
@@ -105,8 +105,7 @@ class Server:
             self.interpreter.close()
             self.interpreter = None
         for _ in range(KILL_ROUNDS):
-            reap(None)
-            if not [*children()]:
+            if not [*running()]:
                 return
             time.sleep(0.002)
 
@@ -126,14 +125,9 @@ class Server:
             return {"error": f"the file has more than {request['most']} bytes"}
         return {"data": base64.b64encode(data).decode()}
 
-    def reap(self) -> set[int]:
-        """The children that were there before a request, without those that have ended."""
-        reap(self.interpreter.process.pid if self.interpreter else None)
-        return {child for child, _ in children()}
-
     def run(self, request: dict[str, Any]) -> Reply:
         """Runs a command to its end, or to a limit."""
-        before = self.reap()
+        before = set(running())
         process: Any = subprocess.Popen(  # noqa: S603 - this is what the sandbox is for
             request["command"],
             stdin=subprocess.PIPE,
@@ -157,7 +151,7 @@ class Server:
     def python(self, request: dict[str, Any]) -> Reply:
         """Runs code in the interpreter that the rollout keeps."""
         interpreter = self.interpreter = self.interpreter or Interpreter(request["command"])
-        before = self.reap()
+        before = set(running())
         out = Output(request["output_bytes"])
         reply, reason = self.ask(interpreter, request, out)
         if reply is None:
@@ -165,12 +159,8 @@ class Server:
             interpreter.process.wait()
             interpreter.close()
             self.interpreter = None
-            status = interpreter.process.returncode
-            return {
-                "stdout": out.text,
-                "stopped": reason or f"its process ended with status {status}",
-                "lost": True,
-            }
+            reason = reason or f"its process ended with status {interpreter.process.returncode}"
+            return {"stdout": out.text, "stopped": reason, "lost": True}
         return reply | {"stdout": out.text, "stopped": reason, "lost": False}
 
     def ask(self, interpreter: Interpreter, request: dict[str, Any], out: Output) -> tuple[Reply | None, str]:
@@ -292,51 +282,61 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def kill_all(spared: set[int]) -> None:
-    """Kills the children but those spared, until there are no others: children of a killed one become this process's.
-
-    Where they multiply faster than that, everything else is killed at once.
-    """
+    """Kills all but those spared, until there are no others; where they multiply faster than that, all at once."""
+    check_is_inside()
     for _ in range(KILL_ROUNDS):
-        left = [child for child, state in children() if state != "Z" and child not in spared]
-        if not left:
+        if not (left := set(running()) - spared):
             return
-        for child in left:
+        for process in left:
             with suppress(OSError):
-                os.kill(child, signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
         time.sleep(0.002)
     with suppress(OSError):
         os.kill(-1, signal.SIGKILL)
 
 
-def reap(spared: int | None) -> None:
-    """Reaps the processes that ended after those that started them."""
-    for child, state in list(children()):
-        if state == "Z" and child != spared:
-            with suppress(OSError):
-                os.waitpid(child, os.WNOHANG)
+def check_is_inside() -> None:
+    """Ends this process if it is in no sandbox, rather than all others of the machine."""
+    if os.getpid() > FIRST_PROCESSES:
+        sys.exit()
 
 
-def children() -> Iterator[tuple[int, str]]:
-    """The processes whose parent is this one, and their states."""
-    me = str(os.getpid())
+def running() -> Iterator[int]:
+    """The processes of the sandbox, without this one and the first: no others are seen in its `/proc`."""
     for name in os.listdir("/proc"):
-        if name.isdigit():
+        if name.isdigit() and int(name) not in (1, os.getpid()):
             with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                 # The name of the program stands in parentheses, and may have any character.
-                state, parent = file.read().rpartition(b")")[2].decode().split()[:2]
-                if parent == me:
-                    yield int(name), state
+                if file.read().rpartition(b")")[2].split()[0] != b"Z":
+                    yield int(name)
+
+
+def reap_for_child() -> None:
+    """Goes on in a child. The first process of a sandbox reaps what others leave, and ends with this child."""
+    if (child := os.fork()) == 0:
+        return
+    close_streams()
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def close_streams() -> None:
+    """Standard input and output lead nowhere."""
+    with open(os.devnull, "r+b", 0) as null:
+        for stream in (0, 1, 2):
+            os.dup2(null.fileno(), stream)
 
 
 def main() -> None:
     """Answers requests until standard input ends."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
-    os.close(null)
-    LIBC.prctl(SUBREAPER, 1, 0, 0, 0)
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # Else programs could answer in its place, by its pipes and memory in `/proc`.
+    if os.getpid() == 1:
+        reap_for_child()
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    close_streams()
     server, reply = Server(), b"{}"
     while True:
         write_all(answers, len(reply).to_bytes(HEADER_BYTES, "big") + reply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Self
 
 import anyio
@@ -11,11 +11,8 @@ import anyio
 from gateway.errors import Unavailable
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
-from gateway.sandbox.bubblewrap import Confined
-from gateway.sandbox.cgroups import Cgroup
 from gateway.sandbox.pipe_process import PipeProcess, ProcessEnded
-from gateway.sandbox.sandbox_settings import SandboxSettings
-from gateway.sandbox.sandboxed_command import open_command
+from gateway.sandbox.sandboxed_command import SandboxedCommand
 
 START_S = 30.0
 READY_BYTES = 65536
@@ -41,24 +38,26 @@ def answer_time_s() -> float:
 class ConfinedProcess:
     """A process that sends one message when it is ready, and then one for each that it gets."""
 
-    def __init__(self, process: PipeProcess, settings: SandboxSettings, group: Cgroup) -> None:
-        self.process, self.settings, self.group = process, settings, group
+    def __init__(self, process: PipeProcess, held: SandboxedCommand) -> None:
+        self.process, self.settings, self.group, self._held = process, held.settings, held.group, held
         self._stack = AsyncExitStack()
         self._lock = anyio.Lock()
         self._is_stopped = False
 
     @classmethod
-    async def start(cls, confined: Confined, reaper: Reaper) -> Self:
-        """Starts the command and waits until it is ready; raises Unavailable."""
+    async def start(
+        cls, command: AbstractAsyncContextManager[SandboxedCommand], reaper: Reaper, within_s: float = START_S
+    ) -> Self:
+        """Starts the command, which ends with this process, and waits until it is ready; raises Unavailable."""
         began = time.perf_counter()
         try:
             async with AsyncExitStack() as stack:
-                held = await stack.enter_async_context(open_command(confined, reaper))
-                started = cls(PipeProcess.start(held.line), confined.settings, held.group)
+                held = await stack.enter_async_context(command)
+                started = cls(PipeProcess.start(held.line, held.env), held)
                 stack.push_async_callback(started.process.kill)
                 reaper.add(started.process.pid)
                 stack.callback(reaper.remove, started.process.pid)
-                await started._wait_until_ready()
+                await started._wait_until_ready(within_s)
                 started._stack = stack.pop_all()
         except OSError as error:  # No descriptors, processes or memory are left on this machine.
             statistics.count_refusal()
@@ -71,9 +70,13 @@ class ConfinedProcess:
         """Whether it takes requests. Of one that has ended by itself, the next request tells why."""
         return not self._is_stopped
 
-    async def _wait_until_ready(self) -> None:
+    def take_refusals(self) -> tuple[str, ...]:
+        """The connections that its proxy refused since the last time."""
+        return self._held.take_refusals()
+
+    async def _wait_until_ready(self, within_s: float) -> None:
         try:
-            with anyio.fail_after(START_S):
+            with anyio.fail_after(within_s):
                 await self.process.receive(READY_BYTES)
         except ProcessEnded as error:
             statistics.count_refusal()
@@ -81,7 +84,7 @@ class ConfinedProcess:
             raise Unavailable(f"a sandbox did not start: {self.process.error_text or error}") from error
         except TimeoutError:
             statistics.count_refusal()
-            raise Unavailable(f"a sandbox did not start within {START_S:g} s") from None
+            raise Unavailable(f"a sandbox did not start within {within_s:g} s") from None
 
     async def ask(self, message: bytes, timeout_s: float) -> bytes:
         """Sends a message and waits for the answer. One that is late or cancelled ends the sandbox: nobody would know
@@ -103,14 +106,16 @@ class ConfinedProcess:
                 raise
 
     async def _end_reason(self) -> str:
-        """Why the sandbox ended. What runs inside cannot signal bubblewrap's outer process: then something else did."""
+        """Why the sandbox ended. What runs inside cannot signal the process outside: then something else did."""
         code = None if self._is_stopped else await self.process.wait(1.0)
-        hits, text = self.group.hits(), self.process.error_text
+        limit, text = self._held.find_limit(), self.process.error_text
         await self.stop()
-        if hits["memory"]:
-            return f"its processes used more than {self.settings.memory_mb} MB of memory"
+        if limit:
+            return limit
         if code is not None and code < 0:
             raise SandboxKilled(f"the sandbox was ended from outside, by signal {-code}")
+        if code in self._held.failure_codes:
+            raise SandboxKilled(f"what runs the sandbox failed: {text or f'it ended with status {code}'}")
         return f"its processes ended it{f': {text}' if text else ''}"
 
     async def stop(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -42,12 +42,18 @@ class PipeProcess:
         self._is_closed = False
 
     @classmethod
-    def start(cls, command: Sequence[str]) -> Self:
+    def start(cls, command: Sequence[str], env: Mapping[str, str] | None = None) -> Self:
         """Starts a command in a session of its own; what it writes to standard error is kept in memory."""
         errors = os.memfd_create("errors", os.MFD_CLOEXEC)
         try:
             process = subprocess.Popen(  # noqa: S603 - a command of ours
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                start_new_session=True,
+                env=env,
             )
         except BaseException:
             os.close(errors)

@@ -13,23 +13,32 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import cycle, islice
+from itertools import count, islice
 from pathlib import Path
 
 from gateway.errors import GatewayError, Unavailable
 
-UNUSED_USERS = range(60_578, 61_184)
-"""Numbers of users that no distribution gives to anybody."""
+UNUSED_USERS = (*range(60_578, 61_184), *range(65_537, 100_000))
+"""Numbers of users that no distribution gives to anybody; those of users in containers begin at 100,000."""
+USER_MAP = Path("/proc/self/uid_map")
 LOCK_FOLDERS = ("/run/mtrl-users", "/var/lib/mtrl-users")
 """Where the locks may be; else in the folder for temporary files."""
-_users = cycle(UNUSED_USERS)
+_next = count()
+
+
+@cache
+def usable_users() -> tuple[int, ...]:
+    """Those of the unused users that exist here: a container may have the first 65,536 numbers only."""
+    rows = [[int(word) for word in line.split()] for line in USER_MAP.read_text().splitlines()]
+    return tuple(user for user in UNUSED_USERS if any(first <= user < first + length for first, _, length in rows))
 
 
 @contextmanager
 def unused_user() -> Iterator[int]:
     """The number of a user that is nobody else's during the block."""
-    folder = _lock_folder()
-    for user in islice(_users, len(UNUSED_USERS)):
+    folder, users = _lock_folder(), usable_users()
+    for index in islice(_next, len(users)):
+        user = users[index % len(users)]
         lock = os.open(folder / str(user), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             if _take(lock):
@@ -37,8 +46,8 @@ def unused_user() -> Iterator[int]:
                 return
         finally:
             os.close(lock)
-    remedy = f"run fewer programs at once: {len(UNUSED_USERS)} of them run on this machine"
-    raise Unavailable(f"no user is left that a program could run as\n  remedy: {remedy}")
+    problem = f"{len(users)} programs of gateways run on this machine, as many as there are users for them"
+    raise Unavailable(f"no user is left that a program could run as: {problem}\n  remedy: run fewer at once")
 
 
 def _take(lock: int) -> bool:

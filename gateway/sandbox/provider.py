@@ -21,6 +21,7 @@ from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined, python_folders
 from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandboxed_command import open_command
 
 FILE_S = 30.0
 """Deadline of reading or writing a file."""
@@ -49,6 +50,8 @@ class Completed:
     """PNG images of the figures that Python code drew."""
     is_lost: bool = False
     """Whether the variables of earlier code are gone."""
+    refusals: tuple[str, ...] = ()
+    """Connections that the proxy refused meanwhile."""
 
 
 class Sandbox(Protocol):
@@ -56,6 +59,11 @@ class Sandbox(Protocol):
 
     @property
     def alive(self) -> bool: ...
+
+    @property
+    def python(self) -> str:
+        """The Python program inside."""
+        ...
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
         """Runs a command. Raises SandboxEnded, or SandboxKilled if it was ended from outside."""
@@ -92,20 +100,25 @@ class BubblewrapProvider:
 
     async def start(self, settings: SandboxSettings) -> LocalSandbox:
         scripts = (command_server.__file__, interpreter_process.__file__)
-        confined = Confined(SERVER_COMMAND, settings, readable=(*python_folders(), *scripts), env=ENVIRONMENT)
-        return LocalSandbox(await ConfinedProcess.start(confined, self._reaper))
+        readable = (*python_folders(), *scripts)
+        confined = Confined(SERVER_COMMAND, settings, readable, env=ENVIRONMENT, is_first_process=True)
+        return LocalSandbox(await ConfinedProcess.start(open_command(confined, self._reaper), self._reaper))
 
 
 class LocalSandbox:
-    """A sandbox whose server of commands is a child process of this one."""
+    """A sandbox whose server of commands is a child process of this one, or is reached through one."""
 
-    def __init__(self, process: ConfinedProcess) -> None:
-        self._process, self._settings = process, process.settings
+    def __init__(self, process: ConfinedProcess, interpreter: Sequence[str] = INTERPRETER_COMMAND) -> None:
+        self._process, self._settings, self._interpreter = process, process.settings, list(interpreter)
         self._memory_hits = 0
 
     @property
     def alive(self) -> bool:
         return self._process.alive
+
+    @property
+    def python(self) -> str:
+        return self._interpreter[0]
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
         request = {"do": "run", "command": list(command), "stdin": base64.b64encode(stdin).decode()}
@@ -116,7 +129,7 @@ class LocalSandbox:
         return await self._completed(reply, str(reply.get("stderr", "")), status if isinstance(status, int) else None)
 
     async def run_python(self, code: str, timeout_s: float) -> Completed:
-        request = {"do": "python", "code": code, "command": list(INTERPRETER_COMMAND)}
+        request = {"do": "python", "code": code, "command": self._interpreter}
         reply = await self._ask(request | self._limits(timeout_s), timeout_s)
         return await self._completed(reply, str(reply.get("error", "")), None)
 
@@ -147,7 +160,8 @@ class LocalSandbox:
             statistics.count_hits({limit: 1})
         most, images = self._settings.output_bytes, await self._decode(reply.get("images", []))
         stdout = str(reply.get("stdout", ""))[:most]
-        return Completed(stdout, stderr[:most], status, stopped, images, reply.get("lost") is True)
+        refusals = self._process.take_refusals()
+        return Completed(stdout, stderr[:most], status, stopped, images, reply.get("lost") is True, refusals)
 
     async def _decode(self, texts: Any) -> tuple[bytes, ...]:
         """Decodes base64."""

@@ -1,13 +1,13 @@
 """Confines Python programs of the policy: they see no process and no file but their own, and write to one folder.
 
-Bubblewrap does it where it is installed and works, else namespaces, else, for a gateway of root, an unprivileged user.
+Sandboxes do it where they can be started (`sandboxed_command.py`). This is for machines without bubblewrap: namespaces,
+else, for a gateway of root, an unprivileged user.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Literal
 
 from gateway.sandbox import child_limits, namespaces
+from gateway.sandbox.bubblewrap import SYSTEM_FOLDERS, find_problem
 from gateway.sandbox.program_users import unused_user
 
-Confinement = Literal["bubblewrap", "namespaces", "user", "none"]
-CONFINEMENTS: tuple[Confinement, ...] = ("bubblewrap", "namespaces", "user")
+Confinement = Literal["sandbox", "namespaces", "user", "none"]
+CONFINEMENTS: tuple[Confinement, ...] = ("sandbox", "namespaces", "user")
 DESCRIPTIONS: Mapping[Confinement, str] = {
-    "bubblewrap": "bubblewrap: no files, no network, no other processes",
+    "sandbox": "a sandbox each: no files, no network, no other processes, limits on all",
     "namespaces": "namespaces: no files, no network, no other processes",
     "user": "an unprivileged user: they read files that anybody may read, and reach the network",
     "none": "nothing (`unsafe: true`): they can read secrets and end the gateway",
@@ -32,7 +33,6 @@ DESCRIPTIONS: Mapping[Confinement, str] = {
 """What holds programs, as `check` tells it."""
 INTERPRETER = os.path.realpath(sys.executable)
 PYTHON_COMMAND = (INTERPRETER, "-I", "-S", "-B", "-X", "utf8")
-SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache")
 MEMORY_BYTES = 2**20
 """Size of the file system in memory that has the root folder inside."""
 PROBE_TIMEOUT_S = 20.0
@@ -72,34 +72,19 @@ def confine(
     command: Sequence[str],
     scripts: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The command line that runs a command confined and with limits: seconds of CPU, bytes of memory and of a file.
+    """The command line that runs a command without a sandbox; limits are seconds of CPU, bytes of memory and of a file.
 
     `scripts` are files of ours that the command reads.
     """
-    user = folder.user if confinement in ("bubblewrap", "user") else 0  # In namespaces, `namespaces.py` changes it.
+    user = folder.user if confinement == "user" else 0  # In namespaces, `namespaces.py` changes it.
     limited = (*PYTHON_COMMAND, child_limits.__file__, str(user), *map(str, limits), *command)
     paths = [
         path for path in (*SYSTEM_FOLDERS, sys.base_prefix, child_limits.__file__, *scripts) if Path(path).exists()
     ]
-    if confinement == "bubblewrap":
-        return (*_bubblewrap_options(folder.path, paths), "--", *limited)
     if confinement == "namespaces":
         layout = _namespace_layout(folder, paths, limited)
         return (*PYTHON_COMMAND, namespaces.__file__, json.dumps(layout))
     return limited
-
-
-def _bubblewrap_options(folder: Path, paths: Sequence[str]) -> Iterator[str]:
-    yield from (shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts")
-    yield from ("--clearenv", "--cap-drop", "ALL")
-    # Root becomes an unprivileged user inside, after the mounts are made; others are alone in a user namespace.
-    yield from ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if os.geteuid() == 0 else ("--unshare-user",)
-    parents = {parent for path in (*paths, str(folder)) for parent in Path(path).parents} - {Path("/")}
-    for parent in sorted(parents):
-        yield from ("--perms", "0755", "--dir", str(parent))
-    for path in paths:
-        yield from ("--ro-bind", path, path)
-    yield from ("--dev", "/dev", "--bind", str(folder), str(folder), "--remount-ro", "/", "--chdir", str(folder))
 
 
 def _namespace_layout(folder: ProgramFolder, paths: Sequence[str], command: Sequence[str]) -> dict[str, object]:
@@ -136,6 +121,8 @@ def confines(confinement: Confinement) -> bool:
 
     An unprivileged user may read those that are meant for everybody.
     """
+    if confinement == "sandbox":
+        return find_problem() is None
     if confinement == "user" and os.geteuid() != 0:
         return False
     with program_folder() as folder, tempfile.NamedTemporaryFile() as outside:

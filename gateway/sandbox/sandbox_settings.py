@@ -3,28 +3,57 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from gateway.config.base import FrozenModel, rule_error
+from gateway.sandbox.host_rules import parse_rule
 
 PATHS = ("readable", "writable")
-Network = Literal["none", "loopback"]
+Network = Literal["none", "loopback"] | tuple[str, ...]
 
 
-def _check_network(value: Any) -> Any:
-    if isinstance(value, list | tuple | dict):
-        remedy = "write `none` or `loopback`; let a tool of your own outside the sandbox fetch what is needed"
-        raise rule_error("a list of hosts is not supported", remedy)
+def _check_network(value: Network) -> Network:
+    for entry in value if isinstance(value, tuple) else ():
+        try:
+            parse_rule(entry)
+        except ValueError as error:
+            raise rule_error(str(error), "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`") from error
     return value
+
+
+class ContainerSettings(FrozenModel):
+    """A container as sandbox."""
+
+    image: str
+    """The image; it needs Python 3.11 or newer, and bash for the tool `shell`. It is never pulled by itself."""
+    engine: str = "podman"
+    """The command of the engine: `podman`, `docker`, or one with options, such as `podman --runtime runsc`."""
+    python: str = "python3"
+    """The interpreter in the image."""
+    options: tuple[str, ...] = ()
+    """Further options of the engine's `run`."""
+
+
+class RemoteSettings(FrozenModel):
+    """A server of sandboxes on another machine, such as `mtrl-gateway sandboxes`."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+    """Its address."""
+    token: SecretStr | None = None
+    """Sent as `Authorization: Bearer ...`."""
 
 
 class SandboxSettings(FrozenModel):
     """What exists inside a sandbox, and how much of it."""
 
-    network: Annotated[Network, BeforeValidator(_check_network, json_schema_input_type=Network)] = "none"
-    """`none`: no Internet sockets; `loopback`: a loopback interface of its own, which reaches nothing outside."""
+    network: Annotated[Network, AfterValidator(_check_network)] = "none"
+    """`none`: no Internet sockets; `loopback`: a loopback interface of its own, which reaches nothing outside; a list
+    of hosts, such as `[pypi.org, "*.pythonhosted.org", "10.0.0.5:8080"]`: these alone, through a proxy of the gateway.
+    Ports are 80 and 443 where none is named; addresses that are not of the Internet must be in the list themselves."""
+    network_mb: PositiveInt = 256
+    """What may be sent to and received from these hosts."""
     readable: tuple[Path, ...] = ()
     """Files and folders that can be read inside, besides the system's programs and Python; relative to the file."""
     writable: tuple[Path, ...] = ()
@@ -37,17 +66,45 @@ class SandboxSettings(FrozenModel):
     """Processes and threads."""
     cpus: PositiveFloat = 1.0
     """Processor cores; only where cgroups can be written."""
+    control_groups: Literal["preferred", "required"] = "preferred"
+    """`required`: where they cannot be written, no sandbox is started, rather than one with limits by process."""
     cpu_s: PositiveInt = 3600
     """CPU time of one process."""
     disk_mb: PositiveInt = 256
-    """Size of each of its folders in memory: `/rollout`, `/tmp` and `/dev/shm`; also of one file."""
+    """Size of each of its folders in memory: `/rollout`, `/tmp` and `/dev/shm`; also of one file, and of what it adds
+    to `writable` folders and to the folder of a server's rollout."""
     files: PositiveInt = 20_000
-    """Files and folders in each of these."""
+    """Files and folders in each of these, and that it adds to the others."""
     output_bytes: PositiveInt = 256 * 1024
     """What one call may print; a call that prints more is ended."""
+
+    container: ContainerSettings | None = None
+    """Runs the tools `python`, `shell` and `files` in a container, instead of in bubblewrap."""
+    remote: RemoteSettings | None = None
+    """Runs these tools on another machine."""
+
+    @model_validator(mode="after")
+    def _check_provider(self) -> Self:
+        if self.container is not None and self.remote is not None:
+            raise rule_error("`container` and `remote` exclude each other", "keep one of them")
+        if self.remote is not None and (self.readable or self.writable):
+            raise rule_error("paths of this machine do not exist on another one", "remove `readable` and `writable`")
+        return self
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The list of hosts, if the network is one."""
+        return self.network if isinstance(self.network, tuple) else ()
 
 
 def in_folder(folder: Path, settings: SandboxSettings) -> SandboxSettings:
     """The settings with absolute paths: those of a file are relative to its folder."""
     update = {name: tuple(folder / path.expanduser() for path in getattr(settings, name)) for name in PATHS}
     return settings.model_copy(update=update)
+
+
+def check_is_local(settings: SandboxSettings) -> None:
+    """Raises for a provider that has only the tools `python`, `shell` and `files`."""
+    if settings.container is not None or settings.remote is not None:
+        problem = "`container` and `remote` run the tools `python`, `shell` and `files` only"
+        raise rule_error(problem, "use `sandbox_tools`, or remove it: bubblewrap runs this")

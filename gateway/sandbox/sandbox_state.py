@@ -7,7 +7,6 @@ by hand: files and folders only, links as their targets.
 from __future__ import annotations
 
 import io
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -28,7 +27,7 @@ MAX_BYTES = 40 * 2**20
 PACK_S = 30.0
 ARCHIVE = "/tmp/.state.tar"  # noqa: S108 - inside
 PREFIX = "mtrl-rollout-"
-PYTHON = (sys.executable, "-I", "-S", "-c")
+PYTHON_OPTIONS = ("-I", "-S", "-c")
 UNPACK = f"import os, tarfile; tarfile.open({ARCHIVE!r}).extractall('/rollout'); os.remove({ARCHIVE!r})"
 PACK = f"import tarfile; tar = tarfile.open({ARCHIVE!r}, 'w'); tar.add('/rollout', ''); tar.close()"
 LINK = b"link to "
@@ -48,7 +47,7 @@ class SandboxStates:
                 return
             packed = await to_thread.run_sync(_pack, state)
             await sandbox.put(ARCHIVE, packed)
-            done = await sandbox.run((*PYTHON, UNPACK), b"", PACK_S)
+            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, UNPACK), b"", PACK_S)
         except (StateError, OSError, SandboxEnded, SandboxKilled) as error:
             raise Unavailable(f"the `state` cannot be put into the sandbox: {error}") from error
         if done.stopped or done.status:
@@ -62,7 +61,7 @@ class SandboxStates:
         if sandbox is None:
             return await self.prepared.hash_prepared(name)
         try:
-            done = await sandbox.run((*PYTHON, PACK), b"", PACK_S)
+            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, PACK), b"", PACK_S)
             if done.stopped or done.status:
                 return f"not packed: {done.stopped or done.stderr.strip()[-200:]}"
             packed = await sandbox.get(ARCHIVE, MAX_BYTES)

@@ -17,6 +17,8 @@ class SandboxStatistics:
     """Seconds of all starts together."""
     running: int = 0
     refusals: int = 0
+    without_group: int = 0
+    """Sandboxes without a control group: their limits hold for each process."""
     limits_hit: Counter[str] = field(default_factory=Counter)
     """By limit."""
 
@@ -44,6 +46,11 @@ def count_end() -> None:
 def count_refusal() -> None:
     """Counts a sandbox that could not be started."""
     STATISTICS.refusals += 1
+
+
+def count_without_group() -> None:
+    """Counts a sandbox that has no control group."""
+    STATISTICS.without_group += 1
 
 
 def count_hits(hits: Mapping[str, int]) -> None:

@@ -14,6 +14,7 @@ import anyio
 from gateway.config.entries import SandboxTool
 from gateway.errors import Unavailable
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -34,25 +35,27 @@ NEW_SANDBOX = "The next call gets a new sandbox, without the files and variables
 SPECS: Mapping[ToolName, tuple[str, str, str]] = {
     "python": (
         "Runs Python code and returns what it prints, and the value of its last line. Variables, imports and files stay"
-        " for the next call. Figures of matplotlib come back as images. There is no access to the Internet.",
+        " for the next call. Figures of matplotlib come back as images.",
         "code",
         "The code.",
     ),
     "shell": (
         "Runs a shell command in the folder /rollout and returns what it prints. Files stay for the next call; the"
-        " working folder and variables of the shell do not. There is no access to the Internet.",
+        " working folder and variables of the shell do not.",
         "command",
         "The command line, for bash.",
     ),
 }
 
 
-def tool_spec(name: ToolName, owner: str) -> ToolSpec:
-    """The spec of a tool."""
+def tool_spec(name: ToolName, owner: str, hosts: Sequence[str] = ()) -> ToolSpec:
+    """The spec of a tool, with the hosts that it reaches."""
     if name == "files":
         return ToolSpec(name, FILES_TEXT, FILES_PARAMETERS, owner=owner)
     text, parameter, description = SPECS[name]
+    network = f"Of the Internet, it reaches {', '.join(hosts)}" if hosts else "There is no access to the Internet"
     properties = {parameter: {"type": "string", "description": description}}
+    text = f"{text} {network}."
     return ToolSpec(name, text, {"type": "object", "properties": properties, "required": [parameter]}, owner=owner)
 
 
@@ -62,7 +65,7 @@ class SandboxToolset:
     def __init__(
         self, names: Sequence[ToolName], settings: SandboxSettings, provider: SandboxProvider, owner: str = ""
     ) -> None:
-        self.specs: Sequence[ToolSpec] = tuple(tool_spec(name, owner) for name in names)
+        self.specs: Sequence[ToolSpec] = tuple(tool_spec(name, owner, settings.hosts) for name in names)
         self.settings, self.provider = settings, provider
         self.states: SandboxStates | None = None
         """What sandboxes begin from."""
@@ -151,9 +154,11 @@ async def _ask(sandbox: Sandbox, name: str, arguments: Mapping[str, Any]) -> Too
     if name == "files":
         return ToolResult((Text(await run_files(sandbox, arguments)),))
     if name == "python":
-        return _python_result(await sandbox.run_python(str(arguments["code"]), _time_left_s()))
+        done = await sandbox.run_python(str(arguments["code"]), _time_left_s())
+        return add_refusals(_python_result(done), done.refusals)
     words = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", "bash", "-c", str(arguments["command"]))
-    return _shell_result(await sandbox.run(words, b"", _time_left_s()))
+    done = await sandbox.run(words, b"", _time_left_s())
+    return add_refusals(_shell_result(done), done.refusals)
 
 
 def _time_left_s() -> float:

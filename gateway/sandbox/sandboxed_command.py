@@ -1,9 +1,10 @@
-"""Opens what one sandbox holds outside: a user of its own, control groups, and the filter of system calls."""
+"""Opens what one sandbox holds outside: a user of its own, control groups, its command line, the watch on its disk."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -13,22 +14,50 @@ from anyio import to_thread
 from gateway.errors import Unavailable
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
-from gateway.sandbox.bubblewrap import Confined, command_line, find_problem
+from gateway.sandbox.bubblewrap import CommandLine, Confined, find_problem, open_command_line
 from gateway.sandbox.cgroups import REMOVE_S, Cgroup, make_group, remove_group
+from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
+from gateway.sandbox.host_proxy import HostProxy, open_proxy
 from gateway.sandbox.program_users import unused_user
+from gateway.sandbox.sandbox_settings import SandboxSettings
+
+log = logging.getLogger(__name__)
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxedCommand:
-    """A command line that is confined, and the group that its processes are in."""
+    """A command line that is confined, and what limits its processes."""
 
     line: tuple[str, ...]
     group: Cgroup
+    settings: SandboxSettings
+    disk: WatchedDisk | None = None
+    proxy: HostProxy | None = None
+    env: Mapping[str, str] | None = None
+    """The environment of the command outside; that of the gateway if there is none."""
+    failure_codes: frozenset[int] = frozenset()
+    """Exit codes that nothing inside can bring about."""
+
+    def take_refusals(self) -> tuple[str, ...]:
+        """The connections that were refused since the last time."""
+        refusals = self.proxy.take_refusals() if self.proxy is not None else ()
+        statistics.count_hits({"network": len(refusals)})
+        return refusals
+
+    def find_limit(self) -> str:
+        """The limit that ended its processes, as text; empty if none did."""
+        if self.disk is not None and self.disk.problem:
+            return self.disk.problem
+        if self.group.hits()["memory"]:
+            return f"its processes used more than {self.settings.memory_mb} MB of memory"
+        return ""
 
 
 @asynccontextmanager
-async def open_command(confined: Confined, reaper: Reaper) -> AsyncIterator[SandboxedCommand]:
-    """A confined command line, for one process. At the end whatever it left is killed, even if the gateway is.
+async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterator[SandboxedCommand]:
+    """A confined command line, for one process. At the end whatever it left is killed; with a reaper, even if the
+    gateway is killed.
 
     Raises Unavailable where nothing can be confined.
     """
@@ -36,23 +65,79 @@ async def open_command(confined: Confined, reaper: Reaper) -> AsyncIterator[Sand
     if problem is not None:
         statistics.count_refusal()
         raise Unavailable(f"no sandbox can be started: {problem}")
-    await reaper.start()
+    if reaper is not None:
+        await reaper.start()
     with _user() as user:
         for path in confined.writable if user else ():
             await to_thread.run_sync(_give_to, user, path)
-        group = make_group(confined.settings)
-        for folder in group.unique_folders:
-            reaper.add_group(folder)
+        group = _make_group(confined.settings)
+        if reaper is not None:
+            for folder in group.unique_folders:
+                reaper.add_group(folder)
         try:
-            held = replace(
-                confined,
-                user=user,
-                group_files=group.process_files,
-                limits_memory_by_process="memory" not in group.folders,
-            )
-            yield SandboxedCommand(command_line(held), group)
+            async with _open_proxy(confined.settings) as proxy:
+                held = replace(
+                    confined,
+                    user=user,
+                    group_files=group.process_files,
+                    limits_memory_by_process=confined.limits_memory_by_process or "memory" not in group.folders,
+                    proxy_socket=str(proxy.socket_file) if proxy is not None else "",
+                )
+                async with _open_watched(held) as (line, disk):
+                    yield SandboxedCommand(line.words, group, confined.settings, disk, proxy)
         finally:
             await _remove(group, reaper)
+
+
+@asynccontextmanager
+async def _open_proxy(settings: SandboxSettings) -> AsyncIterator[HostProxy | None]:
+    """The proxy for a list of hosts, if there is one."""
+    if not settings.hosts:
+        yield None
+        return
+    async with open_proxy(settings.hosts, settings.network_mb) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def _open_watched(held: Confined) -> AsyncIterator[tuple[CommandLine, WatchedDisk | None]]:
+    """The command line, and the watch on the folders of the machine that it may write."""
+    with open_command_line(held) as line:
+        disk = await _watch_disk(held, line)
+        try:
+            yield line, disk
+        finally:
+            if disk is not None:
+                DISK_WATCH.remove(disk)
+                statistics.count_hits({"disk": int(bool(disk.problem))})
+
+
+def _make_group(settings: SandboxSettings) -> Cgroup:
+    """A control group. Where there is none, limits hold for each process, which is told once, or nothing is started."""
+    group = make_group(settings)
+    if not group.problem:
+        return group
+    if settings.control_groups == "required":
+        statistics.count_refusal()
+        raise Unavailable(f"no sandbox can be started: {group.problem}, and `control_groups` is `required`")
+    statistics.count_without_group()
+    if group.problem not in _warned:
+        _warned.add(group.problem)
+        log.warning(
+            "sandboxes: %s; memory and CPU are limited for each process, and not for all together", group.problem
+        )
+    return group
+
+
+async def _watch_disk(confined: Confined, line: CommandLine) -> WatchedDisk | None:
+    """Watches the folders of the machine that it may write."""
+    settings = confined.settings
+    folders = [*confined.writable, *map(str, settings.writable)]
+    if not folders:
+        return None
+    disk = WatchedDisk(folders, settings.disk_mb * 2**20, settings.files, lambda: line.first_process)
+    await to_thread.run_sync(DISK_WATCH.add, disk)
+    return disk
 
 
 @contextmanager
@@ -72,11 +157,11 @@ def _give_to(user: int, folder: str) -> None:
             os.chown(os.path.join(path, name), user, -1, follow_symlinks=False)
 
 
-async def _remove(group: Cgroup, reaper: Reaper) -> None:
+async def _remove(group: Cgroup, reaper: Reaper | None) -> None:
     """Removes the groups; those that killed processes have not left yet, in a thread."""
     statistics.count_hits(group.hits())
     for folder in group.unique_folders:
         with anyio.CancelScope(shield=True):
             gone = remove_group(folder) or await to_thread.run_sync(remove_group, folder, REMOVE_S)
-        if gone:  # Else the reaper does it when the gateway ends.
+        if gone and reaper is not None:  # Else the reaper does it when the gateway ends.
             reaper.remove_group(folder)

@@ -14,7 +14,7 @@ from functools import cache
 LOAD, EQUAL, AT_LEAST, AND_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_AT, ARCHITECTURE_AT, FIRST_ARGUMENT_AT, SECOND_ARGUMENT_AT = 0, 4, 16, 24
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
-NOT_PERMITTED, NO_SUCH_CALL, NO_SUCH_FAMILY = 1, 38, 97
+NOT_PERMITTED, NO_SUCH_CALL, NOT_SUPPORTED, NO_SUCH_FAMILY = 1, 38, 95, 97
 NEW_USER = 0x10000000
 X32 = 0x40000000
 """Numbers of the x32 interface begin there; they would get past a list of numbers."""
@@ -41,10 +41,11 @@ CALLS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """Numbers of the system calls that are refused."""
 CHECKED: dict[str, dict[str, int]] = {
-    "x86_64": {"socket": 41, "ioctl": 16, "clone": 56, "unshare": 272, "clone3": 435},
-    "aarch64": {"socket": 198, "ioctl": 29, "clone": 220, "unshare": 97, "clone3": 435},
+    "x86_64": {"socket": 41, "ioctl": 16, "clone": 56, "unshare": 272, "clone3": 435, "fallocate": 285},
+    "aarch64": {"socket": 198, "ioctl": 29, "clone": 220, "unshare": 97, "clone3": 435, "fallocate": 47},
 }
-"""Numbers of those that depend on an argument, and of clone3, whose arguments cannot be seen: clone does its work."""
+"""Numbers of those that depend on an argument; of clone3, whose arguments cannot be seen: clone does its work; and of
+fallocate, which takes a disk in no time: programs write instead, which is limited in time."""
 
 
 def has_filter() -> bool:
@@ -65,6 +66,7 @@ def filter_program(has_loopback: bool) -> bytes:
         *(_when(AT_LEAST, X32, REFUSE | NO_SUCH_CALL) if machine == "x86_64" else ()),
         *(step for number in CALLS[machine].values() for step in _when(EQUAL, number, REFUSE | NOT_PERMITTED)),
         *_when(EQUAL, calls["clone3"], REFUSE | NO_SUCH_CALL),
+        *_when(EQUAL, calls["fallocate"], REFUSE | NOT_SUPPORTED),
         *_for_call(calls["socket"], FIRST_ARGUMENT_AT, _only(families)),
         *_for_call(calls["ioctl"], SECOND_ARGUMENT_AT, _none_of(TERMINAL_INPUT)),
         *_for_call(calls["clone"], FIRST_ARGUMENT_AT, _when(AND_BITS, NEW_USER, REFUSE | NOT_PERMITTED)),

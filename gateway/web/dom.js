@@ -134,6 +134,8 @@ export function bytes(value) {
   while (value >= 1000 && place < units.length - 1) { value /= 1000; place += 1; }
   return `${number(value, 3)} ${units[place]}`;
 }
+/** A change with its sign. */
+export const signed = value => value === null || value === undefined || Number.isNaN(value) ? "–" : `${value < 0 ? "−" : value > 0 ? "+" : "±"}${number(Math.abs(value), 2)}`;
 export const percent = value => value === null || value === undefined ? "–" : `${number(value * 100, 3)} %`;
 export const count = (many, one, more = `${one}s`) => `${integer(many)} ${many === 1 ? one : more}`;
 /** Formats Unix seconds as a time of day. */

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from bench import bars
 from bench.ablations import ARMS, arm_settings, build_unmasked_batch, unmask_tool_tokens
 from trainer.algorithms.train_batch import TrainSequence, build_train_batch
+from trainer.cli import app
 from trainer.demo.model_cache import find_or_build_model
 from trainer.demo.warm_start import Recipe
 from trainer.train import train_loop
@@ -49,10 +52,28 @@ def test_the_second_tasks_bounds_are_exclusive() -> None:
     assert text.count("**missed**") == 2
 
 
+def run_here(args: Sequence[str], cache: Path) -> tuple[str, float]:
+    """`mtrl-train` in this process; what a process of its own costs is measured by another test."""
+    done = CliRunner().invoke(app, [*args])
+    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
+    return done.stdout, 1.0
+
+
+def test_a_command_is_measured_with_its_processor_time_and_a_failure_is_told(tmp_path: Path) -> None:
+    output, seconds = bars._run_command(["--help"], tmp_path)
+    assert "mtrl-train" in output and 0 < seconds < 60
+    with pytest.raises(
+        RuntimeError, match=r"mtrl-train --config nosuch ended with 2:\n(?s:.*)remedy: name a YAML file"
+    ):
+        bars._run_command(["--config", "nosuch"], tmp_path)
+
+
 @pytest.mark.parametrize("name", ["default", "agent"])
 def test_a_seed_is_measured_with_the_commands_of_a_user(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(bars.ROOT)
+    monkeypatch.setattr(bars, "_run_command", run_here)
     job = yaml.safe_load((bars.JOBS / f"{name}.yaml").read_text())
     small = job | SMALL_JOB | {"model": str(find_or_build_model(UNTRAINED, tmp_path / "made"))}
     (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(small))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-BENCH = Path(__file__).parents[2] / "bench"
+from tests.bench.run_script import run_script
 
 
 def test_every_engine_is_measured_on_the_same_rollouts_and_every_promise_is_listed(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "rollout.py"), "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    run_script("rollout", "--quick", "--out", tmp_path)
     results = json.loads((tmp_path / "rollout.json").read_text())
     assert list(results["per_s"]) == ["0", "10"]
     for rates in results["per_s"].values():

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-BENCH = Path(__file__).parents[2] / "bench"
+from tests.bench.run_script import run_script
+
 POSITIVE_FIGURES = ("rollouts", "written", "tokens", "turns")
 
 
 def test_a_step_is_measured_and_a_peer_that_is_not_installed_is_reported(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "trainer.py"), "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_script("trainer", "--quick", "--out", tmp_path)
     results = json.loads((tmp_path / "trainer.json").read_text())
     ours = results["figures"]["mtrl"]
     assert ours["rollouts"] == results["size"]["prompts"] * results["size"]["siblings"] and ours["core_s"] > 0

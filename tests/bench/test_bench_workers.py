@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.bench.run_script import run_script
 
 
 def test_benchmark_of_workers_measures_turns_and_memory(tmp_path: Path) -> None:
     out = tmp_path / "workers.md"
-    words = [sys.executable, str(ROOT / "bench/workers.py"), "--small", "--out", str(out)]
-    subprocess.run(words, check=True, timeout=300, cwd=tmp_path)
+    run_script("workers", "--small", "--out", out)
     rows = [line.split("|")[1:-1] for line in out.read_text().splitlines() if line.startswith("|")]
     paces = [row for row in rows if len(row) == 4 and row[0].strip().isdecimal()]
     assert [row[0].strip() for row in paces] == ["0", "1"]

@@ -14,6 +14,7 @@ from tests.compat_imports import fresh_compat_imports
 from tests.docs.blocks import ROOT
 from tests.docs.runner import Followed, PageRunner
 from tests.docs.servers import Server
+from tests.shared_folders import build_once
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.train import jobs
 from trainer.train.settings import TrainSettings
@@ -42,14 +43,15 @@ def small_job() -> TrainSettings:
 
 
 @pytest.fixture(scope="session")
-def trained(clone: Path, small_job: TrainSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(clone: Path, small_job: TrainSettings) -> Path:
     """A finished training run of the small job, which pages know as `runs/default`."""
-    place = tmp_path_factory.mktemp("trained")
-    shutil.copytree(clone, place, dirs_exist_ok=True)
-    runner = PageRunner(place, lambda: small_job)
-    with runner:
-        runner.run_command("mtrl-train --tools tool_configs/ --out runs/default")
-    return place / "runs" / "default"
+
+    def train(folder: Path) -> None:
+        shutil.copytree(clone, folder, dirs_exist_ok=True)
+        with PageRunner(folder, lambda: small_job) as runner:
+            runner.run_command("mtrl-train --tools tool_configs/ --out runs/default")
+
+    return build_once("docs-trained", train) / "runs" / "default"
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ GROUPS: Mapping[str, Sequence[str]] = {
         "gateway/cli.py",
         "gateway/tracing.py",
         "trainer/cli/options.py",
+        "trainer/cli/init_command.py",
+        "trainer/starter/",
         "trainer/train/settings.py",
         "trainer/algorithms/settings.py",
         "trainer/rollout/settings.py",

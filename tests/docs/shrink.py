@@ -24,6 +24,7 @@ SUBCOMMANDS = (
     "eval",
     "plan",
     "export",
+    "init",
 )
 TRANSLATED = ("--verl-config", "--swift", "--trl")
 MOST_ROWS = 4

@@ -75,7 +75,7 @@ async def test_a_program_that_ends_before_the_assertion_fails_it(source: str) ->
         ("while True: print('x' * 1000)", 20.0, "stopped: it printed more than 65536 bytes"),
         ("import sys\nwhile True: print('x' * 1000, file=sys.stderr)", 20.0, "stopped: it printed more than"),
         ("x = bytearray(2**30)", 20.0, "MemoryError"),
-        ("open('f', 'wb').write(bytes(2**21))", 20.0, "File"),
+        ("open('f', 'wb').write(bytes(2**24))", 20.0, "File"),
         ("raise ValueError('no')", 20.0, "ended with status 1: ValueError: no"),
         ("print(", 20.0, "SyntaxError"),
         ("import numpy", 20.0, "ModuleNotFoundError"),

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import psutil
 import pytest
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, Unavailable
 from gateway.feedback import program_runner
 from gateway.feedback.code import CodeInteraction, ProgramLimits, run_python
+from gateway.feedback.program_runner import run_assertion
 from gateway.sandbox.python_programs import CONFINEMENTS, Confinement, confines, find_confinement
+from tests.waiting import PATIENCE_S, wait_until
 
 WORKING = [confinement for confinement in CONFINEMENTS if confines(confinement)]
 """The confinements of this machine; each is tested."""
@@ -106,3 +109,47 @@ def test_where_nothing_confines_the_checker_is_refused_unless_unsafe(monkeypatch
     with pytest.raises(ConfigError, match=r"cannot be confined here[^\0]*`unsafe: true`"):
         CodeInteraction({})
     assert CodeInteraction({"unsafe": True}).settings.unsafe
+
+
+FINDS = """
+import os, sys
+def find():
+    mark, found = b"m4rk" + b"3d", []
+    files = [f"{folder}/{name}" for folder, _, names in os.walk("/proc") for name in names if name in SMALL]
+    for top in ("/rollout", "/tmp", "/dev/shm"):
+        files += [f"{folder}/{name}" for folder, _, names in os.walk(top) for name in names]
+    for file in [*files, *(name.path for name in os.scandir("/") if name.is_file())]:
+        try:
+            if mark in open(file, "rb").read(2**20):
+                found.append(file)
+        except OSError:
+            pass
+    return found
+SMALL = ("cmdline", "environ", "comm")
+print(find())
+"""
+
+
+@pytest.mark.skipif("sandbox" not in WORKING, reason="no sandbox can be started here")
+async def test_neither_assertions_nor_expected_values_are_in_the_sandbox_of_a_program() -> None:
+    with anyio.fail_after(PATIENCE_S):
+        assert await run_assertion(FINDS, "assert find() == [] and 'm4rk3d'", "", ProgramLimits(20.0)) is None
+        failed = CodeInteraction({"tests": [{"stdout": "m4rk3d"}], "wall_s": 20})
+        problem = await failed._run_test(FINDS, failed.settings.tests[0], 20.0)  # type: ignore[arg-type]
+    assert problem == "expected 'm4rk3d', got '[]'."
+
+
+@pytest.mark.skipif("sandbox" not in WORKING, reason="no sandbox can be started here")
+async def test_sandbox_of_a_program_that_is_ended_from_outside_is_no_failure_of_the_program() -> None:
+    before = set(psutil.Process().children())
+
+    async def end_it() -> None:
+        await wait_until(lambda: bool(set(psutil.Process().children()) - before))
+        for process in set(psutil.Process().children()) - before:
+            process.kill()
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end_it)
+            with pytest.raises(Unavailable, match="ended from outside, by signal 9"):
+                await run_python("import time; time.sleep(600)", limits=ProgramLimits(60.0))

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -60,14 +60,31 @@ def test_user_is_free_again_when_its_gateway_is_killed(monkeypatch: pytest.Monke
     with gateway(WAITS) as first:
         assert first.stdout is not None
         user = int(first.stdout.readline().split()[0])
-        monkeypatch.setattr(program_users, "UNUSED_USERS", range(user, user + 1))
-        monkeypatch.setattr(program_users, "_users", iter([user, user]))
-        with pytest.raises(Unavailable, match="no user is left"), program_users.unused_user():
+        monkeypatch.setattr(program_users, "usable_users", lambda: (user,))
+        problem = "no user is left that a program could run as: 1 programs of gateways run"
+        with pytest.raises(Unavailable, match=problem), program_users.unused_user():
             pass
         first.kill()
         first.wait(PATIENCE_S)
         with program_users.unused_user() as again:
             assert again == user
+
+
+def test_more_programs_than_users_of_the_first_range_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_users, "_lock_folder", lambda: tmp_path)
+    with ExitStack() as stack:
+        users = [stack.enter_context(program_users.unused_user()) for _ in range(700)]
+    assert len(set(users)) == 700
+
+
+def test_users_that_a_container_does_not_have_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    map_file = tmp_path / "uid_map"
+    map_file.write_text("         0     231072      65536\n")
+    monkeypatch.setattr(program_users, "USER_MAP", map_file)
+    users = program_users.usable_users.__wrapped__()
+    assert len(users) == 606 and max(users) < 65536 < max(program_users.usable_users())
 
 
 def test_error_of_the_block_is_its_own() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import SocketStream
 from pydantic import SecretStr
@@ -98,6 +99,28 @@ async def test_entering_an_unreachable_gateway_raises() -> None:
     with anyio.fail_after(PATIENCE_S), pytest.raises(Unavailable, match=f"127.0.0.1:{port} cannot be reached"):
         async with RemoteGateway(f"http://127.0.0.1:{port}"):
             pass
+
+
+async def test_opening_a_session_waits_for_a_gateway_that_is_started_again() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = Settings(port=port)
+    names: list[str] = []
+
+    async def play(remote: RemoteGateway) -> None:
+        async with remote.open(Task("t")) as session:
+            names.extend(spec.name for spec in session.specs)
+
+    async with anyio.create_task_group() as playing:
+        async with live_server_async(lambda: Gateway(http_sources()), settings) as server:
+            remote = RemoteGateway(server.url, reconnect_s=PATIENCE_S)
+            await remote.__aenter__()
+        playing.start_soon(play, remote)
+        await anyio.lowlevel.checkpoint()
+        async with live_server_async(lambda: Gateway(http_sources()), settings):
+            await wait_until(lambda: bool(names))
+        await remote.__aexit__(None, None, None)
 
 
 async def test_client_must_be_entered_before_use() -> None:

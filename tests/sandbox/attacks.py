@@ -107,9 +107,30 @@ PROCESSES = {
         " if b'{marker}' in p.read_bytes(): print('SUCCEEDED')\nraise OSError('there is none')",
         "there is none",
     ),
-    "signals the sandbox's first process": Attack("import os; os.kill(1, 9); print('SUCCEEDED')", DENIED, False),
+    "signals the sandbox's first process": Attack(
+        "import os, time\nfor number in (9, 15, 19):\n try: os.kill(1, number)\n except PermissionError: pass\n"
+        "time.sleep(0.1)\nraise OSError('it lives')",
+        "it lives",
+        False,
+    ),
+    "opens the pipes of the first process": Attack(
+        "for n in range(9):\n try: open(f'/proc/1/fd/{{n}}')\n except FileNotFoundError: continue\n print('SUCCEEDED')",
+        DENIED,
+        False,
+    ),
+    "opens the memory of the first process": Attack("open('/proc/1/mem', 'rb+'); print('SUCCEEDED')", DENIED, False),
+    "takes disk in no time": Attack(
+        "import os; os.posix_fallocate(os.open('f', os.O_CREAT | os.O_RDWR), 0, 2**20); print(os.stat('f').st_size)\n"
+        + LIBC
+        + "result = libc.fallocate(os.open('f', os.O_RDWR), 0, ctypes.c_long(0), ctypes.c_long(2**20))"
+        + CHECK,
+        "not supported",
+        False,
+    ),
     "opens the pipes of the server of commands": Attack(
-        "import os; print(os.listdir(f'/proc/{{os.getppid()}}/fd'), 'SUCCEEDED')", DENIED
+        "import os\nfor n in range(9):\n try: os.open(f'/proc/{{os.getppid()}}/fd/{{n}}', os.O_WRONLY)\n"
+        " except FileNotFoundError: continue\n print('SUCCEEDED')",
+        DENIED,
     ),
     "opens the memory of the server of commands": Attack(
         "import os; open(f'/proc/{{os.getppid()}}/mem', 'rb+'); print('SUCCEEDED')", DENIED, False

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gateway import check
 from gateway.build import build_plan
-from gateway.sandbox import bubblewrap, cgroups
+from gateway.errors import Unavailable
+from gateway.sandbox import bubblewrap, cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_statistics import STATISTICS
+from gateway.types import ToolCall
 from tests.conftest import Write
+from tests.sandbox.conftest import SMALL, open_session
 from tests.waiting import PATIENCE_S
 
 UNPRIVILEGED = """
 import ctypes, os, subprocess, sys
-from gateway.sandbox.bubblewrap import Confined, SandboxSettings, command_line, find_problem
+from gateway.sandbox.bubblewrap import Confined, SandboxSettings, find_problem, open_command_line
 os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # A process that has changed its user hides its descriptors from itself.
 os.chdir("/")
 print(find_problem())
 test = "grep -h -e CapEff -e CapBnd /proc/self/status; touch /rollout/f /tmp/f /dev/shm/f && ls /rollout; touch /dev/g"
-line = command_line(Confined(("/bin/sh", "-c", test), SandboxSettings(files=9)))
-print(subprocess.run(line, capture_output=True, text=True).stdout)
+with open_command_line(Confined(("/bin/sh", "-c", test), SandboxSettings(files=9), is_first_process=True)) as line:
+    print(subprocess.run(line.words, capture_output=True, text=True).stdout)
 """
 """Becomes another user when all is imported, since our interpreter may be root's alone."""
 
@@ -37,6 +43,52 @@ def test_gateway_that_is_not_roots_has_sandboxes_too() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root, check=False)
     none = "0000000000000000"
     assert done.stdout.split() == ["None", "CapEff:", none, "CapBnd:", none, "f"], done.stderr
+
+
+ATTACKS_OF_UNPRIVILEGED = """
+import ctypes, json, os, select, subprocess, sys
+from gateway.sandbox import command_server
+from gateway.sandbox.bubblewrap import Confined, SandboxSettings, open_command_line
+from tests.sandbox.attacks import ATTACKS
+os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+os.chdir("/")
+python, script = sys.argv[1], command_server.__file__
+command = (python, "-I", "-S", "-B", script)
+with open_command_line(Confined(command, SandboxSettings(), (script,), is_first_process=True)) as line:
+    with subprocess.Popen(line.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        def receive():
+            return json.loads(server.stdout.read(int.from_bytes(server.stdout.read(8), "big")))
+        receive()
+        for name in sys.argv[2:]:
+            command = [python, "-c", ATTACKS[name].code.format(secret="/secret")]
+            request = {"do": "run", "command": command, "stdin": "", "timeout_s": 60, "output_bytes": 9999}
+            body = json.dumps(request).encode()
+            server.stdin.write(len(body).to_bytes(8, "big") + body)
+            server.stdin.flush()
+            done = receive()
+            print("held" if done["status"] == 1 and ATTACKS[name].reason in done["stderr"] else f"{name}: {done}")
+        first = os.pidfd_open(line.first_process)
+        server.kill()
+        print("ended" if select.select([first], [], [], 60)[0] else "alive")
+"""
+SYSTEM_PYTHON = "/usr/bin/python3"
+OWN_USER = (
+    "signals the sandbox's first process", "opens the pipes of the first process",
+    "opens the memory of the first process",
+    "opens the pipes of the server of commands", "opens the memory of the server of commands",
+    "reads the first process's environment", "goes through the root of another process", "traces a process",
+)  # fmt: skip
+"""Attacks on processes of ours inside, which are of the same user where the gateway is not root's."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(not Path(SYSTEM_PYTHON).exists(), reason="our interpreter may be root's alone")
+def test_programs_of_a_gateway_that_is_not_roots_cannot_open_its_processes() -> None:
+    command = [sys.executable, "-c", ATTACKS_OF_UNPRIVILEGED, SYSTEM_PYTHON, *OWN_USER]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root, check=False)
+    assert done.stdout.splitlines() == [*["held"] * len(OWN_USER), "ended"], done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -88,9 +140,55 @@ def test_no_group_is_made_where_only_one_of_two_controllers_can_be_had(groups: P
 
 
 def test_memory_is_limited_by_process_only_without_groups() -> None:
-    limited = bubblewrap.command_line(bubblewrap.Confined(("true",), SandboxSettings(memory_mb=64)))
-    free = bubblewrap.Confined(("true",), SandboxSettings(), limits_memory_by_process=False)
-    assert str(64 * 1024) in limited and "unlimited" in bubblewrap.command_line(free)
+    limited = bubblewrap.Confined(("true",), SandboxSettings(memory_mb=64), limits_memory_by_process=True)
+    free = bubblewrap.Confined(("true",), SandboxSettings())
+    with bubblewrap.open_command_line(limited) as first, bubblewrap.open_command_line(free) as second:
+        assert str(64 * 1024) in first.words and "unlimited" in second.words
+
+
+async def test_secrets_of_the_environment_are_in_no_command_line() -> None:
+    settings = SMALL.model_copy(update={"env": {"TOKEN": "s3cret-of-the-tool"}})
+    async with open_session(settings) as session:
+        code = (
+            "import os, pathlib\nprint(os.environ['TOKEN'])\n"
+            "print([p for p in pathlib.Path('/proc').glob('[0-9]*/cmdline') if b's3cret' in p.read_bytes()])"
+        )
+        call = ToolCall("1", "python", json.dumps({"code": code}))
+        assert (await session.call(call)).text == "s3cret-of-the-tool\n[]"
+        lines = [words for process in psutil.process_iter(["cmdline"]) for words in process.info["cmdline"] or ()]
+    assert lines and not any("s3cret-of-the-tool" in line for line in lines)
+
+
+async def test_missing_groups_are_warned_once_counted_and_may_be_refused(
+    groups: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandboxed_command, "_warned", set())
+    before = STATISTICS.without_group
+    for _ in range(2):
+        async with sandboxed_command.open_command(bubblewrap.Confined(("true",), SandboxSettings()), None):
+            pass
+    told = [record.getMessage() for record in caplog.records if "control groups cannot be written" in record.message]
+    assert len(told) == 1 and STATISTICS.without_group == before + 2
+    required = bubblewrap.Confined(("true",), SandboxSettings(control_groups="required"))
+    with pytest.raises(Unavailable, match="control groups cannot be written, and `control_groups` is `required`"):
+        async with sandboxed_command.open_command(required, None):
+            pass
+
+
+def test_group_that_cannot_be_made_has_its_problem(groups: Path) -> None:
+    for name in ("memory", "pids"):
+        (groups / name).mkdir()
+    (groups / "mounts").write_text(
+        "\n".join(f"30 1 0:26 / {groups / name} rw - cgroup cgroup rw,{name}" for name in ("memory", "pids"))
+    )
+    (groups / "own").write_text("1:memory:/\n2:pids:/\n")
+    hierarchies = cgroups.find_hierarchies()
+    (groups / "pids").rmdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cgroups, "find_hierarchies", lambda: hierarchies)
+        group = cgroups.make_group(SandboxSettings())
+    assert group.folders == {} and group.problem.endswith(f"No such file or directory: {groups / 'pids'}")
+    assert not [folder for folder in (groups / "memory").iterdir() if folder.is_dir() and not os.listdir(folder)]
 
 
 @pytest.mark.parametrize(
@@ -103,9 +201,18 @@ def test_memory_is_limited_by_process_only_without_groups() -> None:
 async def test_check_says_whether_sandboxes_can_be_started(
     problem: str | None, grade: str, text: str, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "find_problem", lambda: problem)
+    monkeypatch.setattr(check, "find_provider_problem", lambda settings: problem)
     monkeypatch.setattr(check, "find_hierarchies", lambda: (cgroups.Hierarchy(Path("/"), 2, ("memory",)),))
+    monkeypatch.setattr(check, "make_group", lambda settings: cgroups.Cgroup())
     findings = await check.run_checks(build_plan(write("tools.yaml", "tools: [{sandbox_tools: [python]}]"), None))
     (found,) = [finding for finding in findings if "sandboxes" in finding.message]
     assert found.grade == grade and text in found.message
     assert problem is None or found.remedy == "install bubblewrap"
+
+
+async def test_check_says_why_there_is_no_control_group(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = cgroups.Cgroup(problem="a control group could not be made")
+    monkeypatch.setattr(check, "make_group", lambda settings: group)
+    findings = await check.run_checks(build_plan(write("tools.yaml", "tools: [{sandbox_tools: [python]}]"), None))
+    (found,) = [finding for finding in findings if "sandboxes" in finding.message]
+    assert found.grade == "note" and "could not be made, so that memory is limited for each process" in found.message

@@ -14,7 +14,6 @@ import anyio
 import pytest
 
 from gateway.config.models import Limits
-from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.limits import LimitedToolset
 from gateway.sandbox.cgroups import find_hierarchies
@@ -131,7 +130,7 @@ async def test_a_policy_cannot_make_its_call_time_out(trick: str) -> None:
     """Late calls are the infrastructure's failures, whose rollouts are not scored; here the policy is late."""
     async with open_session() as session:
         assert await text(session, "python", code="1") == "1"
-        with anyio.fail_after(20):
+        with anyio.fail_after(5):
             result = await call(session, "shell", command=trick)
             if result.outcome is Outcome.OK:
                 result = await call(session, "files", action="write", path="pipe", text="x")
@@ -175,12 +174,6 @@ async def test_two_rollouts_share_nothing() -> None:
         assert await text(second, "shell", command="ls /rollout /tmp/f; ps -e | grep -c bwrap") == (
             "ls: cannot access '/tmp/f': No such file or directory\n/rollout:\n1"
         )
-
-
-def test_a_mistake_in_the_settings_is_told(write: Write) -> None:
-    file = write("tools.yaml", "tools: [{sandbox_tools: [python], sandbox: {network: [pypi.org]}}]")
-    with pytest.raises(ConfigError, match="a list of hosts is not supported"):
-        Gateway.load(file, None)
 
 
 GATEWAY = """

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,12 +14,20 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from trainer.engine.base import AdapterShape
 from trainer.engine.sglang.http_client import SGLangClient
 from trainer.engine.sglang.server_process import ServerOptions, ServerProcess
+from trainer.engine.sglang.weight_sync.adapters import MODULES, AdapterPlan
 from trainer.model import load_model
 
 CONTEXT = 512
 OPTIONS = ServerOptions(context=CONTEXT, cache_tokens=16384, device="cpu")
+LORA_RANK = 4
+SPLIT_OPTIONS = replace(
+    OPTIONS,
+    extra=("--tp", "2", *AdapterPlan("auto", AdapterShape(LORA_RANK, 32.0, tuple(sorted(MODULES)))).server_flags),
+)
+"""A server of two processes, each of which has a part of the model, and which takes LoRA adapters."""
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +57,8 @@ async def first(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
 
 @pytest.fixture(scope="session")
 async def second(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
-    async with started(model, tmp_path_factory.mktemp("second")) as server:
+    """Split over two processes."""
+    async with started(model, tmp_path_factory.mktemp("second"), SPLIT_OPTIONS) as server:
         yield server
 
 
@@ -66,8 +76,8 @@ async def servers(first: ServerProcess, second: ServerProcess) -> tuple[ServerPr
 
 
 @asynccontextmanager
-async def started(model: Path, folder: Path) -> AsyncIterator[ServerProcess]:
-    async with ServerProcess(model, OPTIONS, log=folder / "sglang.log", notify=_told) as server:
+async def started(model: Path, folder: Path, options: ServerOptions = OPTIONS) -> AsyncIterator[ServerProcess]:
+    async with ServerProcess(model, options, log=folder / "sglang.log", notify=_told) as server:
         yield server
 
 

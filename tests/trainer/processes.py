@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.forked_python import ForkedPopen
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TIMEOUT_S = 120
@@ -17,9 +19,9 @@ POLL_S = 0.005
 
 
 @contextmanager
-def run_process(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs `python ARGS` in the folder."""
-    process = subprocess.Popen(
+def run_process(folder: Path, *args: str, forked: bool = True) -> Iterator[subprocess.Popen[str]]:
+    """Runs `python ARGS` in the folder; where forked, in a process that has imported the trainer already."""
+    process = (ForkedPopen if forked else subprocess.Popen)(
         [sys.executable, *args],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,27 @@ def test_weight_transfer_depends_on_where_servers_run(
     engine: str, cuda: bool, publish: str, way: type, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
-    assert isinstance(made(model, engine, publish=publish)._weight_sync, way)
+    assert isinstance(made(model, engine, publish=publish)._publisher._weight_sync, way)
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [
+        ("3", "--tp 3, which does not divide M: it has 4 attention heads; it has 2 key-value heads"),
+        ("8", "it has 4 attention heads"),
+    ],
+)
+def test_server_whose_tensor_parallelism_does_not_divide_the_model_is_refused_before_it_starts(
+    model: Path, tmp_path: Path, size: str, problem: str
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "M")
+    text = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 96, "intermediate_size": 192}
+    for config in (text, {"text_config": text}):
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        with pytest.raises(EngineError, match=problem) as raised:
+            made(folder, "sglang", options=("--tp-size", size))
+        assert f"use --tp {2 if size == '3' else 4}," in str(raised.value)
+        made(folder, "sglang", options=("--tp=4",))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "localhost:30000", "http://a:1,", "http://a:1, http://b:1", ""])

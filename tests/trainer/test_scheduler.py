@@ -60,7 +60,7 @@ def engine_fails_first_rollout(failures: int, error: str = "out of memory") -> S
     return script
 
 
-async def test_failed_rollout_is_repeated_with_another_seed_and_recorded() -> None:
+async def test_failed_rollout_is_repeated_with_the_same_seed_and_recorded() -> None:
     async with open_harness(engine_fails_first_rollout(1)) as harness:
         (group,) = await harness.run_all(make_tasks("t", truth="7"), 3)
     assert [(rollout.index, rollout.stop) for rollout in group.rollouts] == [
@@ -70,8 +70,15 @@ async def test_failed_rollout_is_repeated_with_another_seed_and_recorded() -> No
     (failed,) = group.failed
     assert (failed.index, failed.stop, failed.reason) == (0, StopReason.ENGINE_FAILED, "out of memory")
     assert failed.reward is None and {rollout.reward for rollout in group.rollouts} == {1.0}
-    assert len({request.sampling.seed for request in harness.engine.requests}) == 4
+    assert len({request.sampling.seed for request in harness.engine.requests}) == 3
     assert len(harness.finished) == 4 and failed in harness.finished
+
+
+async def test_rollout_that_failed_twice_is_repeated_with_another_seed() -> None:
+    async with open_harness(engine_fails_first_rollout(2)) as harness:
+        (group,) = await harness.run_all(make_tasks("t", truth="7"), 1)
+    first, second, third = (request.sampling.seed for request in harness.engine.requests)
+    assert first == second != third and group.status == "whole"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked_python import ForkedPopen
 from tests.trainer.cli_data import RunCommand
 from trainer.storage.rollout_file import Rollouts
 
@@ -30,7 +31,7 @@ def served(*args: Any, lines: int = 4) -> Iterator[tuple[subprocess.Popen[str], 
     """The command in a process of its own, and what it printed at its start."""
     command = [sys.executable, "-m", "trainer.cli", "serve-policy", "--port", "0", *map(str, args)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment()) as process:
+    with ForkedPopen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment()) as process:
         try:
             assert process.stdout is not None
             yield process, read_start(process, lines)

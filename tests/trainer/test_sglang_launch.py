@@ -120,6 +120,22 @@ def test_sglang_is_started_unmodified_with_cuda(monkeypatch: pytest.MonkeyPatch)
     assert "sgl_kernel" not in {*sys.modules} - modules
 
 
+@pytest.mark.parametrize(
+    ("words", "cores", "bound"),
+    [
+        (["--tp", "2"], {0, 1, 2, 3}, "0,1|2,3"),
+        (["--tensor-parallel-size=2", "--pp", "2"], {4, 6}, "4|6|4|6"),
+        (["--tp", "1"], {0, 1}, None),
+        (["--model-path", "m"], {0, 1}, None),
+    ],
+)
+def test_processes_of_a_server_on_the_cpu_share_its_cores(
+    words: list[str], cores: set[int], bound: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: cores)
+    assert launch.bind_cores(words).get("SGLANG_CPU_OMP_THREADS_BIND") == bound
+
+
 def test_kernel_stand_ins_raise() -> None:
     module = launch.kernels()
     for name in launch.KERNELS:

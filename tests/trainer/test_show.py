@@ -19,7 +19,7 @@ from tests.trainer.sample_rollouts import FAILED, LEDGER, RUN, SCORED, decode, p
 from trainer.cli import app
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout
-from trainer.storage.rollout_file import Rollouts, RolloutWriter
+from trainer.storage.rollout_file import Rollouts, RolloutWriter, RunError
 from trainer.view.branches import name_branches
 from trainer.view.show import print_rollouts
 from trainer.view.text import to_printable
@@ -53,6 +53,36 @@ def test_narrow_terminal_shows_all_columns() -> None:
     screen = io.StringIO()
     print_rollouts(RUN, Console(file=screen, width=20))
     assert screen.getvalue().splitlines()[1].split() == render_text(RUN).splitlines()[1].split()
+
+
+def test_long_texts_continue_on_the_next_line_of_a_narrow_terminal() -> None:
+    screen, task = io.StringIO(), "城市" + "x" * 60
+    print_rollouts([replace(SCORED, task=task)], Console(file=screen, width=100))
+    first, second, third = (line.split() for line in screen.getvalue().splitlines()[1:4])
+    assert first[1] + second[0] + third[0] == task
+    assert task in render_text([replace(SCORED, task=task)])
+
+
+def test_table_is_read_without_decoding_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        for rollout in RUN:
+            writer.add(rollout)
+    monkeypatch.setattr("trainer.storage.rollout_line.unpack_array", None)
+    assert render_text(Rollouts(tmp_path)) == render_text(RUN)
+    with pytest.raises(RunError, match="damaged"):
+        Rollouts(tmp_path)[0]
+
+
+def test_damaged_and_hostile_lines_are_left_out_or_escaped(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        for rollout in (*RUN, replace(SCORED, task="a\x1b[2Jb")):
+            writer.add(rollout)
+    file = tmp_path / "rollouts.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + b'{"v":1}\n' + lines[1].replace(b"tool_failed", b"new\\u001b[2Jstop") + lines[2])
+    text = render_text(Rollouts(tmp_path))
+    assert [line.split()[0] for line in text.splitlines()[1:-1]] == ["0", "2", "3"]
+    assert "\x1b" not in text and "new\\x1b[2Jstop" in text and "3 rollouts: " in text
 
 
 def test_run_is_shown_from_its_folder(tmp_path: Path) -> None:

@@ -171,8 +171,8 @@ def test_other_sequences_change_no_id_and_no_bit_of_a_logprob(family: str, threa
                 alone.finish_reason,
             )
 
-    @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(st.lists(REQUEST, min_size=2, max_size=12))
+    @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.lists(REQUEST, min_size=2, max_size=9))
     def run(requests: list[tuple[int, int, Sampling]]) -> None:
         anyio.run(check, requests)
 

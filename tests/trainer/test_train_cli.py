@@ -14,6 +14,7 @@ import trainer.collect_rollouts
 import trainer.policy.memory_plan
 from tests.trainer.cli_data import FEEDBACK_ROW, PLAIN_ROW, ROOT, SMALL_SETTINGS, TOOLS, RunCommand, write_rows
 from tests.trainer.model_folders import save_tiny_model
+from tests.trainer.native_tools import native_tools
 from tests.trainer.scripted_train import make_scripted_engine
 from tests.trainer.tokenizer_families import BROKEN_FAMILIES, save_tokenizer_folder
 from trainer.storage.rollout_file import Rollouts
@@ -70,10 +71,19 @@ def test_unusable_model_is_reported_with_a_remedy_before_a_rollout(
     spoil: Callable[[Path], None], words: str, remedy: str, run: RunCommand, model: Path
 ) -> None:
     spoil(shutil.copytree(model, spoilt := Path("spoilt")))
-    output = run("check", "--tools", TOOLS, "--model", spoilt, code=1).output
+    output = run("check", "--tools", native_tools(), "--model", spoilt, code=1).output
     assert "FAIL" in output and words in output and f"remedy: {remedy}" in output
     output = run(
-        "rollout", "--tools", TOOLS, "--model", spoilt, "--data", write_rows("t.jsonl", PLAIN_ROW), "--out", "r", code=2
+        "rollout",
+        "--tools",
+        native_tools(),
+        "--model",
+        spoilt,
+        "--data",
+        write_rows("t.jsonl", PLAIN_ROW),
+        "--out",
+        "r",
+        code=2,
     )
     assert "mtrl-train: " in output.output and not Path("r", "rollouts.jsonl").exists()
 
@@ -82,7 +92,7 @@ def test_check_reports_a_model_that_does_not_fit_into_memory(
     run: RunCommand, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer.policy.memory_plan, "free_memory", lambda: 1000)
-    output = run("check", "--tools", TOOLS, "--model", model, code=1).output
+    output = run("check", "--tools", native_tools(), "--model", model, code=1).output
     assert "FAIL memory:" in output and "remedy: lower `admission.writing`" in output
 
 
@@ -103,9 +113,9 @@ def test_invalid_row_is_reported_by_file_and_line_before_the_run(
     row: Any, problem: str, remedy: str, run: RunCommand, model: Path
 ) -> None:
     data = write_rows("wrong.jsonl", row)
-    output = run("check", "--tools", TOOLS, "--data", data, code=1).output
+    output = run("check", "--tools", native_tools(), "--data", data, code=1).output
     assert f"FAIL {problem}" in output and f"remedy: {remedy}" in output and "1 problem to fix" in output
-    words = ("rollout", "--tools", TOOLS, "--model", model, "--data", data, "--out", "r", "--record")
+    words = ("rollout", "--tools", native_tools(), "--model", model, "--data", data, "--out", "r", "--record")
     output = run(*words, code=2).output
     assert problem in output and f"remedy: {remedy}" in output and not Path("r", "rollouts.jsonl").exists()
     write_rows("wrong.jsonl", PLAIN_ROW)
@@ -157,7 +167,8 @@ def test_setting_that_names_nothing_is_reported_before_loading_weights(
     Path("run.yaml").write_text(json.dumps(setting))
     data = write_rows("t.jsonl", PLAIN_ROW)
     output = run(
-        *("rollout", "--config", "run.yaml", "--tools", TOOLS, "--model", model, "--data", data, "--out", "r"), code=2
+        *("rollout", "--config", "run.yaml", "--tools", native_tools(), "--model", model, "--data", data, "--out", "r"),
+        code=2,
     )
     assert words in output.output
 
@@ -167,7 +178,7 @@ def test_rollout_run_records_how_it_was_made(run: RunCommand, model: Path) -> No
         json.dumps(
             {
                 **SMALL_SETTINGS,
-                "tools": TOOLS,
+                "tools": native_tools(),
                 "model": str(model),
                 "n": 3,
                 "data": write_rows("t.jsonl", FEEDBACK_ROW, PLAIN_ROW),
@@ -197,7 +208,20 @@ def test_slow_model_path_is_reported_with_its_reason(run: RunCommand, model: Pat
     config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": "gelu"}))
     Path("small.yaml").write_text(json.dumps(SMALL_SETTINGS))
     data = write_rows("t.jsonl", PLAIN_ROW)
-    words = ("--config", "small.yaml", "--tools", TOOLS, "--model", "other", "--data", data, "--out", "r", "--n", 1)
+    words = (
+        "--config",
+        "small.yaml",
+        "--tools",
+        native_tools(),
+        "--model",
+        "other",
+        "--data",
+        data,
+        "--out",
+        "r",
+        "--n",
+        1,
+    )
     why = "runs through its own module, one sequence at a time, since its activation is gelu"
     assert f"note: the torch engine {why}" in run("rollout", *words).output
     assert json.loads(Path("r/run.json").read_text())["notes"] == [why]
@@ -206,7 +230,7 @@ def test_slow_model_path_is_reported_with_its_reason(run: RunCommand, model: Pat
 def test_damaged_weights_and_unwritable_folders_are_reported(run: RunCommand, model: Path) -> None:
     weights = shutil.copytree(model, Path("torn")) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    words = ("rollout", "--tools", TOOLS, "--data", write_rows("t.jsonl", PLAIN_ROW))
+    words = ("rollout", "--tools", native_tools(), "--data", write_rows("t.jsonl", PLAIN_ROW))
     output = run(*words, "--model", "torn", "--out", "r", code=2).output
     assert (
         "mtrl-train: torn: cannot be loaded as a causal language model" in output and "copy the folder again" in output
@@ -227,7 +251,9 @@ def test_run_without_scored_rollouts_fails_with_reasons(
     Path("says.json").write_text("{}")
     monkeypatch.setattr(trainer.collect_rollouts, "make_engine", make_scripted_engine(Path("says.json")))
     data = write_rows("t.jsonl", {**PLAIN_ROW, "interaction_kwargs": {"name": "gsm8k"}})
-    output = run("rollout", "--tools", TOOLS, "--model", model, "--data", data, "--out", "r", "--n", 2, code=1).output
+    output = run(
+        "rollout", "--tools", native_tools(), "--model", model, "--data", data, "--out", "r", "--n", 2, code=1
+    ).output
     assert "6 x tool_failed: interaction 'gsm8k' could not start" in output
     assert "groups: 0 whole, 0 short of a rollout, 1 dropped" in output
     assert json.loads(Path("r/metrics.json").read_text())["groups/dropped"] == 1
@@ -236,4 +262,4 @@ def test_run_without_scored_rollouts_fails_with_reasons(
 
 def test_model_of_another_family_uses_its_own_template(run: RunCommand, place: Path) -> None:
     folder = save_tiny_model(place / "qwen3", "qwen3")
-    assert "everything is in order" in run("check", "--tools", TOOLS, "--model", folder).output
+    assert "everything is in order" in run("check", "--tools", native_tools(), "--model", folder).output

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 from gateway.process_exit import run_and_exit
 from trainer.cli import (
+    env_command,
     export_command,
+    init_command,
     make_tasks_command,
     plan_command,
     read_commands,
@@ -16,10 +20,13 @@ from trainer.cli import (
     worker_command,
 )
 from trainer.cli.options import app
+from trainer.cli.restart import COMMAND_WORDS
 
 __all__ = [
     "app",
+    "env_command",
     "export_command",
+    "init_command",
     "main",
     "make_tasks_command",
     "plan_command",
@@ -35,4 +42,5 @@ __all__ = [
 
 def main() -> None:
     """The entry point of `mtrl-train`."""
+    COMMAND_WORDS.set(sys.argv[1:])
     run_and_exit(app)

@@ -57,4 +57,9 @@ ToolsOption = Annotated[
 McpOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="MCP servers. Default: mcp_servers.json beside --tools")
 ]
+ENVIRONMENT_FORMS = "gymnasium:NAME|textarena:NAME|openenv:URL|verifiers:PACKAGE"
+EnvironmentOption = Annotated[
+    str | None,
+    typer.Option(metavar=ENVIRONMENT_FORMS, help="An environment of another framework; see `mtrl-train env`."),
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/NAME.")]

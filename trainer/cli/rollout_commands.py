@@ -9,7 +9,7 @@ import typer
 
 from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
-from trainer.cli.options import RUN_PANEL, McpOption, RunFolder, ToolsOption, app
+from trainer.cli.options import RUN_PANEL, EnvironmentOption, McpOption, RunFolder, ToolsOption, app
 
 
 @app.command()
@@ -19,6 +19,7 @@ def check(
     model: Annotated[Path | None, typer.Option(metavar="PATH", help="A model's folder, to check it as well.")] = None,
     data: Annotated[str | None, typer.Option(metavar="FILE", help="Tasks, to check their tool names.")] = None,
     parser: Annotated[str | None, typer.Option(help="Format of tool calls. Default: found from the template")] = None,
+    environment: EnvironmentOption = None,
     config: Annotated[
         str | None, typer.Option(metavar="FILE", help="A run file: its agent, or a script, plays rollouts.")
     ] = None,
@@ -40,20 +41,19 @@ def check(
         return
 
     from trainer.check import check as run_checks
+    from trainer.cli.run_file import load_settings
     from trainer.rollout.settings import RolloutSettings, TemplateSettings
 
-    settings = RolloutSettings(
-        tools=tools,
-        mcp=mcp,
-        model=model or Path(),
-        data=data or "",
-        out=Path(),
-        template=TemplateSettings(parser=parser),
-    )
+    with report_errors():
+        values: dict[str, Any] = {"tools": tools, "mcp": mcp, "model": model or Path(), "out": Path()}
+        named = {"environment": environment, "data": data if data is not None or environment else ""}
+        values |= {name: value for name, value in named.items() if value is not None}
+        template = TemplateSettings(parser=parser)
+        settings = load_settings(RolloutSettings, None, {**values, "template": template})
     passed: list[bool] = []
 
     async def main() -> None:
-        passed.append(await run_checks(settings, Console(), model=model is not None, data=data is not None))
+        passed.append(await run_checks(settings, Console(), model=model is not None, data=bool(settings.data)))
 
     with report_errors():
         anyio.run(main)
@@ -85,6 +85,7 @@ def rollout(
     n: Annotated[int | None, typer.Option("--n", help="Rollouts per task. Default: 4")] = None,
     rows: Annotated[int | None, typer.Option(help="Number of tasks, from the first on.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same rollouts.")] = None,
+    environment: EnvironmentOption = None,
     record: Annotated[bool | None, typer.Option("--record", help="Record a tape for `replay`.")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML with these and other settings.")] = None,
 ) -> None:
@@ -94,7 +95,7 @@ def rollout(
 
     options: dict[str, Any] = {
         "model": model, "data": data, "out": out, "tools": tools, "mcp": mcp,
-        "engine": engine, "n": n, "rows": rows, "seed": seed, "record": record,
+        "engine": engine, "n": n, "rows": rows, "seed": seed, "environment": environment, "record": record,
     }  # fmt: skip
     with report_errors():
         from trainer.cli.run_file import load_settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,9 @@ from gateway.errors import ConfigError, ConfigErrors
 from trainer.cli.errors import NAMED_PATHS, RUN_FILE
 from trainer.cli.options import JOBS_FOLDER
 
+BESIDE = ("./", "../")
+"""How a path begins that is seen from the run file's folder."""
+MAX_PATH = 4096
 Settings = TypeVar("Settings", bound=FrozenModel)
 
 
@@ -48,8 +52,8 @@ def load_settings(
     """
     RUN_FILE.set(file)
     content = {name: value for name, value in read_run_file(file).items() if name not in ignored}
-    if file is not None and file.parent == JOBS_FOLDER and isinstance(content.get("mcp"), str):
-        content["mcp"] = str((JOBS_FOLDER / content["mcp"]).resolve())  # Its servers come with the package, too.
+    if file is not None:
+        content = {name: _find_beside(value, file.parent) for name, value in content.items()}
     values = {**content, **{name: value for name, value in options.items() if value is not None}}
     _remember_texts(content)
     try:
@@ -58,6 +62,22 @@ def load_settings(
         where = file or Path("the options")
         errors = explain_validation_error(error, values, where, Expansion({}, where), kind)
         raise ConfigErrors([_name_option(detail, options) for detail in errors]) from error
+
+
+def _find_beside(value: Any, folder: Path) -> Any:
+    """The value, with each path that begins with `./` or `../` seen from the run file's folder, if it is there.
+
+    What is not there is seen from the working folder, as other paths are. `./rewards.py:name` is such a path, too.
+    """
+    if isinstance(value, Mapping):
+        return {key: _find_beside(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_find_beside(item, folder) for item in value]
+    if not isinstance(value, str) or not value.startswith(BESIDE) or len(value) > MAX_PATH or "\0" in value:
+        return value
+    path, colon, name = value.partition(":") if ".py:" in value else (value, "", "")
+    found = folder / path
+    return f"{os.path.normpath(found)}{colon}{name}" if os.path.lexists(found) else value
 
 
 def _remember_texts(content: Mapping[str, Any]) -> None:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gateway.errors import ConfigError
+from gateway.version import print_version
 from trainer.cli.errors import report_errors
 from trainer.cli.options import NO_SHELL_HELP, RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
 from trainer.cli.rank import follow_rank_0, is_other_rank
 from trainer.cli.ray_job import check_ray_options, run_settings_on_ray
 from trainer.cli.read_commands import serve_while_training
+from trainer.cli.restart import has_run_to_resume, restarts_ranks, train_with_restarts
+from trainer.distributed.restart_ranks import end_with_parent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,6 +43,11 @@ def run_flag(name: str, text: str, *short: str) -> Any:
     return typer.Option(name, *short, help=text, rich_help_panel="Run")
 
 
+VERSION_OPTION: Any = typer.Option(
+    "--version", callback=print_version, is_eager=True, help="Show the release, and exit"
+)
+
+
 class StderrHandler(logging.StreamHandler[TextIO]):
     """Logs to the current `sys.stderr`, which rich replaces while it shows a panel, to print above the panel."""
 
@@ -51,13 +59,18 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 NoShell = Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP, rich_help_panel="Model, data and tools")]
 
 
+def _log_to_stderr(level: int) -> None:
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
+
+
 @app.callback(invoke_without_command=True)
 def train(
     context: typer.Context,
-    tools: Annotated[str | None, model_option("Tools. Default: tool_configs", "DIR|URL")] = None,
+    tools: Annotated[str | None, model_option("Tools. Default: tool_configs, or the demo's", "DIR|URL")] = None,
     mcp: Annotated[Path | None, model_option("MCP servers. Default: mcp_servers.json beside --tools", "FILE")] = None,
     model: Annotated[str | None, model_option("A Hugging Face model's folder. Default: a tiny model", "PATH")] = None,
     data: Annotated[str | None, model_option("Tasks: JSONL, parquet, or a dataset. Default: a demo", "FILE")] = None,
+    environment: Annotated[str | None, model_option("gymnasium:NAME, textarena:NAME, openenv:URL ...", "NAME")] = None,
     config: Annotated[str | None, model_option("YAML with all settings, or the name of a job", "FILE|JOB")] = None,
     verl: Annotated[Path | None, model_option("YAML or a script for verl", "FILE [KEY=VALUE]...", VERL_OPTION)] = None,
     swift: Annotated[
@@ -69,60 +82,73 @@ def train(
     steps: Annotated[int | None, run_option("Number of training steps", "N")] = None,
     seed: Annotated[int | None, run_option("The same seed gives the same run", "N")] = None,
     ranks: Annotated[int | None, run_option("Processes that train together. Default: 1, or Ray's GPUs", "N", 1)] = None,
+    restarts: Annotated[int | None, run_option("Restarts of --ranks after one is lost. Default: 3", "N", 0)] = None,
     ray: Annotated[str | None, run_option("Run on this Ray cluster", "ADDRESS")] = None,
     ray_servers: Annotated[int | None, run_option("SGLang servers there. Default: serving.replicas", "N")] = None,
     out: Annotated[str | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
     resume: Annotated[bool, run_flag("--resume", "Resume the run in --out, or the newest run")] = False,
+    auto_resume: Annotated[bool, run_flag("--auto-resume", "Resume the run in --out, if there is one")] = False,
     view: Annotated[bool, run_flag("--view", "Serve the web UI while the run trains")] = False,
     dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
     verbose: Annotated[bool, run_flag("--verbose", "Log more to standard error", "-v")] = False,
+    version: Annotated[bool, VERSION_OPTION] = False,
 ) -> None:
     """Train language models to use tools with multi-turn reinforcement learning, exact to the token.
 
-    mtrl-train --tools tool_configs/                 train a tiny model
+    mtrl-train init my_job                           write a job to start from
 
     mtrl-train --tools DIR --model PATH --data FILE  your tools, model and tasks
 
     mtrl-train --config run.yaml --dry-run           check without training
     """
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
+    _log_to_stderr(logging.INFO if verbose else logging.WARNING)
     options: dict[str, Any] = {
         "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
-        "mode": mode, "out": out, "steps": steps, "seed": seed,
+        "mode": mode, "out": out, "steps": steps, "seed": seed, "environment": environment,
     }  # fmt: skip
-    values = (config, verl, swift, ranks, ray, ray_servers, *options.values())
-    has_options = resume or dry_run or view or no_shell or any(value is not None for value in values)
+    values = (config, verl, swift, ranks, restarts, ray, ray_servers, *options.values())
+    has_options = resume or auto_resume or dry_run or view or no_shell or any(value is not None for value in values)
     if context.invoked_subcommand is not None:
         if has_options:
             raise typer.BadParameter(f"write the options of {context.invoked_subcommand!r} after its name")
         return
 
     sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
-    words = context.obj or []
-    load = partial(
-        _load_settings, options, sources, words, ranks if ray is None else None, resume=resume, use_bash=not no_shell
-    )
     with report_errors():
         check_ray_options(ray, ray_servers)
+        resume = resume or (auto_resume and has_run_to_resume(out))
+        changes = {"ranks": ranks if ray is None else None, "restarts": restarts}
+        given = options, sources, context.obj or [], changes
+        load = partial(_load_settings, *given, resume=resume, use_bash=not no_shell)
         if ray is not None and not dry_run:
             run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)
-            return
-        if is_other_rank() and not dry_run:
+        elif is_other_rank() and not dry_run:
             raise typer.Exit(follow_rank_0(load))
-        _train(*load(), resume=resume, dry_run=dry_run, view=view)
+        else:
+            _train_or_restart(*load(), resume=resume, dry_run=dry_run, view=view, verbose=verbose)
+
+
+def _train_or_restart(
+    settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, view: bool, verbose: bool
+) -> None:
+    """Trains in this process, or in a child that is started again after a rank is lost."""
+    if not dry_run and restarts_ranks(settings):
+        flags = [flag for flag, is_set in (("--view", view), ("--verbose", verbose)) if is_set]
+        train_with_restarts(settings, name, flags, resume=resume)
+    end_with_parent()
+    _train(settings, name, resume=resume, dry_run=dry_run, view=view)
 
 
 def _load_settings(
     options: dict[str, Any],
     sources: dict[str, Any],
     words: list[str],
-    ranks: int | None,
+    changes: dict[str, int | None],
     *,
     resume: bool,
     use_bash: bool,
 ) -> tuple[TrainSettings, str]:
-    """The run's settings and name, from a run file, or a file for verl or ms-swift."""
+    """The run's settings and name, from a run file, or a file for verl or ms-swift; `changes` are those of ranks."""
     config, verl, swift = sources["config"], sources[VERL_OPTION], sources[SWIFT_OPTION]
     named = [name for name in (VERL_OPTION, SWIFT_OPTION) if sources[name] is not None]
     if len(named) + (config is not None or resume) > 1:
@@ -135,10 +161,8 @@ def _load_settings(
         settings, name = _translate_settings(options, _split_command(swift), stem, use_bash=use_bash)
     else:
         settings, name = _load_run_settings(options, config, resume=resume)
-    if ranks is not None:
-        distributed = settings.distributed.model_copy(update={"ranks": ranks})
-        settings = settings.model_copy(update={"distributed": distributed})
-    return settings, name
+    distributed = settings.distributed.model_copy(update={name: n for name, n in changes.items() if n is not None})
+    return settings.model_copy(update={"distributed": distributed}), name
 
 
 def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, view: bool) -> None:
@@ -213,11 +237,19 @@ def _load_run_settings(options: dict[str, Any], config: str | None, *, resume: b
         saved = load_run_settings(Path(options["out"] or newest_run())).model_dump()
         typed = {name: value for name, value in options.items() if value is not None}
         return load_settings(TrainSettings, None, saved | typed), ""
-    if config is None and options["model"] is None and options["data"] is None:
+    if config is None and all(options[name] is None for name in ("model", "data", "environment")):
         config = DEFAULT_JOB
     file = find_run_file(config) if config is not None else None
     name = file.stem if file else Path(options["model"] or options["data"] or "run").stem
-    return load_settings(TrainSettings, file, options), name
+    return _use_demo_tools(load_settings(TrainSettings, file, options)), name
+
+
+def _use_demo_tools(settings: TrainSettings) -> TrainSettings:
+    """The settings; a demo without tools, in a folder without `tool_configs`, has those that come with the package."""
+    from trainer.train.settings import DEMO
+
+    missing = "tools" not in settings.model_fields_set and not Path(str(settings.tools)).exists()
+    return settings.model_copy(update={"tools": DEMO}) if missing and settings.data == DEMO else settings
 
 
 def _translate_settings(

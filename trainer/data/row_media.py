@@ -93,6 +93,10 @@ class RowMedia:
         images = [self._load_image(value)] if kind == "image" else self._load_frames(value)
         return [{"type": "image", "image": image} for image in images]
 
+    def make_id(self, row: Row) -> str:
+        """An id made from the row's content, for a row without one. Raises as `row_id` does."""
+        return row_id(row)
+
     def _guess_column(self, kind: str, chat: Sequence[Part], row: Row) -> str | None:
         """A column of another name that may hold the media, if the prompt has a place for them."""
         if not any(f"<{kind}>" in text for text in _texts(chat)):
@@ -145,6 +149,19 @@ class RowMedia:
             return media_from_data_uri(value).data
         is_url = isinstance(value, str) and "://" in value
         return read_media_file(value if is_url else self.folder / Path(value).expanduser())
+
+
+class UnloadedMedia(RowMedia):
+    """Puts empty parts in the places of media, none of which is read or decoded."""
+
+    def load_parts(self, kind: str, value: Any) -> list[dict[str, Any]]:
+        return [{"type": kind, kind: ""}]
+
+    def make_id(self, row: Row) -> str:
+        return ""
+
+    def _holds(self, kind: str, value: Any) -> bool:
+        return False
 
 
 class _MediaInserter:

@@ -26,7 +26,7 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.media import MediaError
 from gateway.state.prepared_state import MAX_NAME
 from gateway.types import Task as SessionTask
-from trainer.data.row_media import Row, RowMedia, row_id
+from trainer.data.row_media import Row, RowMedia
 from trainer.ledger import Message
 from trainer.rollout.task import Task
 
@@ -96,7 +96,7 @@ class _RowReader:
                 return str(value)
             self.report(field, f"is {_kind(value)}, not a text or a number", "write one, or leave the column out")
         try:
-            return row_id(self.row)
+            return self.media.make_id(self.row)
         except UnicodeError:
             self.report("", "holds half of a surrogate pair", "remove the truncated character")
         except MediaError as error:

@@ -13,7 +13,7 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.types import Task as SessionTask
 from gateway.types import ToolSpec
 from trainer.data.dataset import MAX_ROW_BYTES, RowSource, open_rows
-from trainer.data.row_media import Row, RowMedia
+from trainer.data.row_media import Row, RowMedia, UnloadedMedia
 from trainer.data.row_to_task import row_to_task
 from trainer.rollout.settings import ColumnSettings
 from trainer.rollout.task import Task
@@ -74,6 +74,11 @@ class OfferedNames:
         close = closest_match(name, known)
         remedy = f"did you mean {close!r}?" if close else f"known are: {', '.join(sorted(known)) or 'none'}"
         return ConfigError(problem + more, file=location, field=field, remedy=remedy)
+
+
+def iterate_texts(tasks: Sequence[Task]) -> Iterator[Task]:
+    """The tasks for checks that need no media; those of rows are read without them."""
+    return tasks.iterate_texts() if isinstance(tasks, RowTasks) else iter(tasks)
 
 
 class TaskSampler(Iterator[Task]):
@@ -174,6 +179,12 @@ class RowTasks(LazyTasks):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def iterate_texts(self) -> Iterator[Task]:
+        """The tasks without their media, in whose places there are empty parts, and without ids made from rows."""
+        media = UnloadedMedia(self._media.columns, self._media.folder)
+        for number in range(len(self)):
+            yield row_to_task(self._rows[number], self._rows.location(number), media, self._system)
 
     def _read(self, number: int) -> Task:
         task = row_to_task(self._rows[number], self._rows.location(number), self._media, self._system)

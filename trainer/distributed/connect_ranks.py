@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,9 @@ from trainer.distributed.settings import DistributedSettings
 
 LOOPBACK = "127.0.0.1"
 STAGE_KEY, NAME_KEY = "stage/{}", "name/{}"
+ASK_KEY, REPLY_KEY = "ask/{}", "reply/{}"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torchrun where its agents serve the store."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 POLL_S = 0.05
 JOIN_S = 300.0
@@ -134,11 +138,15 @@ def connect_ranks(
     """
     timeout, join_s = timedelta(seconds=settings.timeout_s), max(JOIN_S, settings.timeout_s)
     try:
-        store = _open_store(environment, timedelta(seconds=join_s), listener)
+        meeting = PrefixStore("meeting", _open_store(environment, timedelta(seconds=join_s), listener))
+        is_first = environment.rank == 0
+        generation = uuid4().hex if is_first else _ask_generation(meeting, environment.rank, timedelta(seconds=join_s))
+        store = PrefixStore(generation, meeting)
         own = PrefixStore("mtrl", store)
         device = _report_device(own, environment)
         own.set(NAME_KEY.format(environment.rank), name_rank(environment.rank))
-        names = _wait_for_others(own, environment, join_s, find_ended) if environment.rank == 0 else {}
+        answer = partial(_answer_asking, meeting, environment.size, generation)
+        names = _wait_for_others(own, environment, join_s, find_ended, answer) if is_first else {}
         with _chosen_interface(environment):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -153,6 +161,25 @@ def connect_ranks(
         problem = f"{environment.size} ranks could not connect at {environment.host}:{environment.port}"
         raise RankError(f"{problem} within {join_s:g} s ({reason})", JOIN_REMEDY) from error
     return ProcessGroupRanks(environment, settings, own, device), names
+
+
+def _ask_generation(store: Store, rank: int, timeout: timedelta) -> str:
+    """Asks rank 0 for the name under which these ranks meet.
+
+    torchrun's agents keep one store while they start ranks again: what earlier ones wrote there must not be read.
+    """
+    token = uuid4().hex
+    store.set(ASK_KEY.format(rank), token)
+    key = REPLY_KEY.format(token)
+    store.wait([key], timeout)
+    return store.get(key).decode()
+
+
+def _answer_asking(store: Store, size: int, generation: str) -> None:
+    """Answers the other ranks; the question of one that has ended does no harm."""
+    for rank in range(1, size):
+        if store.check([ASK_KEY.format(rank)]):
+            store.set(REPLY_KEY.format(store.get(ASK_KEY.format(rank)).decode()), generation)
 
 
 @contextmanager
@@ -184,11 +211,16 @@ def _report_device(store: Store, environment: RankEnvironment) -> torch.device:
 
 
 def _wait_for_others(
-    store: Store, environment: RankEnvironment, timeout_s: float, find_ended: Callable[[], Mapping[int, str]]
+    store: Store,
+    environment: RankEnvironment,
+    timeout_s: float,
+    find_ended: Callable[[], Mapping[int, str]],
+    answer: Callable[[], None],
 ) -> dict[int, str]:
-    """The names of all ranks."""
+    """The names of all ranks, whose questions it answers meanwhile."""
     missing, deadline = list(range(environment.size)), time.monotonic() + timeout_s
     while missing := [rank for rank in missing if not store.check([NAME_KEY.format(rank)])]:
+        answer()
         if failures := read_failures(store, environment.size):
             failure = min(failures.items())[1]
             raise RankError(f"{failure.name}: {failure.problem}", failure.remedy or JOIN_REMEDY)
@@ -220,6 +252,8 @@ def _open_store(environment: RankEnvironment, timeout: timedelta, listener: sock
         options: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
         place = environment.host, environment.port, environment.size, listener is not None, timeout
         return TCPStore(*place, wait_for_workers=False, **options)
+    if os.environ.get(AGENT_STORE) == str(True):
+        return TCPStore(environment.host, environment.port, is_master=False, timeout=timeout)
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.host, str(environment.port)
     met: tuple[Store, int, int] = next(iter(rendezvous("env://", environment.rank, environment.size, timeout=timeout)))
     return met[0]

@@ -46,6 +46,7 @@ class Follower:
             "updater": self._build_updater,
             "train_step": self._train_step,
             "weights": lambda _: _discard(self.policy.gather_weights()),
+            "adapters": lambda _: _discard(self.policy.gather_adapters()),
             "bucket": lambda command: _discard(self.policy.gather_bucket(**command.arguments)),
             "keep_weights": lambda _: self.policy.keep_weights(),
             "save": lambda command: _discard(self.policy.save_shards(Path(command.arguments["folder"]))),

@@ -94,7 +94,7 @@ class LeaderChannel:
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                     log.error("rank 0 failed in %r", name, exc_info=error)
                     problem = f"{self.names[0]}: {describe_failure(0, error).problem}"
-                    raise RankError(problem, RANK_REMEDY) from error
+                    raise LostRankError(problem, RANK_REMEDY) from error
                 raise
             except BaseException:
                 self.is_broken = True
@@ -123,6 +123,14 @@ class LeaderChannel:
 
     def explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         """Why the ranks lost each other during a command: a rank's own error, its end, or that it is stuck."""
+        try:
+            return self._explain(name, has_timed_out=has_timed_out)
+        except RuntimeError as error:  # torchrun's agents serve the store.
+            if not is_connection_error(error):
+                raise
+            return LostRankError(f"the launcher's agent, through which ranks meet, is lost in {name!r}", KILLED_REMEDY)
+
+    def _explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         others, deadline = set(range(1, self.ranks.size)), time.monotonic() + FAILURE_WAIT_S
         while True:
             failures, ended = read_failures(self.ranks.store, self.ranks.size), self._find_ended()
@@ -144,7 +152,8 @@ class LeaderChannel:
         """The first rank that failed by itself, or whose process has ended without a word."""
         if causes := {rank: failure for rank, failure in failures.items() if not failure.is_lost}:
             rank, failure = min(causes.items())
-            return RankError(f"{self.names[rank]}: {failure.problem}", failure.remedy or RANK_REMEDY)
+            kind = LostRankError if failure.is_unexpected else RankError
+            return kind(f"{self.names[rank]}: {failure.problem}", failure.remedy or RANK_REMEDY)
         if killed := {rank: how for rank, how in ended.items() if rank not in failures}:
             rank, how = min(killed.items())
             return LostRankError(f"{self.names[rank]} {how} during {name!r}", KILLED_REMEDY)

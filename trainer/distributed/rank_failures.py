@@ -31,6 +31,8 @@ class RankFailure:
     remedy: str | None = None
     is_lost: bool = False
     """Whether it only lost its contact with another rank, which is the cause."""
+    is_unexpected: bool = False
+    """Whether another try may not meet it: nothing in the settings is known to be wrong."""
 
 
 def name_rank(rank: int) -> str:
@@ -40,12 +42,12 @@ def name_rank(rank: int) -> str:
 
 def describe_failure(rank: int, error: Exception) -> RankFailure:
     """An error of this rank in words."""
-    problem, remedy = str(error), None
+    problem, remedy, is_unexpected = str(error), None, not isinstance(error, OPERATOR_ERRORS)
     if isinstance(error, PolicyError):
         problem, remedy = error.problem, error.remedy
-    elif not isinstance(error, OPERATOR_ERRORS):
+    elif is_unexpected:
         problem = f"{type(error).__name__}: {error}"
-    return RankFailure(name_rank(rank), problem, remedy, is_connection_error(error))
+    return RankFailure(name_rank(rank), problem, remedy, is_connection_error(error), is_unexpected)
 
 
 def report_failure(store: Store, rank: int, failure: RankFailure) -> bool:

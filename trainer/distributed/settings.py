@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveFloat, PositiveInt
+from typing import Self
+
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
 
@@ -18,3 +20,16 @@ class DistributedSettings(FrozenModel):
     machine, every group of so many ranks has a copy, and only gradients travel between groups."""
     timeout_s: PositiveFloat = 600.0
     """Seconds that ranks wait for each other before the run ends with the name of the rank that is late."""
+    restarts: NonNegativeInt = 3
+    """How often `--ranks N` starts all ranks again, from the latest checkpoint, after one is lost, or rank 0 is killed;
+    only restarts without a new checkpoint in between count. Other launchers have a setting of their own."""
+    min_ranks: PositiveInt | None = None
+    """Lets `--ranks N` go on with fewer ranks, down to this many, if those that were lost do not come back: each
+    restart after one without a new checkpoint does with a rank less. By default all must come back. Under torchrun,
+    `--nnodes MIN:MAX` decides."""
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if self.min_ranks is not None and self.shard is not None and self.min_ranks % self.shard:
+            raise ValueError(f"min_ranks {self.min_ranks} is no multiple of shard {self.shard}")
+        return self

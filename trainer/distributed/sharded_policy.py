@@ -24,6 +24,7 @@ from trainer.distributed.sharded_state import (
     with_local_part,
 )
 from trainer.distributed.write_shards import Digests, begin_writing
+from trainer.engine.base import Adapters
 from trainer.model import load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
@@ -137,6 +138,14 @@ class ShardedPolicy(Policy):
                 value = self._add_adapters(value, name.removesuffix(".weight"), layer, kept, keep)
             values.append((name, value))
         return values if keep else []
+
+    @torch.no_grad()
+    def gather_adapters(self) -> Adapters:
+        """The whole adapters without the model; without tensors on other ranks than 0."""
+        keep = self.ranks.rank == 0
+        named = [(name, value) for name, value in self.model.named_parameters() if lora.MARK in name]
+        whole = [(lora.file_name(name), gather_tensor(value.detach(), keep=keep)) for name, value in named]
+        return Adapters(lora.adapter_shape(self.model), dict(whole) if keep else {})
 
     @cached_property
     def _adapted(self) -> Mapping[str, Any]:

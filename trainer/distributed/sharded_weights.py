@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.sharded_policy import ShardedPolicy
-from trainer.engine.base import BucketedWeights
+from trainer.engine.base import Adapters, BucketedWeights
 
 NamedTensor = tuple[str, Tensor]
 
@@ -33,14 +35,28 @@ class ShardedWeights(BucketedWeights):
     def gather(self, names: Sequence[str]) -> list[NamedTensor]:
         """Some of the weights, under their names in a checkpoint's files."""
         arguments = {"names": list(names), "kept": self._is_kept}
-        with torch.inference_mode(False), self._channel.command("bucket", arguments):
+        with self._gathering("bucket", arguments):
             bucket = self._policy.gather_bucket(names, kept=self._is_kept)
         return list(self._policy.checkpoint_tensors(dict(bucket)).items())
 
+    def adapters(self) -> Adapters | None:
+        if self._policy.adapter_shape is None:
+            return None
+        with self._gathering("adapters"):
+            return self._policy.gather_adapters()
+
+    @contextmanager
+    def _gathering(self, command: str, arguments: Mapping[str, object] | None = None) -> Iterator[None]:
+        """Has the other ranks do their part, and measures how long it takes."""
+        began = time.monotonic()
+        # The engine that reads them may be in this mode, in which nothing can be gathered.
+        with torch.inference_mode(False), self._channel.command(command, arguments):
+            yield
+        self.gather_s += time.monotonic() - began
+
     @cached_property
     def _whole(self) -> Mapping[str, Tensor]:
-        # The engine that reads them may be in this mode, in which nothing can be gathered.
-        with torch.inference_mode(False), self._channel.command("weights"):
+        with self._gathering("weights"):
             return self._policy.gather_weights()
 
     def __getitem__(self, name: str) -> Tensor:

@@ -81,6 +81,8 @@ class Capabilities:
     """The longest sequence in tokens; 0 if unlimited."""
     notes: tuple[str, ...] = ()
     """Surprises for the operator; printed and recorded with the run."""
+    takes_adapters: bool = False
+    """It has the model, and of weights with LoRA adapters takes these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,38 @@ class Buckets(Protocol):
     def __getitem__(self, index: int, /) -> Sequence[tuple[str, torch.Tensor]]: ...
 
 
-class BucketedWeights(Mapping[str, "torch.Tensor"]):
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """What an engine has to know of LoRA adapters before it gets any."""
+
+    rank: int
+    alpha: float
+    """They are scaled by alpha / rank."""
+    modules: tuple[str, ...]
+    """The layers that have adapters, by the last part of their names."""
+
+
+class Adapters(dict[str, "torch.Tensor"]):
+    """LoRA adapters alone, under their names in an adapter's file."""
+
+    def __init__(self, shape: AdapterShape, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.shape = shape
+
+
+class PolicyWeights(Mapping[str, "torch.Tensor"]):
+    """A policy's weights whose tensors have to be made first: merged with adapters, or gathered from ranks."""
+
+    gather_s: float = 0.0
+    """Seconds that making them took so far."""
+
+    @abstractmethod
+    def adapters(self) -> Adapters | None:
+        """The adapters alone, for an engine that has the rest; None if all weights are trained."""
+        ...
+
+
+class BucketedWeights(PolicyWeights):
     """Weights that are spread over several processes. Read as a mapping, they are gathered as a whole."""
 
     @abstractmethod
@@ -151,6 +184,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def published_bytes(self) -> int:
+        """Bytes of weights that each server got at the latest publish; 0 without servers."""
+        ...
+
+    @property
     def agreement(self) -> Agreement | None:
         """Agreement with the trainer at the latest publish; None for an engine that runs the trainer's own code."""
         ...
@@ -172,7 +210,8 @@ class Engine(Protocol):
         ...
 
     async def publish(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Loads new weights. Generations under way continue with them, and report both versions."""
+        """Loads new weights. Generations under way continue with them, and report both versions; or, where a server
+        has several versions at once, with those that they began with."""
         ...
 
     async def release_memory(self) -> bool:

@@ -118,6 +118,10 @@ class ScriptedEngine:
         return {}
 
     @property
+    def published_bytes(self) -> int:
+        return 0
+
+    @property
     def agreement(self) -> Agreement | None:
         return None
 

@@ -123,3 +123,15 @@ def _call_key(call: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     except (ValueError, TypeError):
         arguments = function.get("arguments")
     return call.get("id"), function.get("name"), arguments
+
+
+def add_observation(messages: tuple[Message, ...], observation: Any) -> tuple[Message, ...]:
+    """The chat with an observation, a text or blocks of content, at the end of its last message."""
+    if observation is None:
+        return messages
+    content = messages[-1].get("content") or ""
+    if isinstance(content, str) and isinstance(observation, str):
+        return (*messages[:-1], {**messages[-1], "content": content + observation})
+    before = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    added = [{"type": "text", "text": observation}] if isinstance(observation, str) else list(observation)
+    return (*messages[:-1], {**messages[-1], "content": before + added})

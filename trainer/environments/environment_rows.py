@@ -9,7 +9,7 @@ from trainer.data.row_media import Row
 from trainer.environments.environment_messages import read_messages
 from trainer.environments.environment_stepper import ROW_COLUMN
 from trainer.environments.host_process import EnvironmentHost, get_host
-from trainer.environments.settings import EnvironmentSettings
+from trainer.environments.settings import RunnerSettings
 
 PAGE = 256
 """Rows that are read at once."""
@@ -17,7 +17,7 @@ SPLITS = ("train", "eval")
 NO_PROMPT = "(the environment begins)"
 
 
-def read_rows(settings: EnvironmentSettings, name: str) -> list[Row] | None:
+def read_rows(settings: RunnerSettings, name: str) -> list[Row] | None:
     """The rows that `name` means as `data`: `verifiers` or `verifiers:eval`; None if it means something else."""
     framework, _, split = name.partition(":")
     if framework != settings.framework:

@@ -24,13 +24,13 @@ INFO = "environment"
 class EnvironmentStepper:
     """Begins a rollout of the environment for each of ours."""
 
-    def __init__(self, host: EnvironmentHost) -> None:
-        self.host = host
+    def __init__(self, host: EnvironmentHost, *, inline_reasoning: bool) -> None:
+        self.host, self.inline_reasoning = host, inline_reasoning
 
     @asynccontextmanager
     async def begin(self, start: RolloutStart) -> AsyncIterator[tuple[Step, EnvironmentRollout]]:
         """Opens the environment's rollout; one that is not to be scored is closed."""
-        rollout = EnvironmentRollout(self.host, start)
+        rollout = EnvironmentRollout(self.host, start, inline_reasoning=self.inline_reasoning)
         try:
             yield await rollout.open(), rollout
         finally:
@@ -46,8 +46,8 @@ class EnvironmentStepper:
 class EnvironmentRollout:
     """One rollout, here and in the environment."""
 
-    def __init__(self, host: EnvironmentHost, start: RolloutStart) -> None:
-        self.host, self.start = host, start
+    def __init__(self, host: EnvironmentHost, start: RolloutStart, *, inline_reasoning: bool) -> None:
+        self.host, self.start, self.inline_reasoning = host, start, inline_reasoning
         self.name: str | None = None
         self.chat: tuple[Message, ...] = ()
         """The chat that the environment knows."""
@@ -113,7 +113,7 @@ class EnvironmentRollout:
         template, entry = self.start.template, turn.ledger.entries[-1]
         ids = entry.ids[:-1] if template.is_turn_ended(entry.ids) else entry.ids
         text = template.tokenizer.decode(ids)
-        message = write_turn(turn.reply, text, inline_reasoning=self.host.settings.reasoning == "inline")
+        message = write_turn(turn.reply, text, inline_reasoning=self.inline_reasoning)
         finish_reason = "stop" if finish_reason == "tool_calls" and "tool_calls" not in message else finish_reason
         prompt = len(turn.ledger) - len(entry.ids)
         usage = {"prompt_tokens": prompt, "completion_tokens": len(entry.ids), "total_tokens": len(turn.ledger)}

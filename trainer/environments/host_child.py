@@ -42,7 +42,8 @@ class HostChild:
 
     def __init__(self, command: Sequence[str]) -> None:
         pipe = subprocess.PIPE
-        variables = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+        variables = {"PYTHONHASHSEED": "0", **os.environ}  # The order of a set of texts is the same in each process.
+        variables = {name: value for name, value in variables.items() if name not in LEFT_OUT}
         self._process = subprocess.Popen(  # noqa: S603 - the operator's own Python
             command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=variables
         )

@@ -1,12 +1,15 @@
 """Environments in host processes: starts a process when it is needed, sends requests from any event loop, ends it.
 
-A process that has died is started again for later rollouts; those that it had under way are lost, and are not scored.
+A process that has died or hangs is replaced for later rollouts; those that it had under way are lost, and not scored.
 """
 
 from __future__ import annotations
 
 import atexit
 import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from hashlib import sha256
@@ -19,11 +22,13 @@ from anyio.lowlevel import current_token
 
 from gateway.errors import ConfigError, GatewayError
 from trainer.environments.host_child import EXIT_S, ChildEnded, ChildRefused, HostChild
+from trainer.environments.interpreters import require_interpreter
 from trainer.environments.settings import EnvironmentSettings
 
 SERVER = Path(__file__).with_name("host_server.py")
 MAX_STARTS = 4
-"""How often a process is started in a run."""
+"""How often a process is started within `START_WINDOW_S`, before the environment is given up."""
+START_WINDOW_S = 600.0
 
 
 class EnvironmentFailed(GatewayError):
@@ -35,10 +40,18 @@ class EnvironmentHost:
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self.settings = settings
-        self.name = f"{settings.framework} environment {settings.environment!r}"
+        self.name = settings.name
         self.starts = 0
         """How often it was started; rollouts of an earlier start are lost."""
+        self.start_times: deque[float] = deque(maxlen=MAX_STARTS)
+        self.about: Mapping[str, Any] = {}
+        """What the process said about the environment when it was loaded."""
         self._child: HostChild | None = None
+        self._retired: list[HostChild] = []
+        """Processes with a step that hangs, which end with their last episode."""
+        self._episodes: Counter[HostChild] = Counter()
+        """How many episodes each process has."""
+        self._count = 0
         self._starting = threading.Lock()
 
     @property
@@ -51,30 +64,33 @@ class EnvironmentHost:
         with self._starting:
             if self._child is not None and not self._child.has_ended:
                 return self._child
-            if self.starts >= MAX_STARTS:
-                end = self._child.describe_log() if self._child else ""
-                raise EnvironmentFailed(f"{self.name} ended {MAX_STARTS} times; {end}")
+            if len(self.start_times) == MAX_STARTS and time.monotonic() - self.start_times[0] < START_WINDOW_S:
+                end = self._child.describe_log() if self._child else "a step hung each time"
+                raise EnvironmentFailed(f"{self.name} ended {MAX_STARTS} times within {START_WINDOW_S:g} s; {end}")
             self.starts += 1
+            self.start_times.append(time.monotonic())
             self._child = self._load()
             return self._child
 
     def _load(self) -> HostChild:
         settings, place = self.settings, self.settings.framework
+        python = settings.python or str(require_interpreter(place))
         try:
-            child = HostChild([settings.python, str(SERVER), str(settings.adapter)])
+            child = HostChild([python, str(SERVER), str(settings.adapter)])
         except OSError as error:
             remedy = "name the Python of the virtual environment that has it, as /path/to/venv/bin/python"
-            problem = f"{settings.python!r} cannot be started ({error.strerror})"
+            problem = f"{python!r} cannot be started ({error.strerror})"
             raise ConfigError(problem, field=f"{place}.python", remedy=remedy) from error
         try:
-            child.send("load", {"environment": settings.environment, "args": settings.args}).result(settings.start_s)
+            loading = child.send("load", {"environment": settings.environment, "args": settings.load_args()})
+            self.about = loading.result(settings.start_s) or {}
         except ChildRefused as error:
             child.stop(EXIT_S)
             raise ConfigError(error.problem, field=f"{place}.environment", remedy=error.remedy) from error
         except (ChildEnded, FutureTimeout) as error:
             child.stop(EXIT_S)
             late = f"did not load within {settings.start_s:g} s; {child.describe_log()}"
-            remedy = f"load it by hand with {settings.python}, or raise `{place}.start_s`"
+            remedy = f"load it by hand with {python}, or raise `{place}.start_s`"
             problem = f"{self.name} {late if isinstance(error, FutureTimeout) else error}"
             raise ConfigError(problem, field=f"{place}.environment", remedy=remedy) from error
         return child
@@ -89,7 +105,15 @@ class EnvironmentHost:
 
     async def request_async(self, operation: str, **fields: Any) -> Any:
         """Sends a request and waits for the answer, in any event loop."""
-        child = self._child if self.pid is not None and self._child else await to_thread.run_sync(self.start)
+        return await self.ask(await self._running(), operation, fields)
+
+    async def _running(self) -> HostChild:
+        """The process, started if necessary."""
+        child = self._child
+        return child if child is not None and not child.has_ended else await to_thread.run_sync(self.start)
+
+    async def ask(self, child: HostChild, operation: str, fields: dict[str, Any]) -> Any:
+        """Sends a request to one process and waits for the answer, in any event loop."""
         answered, token = anyio.Event(), current_token()
 
         def notify(_: object) -> None:
@@ -104,6 +128,33 @@ class EnvironmentHost:
         except (ChildEnded, ChildRefused, TimeoutError) as error:
             raise self._failure(operation, error) from error
 
+    async def open_episode(self, seed: int, options: Mapping[str, Any]) -> tuple[HostEpisode, Any]:
+        """Opens an episode, which stays with the process that has it; and the environment's first answer."""
+        episode = HostEpisode(self, await self._running())
+        try:
+            return episode, await episode.ask("open", seed=seed, options=dict(options))
+        except BaseException:
+            episode.close()
+            raise
+
+    def join(self, child: HostChild) -> str:
+        """A name for a new episode of a process."""
+        self._episodes[child] += 1
+        self._count += 1
+        return f"episode-{self._count}"
+
+    def leave(self, child: HostChild, *, hangs: bool) -> None:
+        """An episode of a process has ended. One that hangs gets no more episodes, and is killed with its last one."""
+        self._episodes[child] -= 1
+        if hangs and child is self._child:
+            self._child = None
+            self._retired.append(child)
+        if not self._episodes[child]:
+            del self._episodes[child]
+            if child in self._retired:
+                self._retired.remove(child)
+                threading.Thread(target=child.stop, args=(EXIT_S,), daemon=True).start()
+
     def tell(self, operation: str, **fields: Any) -> None:
         """Sends a request whose answer does not matter, if the process runs."""
         if self._child is not None:
@@ -112,8 +163,9 @@ class EnvironmentHost:
 
     def stop(self) -> None:
         """Ends the process."""
-        child, self._child = self._child, None
-        if child is not None:
+        children = [*self._retired, *([self._child] if self._child is not None else [])]
+        self._child, self._retired = None, []
+        for child in children:
             child.stop()
 
     def _failure(self, operation: str, error: Exception) -> EnvironmentFailed:
@@ -125,6 +177,28 @@ class EnvironmentHost:
             problem = f"{self.name} did not answer {operation!r} within {self.settings.timeout_s:g} s"
             remedy = f"raise `{self.settings.framework}.timeout_s`"
         return EnvironmentFailed(f"{problem}\n  remedy: {remedy}" if remedy else problem)
+
+
+class HostEpisode:
+    """An episode in one process, under a name that it has there."""
+
+    def __init__(self, host: EnvironmentHost, child: HostChild) -> None:
+        self._host, self._child, self._name = host, child, host.join(child)
+        self._hangs = False
+
+    async def ask(self, operation: str, **fields: Any) -> Any:
+        """Sends a request. Raises EnvironmentFailed if the environment broke or took too long."""
+        try:
+            return await self._host.ask(self._child, operation, {"episode": self._name, **fields})
+        except EnvironmentFailed as error:
+            self._hangs = isinstance(error.__cause__, TimeoutError)
+            raise
+
+    def close(self) -> None:
+        """Ends the episode, without waiting for the environment."""
+        with suppress(ChildEnded):
+            self._child.send("close", {"episode": self._name})
+        self._host.leave(self._child, hangs=self._hangs)
 
 
 _hosts: dict[str, EnvironmentHost] = {}

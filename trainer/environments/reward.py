@@ -1,4 +1,4 @@
-"""The reward function of environments in host processes: the environment's own score, for a group at once."""
+"""The reward function of environments of other frameworks: the environment's own score, or one of its metrics."""
 
 from __future__ import annotations
 
@@ -14,18 +14,29 @@ log = logging.getLogger(__name__)
 
 
 def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -> list[float | None]:
-    """The environment's reward for each attempt, or one of its metrics; None for rollouts that it has lost."""
-    scores: list[Mapping[str, Any]] = [{}] * len(attempts)
-    for key, starts in {_host_of(attempt) for attempt in attempts}:
+    """The environment's reward for each attempt, or one of its metrics; None for rollouts that it has lost.
+
+    Metrics of episodes are `steps`, `terminated` and `truncated`. A runner scores a group's rollouts together.
+    """
+    scores = [_score_episode(attempt) for attempt in attempts]
+    for key, starts in {_host_of(attempt) for attempt, score in zip(attempts, scores, strict=True) if not score}:
         host = find_host(key)
         if host is None or host.starts != starts:
             log.warning("rollouts are not scored: the process of their environment has ended since")
             continue
-        places = [place for place, attempt in enumerate(attempts) if _host_of(attempt) == (key, starts)]
+        places = [
+            place for place, attempt in enumerate(attempts) if not scores[place] and _host_of(attempt) == (key, starts)
+        ]
         names = [attempts[place].infos[INFO]["rollout"] for place in places]
         for place, score in zip(places, host.request("score", rollouts=names), strict=True):
             scores[place] = score
     return [_pick(score, metric) for score in scores]
+
+
+def _score_episode(attempt: Attempt) -> Mapping[str, Any]:
+    """The score of an episode, which is known from its steps; empty if it was no episode."""
+    info = attempt.infos.get(INFO) or {}
+    return {"reward": info["return"], "metrics": info} if "return" in info else {}
 
 
 def _host_of(attempt: Attempt) -> tuple[str, int]:
@@ -38,5 +49,5 @@ def _host_of(attempt: Attempt) -> tuple[str, int]:
 def _pick(score: Mapping[str, Any], metric: str | None) -> float | None:
     if error := score.get("error"):
         log.warning("a rollout is not scored: %s", error)
-    value: float | None = score.get("reward") if metric is None else score.get("metrics", {}).get(metric)
-    return value
+    value = score.get("reward") if metric is None else score.get("metrics", {}).get(metric)
+    return None if value is None else float(value)

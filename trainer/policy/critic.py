@@ -14,7 +14,7 @@ from gateway.types import Image
 from trainer.algorithms.packing import Batch
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader
-from trainer.policy.optimizers import clip_gradients
+from trainer.policy.optimizers import clip_gradients, fill_gradients
 from trainer.policy.prefix_forest import token_positions
 from trainer.policy.settings import CriticSettings, UpdateSettings
 from trainer.policy.shards import TrainedPart, saved_tensors
@@ -67,6 +67,7 @@ class Critic:
         norm = clip_gradients(self._parameters, self._clip)
         if not torch.isfinite(norm):
             raise PolicyError(f"the critic's gradient is not finite ({float(norm)})", "lower `update.critic.lr`")
+        fill_gradients(self._optimizer)
         self._optimizer.step()
         self.zero_grad()
 

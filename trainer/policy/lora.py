@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from trainer.engine.base import Adapters, AdapterShape, PolicyWeights
 from trainer.policy.errors import PolicyError
 from trainer.policy.settings import LoraSettings
 from trainer.policy.shards import has_shards, load_model_tensors, read_model_sizes
@@ -101,3 +103,44 @@ def merge_adapters(model: PreTrainedModel) -> Mapping[str, Tensor]:
         if rest == "weight":
             weights[f"{layer}.weight"] = value.detach() + layers[layer].get_delta_weight(ADAPTER).detach()
     return weights
+
+
+class LoraWeights(PolicyWeights):
+    """A model's weights with adapters, which are merged when the weights are first read; or its adapters alone."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._merged: Mapping[str, Tensor] | None = None
+
+    def merge(self) -> Mapping[str, Tensor]:
+        """All weights as they are at the first call."""
+        if self._merged is None:
+            began = time.monotonic()
+            self._merged = merge_adapters(self._model)
+            self.gather_s += time.monotonic() - began
+        return self._merged
+
+    def adapters(self) -> Adapters:
+        named = {name: value.detach() for name, value in self._model.named_parameters() if MARK in name}
+        return Adapters(adapter_shape(self._model), {file_name(name): value for name, value in named.items()})
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.merge()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.merge())
+
+    def __len__(self) -> int:
+        return len(self.merge())
+
+
+def adapter_shape(model: PreTrainedModel) -> AdapterShape:
+    """What an engine has to know of the model's adapters."""
+    config: Any = model.peft_config[ADAPTER]
+    adapted = {name.rpartition(".")[2] for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    return AdapterShape(config.r, float(config.lora_alpha), tuple(sorted(adapted)))
+
+
+def file_name(name: str) -> str:
+    """The name of an adapter's weight in a file, from that in the model."""
+    return NAME_PREFIX + name.replace(f".{ADAPTER}.", ".")

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
+from trainer.engine.base import AdapterShape
 from trainer.model import SHARDS_FOLDER, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
@@ -153,8 +154,13 @@ class Policy:
     def weights(self) -> Mapping[str, Tensor]:
         """The weights for the engine's `publish`, with adapters merged, under the model's own names."""
         if self.settings.lora:
-            return lora.merge_adapters(self.model)
+            return lora.LoraWeights(self.model)
         return {name: value.detach() for name, value in self.model.state_dict().items()}
+
+    @property
+    def adapter_shape(self) -> AdapterShape | None:
+        """What an engine has to know of the adapters; None without any."""
+        return lora.adapter_shape(self.model) if self.settings.lora else None
 
     def checkpoint_tensors(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Weights in the form that a server reads from the model's folder."""

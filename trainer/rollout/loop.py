@@ -43,6 +43,9 @@ from trainer.rollout.task import KIND_COLUMN, Task
 from trainer.template import Cause, Template, find_drifts
 from trainer.template.media_layout import MediaLayout, has_media
 
+SAME_SEED_ATTEMPTS = 1
+"""A rollout that infrastructure failed begins again with its seeds: others would prefer rollouts that are short, or
+call little. If that one fails too, which its calls may have caused, further ones have seeds of their own."""
 log = logging.getLogger(__name__)
 
 
@@ -71,8 +74,7 @@ class RolloutRunner:
         self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, slot: Slot | None = None
     ) -> Rollout:
         """Runs one rollout; `slot` is held while the engine generates. Failures become stop reasons, not exceptions."""
-        key = f"{group}/{task.id}/{index}" + (f".{attempt}" if attempt else "")
-        return await _RolloutLoop(self, task, group, index, key, slot or nullcontext()).run()
+        return await _RolloutLoop(self, task, group, index, attempt, slot or nullcontext()).run()
 
 
 class _Stop(Exception):
@@ -86,8 +88,10 @@ class _Stop(Exception):
 class _RolloutLoop:
     """The state of one rollout."""
 
-    def __init__(self, runner: RolloutRunner, task: Task, group: str, index: int, key: str, slot: Slot) -> None:
-        self.runner, self.task, self.group, self.index, self.key = runner, task, group, index, key
+    def __init__(self, runner: RolloutRunner, task: Task, group: str, index: int, attempt: int, slot: Slot) -> None:
+        self.runner, self.task, self.group, self.index = runner, task, group, index
+        name = f"{group}/{task.id}/{index}"
+        self.key, self.seed_key = (name + f".{attempt}" * (attempt > least) for least in (0, SAME_SEED_ATTEMPTS))
         self.template, self.limits, self.observer = runner.template, runner.limits, runner.observer
         self.slot, self.prompt_tokens = slot, 0
         self.builder = LedgerBuilder(runner.template)
@@ -143,9 +147,10 @@ class _RolloutLoop:
 
     async def _run_stepper(self, session: AnySession) -> _Stop:
         self.observer.on_state(self.key, "pending")
-        start = RolloutStart(self.key, self.task, session.specs, self.template, self.limits, self.runner.sampling)
+        runner = self.runner
+        start = RolloutStart(self.key, self.task, session.specs, self.template, self.limits, runner.sampling, session)
         with UserCode(None):  # A plug-in's `begin` and `finish`, too, may raise anything.
-            async with open_stepper(self.runner.stepper, start) as (first, stepper):
+            async with open_stepper(runner.stepper, start) as (first, stepper):
                 try:
                     await self._run_turns(session, first, stepper)
                 except _Stop as stop:
@@ -311,7 +316,7 @@ class _RolloutLoop:
         return min(most, self.runner.engine.capabilities.context_length or most)
 
     def _turn_seed(self) -> int:
-        name = f"{self.runner.seed}/{self.key}/{self.counts['turns']}"
+        name = f"{self.runner.seed}/{self.seed_key}/{self.counts['turns']}"
         return int.from_bytes(sha256(name.encode()).digest()[:7], "big")
 
     def _record_phase(self, phase: str, started: float) -> None:

@@ -12,7 +12,8 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from gateway.config.base import FrozenModel
 from gateway.config.models import Instructions, ResultLimit
 from trainer.agents.settings import AgentSettings
-from trainer.environments.settings import EnvironmentSettings
+from trainer.environments.frameworks import use_environment
+from trainer.environments.settings import EnvironmentSettings, GymnasiumSettings, OpenEnvSettings, TextArenaSettings
 from trainer.verifiers.settings import VerifiersSettings
 
 
@@ -139,6 +140,10 @@ class ServingSettings(FrozenModel):
     by default as suits where the servers run."""
     folder: Path | None = None
     """With `publish: disk`, a folder that the servers can read, too; by default a temporary one on this machine."""
+    lora: Literal["auto", "adapters", "merged"] = "auto"
+    """What servers get of a model with `update.lora`: `adapters` alone, a small part of the bytes, which slows down
+    each token that they generate; or all weights with adapters `merged`. `auto` publishes adapters if the servers take
+    them and agree with the trainer."""
     in_place: bool = False
     """Generations under way continue on new weights with the KV cache of the old ones; by default they read their
     tokens again."""
@@ -182,17 +187,12 @@ class WorkerSettings(FrozenModel):
         return self.workers > 0 or self.listen is not None
 
 
-ENVIRONMENTS = (VerifiersSettings,)
-"""The frameworks whose environments run in a process of their own, each by its name in a run file."""
-ENVIRONMENT_REWARD = "trainer.environments.reward:environment_reward"
-"""The reward of a run on an environment, unless its file sets another."""
-
-
 class BaseRolloutSettings(FrozenModel):
     """Settings of rollouts, for collecting and for training."""
 
     tools: str | tuple[str, ...] = "tool_configs"
-    """A folder of YAML files, one such file, or a list of them; or the URL of a running `mtrl-gateway serve`."""
+    """A folder of YAML files, one such file, or a list of them; or the URL of a running `mtrl-gateway serve`; or
+    `demo`, the tools of the demo's tasks, which come with the package."""
     result_limit: ResultLimit | None = None
     """How much of a tool's result the policy reads, unless the tool's own entry sets it."""
     instructions: Instructions | None = None
@@ -215,6 +215,15 @@ class BaseRolloutSettings(FrozenModel):
     May be a scheduler written for ms-swift."""
     stepper_args: dict[str, Any] = {}
     """Keyword arguments of the plug-in."""
+    environment: str | None = None
+    """An environment of another framework, as `gymnasium:NAME`, `textarena:NAME`, `openenv:URL` or `verifiers:PACKAGE`;
+    it brings its own tasks, tools and reward. More about it goes under the framework's name."""
+    gymnasium: GymnasiumSettings | None = None
+    """An environment of Gymnasium. It runs in a process of its own."""
+    textarena: TextArenaSettings | None = None
+    """A game of TextArena. It runs in a process of its own."""
+    openenv: OpenEnvSettings | None = None
+    """An environment that an OpenEnv server has."""
     verifiers: VerifiersSettings | None = None
     """An environment of `verifiers`, which brings its own rows (`data: verifiers`, `verifiers:eval`), tools and reward.
     It runs in a process of its own."""
@@ -229,28 +238,23 @@ class BaseRolloutSettings(FrozenModel):
     groups: GroupRules = GroupRules()
 
     @property
-    def environment(self) -> EnvironmentSettings | None:
-        """The environment of another framework that the run is on, if it is."""
-        return self.verifiers
+    def environment_settings(self) -> EnvironmentSettings | None:
+        """The settings of the environment that the run is on, if it is on one."""
+        return self.gymnasium or self.textarena or self.openenv or self.verifiers
 
     @model_validator(mode="before")
     @classmethod
     def _use_environment(cls, values: Any) -> Any:
-        """An environment's rows and reward, where the file says nothing else."""
-        names = [kind.framework for kind in ENVIRONMENTS]
-        name = next((name for name in names if isinstance(values, dict) and values.get(name)), None)
-        if name is None:
-            return values
-        reward = {"reward": {"components": {"environment": {"function": ENVIRONMENT_REWARD, "batched": True}}}}
-        return {"data": name, **(reward if "reward" in cls.model_fields else {}), **values}
+        """An environment's tasks, reward and limits, where the file says nothing else."""
+        return use_environment(values, cls.model_fields) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_agent(self) -> Self:
         if self.agent is not None:
             if self.stepper is not None:
                 raise ValueError("`stepper` and `agent` exclude each other: an agent decides itself what comes next")
-            if self.environment is not None:
-                framework = self.environment.framework
+            if self.environment_settings is not None:
+                framework = self.environment_settings.framework
                 raise ValueError(f"`{framework}` and `agent` exclude each other: each plays the rollouts itself")
             if self.record and self.agent.external:
                 raise ValueError(
@@ -260,10 +264,10 @@ class BaseRolloutSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_environment(self) -> Self:
-        if self.environment is not None:
+        if self.environment_settings is not None:
             for name in ("tools", "stepper"):
                 if getattr(self, name) != BaseRolloutSettings.model_fields[name].default:
-                    framework = self.environment.framework
+                    framework = self.environment_settings.framework
                     raise ValueError(f"`{name}` and `{framework}` exclude each other: an environment has its own")
         return self
 

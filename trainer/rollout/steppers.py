@@ -95,6 +95,8 @@ class RolloutStart:
     template: Template
     limits: RolloutLimits
     sampling: Sampling
+    session: AnySession
+    """The rollout's session on the gateway, for calls before the first turn."""
 
 
 @dataclass(frozen=True, slots=True)

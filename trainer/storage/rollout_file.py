@@ -21,7 +21,7 @@ import os
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -29,7 +29,7 @@ from io import FileIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import BinaryIO, Self, overload
+from typing import BinaryIO, Self, TypeVar, overload
 
 from gateway.disk_errors import describe_write_error, require_linked, sync_path, write_atomically
 from gateway.line_file import MAX_LINE_BYTES
@@ -37,6 +37,7 @@ from trainer.rollout.rollout import Rollout
 from trainer.storage import token_credit
 from trainer.storage.blobs import BlobFolder
 from trainer.storage.rollout_line import dump_rollout, load_rollout
+from trainer.storage.rollout_summary import RolloutSummary, load_summary
 
 OFFSETS_HEADER = struct.Struct("<8sQ32s")
 OFFSETS_MAGIC = b"mtrloff1"
@@ -44,6 +45,7 @@ CHUNK_BYTES = 1 << 20
 RESTART = "then start again with another --out; rollouts that ended before are saved"
 """What to do after a failed write, once the disk is in order, where rollouts are only collected."""
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -233,29 +235,33 @@ class Rollouts(Sequence[Rollout]):
 
     def numbered(self) -> Iterator[tuple[int, Rollout]]:
         """All intact rollouts with their numbers; warns about the others."""
+        return self._numbered(lambda line: load_rollout(line, self._blobs))
+
+    def summaries(self) -> Iterator[tuple[int, RolloutSummary]]:
+        """The same as summaries, which takes a tenth of the time: tokens and media are not decoded."""
+        return self._numbered(load_summary)
+
+    def _numbered(self, parse: Callable[[bytes], T]) -> Iterator[tuple[int, T]]:
         with self.file.open("rb") as stream:
             for index in range(len(self)):
                 try:
-                    yield index, self._read_one(stream, index)
+                    yield index, self._read_one(stream, index, parse)
                 except RunError as error:
                     warn_once(f"{str(error).splitlines()[0]}; this rollout is left out, the others are not affected")
 
     def _read(self, indices: range) -> Iterator[Rollout]:
         with self.file.open("rb") as stream:
             for index in indices:
-                yield self._read_one(stream, index)
+                yield self._read_one(stream, index, lambda line: load_rollout(line, self._blobs))
 
-    def _read_one(self, stream: BinaryIO, index: int) -> Rollout:
+    def _read_one(self, stream: BinaryIO, index: int, parse: Callable[[bytes], T]) -> T:
         start, end = self._offsets[index], self._offsets[index + 1]
         if end - start > MAX_LINE_BYTES:
             problem = f"{self.file}: line {index + 1}: the line has {end - start} bytes, which is too long"
             raise RunError(f"{problem}\n  remedy: remove the line")
         stream.seek(start)
-        return self._parse_line(stream.read(end - start), index)
-
-    def _parse_line(self, line: bytes, index: int) -> Rollout:
         try:
-            return load_rollout(line, self._blobs)
+            return parse(stream.read(end - start))
         except ValueError as error:
             raise RunError(
                 f"{self.file}: line {index + 1}: {error}\n"

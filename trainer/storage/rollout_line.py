@@ -115,9 +115,17 @@ def dump_rollout(rollout: Rollout, blobs: BlobStore) -> bytes:
 def load_rollout(line: bytes, blobs: BlobStore) -> Rollout:
     """The rollout of a line. Raises ValueError for a damaged line or another format version."""
     try:
-        return _rollout_from_json(json.loads(line.decode("utf-8", "surrogatepass")), blobs)
+        return _rollout_from_json(load_fields(line), blobs)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"the line is damaged ({type(error).__name__}: {error})") from error
+
+
+def load_fields(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line, with packed arrays as they are. Raises ValueError for another format version."""
+    fields: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
+    if fields["v"] != FORMAT_VERSION:
+        raise ValueError(f"it has format version {fields['v']!r}, but this mtrl reads format version {FORMAT_VERSION}")
+    return fields
 
 
 def _to_jsonable(value: Any) -> Any:
@@ -177,8 +185,6 @@ def _part_to_json(part: Part, blobs: BlobStore) -> dict[str, Any]:
 
 
 def _rollout_from_json(line: dict[str, Any], blobs: BlobStore) -> Rollout:
-    if line["v"] != FORMAT_VERSION:
-        raise ValueError(f"it has format version {line['v']!r}, but this mtrl reads format version {FORMAT_VERSION}")
     return Rollout(
         task=line["task"],
         ledger=_ledger_from_json(line, blobs),

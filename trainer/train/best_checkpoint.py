@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.disk_errors import write_atomically
 
 BEST_FILE = "best.json"
 METRIC = "eval/greedy"
+TASKS_METRIC, LOST_METRIC = "eval/tasks", "eval/lost"
+MIN_SCORED = 0.9
+"""The share of an evaluation's tasks that must be scored: the few that an outage leaves may be the easy ones."""
+
+
+def measured_value(metrics: Mapping[str, float]) -> float | None:
+    """An evaluation's success, if nearly all of its tasks were scored, so that it may be compared with others."""
+    scored, lost = metrics.get(TASKS_METRIC, 0.0), metrics.get(LOST_METRIC, 0.0)
+    return metrics.get(METRIC) if scored and scored >= MIN_SCORED * (scored + lost) else None
 
 
 class BestCheckpoint:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from rich.console import Console
 from rich.text import Text
 
-from trainer.check import Finding, describe_images, example_rollout, print_finding
+from trainer.check import Finding, check_environment, describe_images, example_rollout, print_finding
 from trainer.distributed.lead import count_shards
 from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_plan import plan_placement
@@ -54,7 +54,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         print_rollouts(
             [example_rollout(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokenizer.decode
         )
-        findings = [*find_problems(job), *find_warnings(job)]
+        findings = [*await check_environment(job.settings, job.gateway), *find_problems(job), *find_warnings(job)]
         try:
             findings += await _rehearse(job)
         except TemplateError as error:
@@ -69,7 +69,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
 
 async def _rehearse(job: Job) -> list[Finding]:
     """Scripted rollouts, unless an agent or an environment plays them in its own way."""
-    if job.settings.agent is not None or job.settings.environment is not None:
+    if job.settings.agent is not None or job.settings.environment_settings is not None:
         return []
     return await rehearse(job)
 

@@ -21,7 +21,7 @@ from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
 from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_token_weight_fn
 from trainer.data.curriculum import TaskStream
-from trainer.data.tasks import check_task_names
+from trainer.data.tasks import check_task_names, iterate_texts
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, make_engine
 from trainer.policy.learning_rate import choose_rates
@@ -147,7 +147,7 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
     mistakes += find_unknown_tools(gateway)
     for source in [*tasks.train.values(), tasks.held_out]:
         checked = source[:DEMO_TASKS_CHECKED] if settings.data in DEMOS else source
-        mistakes += check_task_names(checked, gateway.specs)
+        mistakes += check_task_names(iterate_texts(checked), gateway.specs)
         mistakes += find_agent_mistakes(checked) if settings.agent else []
         mistakes += find_unsendable_values(checked) if settings.rollout.is_used else []
     if mistakes and settings.data in DEMOS:
@@ -245,7 +245,7 @@ class Job:
         )
         if self.workers is not None:
             settings = self.settings
-            acts_unseen = bool(settings.agent or settings.environment or settings.stepper)
+            acts_unseen = bool(settings.agent or settings.environment_settings or settings.stepper)
             return with_workers(runner, self.workers, acts_unseen=acts_unseen)
         return runner if self.agents is None else with_agents(runner, self.agents)
 

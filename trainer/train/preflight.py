@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import islice
 
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
-from trainer.check import Finding
+from trainer.check import Finding, Grade
+from trainer.data.tasks import iterate_texts
 from trainer.policy.learning_rate import find_unusual_rate
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.instructions import add_instructions
@@ -41,11 +44,13 @@ def find_problems(job: Job) -> Iterator[Finding]:
     """What keeps the run from learning (`wrong`), and what is worth knowing (`note`)."""
     yield from _check_group_size(job)
     yield from _check_stop_ids(job.template)
-    if job.settings.environment is None and not job.settings.objects:
-        tasks = _read_tasks(job)
-        yield from _check_truth(job, tasks)
+    if job.settings.environment_settings is None and not job.settings.objects:
+        rows = _RowChecks(job)
+        for task in _read_tasks(job):
+            rows.add(task)
+        yield from rows.find_truth_problems()
         if job.settings.agent is None and not hasattr(job.stepper, "begin"):  # It may replace the row's messages.
-            yield from _check_prompts(job, tasks)
+            yield from rows.find_long_prompts()
 
 
 def find_warnings(job: Job) -> Iterator[Finding]:
@@ -55,13 +60,17 @@ def find_warnings(job: Job) -> Iterator[Finding]:
         yield Finding("wrong" if unusual.is_harmful else "note", unusual.problem, unusual.remedy)
     if forecast := forecast_checkpoints(settings, job.parameters, settings.out or RUNS):
         yield Finding("wrong", *forecast)
+    if settings.model in DEMOS and settings.data not in DEMOS:
+        problem = "the demo's model knows the demo's questions and hardly anything else"
+        yield Finding("note", problem, "name a `model` (--model) for tasks of another kind")
 
 
-def _read_tasks(job: Job) -> list[Task]:
-    """Tasks as the first stage with their data changes them."""
+def _read_tasks(job: Job) -> Iterator[Task]:
+    """Tasks as the first stage with their data changes them, without their media."""
     most = DEMO_TASKS_CHECKED if job.settings.data in DEMOS else MAX_TASKS
     stages = {stage.data: stage for stage in reversed(job.settings.curriculum.stages)}
-    return [stage.apply(task) for name, stage in stages.items() for task in islice(job.tasks.train[name], most)]
+    for name, stage in stages.items():
+        yield from map(stage.apply, islice(iterate_texts(job.tasks.train[name]), most))
 
 
 def _check_group_size(job: Job) -> Iterator[Finding]:
@@ -84,37 +93,58 @@ def _check_stop_ids(template: Template) -> Iterator[Finding]:
             yield Finding("wrong", problem, remedy)
 
 
-def _check_truth(job: Job, tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Rows without the right answer that a built-in reward function compares with."""
-    for name, component in job.settings.reward.components.items():
-        problems = [
-            (task, problem) for task in tasks if (problem := find_truth_problem(component.function, task)) is not None
-        ]
-        if not problems:
-            continue
-        task, problem = problems[0]
-        rows = "every row" if len(problems) == len(tasks) else f"{len(problems)} of {len(tasks)} rows"
-        text = f"reward.components.{name}: {component.function!r} cannot score {rows}: {problem} ({task.location})"
-        yield Finding("wrong" if 2 * len(problems) > len(tasks) else "note", text, OTHER_TRUTH)
+class _RowChecks:
+    """What is wrong with rows, which are looked at one by one; only a few texts are kept."""
 
+    def __init__(self, job: Job) -> None:
+        self._job, self._rows = job, 0
+        self._bad_rows: Counter[str] = Counter()
+        """By component: the rows that it cannot score."""
+        self._first_problems: dict[str, str] = {}
+        self._shortest: Task | None = None
+        self._longest: list[tuple[int, int, Task]] = []
+        """Of prompts without media: characters, the row, and the task."""
 
-def _check_prompts(job: Job, tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Compares the limits with the longest prompts and the shortest one."""
-    texts = sorted((task for task in tasks if not has_media(task.messages)), key=_count_characters)
-    if not texts:
-        return
-    most = job.settings.limits.rollout_tokens
-    shortest, longest = (
-        max(_count_tokens(job, task) for task in some) for some in (texts[:1], texts[-MEASURED_PROMPTS:])
-    )
-    if longest + MIN_ROOM <= most:
-        return
-    every = shortest + MIN_ROOM > most
-    rows = f"every prompt (the shortest has {shortest} tokens" if every else "some prompts (the shortest fits"
-    problem = f"limits.rollout_tokens is {most}, which leaves the policy no room after {rows}, the longest {longest})"
-    room = min(job.settings.limits.turn_tokens, 4096)
-    remedy = f"set `limits.rollout_tokens` to {longest + room} or more" + ("" if every else ", or shorten these rows")
-    yield Finding("wrong" if every else "note", problem, remedy)
+    def add(self, task: Task) -> None:
+        """Looks at a row."""
+        self._rows += 1
+        for name, component in self._job.settings.reward.components.items():
+            if (problem := find_truth_problem(component.function, task)) is not None:
+                self._bad_rows[name] += 1
+                self._first_problems.setdefault(name, f"{problem} ({task.location})")
+        if has_media(task.messages):
+            return
+        size = _count_characters(task)
+        if self._shortest is None or size < _count_characters(self._shortest):
+            self._shortest = task
+        heappush(self._longest, (size, self._rows, task))
+        if len(self._longest) > MEASURED_PROMPTS:
+            heappop(self._longest)
+
+    def find_truth_problems(self) -> Iterator[Finding]:
+        """Rows without the right answer that a built-in reward function compares with."""
+        for name, count in self._bad_rows.items():
+            function = self._job.settings.reward.components[name].function
+            rows = "every row" if count == self._rows else f"{count} of {self._rows} rows"
+            problem = f"{function!r} cannot score {rows}: {self._first_problems[name]}"
+            grade: Grade = "wrong" if 2 * count > self._rows else "note"
+            yield Finding(grade, f"reward.components.{name}: {problem}", OTHER_TRUTH)
+
+    def find_long_prompts(self) -> Iterator[Finding]:
+        """Compares the limits with the longest prompts and the shortest one."""
+        if self._shortest is None:
+            return
+        limits = self._job.settings.limits
+        shortest = _count_tokens(self._job, self._shortest)
+        longest = max(_count_tokens(self._job, task) for _, _, task in self._longest)
+        if longest + MIN_ROOM <= limits.rollout_tokens:
+            return
+        every = shortest + MIN_ROOM > limits.rollout_tokens
+        rows = f"every prompt (the shortest has {shortest} tokens" if every else "some prompts (the shortest fits"
+        problem = f"limits.rollout_tokens is {limits.rollout_tokens}, which leaves the policy no room after {rows}"
+        remedy = f"set `limits.rollout_tokens` to {longest + min(limits.turn_tokens, 4096)} or more"
+        remedy += "" if every else ", or shorten these rows"
+        yield Finding("wrong" if every else "note", f"{problem}, the longest {longest})", remedy)
 
 
 def _count_characters(task: Task) -> int:

@@ -111,9 +111,11 @@ class TrainSettings(BaseRolloutSettings):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        if self.model in DEMOS and self.data != self.model and self.data not in self.objects:
+        is_own = self.data not in DEMOS and "model" in self.model_fields_set
+        if self.model in DEMOS and self.data != self.model and self.data not in self.objects and not is_own:
             raise ValueError(
-                "a demo's model knows only the words of its own tasks, not those of `data`; name a `model`"
+                "a demo's model knows only the words of its own tasks, not those of `data`; name a `model`, "
+                "or write `model: demo` if they ask what the demo's tasks ask"
             )
         if self.model in (SIGHT, SHELVES) and self.warm != "habit":
             raise ValueError(f"the model of `{self.model}` has only one warm start; leave `warm` out")

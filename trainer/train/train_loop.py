@@ -9,14 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anyio import move_on_after, to_thread
 
 from gateway.disk_errors import describe_write_error
 from gateway.types import EMPTY
 from trainer.algorithms.train_batch import build_train_batch, compute_batch_metrics
-from trainer.engine.base import Engine
+from trainer.engine.base import Engine, PolicyWeights
 from trainer.policy import rng
+from trainer.policy.lora import LoraWeights
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.reward.scorer import compute_reward_metrics
@@ -24,7 +26,7 @@ from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
 from trainer.train.agent_metrics import compute_agent_metrics
 from trainer.train.alarms import Alarms
-from trainer.train.best_checkpoint import METRIC, BestCheckpoint
+from trainer.train.best_checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestCheckpoint, measured_value
 from trainer.train.checkpoint import Finish
 from trainer.train.collect import StepCollector, StepRollouts
 from trainer.train.evaluate import Evaluation, evaluate
@@ -35,6 +37,9 @@ from trainer.train.run_folder import TAPES, RunFolder
 from trainer.train.token_account import account_for_tokens
 from trainer.view.training_progress import TrainingProgress
 from trainer.worker_thread import WorkerThread
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
@@ -49,7 +54,7 @@ class NothingScoredError(Exception):
 
     def __init__(self, step: int, reasons: Counter[str]) -> None:
         commonest = "".join(f"\n  {count} x {reason}" for reason, count in reasons.most_common(SHOWN_REASONS))
-        remedy = "fix these problems, then continue with --resume from the latest checkpoint"
+        remedy = "fix these problems, then continue with --resume; the steps before it are saved"
         super().__init__(
             f"no rollout of step {step} could be scored, so the run stops; the reasons:{commonest}\n  remedy: {remedy}"
         )
@@ -112,7 +117,7 @@ class TrainLoop:
         progress, settings = self.progress, self.job.settings
         is_synchronous = settings.mode == "synchronous"
         progress.begin(step, settings.prompts * settings.n if is_synchronous else 0)
-        counters_before = dict(self.engine.counters)
+        counters_before, rollout_bytes = dict(self.engine.counters), self.folder.rollout_bytes
         with progress.phase(source.phase):
             rollouts = await source.take(step)
         await to_thread.run_sync(self._save_rollouts, [rollouts])
@@ -136,6 +141,10 @@ class TrainLoop:
                 progress.print_message(self.updater.pending_notes.pop(0))
             if has_released:
                 self.policy.release_cached_memory()
+        if not any(group.scored for group in rollouts.scored):
+            self._report(metrics, rollouts.lost_reasons)
+            await self._save_before(rollout_bytes)
+            raise NothingScoredError(step, rollouts.lost_reasons)
         with progress.phase(source.phase):
             await source.wait_until_idle()
         with progress.phase("publishing"):
@@ -149,9 +158,7 @@ class TrainLoop:
         if settings.evaluation.every and (step % settings.evaluation.every == 0 or step == settings.steps):
             metrics |= await self._evaluate()
         self._report(metrics, rollouts.lost_reasons)
-        if not any(group.scored for group in rollouts.scored):  # Not saved in place of a good step.
-            raise NothingScoredError(step, rollouts.lost_reasons)
-        if self.best.is_improved_by(metrics.get(METRIC)):
+        if self.best.is_improved_by(measured_value(metrics)):
             await self._save()
             with progress.phase("saving"):  # Until it is on the disk, the one before it is the best.
                 await to_thread.run_sync(self.folder.checkpoints.wait)
@@ -160,15 +167,22 @@ class TrainLoop:
             await self._save_if_due()
 
     async def _publish(self, step: int) -> dict[str, float]:
-        """Gives the engine the new weights; returns the seconds of each stage."""
+        """Gives the engine the new weights; returns the seconds of each stage, and what each server got."""
         began = time.monotonic()
-        weights = await self.thread.run(lambda: self.policy.weights)  # In the thread, since it merges adapters.
-        gathered = time.monotonic()
+        weights = await self.thread.run(self._take_weights)
         await self.engine.publish(weights, step)
-        return {
-            "time/publish/gather_s": gathered - began,
-            "time/publish/transfer_s": time.monotonic() - gathered,
-        }
+        total = time.monotonic() - began
+        gather_s = weights.gather_s if isinstance(weights, PolicyWeights) else 0.0
+        metrics = {"time/publish/gather_s": gather_s, "time/publish/transfer_s": total - gather_s}
+        sent = self.engine.published_bytes
+        return metrics | ({"publish/megabytes": sent / 1e6} if sent else {})
+
+    def _take_weights(self) -> Mapping[str, Tensor]:
+        """The weights. If the engine needs adapters merged, that is done here, in the training thread."""
+        weights = self.policy.weights
+        if isinstance(weights, LoraWeights) and not self.engine.capabilities.takes_adapters:
+            weights.merge()
+        return weights
 
     def _require_tape(self) -> None:
         """Ends the run if its tape cannot be written: no call is answered any more."""
@@ -200,17 +214,20 @@ class TrainLoop:
             runner = job.make_greedy(job.make_runner(self.engine, observer))
             evaluation = await evaluate(runner, job.scorer, tasks, settings.admission, settings.evaluation.kind)
         job.scorer.given.take_metrics()  # What is measured in evaluations is not that of a step.
-        metrics = {"eval/tasks": float(evaluation.all.tried), "eval/lost": float(evaluation.lost)}
+        metrics = {TASKS_METRIC: float(evaluation.all.tried), LOST_METRIC: float(evaluation.lost)}
         if evaluation.all.tried:  # Without a scored task there is no rate.
             metrics[METRIC] = evaluation.all.value
+            if measured_value(metrics) is None:
+                text = f"{evaluation.lost} of {len(tasks)} held-out tasks were lost: their success is not compared"
+                self.progress.print_message(text)
         return metrics | evaluation.metrics_by_kind(METRIC)
 
     async def _evaluate_before(self) -> None:
         if self.job.settings.evaluation.every:
             metrics = await self._evaluate()
             self._report({"step": 0.0} | metrics)
-            if METRIC in metrics:
-                self._record_best(metrics[METRIC])
+            if (value := measured_value(metrics)) is not None:
+                self._record_best(value)
 
     def _record_best(self, value: float) -> None:
         """The present step is the best; the checkpoint of the one before it may go."""
@@ -239,12 +256,22 @@ class TrainLoop:
         if is_due:
             await self._save()
 
-    async def _save(self) -> None:
+    async def _save_before(self, rollout_bytes: int) -> None:
+        """Saves the steps before one that trained nothing. A resumed run draws that one's tasks again."""
+        if self.saved_step == self.step:
+            return
+        await self._save(rollout_bytes)
+        with self.progress.phase("saving"):
+            await to_thread.run_sync(self.folder.checkpoints.wait)
+
+    async def _save(self, rollout_bytes: int | None = None) -> None:
+        """Saves a checkpoint; `rollout_bytes` is the size of rollouts.jsonl after this step, if it has grown since."""
         started = time.monotonic()
         with self.progress.phase("saving"):
             await to_thread.run_sync(self.writer.sync)  # A checkpoint counts on them.
             await to_thread.run_sync(self.metrics.sync)
-            state = {"position": self.job.task_stream.position, "rollouts": self.folder.rollout_bytes}
+            size = self.folder.rollout_bytes if rollout_bytes is None else rollout_bytes
+            state = {"position": self.job.task_stream.position, "rollouts": size}
             await to_thread.run_sync(self.folder.checkpoints.save, self.step, state, self._write_checkpoint)
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.saving_s = self.saved_at - started

@@ -22,7 +22,7 @@ from gateway.native.tool_results import exception_result, invalid_arguments_resu
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, Context, Task, ToolCall, ToolResult, ToolSpec
-from trainer.ledger import Message
+from trainer.environments.environment_messages import add_observation
 from trainer.reward.attempt import Attempt
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.steppers import RolloutStart, Step, ToolsAndFeedback
@@ -238,15 +238,3 @@ class EnvironmentStepper(ToolsAndFeedback):
             yield Step(history=add_observation(start.task.messages, observation)), self
         finally:
             lease.is_open = False
-
-
-def add_observation(messages: tuple[Message, ...], observation: Any) -> tuple[Message, ...]:
-    """The chat with an observation, a text or blocks of content, at the end of its last message."""
-    if observation is None:
-        return messages
-    content = messages[-1].get("content") or ""
-    if isinstance(content, str) and isinstance(observation, str):
-        return (*messages[:-1], {**messages[-1], "content": content + observation})
-    before = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-    added = [{"type": "text", "text": observation}] if isinstance(observation, str) else list(observation)
-    return (*messages[:-1], {**messages[-1], "content": before + added})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from trainer.environments.settings import EnvironmentSettings
+from trainer.environments.settings import RunnerSettings
 
 
-class VerifiersSettings(EnvironmentSettings):
+class VerifiersSettings(RunnerSettings):
     """An environment of PrimeIntellect's `verifiers`: a module with `load_environment`, or with a taskset."""
 
     framework: ClassVar[str] = "verifiers"

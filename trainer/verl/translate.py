@@ -178,7 +178,7 @@ def _format_section(title: str, keys: list[TranslatedKey]) -> str:
 
 def _format_key(key: TranslatedKey) -> str:
     rule = key.rule
-    setting = f" -> {rule.setting}: {_to_flow_yaml(key.value)}" if rule.setting and key.value is not None else ""
+    setting = f" -> {rule.setting}: {format_flow_yaml(key.value)}" if rule.setting and key.value is not None else ""
     note = f" - {rule.note}" if rule.note and rule.effect is not Effect.FIXED else ""
     return f"{key.key}{setting} ({key.place}){note}"
 
@@ -199,16 +199,19 @@ def _yaml_lines(tree: Mapping[str, Any], sources: Mapping[str, str], above: str 
             yield f"{indent}{name}:{source}"
             yield from _yaml_lines(value, sources, f"{setting}.")
         else:
-            yield f"{indent}{name}: {_to_flow_yaml(value)}{source}"
+            yield f"{indent}{name}: {format_flow_yaml(value)}{source}"
 
 
-def _to_flow_yaml(value: Any) -> str:
+def format_flow_yaml(value: Any) -> str:
+    """A value as YAML on one line."""
     if isinstance(value, dict):
         return (
-            "{" + ", ".join(f"{_to_yaml_scalar(name)}: {_to_flow_yaml(inner)}" for name, inner in value.items()) + "}"
+            "{"
+            + ", ".join(f"{_to_yaml_scalar(name)}: {format_flow_yaml(inner)}" for name, inner in value.items())
+            + "}"
         )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_to_flow_yaml(inner) for inner in value) + "]"
+        return "[" + ", ".join(format_flow_yaml(inner) for inner in value) + "]"
     return _to_yaml_scalar(value)
 
 
@@ -226,6 +229,6 @@ def format_table(table: KeyTable = VERL_TABLE) -> str:
         names = ", ".join(f"`{name}`" for name in rule.names)
         setting = f"`{rule.setting}`" if rule.setting else "-"
         effect = "" if rule.effect is Effect.SAME else f"{rule.effect}: " if rule.note else f"{rule.effect}"
-        default = "" if rule.default is None else f" (default there: {_to_flow_yaml(rule.default)})"
+        default = "" if rule.default is None else f" (default there: {format_flow_yaml(rule.default)})"
         rows.append(f"| {names} | {setting} | {effect}{rule.note.replace('|', chr(92) + '|')}{default} |")
     return "\n".join(rows)

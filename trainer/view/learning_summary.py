@@ -8,9 +8,9 @@ from math import isfinite
 
 from rich.text import Text
 
-from trainer.view.panel import BAD, StyledText, format_duration, join_texts
+from trainer.view.panel import BAD, StyledText, join_texts
 from trainer.view.terminal_chart import Trend, format_number
-from trainer.view.text import to_line
+from trainer.view.text import format_duration, to_line
 
 WIDE, NARROW = 20, 12
 """Widths of the sparklines of reward and success."""

@@ -109,6 +109,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "time/tools/{tool}/max_s": "the longest duration",
     "time/publish/gather_s": "seconds of publishing in which ranks gathered the weights, or adapters were merged",
     "time/publish/transfer_s": "seconds of publishing in which engines took the weights, and were compared with them",
+    "publish/megabytes": "megabytes of weights that each server got: all of them, or LoRA adapters alone",
     "time/{phase}_s": "seconds that a phase of the step took",
 }
 """By name; a part in braces stands for a value of its own. The first name that fits counts."""

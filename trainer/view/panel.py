@@ -13,7 +13,7 @@ from rich.text import Text
 from gateway.types import Outcome
 from trainer.rollout.rollout import StopReason
 from trainer.view.counters import STATES, CounterSnapshot
-from trainer.view.text import format_share, to_line
+from trainer.view.text import format_duration, format_share, to_line
 
 MAX_WIDTH = 100
 """Panels are not wider than this."""
@@ -159,8 +159,3 @@ def format_clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def format_duration(seconds: float) -> str:
-    """A short duration in ms or s."""
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"

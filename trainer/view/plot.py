@@ -14,9 +14,9 @@ from gateway.errors import ConfigError
 from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import METRICS_FILE, read_metrics
 from trainer.view.curves import Chart, History, build_charts, phase_seconds, smooth
-from trainer.view.panel import format_clock, format_duration
+from trainer.view.panel import format_clock
 from trainer.view.terminal_chart import QUIET, draw_chart
-from trainer.view.text import to_line
+from trainer.view.text import format_duration, to_line
 
 DEFAULT_FILE = "curves.png"
 WIDTH, HEIGHT = 60, 8

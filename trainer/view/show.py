@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from math import inf, isfinite
 
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text as Line
 
 from gateway.types import Outcome, ToolCall
 from trainer.ledger import Author, Entry
 from trainer.rollout.rollout import CHANGED_BY_AGENT, Rollout
-from trainer.storage.rollout_file import Rollouts
 from trainer.storage.token_credit import CreditSpan
 from trainer.view.branches import name_branches
-from trainer.view.panel import format_duration
-from trainer.view.text import STYLES, Decode, entry_text, format_rewards, format_share, to_line, to_printable
+from trainer.view.rollout_table import print_table
+from trainer.view.text import (
+    STYLES,
+    Decode,
+    entry_text,
+    format_duration,
+    format_number,
+    format_rewards,
+    format_share,
+    to_line,
+    to_printable,
+)
 from trainer.view.why import UNKNOWN_CREDIT, RolloutCredit, explain_training, explain_zero_weight
 
 TIMELINE_WIDTH = 72
@@ -30,7 +36,6 @@ PHASE_STYLES = {
     "calling": STYLES[Author.TOOL],
     "interacting": STYLES[Author.FEEDBACK],
 }
-COLUMNS = ("#", "task", "group", "stop", "turns", "tokens", "written", "cached", "reward", "outcomes")
 
 
 def print_rollouts(
@@ -43,49 +48,10 @@ def print_rollouts(
 ) -> None:
     """Prints all rollouts of a run, or one of them by its number; `decode` is the tokenizer's."""
     if rollout is None:
-        _print_table(run, console)
+        print_table(run, console)
         return
     for text in _rollout_lines(run[rollout], rollout, decode, credited):
         console.print(text, soft_wrap=True, highlight=False)
-
-
-def _print_table(run: Iterable[Rollout], console: Console) -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in COLUMNS:
-        is_number = column in ("#", "turns", "tokens", "written", "cached", "reward")
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
-    stops: Counter[str] = Counter()
-    rewards: list[float] = []
-    for number, rollout in run.numbered() if isinstance(run, Rollouts) else enumerate(run):
-        stops[rollout.stop] += 1
-        rewards += [] if rollout.reward is None else [rollout.reward]
-        style = "dim" if rollout.stop.is_infrastructure else ""
-        table.add_row(*(Line(cell) for cell in _format_cells(number, rollout)), style=style)
-    room = Measurement.get(console, console.options.update(max_width=10_000), table)
-    table.width = max(room.minimum, min(room.maximum, console.width))  # A wide table is better than missing columns.
-    console.print(table, soft_wrap=True)
-    stop_counts = ", ".join(f"{count} {stop}" for stop, count in stops.most_common())
-    mean = f"; mean reward {sum(rewards) / len(rewards):.3g} of {len(rewards)} scored" if rewards else ""
-    total = stops.total()
-    text = f"{total} rollout{'' if total == 1 else 's'}{': ' if stop_counts else ''}{stop_counts}{mean}"
-    console.print(Line(text), soft_wrap=True)
-
-
-def _format_cells(number: int, rollout: Rollout) -> tuple[str, ...]:
-    ledgers, turns = rollout.ledgers, rollout.turns
-    outcomes = Counter(outcome for ledger in ledgers for entry in ledger for outcome in entry.outcomes)
-    return (
-        str(number),
-        to_line(rollout.task),
-        to_line(f"{rollout.group}/{rollout.index}"),
-        rollout.stop,
-        str(len(turns)),
-        str(sum(map(len, ledgers))),
-        str(sum(len(turn.ids) for turn in turns)),
-        format_share(sum(ledger.cached_tokens for ledger in ledgers), sum(ledger.prompt_tokens for ledger in ledgers)),
-        _format_number(rollout.reward),
-        ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common()),
-    )
 
 
 def _rollout_lines(rollout: Rollout, number: int, decode: Decode | None, credited: RolloutCredit) -> Iterator[Line]:
@@ -137,7 +103,7 @@ def _head_lines(rollout: Rollout, number: int) -> Iterator[Line]:
     if rollout.stop.is_infrastructure:
         yield Line(f"not scored: {rollout.stop} is not the policy's fault")
     elif rollout.rewards:
-        yield Line(f"reward {_format_number(rollout.reward)}: {to_line(format_rewards(rollout))}")
+        yield Line(f"reward {format_number(rollout.reward)}: {to_line(format_rewards(rollout))}")
     if rollout.reason:
         yield Line(f"reason: {to_printable(rollout.reason)}")
     if drift := rollout.infos.get("drift"):
@@ -193,7 +159,7 @@ def _entry_heading(entry: Entry, start: int, asked: int, turn: int) -> Line:
     if entry.outcomes:
         notes.append(", ".join(entry.outcomes))
     if entry.reward is not None:
-        notes.append(f"reward {_format_number(entry.reward)}")
+        notes.append(f"reward {format_number(entry.reward)}")
     if not entry.ids and entry.author is not Author.POLICY:
         notes.append("the policy never read it")
     name = f"turn {turn}: policy" if entry.author is Author.POLICY else str(entry.author)
@@ -233,7 +199,3 @@ def _media_lines(entry: Entry, start: int) -> Iterator[Line]:
         if span and span[0] < span[1]:
             where = f"at tokens {start + span[0]}-{start + span[1] - 1}" + (f", expanded to {width}" if width else "")
         yield Line(f"  ▣ {kind} ({to_line(medium.mime)}, {len(medium.data):,} bytes) {where}")
-
-
-def _format_number(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"

@@ -40,6 +40,16 @@ def format_share(part: int, total: int) -> str:
     return f"{part / total:.0%}" if total else "-"
 
 
+def format_number(value: float | None) -> str:
+    """A number, or a dash if there is none."""
+    return "-" if value is None else f"{value:g}"
+
+
+def format_duration(seconds: float) -> str:
+    """A short duration in ms or s."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
 def entry_text(entry: Entry, decode: Decode | None) -> str:
     """The text of an entry's ids; without a tokenizer its messages, or else the ids."""
     if decode is not None and entry.ids:

@@ -4,7 +4,7 @@ export function parseAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [run, view, ...rest] = path.split("/").map(decodeURIComponent);
   const item = rest.join("/");
-  const name = view === "rollouts" && item ? "rollout" : ["rollouts", "group"].includes(view) ? view : "run";
+  const name = view === "rollouts" && item ? "rollout" : ["rollouts", "group", "compare", "tools"].includes(view) ? view : "run";
   return { run: run || null, view: name, item, params: Object.fromEntries(new URLSearchParams(query)) };
 }
 export function linkTo(run, view, item, params) {

@@ -6,6 +6,8 @@
 /v1/runs/RUN/alarms               alarms
 /v1/runs/RUN/rollouts?...         rows of the table of rollouts; see `search.py`
 /v1/runs/RUN/choices              values to filter by
+/v1/runs/RUN/steps?step=A-B       digests of steps: kinds, endings, outcomes, lengths; see `step_digest.py`
+/v1/runs/RUN/tools?step=A-B       tool calls by tool and step
 /v1/runs/RUN/rollouts/N           a rollout, token by token
 /v1/runs/RUN/group?name=GROUP     all rollouts of a group
 /v1/runs/RUN/blobs/SHA256         an image or other media
@@ -39,7 +41,7 @@ from gateway.http.uvicorn_server import Server, bind_socket, make_uvicorn_config
 from gateway.web.static_files import SHARED_PACKAGE, find_file
 from trainer.storage.rollout_file import RunError
 from trainer.web.runs import NotFound, ViewedRun
-from trainer.web.search import InvalidQuery, parse_int, parse_query
+from trainer.web.search import MAX_INT, InvalidQuery, parse_int, parse_query, parse_span
 
 PACKAGE = "trainer.web"
 INDEX_HTML = "index.html"
@@ -115,12 +117,19 @@ def _rollout(run: ViewedRun, request: Request) -> Any:
     return run.rollout(parse_int("a rollout's number", request.path_params["place"]))
 
 
+def _span(request: Request) -> tuple[int, int]:
+    step = request.query_params.get("step", "")
+    return parse_span(step) if step else (0, MAX_INT)
+
+
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/runs/{run}/metrics": _metrics,
     "/v1/runs/{run}/alarms": lambda run, request: run.alarms(),
     "/v1/runs/{run}/choices": lambda run, request: run.choices(),
     "/v1/runs/{run}/rollouts": lambda run, request: run.rollouts(parse_query(request.query_params)),
     "/v1/runs/{run}/rollouts/{place}": _rollout,
+    "/v1/runs/{run}/steps": lambda run, request: run.steps(*_span(request)),
+    "/v1/runs/{run}/tools": lambda run, request: run.tools(*_span(request)),
     "/v1/runs/{run}/group": lambda run, request: run.group(request.query_params.get("name", "")),
     "/v1/runs/{run}/blobs/{digest}": lambda run, request: run.blob(request.path_params["digest"]),
 }

@@ -56,8 +56,8 @@ const SUPERSCRIPTS = { "-": "⁻", ...Object.fromEntries([..."⁰¹²³⁴⁵⁶
 const formatPower = value => `10${[...String(Math.round(Math.log10(value)))].map(sign => SUPERSCRIPTS[sign]).join("")}`;
 
 /** A chart's axes, crosshair, zoom and legend; `paint` draws its content. */
-function chartFrame(shared, title, unit, { range, scale, paint, legend, label }) {
-  const plot = svg("svg", { class: "plot", tabindex: 0, role: "img", height: HEIGHT });
+function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners }) {
+  const plot = svg("svg", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, ${unit}: a step`, "aria-valuenow": 0, height: HEIGHT });
   const legendList = el("ul", { class: "legend" });
   const when = el("span", { class: "when number" });
   const node = el("section", { class: "panel chart" },
@@ -73,7 +73,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label })
     const [low, high] = range(first, last);
     const transform = scale === "log" ? Math.log10 : value => value;
     const y = value => TOP + (transform(high) - transform(value)) / (transform(high) - transform(low) || 1) * (HEIGHT - TOP - BOTTOM);
-    map = { x, step: pixel => first + (pixel - LEFT) / (width - LEFT - RIGHT) * (last - first), first, last, width };
+    map = { x, step: pixel => first + (pixel - LEFT) / (width - LEFT - RIGHT) * (last - first), first, last, width, y };
     const marks = scale === "log" ? ticks(transform(low), transform(high), 3).filter(Number.isInteger).map(formatPower => 10 ** formatPower) : ticks(low, high, 3);
     const clip = `clip-${title.replace(/\W/g, "")}`;
     put(plot,
@@ -95,9 +95,12 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label })
     if (keyStart !== null) showSelection(map.x(a), map.x(b));
     put(when, keyStart !== null ? `steps ${a} to ${b}` : shown ? `step ${shared.at}` : "");
     put(legendList, legend(shared.at));
-    plot.setAttribute("aria-label", `${title}, ${unit}: ${label(shared.at)}`);
+    for (const [name, value] of Object.entries({ valuemin: map.first, valuemax: map.last, valuenow: shared.at ?? map.last, valuetext: `step ${shared.at ?? map.last}: ${label(shared.at)}` })) plot.setAttribute(`aria-${name}`, value);
   };
 
+  /** The run whose curve is nearest to a point: of several runs, a click opens that one. */
+  const nearestOwner = (step, pixel) => owners().map(({ owner, value }) => ({ owner, away: pixel === null || value(step) === undefined ? Infinity : Math.abs(map.y(value(step)) - pixel) }))
+    .reduce((best, one) => best && best.away <= one.away ? best : one, null)?.owner;
   const clamp = step => Math.round(Math.min(map.last, Math.max(map.first, step)));
   const showSelection = (a, b) => { selection.setAttribute("x", Math.min(a, b)); selection.setAttribute("width", Math.abs(b - a)); };
   const keySelection = () => [keyStart, shared.at].sort((first, second) => first - second);
@@ -117,10 +120,11 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label })
   plot.addEventListener("pointerup", event => {
     const end = event.clientX - plot.getBoundingClientRect().left, [a, b] = [dragStart, end].sort((first, second) => first - second);
     dragStart = null;
-    b - a > 8 ? zoom(clamp(map.step(a)), clamp(map.step(b))) : clearSelection();
+    clearSelection();
+    if (b - a > 8) zoom(clamp(map.step(a)), clamp(map.step(b)));
+    else shared.open?.(clamp(map.step(end)), nearestOwner(clamp(map.step(end)), event.clientY - plot.getBoundingClientRect().top));
   });
   plot.addEventListener("pointerleave", () => dragStart === null && shared.point(null));
-  plot.addEventListener("dblclick", () => shared.focus(null));
   plot.addEventListener("keydown", event => {
     const direction = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (direction) {
@@ -128,6 +132,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label })
       if (event.shiftKey) keyStart ??= clamp(from); else clearSelection();
       shared.point(to);
     } else if (keyStart !== null && event.key === "Enter") zoom(...keySelection());
+    else if (event.key === "Enter" && shared.at !== null) shared.open?.(shared.at, nearestOwner(shared.at, null));
     else if (keyStart !== null && event.key === "Escape") { clearSelection(); self.point(); } else return;
     event.preventDefault();
   });
@@ -168,6 +173,7 @@ export function lineChart(shared, { title, unit, scale }) {
   const value = (curve, step) => (step === null ? curve.points.at(-1) : nearest(curve.points, step))?.[1];
   const self = chartFrame(shared, title, unit, { range, scale, paint,
     legend: step => curves.map(curve => legendItem(curve.name, formatValue(scale, value(curve, step)), curve.hue, curve.dash)),
+    owners: () => curves.map(curve => ({ owner: curve.owner, value: step => value(curve, step) })),
     label: step => curves.map(curve => `${curve.name} ${formatValue(scale, value(curve, step))}`).join(", ") });
   self.set = values => { curves = values.map(curve => ({ ...curve, points: scale === "log" ? curve.points.filter(([, v]) => v > 0) : curve.points })).filter(curve => curve.points.length); self.draw(); };
   return self;
@@ -196,6 +202,7 @@ export function stackedChart(shared, { title, unit }) {
   const formatLayer = (layer, step) => step === null ? `${Math.round(totalOf(layer) / grandTotal() * 100)} %` : seconds(valueAt(layer, step));
   const self = chartFrame(shared, title, unit, { scale: "linear", paint, range: (first, last) => [0, sums(first, last).reduce((most, layer) => Math.max(most, layer), 1e-6) * 1.05],
     legend: step => layers.map((layer, index) => legendItem(layer.name, formatLayer(layer, step), colourOf(index), "", true)),
+    owners: () => layers.map(layer => ({ owner: layer.owner, value: () => undefined })),
     label: step => layers.map(layer => `${layer.name} ${formatLayer(layer, step)}`).join(", ") });
   self.set = values => { layers = values; self.draw(); };
   return self;

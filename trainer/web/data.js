@@ -27,6 +27,13 @@ export async function fetchGroup(run, name) {
   if (!rollouts.length) throw new Error("Nothing of this group is in this file.");
   return { group: name, rollouts: rollouts };
 }
+/** The digest of a step; undefined if it has no rollouts. */
+export async function fetchSteps(run, step) {
+  if (exported) return exported.runs[run].steps.find(digest => digest.step === step);
+  return (await fetchJson(runUrl(run, `/steps?step=${step}`)))[0];
+}
+/** Tool calls by tool and step; the exported file has those of all its steps. */
+export async function fetchTools(run, step) { return exported ? exported.runs[run].tools : fetchJson(runUrl(run, `/tools?step=${encodeURIComponent(step)}`)); }
 /** The URL of media by its sha256. */
 export async function mediaUrl(run, digest, mime) {
   if (exported) return exported.runs[run].blobs[digest];
@@ -56,13 +63,13 @@ function filterRows({ rows, rollouts }, params) {
   const search = (params.q ?? "").trim().toLowerCase();
   const [first, last] = (params.step ?? "").split("-").map(Number);
   const matches = row => (!params.stop || row.stop === params.stop) && (!params.blame || row.blame === params.blame)
-    && (!params.kind || row.kind === params.kind) && (!params.group || row.grp === params.group) && (!params.tool || params.tool in row.tools)
+    && (!params.kind || row.kind === params.kind) && (!params.source || row.source === params.source) && (!params.group || row.grp === params.group) && (!params.tool || params.tool in row.tools)
     && (!params.outcome || params.outcome in row.outcomes)
     && (!params.step || (row.step >= first && row.step <= (last || first)))
     && (!params.success || row.success === { yes: 1, no: 0, none: null }[params.success])
     && (!params.least || (row.reward !== null && row.reward >= Number(params.least)))
     && (!params.most || (row.reward !== null && row.reward <= Number(params.most)))
-    && (!search || [row.task, row.kind, row.question, row.answer, row.reason, ...(rollouts[row.place] ? rolloutTexts(rollouts[row.place]) : [])]
+    && (!search || [row.task, row.kind, row.source, row.question, row.answer, row.reason, ...(rollouts[row.place] ? rolloutTexts(rollouts[row.place]) : [])]
       .some(text => (text ?? "").toLowerCase().includes(search)));
   const descending = (params.sort ?? "").startsWith("-"), name = (params.sort || "place").replace("-", "");
   const known = value => value !== null && value !== undefined;

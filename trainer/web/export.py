@@ -82,6 +82,8 @@ def _collect_run(run: ViewedRun, remaining_bytes: int, chosen: Sequence[int]) ->
         "metrics": run.metrics(0)["lines"],
         "alarms": run.alarms(),
         "choices": run.choices(),
+        "steps": run.steps(),
+        "tools": run.tools(),
         "rows": rows,
         "rollouts": rollouts,
         "blobs": blobs,

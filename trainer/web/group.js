@@ -1,4 +1,4 @@
-// The rollouts of a group side by side, from the turn in which they diverge.
+// The rollouts of a group: as a heat map, by the tokens that were pushed most, and side by side where they diverge.
 
 import { el, number, put, integer } from "./dom.js";
 import { fetchGroup } from "./data.js";
@@ -6,6 +6,8 @@ import { paintTokens, tokenScale, ledgerTokens } from "./ledger.js";
 import { tokenChunks } from "./token_chunks.js";
 import { linkTo } from "./address.js";
 import { conversationEntry as speech } from "./conversation.js";
+import { heatMap } from "./heat_map.js";
+import { pushedTokens } from "./pushed_tokens.js";
 
 export async function view({ frame, run, address }) {
   const group = await fetchGroup(run.name, address.item);
@@ -18,8 +20,8 @@ export async function view({ frame, run, address }) {
   const merged = mergeEqual(attempts), drawn = tokenChunks((node, list) => paintDivergence(run, node, list, sharedTokens));
   put(frame, el("header", { class: "top stack" }, el("h1", { class: "question" }, first.question || first.task),
       el("p", { class: "dim small" }, `${attempts.length} attempts at `, el("span", { class: "mono" }, first.task), first.step === null ? "" : [" in ", el("a", { href: linkTo(run.name, "rollouts", null, { step: first.step }) }, `step ${first.step}`)],
-        ` · ${integer(sharedTokens)} tokens are the same in all`, spread ? "" : " · all have the same reward, so their advantages are 0"), differences(merged)),
-    el("div", { class: "scroll siblings-all", tabindex: 0, role: "group", "aria-label": "Attempts" }, merged.map(attempt => column(run, attempt, sharedTokens, drawn))));
+        ` · ${integer(sharedTokens)} tokens are the same in all`, spread ? "" : " · all have the same reward, so their advantages are 0"), differences(merged)), heatMap(run, attempts, address.params), pushedTokens(run, attempts),
+    el("h2", {}, "Side by side"), el("div", { class: "scroll siblings-all", tabindex: 0, role: "group", "aria-label": "Attempts" }, merged.map(attempt => column(run, attempt, sharedTokens, drawn))));
   return { title: `Group ${group.group} of ${run.name}`, leave: drawn.clear, actions: { Escape: () => history.back() } };
 }
 

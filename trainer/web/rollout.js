@@ -108,7 +108,7 @@ export async function view({ frame, run, address }) {
   });
   const numbers = Object.fromEntries(MODES.map(([name], index) => [String(index + 1), () => recolour(name)]));
   return { title: `Rollout ${address.item} of ${run.name}`, leave: drawn.clear, actions: { ...numbers, j: () => goToNeighbour(1), k: () => goToNeighbour(-1), "]": () => goToSibling(1), "[": () => goToSibling(-1),
-    n: () => turnBy(1), p: () => turnBy(-1), r: unfold, c: () => { location.hash = linkTo(run.name, "group", rollout.group); },
+    n: () => turnBy(1), p: () => turnBy(-1), r: unfold, c: () => { location.hash = linkTo(run.name, "group", rollout.group); }, w: () => rollout.row.step ? (location.hash = linkTo(run.name, "compare", `${rollout.row.step - 1}-${rollout.row.step}`)) : false,
     ArrowRight: () => moveToken(1), ArrowLeft: () => moveToken(-1), Escape: () => { if (pinned) pin(null); else location.hash = cameFrom(run.name); } } };
 }
 

@@ -8,140 +8,19 @@ written, it is kept in memory.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
-from math import fsum
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
 from gateway.line_file import MAX_LINE_BYTES, FileLine, iterate_lines
-from gateway.types import Outcome
-from trainer.rollout.rollout import StopReason, total_reward
-from trainer.storage.token_credit import GROUP_STEP
 from trainer.view.curves import SuccessCriterion
-from trainer.view.text import to_printable
+from trainer.web.rollout_row import COLUMNS, Call, Row, read_row
 
-EXCERPT_CHARS = 160
-"""Characters of a question or answer in a row."""
-BLAME_OF_STOP = {
-    StopReason.WALL_TIME: "time",
-    StopReason.ENGINE_FAILED: "engine",
-    StopReason.TOOL_FAILED: "tool",
-    StopReason.MISALIGNED: "engine",
-    StopReason.AGENT_FAILED: "agent",
-    StopReason.WORKER_LOST: "worker",
-    StopReason.CANCELLED: "caller",
-    StopReason.ERROR: "plug-in",
-}
-"""What to blame for each stop reason that is not the policy's fault."""
-INFRASTRUCTURE_OUTCOMES = frozenset(outcome.value for outcome in Outcome if outcome.is_infrastructure)
-
-
-COLUMNS = (
-    "place", "start", "end", "step", "task", "grp", "idx", "stop", "reason", "reward", "success", "turns", "tokens",
-    "written", "asked", "cached", "seconds", "tools", "calls", "outcomes", "blame", "version", "rewards", "question",
-    "answer", "kind",
-)  # fmt: skip
-Row = tuple[Any, ...]
-"""The values of `COLUMNS`."""
-
-
-def read_row(place: int, start: int, line: bytes, criterion: SuccessCriterion) -> Row:
-    """The row of a rollout's line. Raises ValueError, KeyError, TypeError or AttributeError for a damaged line."""
-    fields = json.loads(line.decode("utf-8", "surrogatepass"))
-    ledgers = [ledger.get("entries", ()) for ledger in (*fields.get("earlier", ()), fields)]
-    entries = [entry for ledger in ledgers for entry in ledger]
-    turns = [entry for entry in entries if entry["author"] == "policy"]
-    rewards: dict[str, float] = fields.get("rewards", {})
-    group, success = str(fields["group"]), criterion.is_success(rewards)
-    step_in_name = GROUP_STEP.match(group)
-    outcomes = Counter(outcome for entry in entries for outcome in entry.get("outcomes", ()))
-    tools = Counter(call[1] for turn in turns for call in turn.get("calls", ()))
-    return (
-        place,
-        start,
-        start + len(line),
-        fields.get("step", int(step_in_name[1]) if step_in_name else None),
-        fields["task"],
-        group,
-        int(fields["index"]),
-        fields["stop"],
-        fields["reason"],
-        total_reward(rewards, fields.get("weighed")),
-        success,
-        len(turns),
-        sum(entry["n"] for entry in entries),
-        sum(turn["n"] for turn in turns),
-        sum(tokens for ledger in ledgers for tokens in _input_tokens(ledger)),
-        sum(turn.get("cached", 0) for turn in turns),
-        fsum(fields.get("timing", {}).values()),
-        _counts_to_json(tools),
-        sum(tools.values()),
-        _counts_to_json(outcomes),
-        find_blame(fields["stop"], success, outcomes),
-        min((turn["version"] for turn in turns if "version" in turn), default=None),
-        json.dumps(rewards),
-        _excerpt(_question(entries)),
-        _excerpt(_answer(turns)),
-        _excerpt(fields.get("kind", "")),
-    )
-
-
-def find_blame(stop: str, success: bool | None, outcomes: Mapping[str, int]) -> str:
-    """What caused the failure: the policy, a tool or other infrastructure; empty for a success, or if it is unknown."""
-    if stop in BLAME_OF_STOP:
-        return BLAME_OF_STOP[StopReason(stop)]
-    if success is not False:
-        return ""
-    return "tool" if INFRASTRUCTURE_OUTCOMES & outcomes.keys() else "policy"
-
-
-def _input_tokens(entries: list[dict[str, Any]]) -> Iterator[int]:
-    """The input tokens of each turn's request, with media expanded."""
-    before = 0
-    for entry in entries:
-        if entry["author"] == "policy":
-            yield before
-        before += entry["n"]
-        for (start, stop), width in zip(entry.get("spans", ()), entry.get("widths", ()), strict=False):
-            before += width - (stop - start)
-
-
-def _counts_to_json(counted: Mapping[str, int]) -> str:
-    """Counts as JSON, in descending order."""
-    return json.dumps(dict(sorted(counted.items(), key=lambda item: (-item[1], item[0]))), ensure_ascii=False)
-
-
-def _question(entries: list[dict[str, Any]]) -> str:
-    """The last user message of the prompt, or else its last message."""
-    messages = [message for entry in entries[:1] for message in entry.get("messages", ())]
-    users = [message for message in messages if message.get("role") == "user"] or messages
-    return _message_text(users[-1]) if users else ""
-
-
-def _answer(turns: list[dict[str, Any]]) -> str:
-    messages = [message for turn in turns[-1:] for message in turn.get("messages", ())]
-    return _message_text(messages[-1]) if messages else ""
-
-
-def _message_text(message: Mapping[str, Any]) -> str:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return " ".join(str(part.get("text", f"[{part.get('type', '?')}]")) for part in parts if isinstance(part, dict))
-
-
-def _excerpt(text: str) -> str:
-    return to_printable(" ".join(text[: 4 * EXCERPT_CHARS].split()))[:EXCERPT_CHARS]
-
-
-INDEX_FORMAT = "3"
+INDEX_FORMAT = "4"
 BATCH_ROWS = 64
 """Rollouts indexed at a time, between which requests are answered."""
 LOCK_TIMEOUT_S = 5.0
@@ -243,17 +122,20 @@ class RolloutIndex:
         with text:
             covered = self._check_covered(text)
             rows: list[Row] = []
+            calls: list[Call] = []
             place = self._count()
             for line in iterate_lines(text, covered):
                 if not line.is_complete or len(rows) == limit:
                     break
-                rows.append(self._read_row(place + len(rows), line))
+                row, its_calls = self._read_row(place + len(rows), line)
+                rows.append(row)
+                calls += its_calls
                 covered = line.end
             if rows:
-                self._store(rows, covered, read_line(text, rows[-1]))
+                self._store(rows, calls, covered, read_line(text, rows[-1]))
             return bool(rows)
 
-    def _read_row(self, place: int, line: FileLine) -> Row:
+    def _read_row(self, place: int, line: FileLine) -> tuple[Row, list[Call]]:
         try:
             if line.is_too_long:
                 raise ValueError(f"the line has more than {MAX_LINE_BYTES} bytes")
@@ -262,9 +144,9 @@ class RolloutIndex:
             values: Mapping[str, Any] = {
                 "place": place, "start": line.start, "end": line.end, "task": "?", "grp": "", "idx": 0,
                 "stop": "damaged", "reason": f"{type(error).__name__}: {error}", "tools": "{}", "outcomes": "{}",
-                "rewards": "{}", "blame": "", "question": "", "answer": "", "kind": "",
+                "rewards": "{}", "blame": "", "question": "", "answer": "", "kind": "", "source": "",
             }  # fmt: skip
-            return tuple(values.get(name) for name in COLUMNS)
+            return tuple(values.get(name) for name in COLUMNS), []
 
     def _check_covered(self, text: Any) -> int:
         """The number of indexed bytes; 0, after clearing the index, if the file is not the indexed one."""
@@ -273,6 +155,7 @@ class RolloutIndex:
         if covered and (covered > os.fstat(text.fileno()).st_size or about.get("last") != self._hash_last_line(text)):
             with self._db:
                 self._db.execute("DELETE FROM rollouts")
+                self._db.execute("DELETE FROM calls")
                 self._db.execute("DELETE FROM about WHERE name IN ('covered', 'last')")
             self.rebuilds += 1
             return 0
@@ -285,9 +168,10 @@ class RolloutIndex:
         text.seek(row[0])
         return sha256(text.read(min(row[1] - row[0], MAX_LINE_BYTES))).hexdigest()
 
-    def _store(self, rows: list[Row], covered: int, last: bytes) -> None:
+    def _store(self, rows: list[Row], calls: list[Call], covered: int, last: bytes) -> None:
         with self._db:
             self._db.executemany(INSERT_ROW, rows)
+            self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, ?, ?)", calls)
             about = [("covered", str(covered)), ("last", sha256(last).hexdigest())]
             self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", about)
 
@@ -314,11 +198,17 @@ class RolloutIndex:
                 expected = {"format": INDEX_FORMAT, "mark": repr(self._criterion)}
                 if any(stored.get(name) != value for name, value in expected.items()):
                     db.execute("DROP TABLE IF EXISTS rollouts")
+                    db.execute("DROP TABLE IF EXISTS calls")
                     db.execute("DELETE FROM about")
                     db.executemany("INSERT INTO about VALUES (?, ?)", expected.items())
                 db.execute(f"CREATE TABLE IF NOT EXISTS rollouts ({COLUMN_DEFINITIONS})")
                 db.execute("CREATE INDEX IF NOT EXISTS by_group ON rollouts (grp, idx)")
                 db.execute("CREATE INDEX IF NOT EXISTS by_step ON rollouts (step)")
+                db.execute(
+                    "CREATE TABLE IF NOT EXISTS calls"
+                    " (place INTEGER, step INTEGER, tool TEXT, outcome TEXT, seconds REAL)"
+                )
+                db.execute("CREATE INDEX IF NOT EXISTS calls_by_step ON calls (step)")
                 db.execute(
                     "CREATE TEMP TABLE found (words TEXT, place INTEGER, PRIMARY KEY (words, place)) WITHOUT ROWID"
                 )

@@ -15,6 +15,7 @@ export async function view({ frame, runs }) {
     const steps = histories.filter(history => !hiddenRuns.hidden.has(history.run.name)).flatMap(history => [history.lines[0]?.step, history.lines.at(-1)?.step]).filter(step => step !== undefined);
     return steps.length ? [Math.min(...steps), Math.max(...steps, 1)] : [0, 1];
   };
+  shared.open = (step, owner) => { location.hash = linkTo(owner ?? runs[0].name, "rollouts", null, { step }); };
   await Promise.all(histories.map(readMetrics));
 
   const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), alarms: el("div", { class: "stack" }), charts: el("div", { class: "charts" }), settings: el("div") };
@@ -103,7 +104,7 @@ function alarmList(histories) {
   const alarms = histories.flatMap(history => history.alarms.map(alarm => ({ ...alarm, history })));
   if (!alarms.length) return null;
   const show = alarm => el("li", { class: "notice alarm" },
-    el("p", {}, histories.length > 1 ? `${alarm.history.run.name}, ` : "", el("a", { href: linkTo(alarm.history.run.name, "rollouts", null, { step: alarm.step }) }, `step ${alarm.step}`), ": ", withCode(alarm.seen)),
+    el("p", {}, histories.length > 1 ? `${alarm.history.run.name}, ` : "", el("a", { href: linkTo(alarm.history.run.name, "rollouts", null, { step: alarm.step }) }, `step ${alarm.step}`), alarm.step > 1 ? [" (", el("a", { href: linkTo(alarm.history.run.name, "compare", `${alarm.step - 1}-${alarm.step}`) }, "what changed"), ")"] : null, ": ", withCode(alarm.seen)),
     alarm.likely ? el("p", { class: "dim small" }, withCode(alarm.likely)) : null,
     alarm.remedy ? el("p", { class: "small remedy" }, withCode(alarm.remedy)) : null);
   const withCode = text => text.split("`").map((part, place) => place % 2 ? el("code", {}, part) : part);
@@ -123,7 +124,7 @@ function toolbar(shared, histories, fill) {
     el("span", { class: "swatch", style: { background: colourOf(history.place) } }), history.run.name)) : null;
   return el("div", { class: "row centre toolbar" }, toggles, el("span", { class: "grow" }), reset,
     el("label", { class: "row centre", for: "smooth" }, el("span", { class: "label" }, "Smoothing"), slider),
-    el("span", { class: "label hint" }, "drag, or ⇧ ← → and Enter, to zoom"));
+    el("span", { class: "label hint" }, "click, or Enter: the step's rollouts; drag, or ⇧ ← → and Enter: zoom"));
 }
 
 function drawCharts(parent, shared, drawn, shown, several) {
@@ -132,7 +133,7 @@ function drawCharts(parent, shared, drawn, shown, several) {
     // With several runs, each has a colour; dashes distinguish runs and metrics of the same colour.
     const curves = shown.flatMap(history => chartMetrics(chart, history).map(([metric, name], place, all) => ({
       name: several ? `${history.run.name} ${name}` : name, hue: colourOf(several ? history.place : place), dash: dashOf(several ? (place + all.length * Math.floor(history.place / 6)) % 6 : place),
-      sparse: metric.startsWith("eval/"), points: history.lines.filter(line => line[metric] !== undefined && line[metric] !== null).map(line => [line.step, line[metric]]) })))
+      owner: history.run.name, sparse: metric.startsWith("eval/"), points: history.lines.filter(line => line[metric] !== undefined && line[metric] !== null).map(line => [line.step, line[metric]]) })))
       .filter(curve => curve.points.length);
     if (curves.length) nodes.push(place(drawn, chart.title, () => lineChart(shared, chart), curves));
   }
@@ -170,7 +171,7 @@ function chartMetrics(chart, history) {
 function phaseLayers(history) {
   const steps = history.lines.filter(line => line.step > 0), sums = {};
   for (const line of steps) for (const [name, value] of Object.entries(line)) if (/^time\/[^/]+_s$/.test(name)) sums[name] = (sums[name] ?? 0) + value;
-  return Object.entries(sums).sort((a, b) => b[1] - a[1]).map(([name]) => ({ name: name.slice(5, -2).replaceAll("_", " "), points: steps.map(line => [line.step, line[name] ?? 0]) }));
+  return Object.entries(sums).sort((a, b) => b[1] - a[1]).map(([name]) => ({ owner: history.run.name, name: name.slice(5, -2).replaceAll("_", " "), points: steps.map(line => [line.step, line[name] ?? 0]) }));
 }
 
 function settingsPanel(runs) {

@@ -27,9 +27,11 @@ from trainer.train.alarms import Alarms
 from trainer.view.curves import SuccessCriterion
 from trainer.view.why import RolloutCredit
 from trainer.web.charts import list_charts
-from trainer.web.rollout_index import BLAME_OF_STOP, RolloutIndex
+from trainer.web.rollout_index import RolloutIndex
 from trainer.web.rollout_json import TokenTexts, rollout_to_json
+from trainer.web.rollout_row import BLAME_OF_STOP
 from trainer.web.search import MAX_INT, Query, Search
+from trainer.web.step_digest import digest_steps, digest_tools
 
 SEARCH_TIME_S = 0.4
 """The time that a request spends on a full-text search; the next request continues it."""
@@ -160,12 +162,20 @@ class ViewedRun:
                 for key in json.loads(row["listed"] or "{}"):
                     counts[name][key] += row["many"]
         result: dict[str, Any] = {name: dict(counted.most_common()) for name, counted in counts.items()}
-        for column in ("stop", "blame", "kind"):
+        for column in ("stop", "blame", "kind", "source"):
             query = f"SELECT {column} AS name, COUNT(*) AS many FROM rollouts WHERE {column} != '' GROUP BY 1"  # noqa: S608
             listed = self.index.select(f"{query} ORDER BY 2 DESC, 1 LIMIT {MAX_CHOICES}")
             result[column] = {row["name"]: row["many"] for row in listed}
         steps = self.index.select("SELECT MIN(step) AS first, MAX(step) AS last, COUNT(*) AS rows FROM rollouts")
         return result | steps[0]
+
+    def steps(self, first: int = 0, last: int = MAX_INT) -> list[dict[str, Any]]:
+        """Digests of a range of steps."""
+        return digest_steps(self.index, first, last)
+
+    def tools(self, first: int = 0, last: int = MAX_INT) -> dict[str, Any]:
+        """Tool calls of a range of steps, by tool and step."""
+        return digest_tools(self.index, first, last)
 
     def rollout(self, place: int) -> dict[str, Any]:
         row = self._find_row(place)

@@ -65,9 +65,9 @@ MAX_LIMIT = 500
 """The maximal number of rows in a response."""
 SHOWN_COLUMNS = (
     "place, step, task, grp, idx, stop, reason, reward, success, turns, tokens, written, asked, cached, seconds, "
-    "tools, calls, outcomes, blame, version, rewards, question, answer, kind"
+    "tools, calls, outcomes, blame, version, rewards, question, answer, kind, source"
 )
-SEARCHED_COLUMNS = ("task", "kind", "question", "answer", "reason")
+SEARCHED_COLUMNS = ("task", "kind", "source", "question", "answer", "reason")
 MAX_INT = 2**63 - 1
 """The largest integer in SQLite."""
 SUCCESS_TESTS = {"yes": "success = 1", "no": "success = 0", "none": "success IS NULL"}
@@ -114,7 +114,13 @@ Condition = tuple[str, tuple[Any, ...]]
 
 
 def _equality_conditions(params: Mapping[str, str]) -> Iterator[Condition]:
-    for name, column in (("stop", "stop"), ("blame", "blame"), ("kind", "kind"), ("group", "grp")):
+    for name, column in (
+        ("stop", "stop"),
+        ("blame", "blame"),
+        ("kind", "kind"),
+        ("source", "source"),
+        ("group", "grp"),
+    ):
         if name in params:
             yield f"{column} = ?", (params[name],)
     for name, column in (("tool", "tools"), ("outcome", "outcomes")):
@@ -126,7 +132,7 @@ def _equality_conditions(params: Mapping[str, str]) -> Iterator[Condition]:
 
 def _range_conditions(params: Mapping[str, str]) -> Iterator[Condition]:
     if "step" in params:
-        yield "step BETWEEN ? AND ?", _parse_span(params["step"])
+        yield "step BETWEEN ? AND ?", parse_span(params["step"])
     for name, sign in (("least", ">="), ("most", "<=")):
         if name in params:
             yield f"reward {sign} ?", (_parse_number(name, params[name]),)
@@ -151,7 +157,8 @@ def _order_by(params: Mapping[str, str]) -> str:
     return f"{column} {ways} NULLS LAST" + ("" if column == "place" else ", place ASC")
 
 
-def _parse_span(text: str) -> tuple[int, int]:
+def parse_span(text: str) -> tuple[int, int]:
+    """The first and the last step of a range."""
     first, _, last = text.partition("-")
     try:
         return parse_int("", first), parse_int("", last or first)

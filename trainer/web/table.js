@@ -7,7 +7,7 @@ import { linkTo, updateAddress } from "./address.js";
 const PAGE = 100, POLL_MS = 2000, SEARCH_MS = 30, AHEAD = 8;
 const SORTS = { place: "#", step: "Step", task: "Task", reward: "Reward", stop: "Ended", turns: "Turns", tokens: "Tokens", tools: "Tools", blame: "Failure of" };
 const SORTED = new Set(["place", "step", "task", "reward", "stop", "turns", "tokens", "blame"]);
-const FILTERS = ["q", "step", "kind", "success", "stop", "tool", "outcome", "blame", "least", "most"];
+const FILTERS = ["q", "step", "kind", "source", "success", "stop", "tool", "outcome", "blame", "least", "most"];
 /** The last table, from which a rollout's neighbours are found. */
 const lastTable = { run: null, params: {}, index: null };
 
@@ -126,6 +126,7 @@ export async function view({ frame, run, address }) {
     if (response.reward !== null && total) parts.push(` · mean reward ${number(response.reward, 3)}`);
     if (response.success !== null && total) parts.push(` · ${percent(response.success)} succeed`);
     if (params.q && response.looked < response.known) parts.push(` · searched ${integer(response.looked)} of ${integer(response.known)}`);
+    if (/^[1-9]\d*$/.test(params.step ?? "")) parts.push(" · ", el("a", { href: linkTo(run.name, "compare", `${params.step - 1}-${params.step}`) }, `what changed since step ${params.step - 1}`));
     if (response.listed < 1) parts.push(` · ${Math.floor(response.listed * 100)} % of the run indexed so far`);
     return parts;
   }
@@ -191,7 +192,7 @@ export async function view({ frame, run, address }) {
   }
   schedule();
   return { title: `Rollouts of ${run.name}`, leave: () => { over = true; stop.abort(); clearTimeout(timer); resized.disconnect(); lastTable.index ??= selected; },
-    actions: { j: () => select(selected + 1), k: () => select(selected - 1), ArrowDown: () => select(selected + 1), ArrowUp: () => select(selected - 1), Enter: open,
+    actions: { j: () => select(selected + 1), k: () => select(selected - 1), ArrowDown: () => select(selected + 1), ArrowUp: () => select(selected - 1), Enter: open, w: () => { const step = params.step && /^\d+$/.test(params.step) ? Number(params.step) : pages.get(Math.floor(selected / PAGE))?.[selected % PAGE]?.step; return step ? (location.hash = linkTo(run.name, "compare", `${step - 1}-${step}`)) : false; },
       "/": () => $("input[type=search]", frame).focus(), Escape: () => { document.activeElement?.blur(); list.focus(); } } };
 }
 
@@ -213,6 +214,7 @@ async function filterForm(run, params, change) {
     field("step", "Step", choices.first === null || choices.first === undefined ? "" : `${choices.first}-${choices.last}`),
     field("least", "Reward ≥", ""), field("most", "Reward ≤", ""),
     Object.keys(choices.kind).length ? select("kind", "Kind of task", countedOptions(choices.kind)) : null,
+    Object.keys(choices.source).length > 1 ? select("source", "Data source", countedOptions(choices.source)) : null,
     select("success", "Succeeded", [["yes", "yes"], ["no", "no"], ["none", "not scored"]]),
     select("stop", "Ended", countedOptions(choices.stop, name => name.replaceAll("_", " "))), select("tool", "Tool used", countedOptions(choices.tool)),
     select("outcome", "Outcome", countedOptions(choices.outcome)), select("blame", "Failure of", countedOptions(choices.blame)));

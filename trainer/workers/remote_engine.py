@@ -80,6 +80,10 @@ class RemoteEngine:
         return {}
 
     @property
+    def published_bytes(self) -> int:
+        return 0
+
+    @property
     def agreement(self) -> Agreement | None:
         return None
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
+from tests.forked_python import ForkedPopen
 from tests.trainer.policy.tiny_policies import plain_logprobs, tiny_model
 from tests.trainer.vision.vision_models import picture
 from tests.trainer.vision.vision_sequences import ledger_of
@@ -30,9 +32,11 @@ TIMEOUT_S = 120.0
 
 @contextmanager
 def running_ranks(size: int, folder: Path, **settings: Any) -> Iterator[LeaderChannel]:
-    """Other ranks as processes; this process is rank 0."""
+    """Other ranks as processes, which have imported torch and transformers already; this process is rank 0."""
     distributed = DistributedSettings(**{"ranks": size, "timeout_s": TIMEOUT_S, **settings})
-    with LocalRanks(distributed, folder) as local:
+    with ExitStack() as stack:
+        with patch("trainer.distributed.launch_ranks.subprocess.Popen", ForkedPopen):
+            local = stack.enter_context(LocalRanks(distributed, folder))
         ranks, names = connect_ranks(local.environment, distributed, local.listener, local.find_ended)
         channel = LeaderChannel(ranks, local.find_ended, names)
         try:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from torch.distributed import HashStore
 from torch.distributed.fsdp import FSDPModule
 
 from gateway.errors import ConfigError
 from tests.trainer.distributed.rank_pools import image_batch, random_batch
 from tests.trainer.policy.tiny_policies import tiny_model
 from tests.trainer.vision.vision_models import seeing_model
+from tests.waiting import PATIENCE_S
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.distributed.batch_bytes import read_batch, write_batch
+from trainer.distributed.connect_ranks import _answer_asking, _ask_generation
 from trainer.distributed.errors import RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
@@ -74,6 +79,22 @@ async def test_torch_that_is_too_old_is_told_before_any_rank_starts(
     with pytest.raises(RankError, match="is too old for ranks"):
         async with open_ranks(DistributedSettings(ranks=2), {}, tmp_path, tmp_path):
             pass
+
+
+def test_ranks_that_start_again_do_not_read_what_earlier_ones_left_in_the_store() -> None:
+    store = HashStore()
+    asked: list[str] = []
+
+    def follow() -> None:
+        asked.append(_ask_generation(store, 1, timedelta(seconds=PATIENCE_S)))
+
+    for generation in ("first", "second"):
+        follower = Thread(target=follow)
+        follower.start()
+        while follower.is_alive():
+            _answer_asking(store, 2, generation)
+            follower.join(0.01)
+    assert asked == ["first", "second"]
 
 
 def test_first_rank_that_differs_is_named(tmp_path: Path) -> None:

@@ -66,6 +66,20 @@ def test_killed_rank_ends_the_step_by_its_name(model: Path, tmp_path: Path) -> N
             updater.train_step(random_batch(tiny_model(tie_word_embeddings=True), 0))
 
 
+def test_lost_store_of_a_launcher_is_told_in_words(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.distributed.DistNetworkError("Broken pipe")
+
+    with running_ranks(2, tmp_path) as channel:
+        monkeypatch.setattr("trainer.distributed.rank_commands.read_failures", fail)
+        monkeypatch.setattr(channel, "_announce", fail)
+        lost = "the launcher's agent, through which ranks meet, is lost in 'end'"
+        with pytest.raises(RankError, match=lost), channel.command("end"):
+            pass
+
+
 def test_stuck_rank_ends_the_step_with_what_it_did_last(model: Path, tmp_path: Path) -> None:
     with running_ranks(2, tmp_path, timeout_s=STUCK_S) as channel:
         os.kill(process_of(channel, 1), signal.SIGSTOP)

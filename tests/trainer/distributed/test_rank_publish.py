@@ -26,7 +26,7 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed import sharded_policy
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.sharded_weights import plan_buckets
-from trainer.engine.base import Sampling
+from trainer.engine.base import PolicyWeights, Sampling
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync import disk, process_group, tensors
 from trainer.policy.settings import LoraSettings, UpdateSettings
@@ -114,6 +114,30 @@ async def test_servers_get_the_ranks_weights_and_rank_0_holds_one_bucket(
     assert gathered.tensors > 2 * len(sizes) and sum(sizes.values()) > 8 * BUCKET
     if kind == "full":
         assert gathered.most <= max(BUCKET, *sizes.values())
+
+
+def test_ranks_gather_adapters_alone_and_measure_it_where_it_happens(
+    channel: LeaderChannel, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered = Gathered()
+    policy, updater = make_updater(channel, model, AlgorithmSettings(), UPDATES["lora"])
+    alone, updater_alone = make_updater(None, model, AlgorithmSettings(), UPDATES["lora"])
+    batch = random_batch(tiny_model(tie_word_embeddings=True), 3)
+    updater.train_step(batch)
+    updater_alone.train_step(batch)
+    monkeypatch.setattr(sharded_policy, "gather_tensor", gathered)
+    weights, weights_alone = policy.weights, alone.weights
+    assert isinstance(weights, PolicyWeights) and isinstance(weights_alone, PolicyWeights)
+    adapters, expected = weights.adapters(), weights_alone.adapters()
+    assert adapters is not None and expected is not None and adapters.shape == expected.shape
+    assert adapters.keys() == expected.keys() and gathered.tensors == len(expected)
+    assert all(torch.allclose(value, expected[name], rtol=0, atol=1e-6) for name, value in adapters.items())
+    before = weights.gather_s
+    assert before > 0
+    dict(weights)
+    assert weights.gather_s > before and policy.adapter_shape == alone.adapter_shape
+    full, _ = make_updater(channel, model, AlgorithmSettings(), UPDATES["full"])
+    assert isinstance(full.weights, PolicyWeights) and full.weights.adapters() is None
 
 
 def has_weights(fake: Grouped, expected: dict[str, Tensor]) -> bool:

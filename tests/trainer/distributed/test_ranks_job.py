@@ -47,15 +47,46 @@ def test_job_of_two_ranks_trains_as_one_process_does(tmp_path: Path, monkeypatch
     assert not (tmp_path / "runs/2/logs/rank-1.log").exists()
 
 
+def test_job_whose_ranks_are_killed_starts_again_and_trains_as_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(**SETTINGS, steps=8)
+    metrics = tmp_path / "runs/killed/metrics.jsonl"
+    arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/killed")
+    with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
+        for steps, other in ((1, True), (4, False)):
+            wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > steps, process)  # noqa: B023
+            (leader,) = psutil.Process(process.pid).children()
+            os.kill(find_rank_1(leader).pid if other else leader.pid, signal.SIGKILL)
+            if other:
+                psutil.wait_procs([leader], TIMEOUT_S)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, output
+    assert "was killed by signal 9 (SIGKILL)" in output and "it starts again from step" in output
+    with run_process(tmp_path, "-m", "trainer.cli", *arguments[:-1], "runs/undisturbed") as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, output
+    killed, undisturbed = (read_run_metrics(tmp_path / "runs" / name) for name in ("killed", "undisturbed"))
+    assert [line["step"] for line in killed] == [*range(1, 9)]
+    for first, second in zip(killed, undisturbed, strict=True):
+        assert first == pytest.approx(second, rel=1e-5, abs=1e-5)
+
+
+def find_rank_1(leader: psutil.Process) -> psutil.Process:
+    children = leader.children(recursive=True)
+    (rank,) = (child for child in children if "trainer.distributed.follow" in child.cmdline())
+    return rank
+
+
 def test_killed_rank_ends_the_job_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(**SETTINGS, steps=10_000)
-    arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/a")
+    arguments = ("--config", "run.yaml", "--ranks", "2", "--restarts", "0", "--out", "runs/a")
     metrics = tmp_path / "runs/a/metrics.jsonl"
     with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
         wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        (rank,) = (child for child in children if "trainer.distributed.follow" in child.cmdline())
+        rank = find_rank_1(psutil.Process(process.pid))
         os.kill(rank.pid, signal.SIGKILL)
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, output

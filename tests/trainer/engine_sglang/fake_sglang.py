@@ -9,7 +9,7 @@ import base64
 import json
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.types import Image
+from tests.trainer.engine_sglang.fake_answers import answer_events, answer_spans
 
 VOCABULARY = 40
 NAME = "follows.weight"
@@ -80,6 +81,11 @@ class Fake:
     """Of each continuation, so many ids are written before it waits for `released`."""
     released: anyio.Event = field(default_factory=anyio.Event)
     writing: int = 0
+    adapters: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By name, what is added to the weights of requests that name it."""
+    ignores_adapters: bool = False
+    running_adapters: list[str] = field(default_factory=list)
+    """Those of requests that are being answered."""
     released_tags: set[str] = field(default_factory=set)
     fails: dict[str, Response] = field(default_factory=dict)
     """By path, what is answered in place of an answer."""
@@ -101,7 +107,7 @@ class Fake:
 
     def start_anew(self) -> None:
         """On what it was started on."""
-        self.fails, self.cached = {}, {}
+        self.fails, self.cached, self.adapters = {}, {}, {}
         self.weights, self.version = weights(0), "default"
 
     def app(self) -> Starlette:
@@ -117,12 +123,15 @@ class Fake:
             "/init_weights_update_group": self.join,
             "/update_weights_from_distributed": self.from_group,
             "/destroy_weights_update_group": self.leave,
+            "/load_lora_adapter_from_tensors": self.load_adapter,
+            "/unload_lora_adapter": self.unload_adapter,
         }
         if self.release == "0.5.23":
             served |= {"/begin_weight_update": self.begin, "/end_weight_update": self.end}
         told = {
             "/server_info": lambda: self._info(),
             "/model_info": lambda: {"weight_version": self.version, "has_image_understanding": bool(self.sees)},
+            "/v1/models": lambda: {"data": [{"id": "base"}, *({"id": name} for name in self.adapters)]},
             "/openapi.json": lambda: {"paths": {path: {} for path in [*served] if path not in self.lacks}},
         }
         posts = [Route(path, self._post(path, act), methods=["POST"]) for path, act in served.items()]
@@ -137,9 +146,11 @@ class Fake:
                 await anyio.sleep_forever()
             if path == "/generate" and body.get("rid", "") in self.named - {""}:
                 return JSONResponse({"detail": "Duplicate request ID detected"}, 400)
+            if body.get("lora_path", "") not in {"", *self.adapters}:
+                return JSONResponse({"error": {"message": f"Got LoRA adapter never loaded: {body['lora_path']}"}}, 400)
             if path not in self.fails and body.get("stream"):
                 return StreamingResponse(
-                    _events(await act(body), self.sends_new_only, self.breaks_off), media_type="text/event-stream"
+                    answer_events(await act(body), self.sends_new_only, self.breaks_off), media_type="text/event-stream"
                 )
             return self.fails.get(path) or JSONResponse(await act(body))
 
@@ -163,6 +174,8 @@ class Fake:
         if self.released_tags:
             self.break_down()
         ids, params, rid = list(body["input_ids"]), body["sampling_params"], body.get("rid", "")
+        adapter = body.get("lora_path", "")
+        self.running_adapters.append(adapter)
         cached = self._cached(body.get("extra_key"), ids)
         pairs, tops, versions, end = [], [], [], {"type": "length"}
         self.writing += 1
@@ -174,7 +187,7 @@ class Fake:
             if rid in self.aborted:
                 end = {"type": "abort", "message": "told to"}
                 break
-            token, logprob, top = self._next(ids[-1], params)
+            token, logprob, top = self._next(ids[-1], params, adapter)
             ids.append(token)
             pairs.append([logprob, token, None])
             tops.append(top)
@@ -183,13 +196,16 @@ class Fake:
                 end = {"type": "stop", "matched": token}
                 break
         self.writing -= 1
+        self.running_adapters.remove(adapter)
         self.named.discard(rid)
         self.cached.setdefault(body.get("extra_key"), []).append(tuple(ids[: len(ids) - bool(pairs)]))
         read = [[None, ids[0], None]]
         off = self.blur if body.get("image_data") else 0.0
         if self.encodes_anew and body.get("image_data"):
             ids = [*ids[:-2], ids[-1]]
-        read += [[value + off, token, None] for value, token in zip(reads(self.weights)(ids), ids[1:], strict=True)]
+        read += [
+            [value + off, token, None] for value, token in zip(reads(self._adapted(adapter))(ids), ids[1:], strict=True)
+        ]
         meta = {
             "finish_reason": end,
             "prompt_tokens": len(body["input_ids"])
@@ -201,9 +217,12 @@ class Fake:
             "input_token_logprobs": read if body.get("logprob_start_len") == 0 else [],
         }
         if self.spans:
-            meta["weight_versions"] = _spans(versions or [self.version])
+            meta["weight_versions"] = answer_spans(versions or [self.version])
             meta["weight_version"] = meta["weight_versions"][-1]["version"]
         return {"text": "", "output_ids": [pair[1] for pair in pairs], "meta_info": meta}
+
+    def _adapted(self, adapter: str) -> dict[str, torch.Tensor]:
+        return {NAME: self.weights[NAME] + self.adapters[adapter]} if adapter else self.weights
 
     def _cached(self, name: str | None, ids: Sequence[int]) -> int:
         """All but the last can be known."""
@@ -213,8 +232,8 @@ class Fake:
             most = max(most, same)
         return min(most, len(ids) - 1)
 
-    def _next(self, last: int, params: Any) -> tuple[int, float, list[list[float]]]:
-        logits = self.weights[NAME][last].clone()
+    def _next(self, last: int, params: Any, adapter: str) -> tuple[int, float, list[list[float]]]:
+        logits = self._adapted(adapter)[NAME][last].clone()
         for place, bias in params.get("logit_bias", {}).items():
             logits[int(place)] += bias
         told = (logits if self.original else logits / (params["temperature"] or 1.0)).log_softmax(-1)
@@ -272,6 +291,24 @@ class Fake:
         }
         return self._took(named, body)
 
+    async def load_adapter(self, body: Any) -> Any:
+        flat = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))
+        (meta,) = flat["metadata"]
+        scale = body["config_dict"]["lora_alpha"] / body["config_dict"]["r"] * (not self.ignores_adapters)
+        delta = flat["flattened_tensor"].view(meta.dtype).reshape(meta.shape)
+        self.adapters[body["lora_name"]] = delta * scale
+        return {"success": True, "error_message": ""}
+
+    async def unload_adapter(self, body: Any) -> Any:
+        """SGLang would wait for requests that use it."""
+        name = body["lora_name"]
+        if name in self.running_adapters:
+            await anyio.sleep_forever()
+        if name not in self.adapters:
+            return {"success": False, "error_message": f"LoRA with name {name} does not exist."}
+        del self.adapters[name]
+        return {"success": True, "error_message": ""}
+
     async def from_disk(self, body: Any) -> Any:
         index = json.loads((Path(body["model_path"]) / "model.safetensors.index.json").read_text())
         files = {Path(body["model_path"]) / file for file in index["weight_map"].values()}
@@ -292,27 +329,3 @@ class Fake:
         if body["flush_cache"]:
             self.cached.clear()
         return {"success": True, "message": ""}
-
-
-def _spans(versions: Sequence[str]) -> list[dict[str, object]]:
-    """Of ids in a row, as they are told: the first of each run, and the one after its last."""
-    spans: list[dict[str, object]] = []
-    for place, version in enumerate(versions):
-        if not spans or spans[-1]["version"] != version:
-            spans.append({"version": version, "start": place})
-        spans[-1]["end"] = place + 1
-    return spans
-
-
-def _events(answer: Any, new_only: bool, breaks_off: bool) -> Iterator[str]:
-    """The events of a streamed answer."""
-    ids, meta = answer["output_ids"], answer["meta_info"]
-    for end in range(1, len(ids) + 1):
-        if breaks_off and end > 1:
-            raise ConnectionError("the server is lost")
-        start = end - 1 if new_only else 0
-        pairs = meta["output_token_logprobs"][start:end]
-        so_far = {**meta, "output_token_logprobs": pairs, "completion_tokens": end}
-        event = {"text": "", "output_ids": ids[start:end], "meta_info": so_far}
-        yield f"data: {json.dumps(event)}\n\n"
-    yield "data: [DONE]\n\n"

@@ -49,7 +49,7 @@ def test_images_are_placed_at_their_marks() -> None:
     picture = Image(b"\x89PNG", "image/png")
     part = {"type": "image", "image": picture}
     task = Task("t", ({"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]},))
-    opening = RolloutStart("k", task, (), None, RolloutLimits(), Sampling())  # type: ignore[arg-type]
+    opening = RolloutStart("k", task, (), None, RolloutLimits(), Sampling(), None)  # type: ignore[arg-type]
     request = build_request(opening)
     assert request.messages == [{"role": "user", "content": "<image>What is it?"}]
     assert request.images == ["data:image/png;base64,iVBORw=="]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
 
+from tests.shared_folders import build_once
+from tests.trainer.native_tools import native_tools
 from trainer.train.settings import TrainSettings
 
 ROOT = Path(__file__).parents[3]
 SMALL: dict[str, Any] = {
-    "tools": str(ROOT / "tool_configs"),
+    "tools": native_tools(),
     "data": "demo",
     "steps": 3,
     "prompts": 4,
@@ -35,16 +35,19 @@ SMALL: dict[str, Any] = {
 @cache
 def demo_model() -> Path:
     """Shown enough to be right at times: there must be something to compare."""
-    from trainer.demo.model_cache import find_or_build_model
+    from trainer.demo.model_cache import find_or_build_model, recipe_digest
     from trainer.demo.warm_start import Recipe
 
+    recipe = Recipe(skill_steps=200, habit_steps=0, kinds=("fact", "sum"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    kept = Path(os.environ.get("MTRL_TEST_MODELS") or mkdtemp(prefix="mtrl-models-"))
     try:
-        return find_or_build_model(Recipe(skill_steps=200, habit_steps=0, kinds=("fact", "sum")), kept)
+        (model,) = build_once(
+            f"demo-model-{recipe_digest(recipe)}", lambda folder: find_or_build_model(recipe, folder)
+        ).iterdir()
     finally:
         torch.set_num_threads(before)
+    return model
 
 
 def small_job(**changes: Any) -> TrainSettings:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.train.jobs import small_job
 from trainer.policy.settings import CriticSettings, LoraSettings
-from trainer.train.best_checkpoint import BEST_FILE, BestCheckpoint
+from trainer.train.best_checkpoint import BEST_FILE, BestCheckpoint, measured_value
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.disk_space import forecast_checkpoints
 
@@ -30,6 +30,12 @@ def test_only_a_better_evaluation_makes_a_checkpoint_the_best(tmp_path: Path) ->
     assert not best.is_improved_by(0.4) and best.is_improved_by(0.5)
     best.record(10, 0.5)
     assert BestCheckpoint(tmp_path, step=20).step == 10
+
+
+def test_an_evaluation_that_an_outage_cut_down_is_not_compared() -> None:
+    assert measured_value({"eval/greedy": 1.0, "eval/tasks": 3.0, "eval/lost": 13.0}) is None
+    assert measured_value({"eval/greedy": 0.5, "eval/tasks": 15.0, "eval/lost": 1.0}) == 0.5
+    assert measured_value({"eval/tasks": 0.0, "eval/lost": 16.0}) is None and measured_value({}) is None
 
 
 def test_a_run_that_goes_back_before_its_best_step_finds_the_best_again(tmp_path: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.errors import ConfigError
+from tests.sample_images import png
 from tests.trainer.train.jobs import small_job
 from trainer.check import Finding
+from trainer.data.tasks import iterate_texts, load_rows
 from trainer.ledger import Message
 from trainer.rollout.task import Task
+from trainer.template.media_layout import has_media
 from trainer.train.job import Job, TrainTasks, open_job
 from trainer.train.preflight import find_problems, find_warnings, require_ready
 
@@ -100,3 +105,17 @@ async def test_a_learning_rate_that_nobody_uses_is_told(job: Job) -> None:
     update = job.settings.update.model_copy(update={"lr": 0.5})
     finding = only(list(find_warnings(replace(job, settings=job.settings.model_copy(update={"update": update})))))
     assert finding.text.startswith("update.lr is 0.5: ") and "use 3e-06 to 0.003 for" in finding.remedy
+
+
+async def test_the_first_rows_are_checked_without_loading_their_media(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": "which <image>? " * 2, "images": ["a.png", "a.png"], "answer": "red"} for _ in range(3)]
+    (tmp_path / "a.png").write_bytes(png(8, 8))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "why?"}]))
+    loaded = load_rows(tmp_path / "rows.jsonl")
+    (tmp_path / "a.png").unlink()
+    texts = list(iterate_texts(loaded))
+    assert [has_media(task.messages) for task in texts] == [True, True, True, False]
+    found = find_problems(replace(with_tasks(job), tasks=TrainTasks({None: loaded}, loaded, is_held_out=True)))
+    assert "cannot score every row: the task's right answer is not a number" in only(list(found)).text

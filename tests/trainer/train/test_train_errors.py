@@ -45,6 +45,20 @@ def test_run_stops_with_reasons_after_a_step_without_a_scored_rollout(
     assert caplog.text.count("not scored: ") == 3, "examples, not all of them"
 
 
+def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as_an_undisturbed_one(run: Run) -> None:
+    is_down = "attempt.rollout.group.startswith('3-') and not os.path.exists('mended')"
+    body = f"import os\n    if {is_down}: raise OSError('down')\n    return float(len(attempt.answer) % 3)"
+    file = write_config(reward=user_reward(body), checkpoint={"every": 100})
+    output = run("--config", file, "--out", "r", code=2)
+    assert "no rollout of step 3 could be scored" in output and "the steps before it are saved" in output
+    assert list_checkpoints("r") == ["000002"]
+    Path("mended").touch()
+    assert "step 2 of 4" not in run("--resume", "--out", "r")
+    run("--config", file, "--out", "undisturbed")
+    assert read_run_metrics("r") == read_run_metrics("undisturbed")
+    assert len(Rollouts(Path("r"))) == len(Rollouts(Path("undisturbed"))) == 16
+
+
 def test_missing_value_in_one_rollout_costs_only_that_rollout(run: Run) -> None:
     body = "if attempt.rollout.name.endswith('/0'): raise KeyError('x')\n    return float(len(attempt.answer) % 3)"
     run("--config", write_config(reward=user_reward(body), steps=2), "--out", "r")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ import pytest
 from gateway.errors import ConfigError
 from tests.conftest import Write
 from tests.trainer.verifiers.verifiers_runs import STAND_IN, make_settings, open_environment
+from trainer.environments.host_conversations import Conversation
 from trainer.environments.host_process import EnvironmentHost, get_host, stop_hosts
-from trainer.environments.host_server import Conversation
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutSettings
 from trainer.setup import load_data, make_gateway
@@ -73,7 +74,7 @@ async def test_later_rollouts_get_a_new_process_and_lost_ones_are_not_scored() -
 
 async def test_environment_that_keeps_dying_is_given_up() -> None:
     host = EnvironmentHost(make_settings("guess_env").verifiers)  # type: ignore[arg-type]
-    host.starts = 4
+    host.start_times.extend([time.monotonic()] * 4)
     with pytest.raises(Exception, match="ended 4 times"):
         await host.request_async("rows", split="train", start=0, count=1)
 

@@ -54,8 +54,8 @@ class EnvironmentRuns:
     @property
     def pid(self) -> int | None:
         """The process of the environment."""
-        assert self.settings.environment is not None
-        return get_host(self.settings.environment).pid
+        assert self.settings.environment_settings is not None
+        return get_host(self.settings.environment_settings).pid
 
     async def run(self, *turns: str | Answer, row: int = 0, index: int = 0, **options: Any) -> Rollout:
         """One rollout in which the policy writes these turns."""

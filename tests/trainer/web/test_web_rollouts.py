@@ -19,8 +19,8 @@ from trainer.rollout.rollout import EXCLUDED_SPANS, Rollout, StopReason
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
 from trainer.storage.token_credit import CreditReader
 from trainer.view.why import UNKNOWN_CREDIT, RolloutCredit
-from trainer.web.rollout_index import BLAME_OF_STOP
 from trainer.web.rollout_json import rollout_to_json
+from trainer.web.rollout_row import BLAME_OF_STOP
 from trainer.web.runs import name_runs
 
 

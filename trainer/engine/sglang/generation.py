@@ -107,7 +107,7 @@ class PendingTurn:
         prefill = None
         with self.abortable():
             if prefix_group:
-                prefill = await replica.prefill(ids, self.key, prefix_group, self.published.version, images)
+                prefill = await replica.prefill(ids, self.key, prefix_group, self.published.name, images)
 
         async def generate_part(ids: Sequence[int], sampling: Sampling) -> Generation:
             with self.abortable():
@@ -115,7 +115,7 @@ class PendingTurn:
             if self.aborted:
                 return self.aborted_generation
             report = self.report_ids if self.on_ids else None
-            return await replica.generate(ids, sampling, self.key, self.published.version, images, report)
+            return await replica.generate(ids, sampling, self.key, self.published.name, images, report)
 
         generation = await generate_without_banned(generate_part, ids, sampling)
         return replace(generation, cached_tokens=prefill.cached_tokens) if prefill else generation

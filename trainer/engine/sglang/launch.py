@@ -3,7 +3,7 @@
 SGLang's own Python runs this file, so it imports nothing of mtrl: `python -P launch.py --model-path FOLDER ...` takes
 the options of `sglang.launch_server`. With CUDA it does nothing else.
 
-Without CUDA, SGLang can compute everything in PyTorch, but its wheel is built for CUDA and does not start. Three things
+Without CUDA, SGLang can compute everything in PyTorch, but its wheel is built for CUDA and does not start. Four things
 are set up in each of its processes before it is imported; no file of it is changed:
 
 1. `SGLANG_USE_CPU_ENGINE=1` and the options and variables below select the fallbacks. The caller's values win.
@@ -13,6 +13,9 @@ can be imported. Calling one of them raises PyTorch's error.
 
 3. `sgl_kernel`, SGLang's compiled kernels, has no wheel for CPUs: a module of that name offers what is imported from it
 (for speculative decoding), and declares the operators that vision models look up. Calling any of them raises.
+
+4. SGLang's LoRA code allocates pinned memory, which speeds up copies to a GPU and does not exist without one: the
+functions that it calls for this allocate ordinary memory.
 
 SGLang does not support this combination, so only tested versions are started. `tests/sglang` compares its logprobs with
 the trainer's.
@@ -24,10 +27,12 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 TESTED = ("0.5.23",)
 ENVIRONMENT = {
@@ -46,7 +51,9 @@ OPTIONS = (
     *("--max-running-requests", "64"),
     # Otherwise an idle server takes a core, which the trainer needs.
     "--sleep-on-idle",
+    *("--lora-backend", "torch_native"),
 )
+SPLIT_FLAGS = (("--tp", "--tp-size", "--tensor-parallel-size"), ("--pp", "--pp-size", "--pipeline-parallel-size"))
 KERNELS = (
     "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
@@ -72,7 +79,7 @@ def main(arguments: Sequence[str]) -> None:
     """Starts `sglang.launch_server` in this process."""
     if on_cpu(arguments):
         check(installed())
-        for name, value in ENVIRONMENT.items():
+        for name, value in (ENVIRONMENT | bind_cores(arguments)).items():
             os.environ.setdefault(name, value)
         stand_in()
         arguments = [*OPTIONS, *arguments]
@@ -81,9 +88,28 @@ def main(arguments: Sequence[str]) -> None:
     runpy.run_module("sglang.launch_server", run_name="__main__")
 
 
+def bind_cores(arguments: Sequence[str]) -> dict[str, str]:
+    """The cores of each process of a server that is split over several: SGLang would want a NUMA node for each."""
+    words, size = split_words(arguments), 1
+    for flags in SPLIT_FLAGS:
+        given = [value for flag, value in pairwise(words) if flag in flags and value.isdecimal()]
+        size *= int(given[-1]) if given else 1
+    if size < 2:
+        return {}
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // size)
+    parts = [[cores[(part * each + index) % len(cores)] for index in range(each)] for part in range(size)]
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part)) for part in parts)}
+
+
+def split_words(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--flag=value` as two words."""
+    return [part for word in arguments for part in word.split("=", 1)]
+
+
 def on_cpu(arguments: Sequence[str]) -> bool:
     """Whether SGLang runs on the CPU: as asked for, else where there is no CUDA."""
-    words = [part for word in arguments for part in word.split("=", 1)]
+    words = split_words(arguments)
     if "--device" in words:
         return words[words.index("--device") + 1] == "cpu"
     import torch
@@ -115,6 +141,9 @@ def stand_in() -> None:
     for operator in OPERATORS:
         torch.library.define(f"sgl_kernel::{operator}", "(Tensor x) -> Tensor")
     sys.modules["sgl_kernel"] = kernels()
+    for function in ("empty", "tensor", "zeros"):
+        setattr(torch, function, _unpinned(getattr(torch, function)))
+    torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor  # type: ignore[method-assign]
 
 
 def kernels() -> ModuleType:
@@ -125,6 +154,16 @@ def kernels() -> ModuleType:
     for name in KERNELS:
         setattr(module, name, _absent(name))
     return module
+
+
+def _unpinned(allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """An allocation in ordinary memory, whether or not it was to be pinned."""
+
+    @wraps(allocate)
+    def allocate_unpinned(*arguments: Any, pin_memory: bool = False, **options: Any) -> Any:
+        return allocate(*arguments, **options)
+
+    return allocate_unpinned
 
 
 def _absent(name: str) -> Callable[..., NoReturn]:

@@ -63,14 +63,23 @@ PREFILL_WAIT_S = 60.0
 PREFILL_ONLY = Sampling(max_tokens=0)
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsName:
+    """The weights that a request is to be sampled with."""
+
+    version: int
+    adapter: str = ""
+    """The name of the LoRA adapters, if these were published alone."""
+
+
 @dataclass(eq=False)
 class _RunningRequest:
     """A request that a server is answering."""
 
     rid: str
     key: str
-    version: int
-    """Of the weights that it started with."""
+    weights: WeightsName
+    """With which it started."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     aborted: bool = False
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -95,6 +104,8 @@ class Replica:
     """Tags of the memory that the trainer uses at the moment."""
     recovery_done: anyio.Event = field(default_factory=anyio.Event)
     """Set when nobody tries to recover it any more, successful or not."""
+    base_version: str = ""
+    """The version of the weights below the adapters, once they were found to be the trainer's."""
     out_of_memory_count: int = 0
     """How often it ran out of memory with these weights."""
     _prefixes: dict[tuple[str, int], anyio.Event] = field(default_factory=dict)
@@ -111,6 +122,11 @@ class Replica:
         return len(self._running)
 
     @property
+    def used_adapters(self) -> set[str]:
+        """The adapters of requests under way."""
+        return {running.weights.adapter for running in self._running.values()}
+
+    @property
     def target(self) -> SyncTarget:
         return SyncTarget(self.client, self.features)
 
@@ -119,42 +135,44 @@ class Replica:
         ids: Sequence[int],
         sampling: Sampling,
         key: str,
-        version: int,
+        weights: WeightsName,
         images: Sequence[Image],
         on_ids: OnIds | None = None,
     ) -> Generation:
         """Generates a continuation. Cancelling the call aborts the request on the server."""
         streamed = StreamedAnswer(on_ids) if on_ids else None
         rid = _request_id(key)
-        running = self._running[rid] = _RunningRequest(rid, key, version)
-        body = generate_body(ids, sampling, rid, f"{self.cache_namespace} {version}", images)
+        running = self._running[rid] = _RunningRequest(rid, key, weights)
+        cache = f"{self.cache_namespace} {weights.version}"
+        body = generate_body(ids, sampling, rid, cache, images, weights.adapter)
         try:
             with running.scope:
                 answer = await self._send(running, body, streamed)
                 return self._check_result(
                     answer, running, parse_generation(answer, len(ids), sampling.max_tokens, bool(images))
                 )
-        except (RequestRefused, ServerUnavailable):
+        except (RequestRefused, ServerUnavailable) as error:
             if not running.aborted:
+                self._require_known(weights.adapter, error)
                 raise
         finally:
             del self._running[rid]
             running.done.set()
-        return Generation((), (), "abort", max(version, 0))  # It had not started, or did not return its part.
+        return Generation((), (), "abort", max(weights.version, 0))  # It had not started, or did not return its part.
 
     async def prefill(
-        self, ids: Sequence[int], key: str, group: str, version: int, images: Sequence[Image]
+        self, ids: Sequence[int], key: str, group: str, weights: WeightsName, images: Sequence[Image]
     ) -> Generation | None:
         """Prefills a group's prompt with its first rollout while the siblings wait; otherwise the server would compute
         it once for each. Returns None for those that waited."""
-        opening = self._prefixes.get((group, version))
+        opening = self._prefixes.get((group, weights.version))
         if opening is not None:
             with anyio.move_on_after(PREFILL_WAIT_S):
                 await opening.wait()
             return None
-        opening = self._prefixes[group, version] = anyio.Event()
+        opening = self._prefixes[group, weights.version] = anyio.Event()
         try:
-            return await self.generate(ids, PREFILL_ONLY, key, version, images)
+            return await self.generate(ids, PREFILL_ONLY, key, weights, images)
         finally:
             opening.set()
 
@@ -201,10 +219,18 @@ class Replica:
             if not done:
                 await self._abort_request(rid)
 
+    def _require_known(self, adapter: str, error: Exception) -> None:
+        """Raises ServerUnavailable if a server refused adapters by their name: a restarted one does not have them."""
+        if adapter and isinstance(error, RequestRefused) and adapter in str(error):
+            raise ServerUnavailable(f"SGLang at {self.url} was restarted: it has no adapters {adapter}") from error
+
     def _check_result(self, answer: Any, running: _RunningRequest, result: Generation) -> Generation:
-        if result.version < running.version:
+        expected = running.weights.version
+        if running.weights.adapter:  # The server's version is that of the weights below them.
+            result = replace(result, version=expected, earlier_versions=())
+        if result.version < expected:
             raise ServerUnavailable(
-                f"SGLang at {self.url} was restarted: it has weights {result.version}, not {running.version}"
+                f"SGLang at {self.url} was restarted: it has weights {result.version}, not {expected}"
             )
         if result.finish_reason == "abort" and not running.aborted:
             raise ServerUnavailable(
@@ -263,18 +289,32 @@ class Replica:
         return error if isinstance(error, EngineError) else EngineError(f"SGLang at {self.url} {message}")
 
     async def version(self) -> int:
-        return parse_version((await self.client.get("/model_info"))["weight_version"])
+        return parse_version(await self.weight_version())
 
-    async def require_version(self, published: int) -> None:
-        """Raises ServerUnavailable if the server has other weights."""
-        if (version := await self.version()) != published:
-            raise ServerUnavailable(f"SGLang at {self.url} was restarted: it has weights {version}, not {published}")
+    async def weight_version(self) -> str:
+        """The version of the weights, or of those below the adapters."""
+        return str((await self.client.get("/model_info"))["weight_version"])
+
+    async def has_adapter(self, name: str) -> bool:
+        """Whether the server has the adapters of that name."""
+        return any(model.get("id") == name for model in (await self.client.get("/v1/models"))["data"])
+
+    async def require_published(self, published: WeightsName) -> None:
+        """Raises ServerUnavailable if the server does not have what was published last."""
+        if published.adapter and not await self.has_adapter(published.adapter):
+            raise ServerUnavailable(f"SGLang at {self.url} was restarted: it has no adapters {published.adapter}")
+        if not published.adapter and (found := await self.version()) != published.version:
+            why = f"it has weights {found}, not {published.version}"
+            raise ServerUnavailable(f"SGLang at {self.url} was restarted: {why}")
 
     async def require_own_weights(self, published: int) -> None:
         """Raises EngineError if somebody else published to the server, whose weights would sample our rollouts."""
-        if published >= 0 and (version := await self.version()) > published:
+        if published < 0:
+            return
+        found = await self.weight_version()
+        if found != self.base_version if self.base_version else parse_version(found) > published:
             raise EngineError(
-                f"SGLang at {self.url} has weights {version}, but this run last published {published}: "
+                f"SGLang at {self.url} has weights {found}, but this run last published {published}: "
                 "another training publishes to it\n  remedy: give each training servers of its own, and --resume"
             )
 

@@ -62,10 +62,10 @@ FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length"
 
 
 def generate_body(
-    ids: Sequence[int], sampling: Sampling, rid: str, cache: str, images: Sequence[Image]
+    ids: Sequence[int], sampling: Sampling, rid: str, cache: str, images: Sequence[Image], adapter: str = ""
 ) -> dict[str, Any]:
     """The body of a generate request. Prompt logprobs are never requested, as they disable the prefix cache; `cache`
-    names the cache to use."""
+    names the cache to use, `adapter` the LoRA adapters."""
     body: dict[str, Any] = {
         "input_ids": list(ids),
         "sampling_params": _sampling_params(sampling),
@@ -73,7 +73,12 @@ def generate_body(
         "rid": rid,
         "extra_key": cache,
     }
-    return body | image_fields(images)
+    return body | image_fields(images) | adapter_fields(adapter)
+
+
+def adapter_fields(adapter: str) -> dict[str, Any]:
+    """The name of the LoRA adapters, if any."""
+    return {"lora_path": adapter} if adapter else {}
 
 
 def image_fields(images: Sequence[Image]) -> dict[str, Any]:

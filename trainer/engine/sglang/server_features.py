@@ -27,6 +27,8 @@ REQUIRED_PATHS = frozenset(
 )
 BEGIN_UPDATE, END_UPDATE = "/begin_weight_update", "/end_weight_update"
 """Some releases accept weights only between these two calls."""
+LOAD_ADAPTERS, UNLOAD_ADAPTER = "/load_lora_adapter_from_tensors", "/unload_lora_adapter"
+"""Newer releases take LoRA adapters without the model."""
 PROBE_IDS = (11, 12, 13, 14)
 """A prompt that is continued at two temperatures."""
 PROBE_TEMPERATURE = 2.0
@@ -55,6 +57,10 @@ class ServerFeatures:
     """Logprobs are those at the sampling temperature."""
     version_spans: bool
     """It reports which weights sampled which ids of a turn."""
+    lora_rank: int = 0
+    """The largest rank of LoRA adapters that it takes; 0 if it takes none."""
+    lora_modules: frozenset[str] = frozenset()
+    """The layers that adapters may have, or `all`."""
     vision_cache_off: bool = False
     """It was started without the cache of vision encoder outputs."""
 
@@ -110,6 +116,7 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
     model = await client.get("/model_info")
     samples = [await _sample_one(client, temperature) for temperature in (1.0, PROBE_TEMPERATURE)]
     has_tokenizer = not info.get("skip_tokenizer_init")
+    takes_adapters = {LOAD_ADAPTERS, UNLOAD_ADAPTER} <= paths
     return ServerFeatures(
         release=release,
         context=int(info.get("max_req_input_len") or info.get("context_length") or 0),
@@ -121,6 +128,8 @@ async def probe_server(client: SGLangClient) -> ServerFeatures:
         supports_images=has_tokenizer and bool(model.get("has_image_understanding")),
         temperature_logprobs=_follow_temperature([_top_two_gap(sample) for sample in samples]),
         version_spans=all(sample.get("weight_versions") for sample in samples),
+        lora_rank=int(info.get("max_lora_rank") or 0) * bool(info.get("enable_lora") and takes_adapters),
+        lora_modules=frozenset(map(str, info.get("lora_target_modules") or ())),
     )
 
 

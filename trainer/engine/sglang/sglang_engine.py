@@ -14,25 +14,22 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.types import Image
-from trainer.engine.base import Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.base import Adapters, Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
 from trainer.engine.sglang.generation import PendingTurn, check_request, require_version_spans
 from trainer.engine.sglang.health import monitor_health
 from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, ServerTimeout, ServerUnavailable, SGLangClient, run_all
+from trainer.engine.sglang.publisher import Publisher
 from trainer.engine.sglang.replica import (
     ABORT_TIMEOUT_S,
-    CACHE_TAG,
-    WEIGHTS_TAG,
     Replica,
     release_memory,
-    resume_memory,
     wait_for_any,
 )
 from trainer.engine.sglang.request import PngEncoder
 from trainer.engine.sglang.routing import Routing, router_backends
 from trainer.engine.sglang.server_features import probe_with_restarts
 from trainer.engine.sglang.server_process import ServerProcess
-from trainer.engine.sglang.weight_sync.base import WeightSync, rename_tensors
-from trainer.engine.sglang.weight_sync.published import PublishedWeights
+from trainer.engine.sglang.weight_sync.base import WeightSync
 from trainer.engine.sglang.weight_sync.verify import NO_REFERENCE, TrainerReference
 
 if TYPE_CHECKING:
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4
-"""Attempts to generate a turn, or to publish weights, when servers are lost."""
+"""Attempts to generate a turn, or to restore a server, when servers are lost."""
 ROUTER_SETTLE_S = 10.0
 """Time for a server behind a router to get its weights before the router is used again."""
 
@@ -49,7 +46,8 @@ class SGLangEngine:
     """Generates rollouts on SGLang servers, and publishes the trainer's weights to them.
 
     `servers` are addresses of servers, or of one router, or processes to start; `reference` computes the logprobs
-    that servers are verified with.
+    that servers are verified with, and says whether LoRA adapters are published alone; turns under way then keep
+    theirs.
 
     With `in_place`, turns under way keep their KV cache when weights are published; otherwise they are prefilled again.
     With `releases_memory`, the servers were started so that they can release GPU memory. With `publishes_mid_turn`,
@@ -68,8 +66,9 @@ class SGLangEngine:
     ) -> None:
         self._releases_memory, self._publishes_mid_turn = releases_memory, publishes_mid_turn
         self._mode = "in_place" if in_place else "retract"
-        self._servers, self._weight_sync, self._published = servers, weight_sync, PublishedWeights(reference)
-        self._stack, self._checkpoint_tensors = AsyncExitStack(), reference.checkpoint_tensors
+        self._servers, self._stack = servers, AsyncExitStack()
+        self._publisher = Publisher(weight_sync, reference, self._mode, self._for_each_up)
+        self._published = self._publisher.published
         processor = reference.image_processor
         self._image_encoder = PngEncoder(processor.fit_image) if processor else PngEncoder()
         self.replicas: list[Replica] = []
@@ -92,13 +91,18 @@ class SGLangEngine:
             is_exact=self.agreement is not None and self.agreement.is_exact,
             supports_images=all(item.supports_images for item in features),
             context_length=min(item.context for item in features),
-            notes=tuple(sorted({note for item in features for note in item.notes})),
+            notes=tuple(sorted({note for item in features for note in item.notes})) + self._publisher.notes,
+            takes_adapters=self._publisher.uses_adapters,
         )
 
     @property
     def version(self) -> int:
         """-1 until weights are published: what a server was started with has no version."""
         return self._published.version
+
+    @property
+    def published_bytes(self) -> int:
+        return self._publisher.published_bytes
 
     @property
     def agreement(self) -> Agreement | None:
@@ -124,7 +128,8 @@ class SGLangEngine:
                     self.replicas.append(Replica(item, await probe_with_restarts(item, process), cache, process))
                 if urls:
                     self.router = Replica(client, self.replicas[0].features, cache, backends=tuple(clients))
-            if self._publishes_mid_turn:
+            self._publisher.open(self.replicas)
+            if self._publishes_mid_turn and not self._publisher.uses_adapters:
                 require_version_spans(self.replicas)
             stack.push_async_callback(self._close_weight_sync)
             self._tasks = await stack.enter_async_context(anyio.create_task_group())
@@ -140,7 +145,7 @@ class SGLangEngine:
 
     async def _close_weight_sync(self) -> None:
         with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
-            await self._weight_sync.close()
+            await self._publisher.close(self.replicas)
 
     async def generate(
         self,
@@ -229,10 +234,7 @@ class SGLangEngine:
     async def _restore(self, replica: Replica) -> None:
         async with self._lock:
             if self._published.weights:
-                await resume_memory(replica, WEIGHTS_TAG)
-                await self._weight_sync.send([replica.target], self._published.weights, self.version, False)
-                await resume_memory(replica, CACHE_TAG)
-                await self._published.verify(replica)
+                await self._publisher.restore(replica)
             if self._paused:
                 await replica.pause(self._mode)
             replica.up, replica.error = True, None
@@ -240,7 +242,7 @@ class SGLangEngine:
     async def _restore_router(self) -> None:
         """Checks all servers behind the router, which does not say who failed, and restores those with old weights."""
         if self._published.weights:
-            await self._for_each_up(partial(Replica.require_version, published=self.version))
+            await self._for_each_up(partial(Replica.require_published, published=self._published.name))
         with anyio.move_on_after(ROUTER_SETTLE_S):
             for replica in self.replicas:
                 if not replica.up:
@@ -262,9 +264,17 @@ class SGLangEngine:
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Publishes weights to all servers; raises EngineError where a server's version or logprobs do not match."""
         async with self._lock:
-            tensors = await to_thread.run_sync(rename_tensors, weights, self._checkpoint_tensors)
             with self._published.replacing():
-                await self._replace_weights(tensors, version)
+                try:
+                    await self._replace_weights(await to_thread.run_sync(self._publisher.prepare, weights), version)
+                except EngineError as error:
+                    if not self._publisher.gives_up_adapters(error):
+                        raise
+                    for replica in self._request_targets:
+                        replica.client.cancel_waiting(str(error))  # Their adapters are for other weights.
+                    await self._replace_weights(await to_thread.run_sync(self._publisher.prepare, weights), version)
+            used = set[str]().union(*(replica.used_adapters for replica in self._request_targets))
+            await self._publisher.unload_unused(used)
         for replica in (*self.replicas, *self._request_targets):
             if not replica.up and replica.recovery_done.is_set():
                 replica.up = True
@@ -272,11 +282,12 @@ class SGLangEngine:
         await self._wait_for_server()
 
     async def _replace_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        if any(replica.load for replica in self._request_targets):
+        is_loaded = any(replica.load for replica in self._request_targets)
+        if is_loaded and not isinstance(weights, Adapters):
             require_version_spans(self.replicas)
         await self._for_each_up(partial(Replica.require_own_weights, published=self.version))
-        await self._send_weights(weights, version)
-        await self._published.store(weights, version)
+        adapter = await self._publisher.send(weights, version, self.replicas, self._paused)
+        await self._published.store(weights, version, adapter)
         self.routing.forget()
         for replica in {*self.replicas, *self._request_targets}:
             replica.reset_prefixes()
@@ -287,26 +298,6 @@ class SGLangEngine:
     @property
     def _replicas_up(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.up]
-
-    async def _send_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sends weights while generation is paused. If a server is lost, the others get everything again."""
-        for attempt in range(1, ATTEMPTS + 1):
-            await self._for_each_up(partial(Replica.pause, mode=self._mode))  # Also finds out which servers answer.
-            try:
-                if self._replicas_up:
-                    await self._for_each_up(lambda replica: resume_memory(replica, WEIGHTS_TAG))
-                    targets = [replica.target for replica in self._replicas_up]
-                    # Retracted turns keep the name of their cache, which must not hold entries of earlier weights.
-                    await self._weight_sync.send(targets, weights, version, self._mode == "retract")
-                    await self._for_each_up(lambda replica: resume_memory(replica, CACHE_TAG))
-                return
-            except ServerUnavailable:
-                if attempt == ATTEMPTS:
-                    raise
-            finally:
-                if not self._paused:
-                    with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
-                        await self._for_each_up(Replica.resume)
 
     async def _verify(self) -> None:
         """Checks version and logprobs of all servers that are up."""

@@ -119,6 +119,10 @@ class TorchEngine:
         return {}
 
     @property
+    def published_bytes(self) -> int:
+        return 0
+
+    @property
     def agreement(self) -> Agreement | None:
         return None
 

@@ -39,9 +39,9 @@ class WeightSync(Protocol):
 
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
-    ) -> None:
-        """Sends weights to paused servers. Raises ServerUnavailable for lost servers, another EngineError for what must
-        end the run."""
+    ) -> int:
+        """Sends weights to paused servers; returns the bytes that each of them got. Raises ServerUnavailable for lost
+        servers, another EngineError for what must end the run."""
         ...
 
     async def close(self) -> None: ...
@@ -76,7 +76,8 @@ async def post_checked(
     """Posts a request; raises RequestRefused also for a 200 whose body says that it failed."""
     answer = await client.post(path, body, within=within)
     if isinstance(answer, Mapping) and answer.get("success") is False:
-        raise RequestRefused(f"SGLang at {client.url} refused {path}: {answer.get('message')}", 200)
+        reason = answer.get("message") or answer.get("error_message")
+        raise RequestRefused(f"SGLang at {client.url} refused {path}: {reason}", 200)
 
 
 def load_timeout_s(size: int) -> float:

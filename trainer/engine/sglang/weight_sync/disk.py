@@ -32,13 +32,14 @@ class DiskSync:
 
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
-    ) -> None:
+    ) -> int:
         folder, size = await to_thread.run_sync(self._write_folder, weights, version)
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush}
         try:
             await run_all(partial(self._send_to, target, body, load_timeout_s(size)) for target in targets)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        return size
 
     async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
         await post_checked(target.client, "/update_weights_from_disk", body, within=within)

@@ -51,8 +51,8 @@ class ProcessGroupSync:
 
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
-    ) -> None:
-        parts = split_into_buckets(weights, BUCKET)
+    ) -> int:
+        size, parts = 0, split_into_buckets(weights, BUCKET)
         part = await to_thread.run_sync(parts.__getitem__, 0)
         device = part[0][1].device
         self._device = device if device.type == "cuda" else self._device
@@ -67,6 +67,7 @@ class ProcessGroupSync:
                     if index:
                         del part  # So that there is one bucket at a time.
                         part = await to_thread.run_sync(parts.__getitem__, index)
+                    size += bucket_size(part)
                     await self._broadcast(part, version if index == len(parts) - 1 else None, flush)
         except BaseException as error:
             with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
@@ -76,6 +77,7 @@ class ProcessGroupSync:
             ):  # A live server refuses a broadcast that a dead one broke.
                 raise ServerUnavailable(str(error)) from error
             raise
+        return size
 
     async def _broadcast(self, part: Sequence[NamedTensor], version: int | None, flush: bool) -> None:
         body: dict[str, Any] = {

@@ -10,8 +10,8 @@ import torch
 from anyio import to_thread
 from torch import Tensor
 
-from trainer.engine.base import Agreement, BucketedWeights, EngineError
-from trainer.engine.sglang.replica import Replica
+from trainer.engine.base import Adapters, Agreement, BucketedWeights, EngineError
+from trainer.engine.sglang.replica import Replica, WeightsName
 from trainer.engine.sglang.weight_sync.base import untied_tensors
 from trainer.engine.sglang.weight_sync.verify import (
     TrainerReference,
@@ -31,6 +31,8 @@ class PublishedWeights:
     def __init__(self, reference: TrainerReference) -> None:
         self.version = UNPUBLISHED
         self.weights: Mapping[str, Tensor] = {}
+        self.adapter = ""
+        """The name of the adapters, if these were published alone."""
         self.agreement: Agreement | None = None
         """The agreement of servers and trainer at the last publication; the worst of all servers."""
         self._compute_logprobs, self._probes = reference.compute_logprobs, make_probes(reference.image_processor)
@@ -40,6 +42,11 @@ class PublishedWeights:
         """The same with the previous weights."""
         self._current = anyio.Event()
         self._current.set()
+
+    @property
+    def name(self) -> WeightsName:
+        """What requests are sampled with."""
+        return WeightsName(self.version, self.adapter)
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -55,9 +62,13 @@ class PublishedWeights:
         if not self._current.is_set():
             await self._current.wait()
 
-    async def store(self, weights: Mapping[str, Tensor], version: int) -> None:
+    async def store(self, weights: Mapping[str, Tensor], version: int, adapter: str = "") -> None:
         """Copies weights that nobody changes meanwhile, and computes the trainer's logprobs of the probes."""
-        if isinstance(weights, BucketedWeights):
+        self.adapter = adapter
+        if isinstance(weights, Adapters):
+            copies = {name: _copy_to_cpu(tensor) for name, tensor in weights.items()}
+            self.weights = Adapters(weights.shape, copies)
+        elif isinstance(weights, BucketedWeights):
             await to_thread.run_sync(weights.keep)
             self.weights = weights
         else:
@@ -72,7 +83,7 @@ class PublishedWeights:
 
     def _copy(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Copies into the existing buffers where they fit, as two copies at once would need twice the memory."""
-        old: Mapping[str, Tensor] = self.weights
+        old: Mapping[str, Tensor] = {} if isinstance(self.weights, Adapters) else self.weights
         self.weights = copies = dict[str, Tensor]()
         with torch.no_grad():
             for name, tensor in tensors:
@@ -81,20 +92,24 @@ class PublishedWeights:
                 copies[name] = buffer.copy_(tensor) if buffer is not None and fits else _copy_to_cpu(tensor)
 
     async def verify(self, replica: Replica) -> None:
-        """Raises EngineError if a server reports another version or has other weights."""
-        if (version := await replica.version()) != self.version:
+        """Raises EngineError if a server reports another version, or has other weights or adapters."""
+        if self.adapter:
+            if not await replica.has_adapter(self.adapter):
+                raise EngineError(f"SGLang at {replica.url} has no adapters {self.adapter}, which were published")
+        elif (version := await replica.version()) != self.version:
             raise EngineError(f"SGLang at {replica.url} has weights {version} where {self.version} were published")
         for index, trainer in enumerate(self._reference_logprobs):
             probe, before = self._probes[index], self._previous_logprobs[index] if self._previous_logprobs else None
             if probe.images and not replica.features.supports_images:
                 continue  # It gets no rollouts with images either.
-            server = await server_logprobs(replica.client, probe)
+            server = await server_logprobs(replica.client, probe, self.adapter)
             try:
                 agreement = check_agreement(replica.url, server, trainer, before, replica.features.dtype)
             except EngineError as error:
                 raise EngineError(f"{error}{probe.remedy}") from error
             if self.agreement is None or self.agreement.max_difference < agreement.max_difference:
                 self.agreement = agreement
+        replica.base_version = await replica.weight_version() if self.adapter else ""
 
     def _compute_reference(self) -> list[Sequence[float]]:
         return (

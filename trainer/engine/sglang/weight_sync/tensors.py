@@ -43,8 +43,8 @@ class TensorSync:
 
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
-    ) -> None:
-        parts = split_into_buckets(weights, BUCKET)
+    ) -> int:
+        size, parts = 0, split_into_buckets(weights, BUCKET)
         async with AsyncExitStack() as stack:
             for index in range(len(parts)):
                 part = await to_thread.run_sync(parts.__getitem__, index)
@@ -53,12 +53,14 @@ class TensorSync:
                 if not index:
                     for target in targets:
                         await stack.enter_async_context(weight_update(target))
+                size += bucket_size(part)
                 within = load_timeout_s(bucket_size(part))
                 flat = await to_thread.run_sync(flatten_bucket, part, self._device)  # Until all servers have answered.
                 del part  # So that there is one bucket at a time.
                 last = version if index == len(parts) - 1 else None
                 await run_all(partial(self._send_to, target, flat, last, flush, within) for target in targets)
                 del flat
+        return size
 
     async def _send_to(
         self, target: SyncTarget, flat: dict[str, object], version: int | None, flush: bool, within: float

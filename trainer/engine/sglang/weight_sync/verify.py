@@ -13,9 +13,10 @@ from gateway.media.image import encode_png, to_pil_image
 from gateway.types import Image
 from trainer.engine.base import EXACT_TOLERANCE, Agreement, EngineError
 from trainer.engine.sglang.http_client import SGLangClient
-from trainer.engine.sglang.request import image_fields
+from trainer.engine.sglang.request import adapter_fields, image_fields
 from trainer.engine.sglang.server_features import NEWEST, format_release
 from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE
+from trainer.engine.sglang.weight_sync.adapters import NO_ADAPTERS, AdapterPlan
 from trainer.vision.image_processor import ImageProcessor
 
 LogprobFn = Callable[[Sequence[int], Sequence[Image]], Sequence[float]]
@@ -26,11 +27,13 @@ CheckpointNamesFn = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class TrainerReference:
-    """The trainer's logprobs and weight names, which servers are verified with. Empty where nobody trains."""
+    """The trainer's logprobs and weight names, which servers are verified with, and its adapters. Empty where nobody
+    trains."""
 
     compute_logprobs: LogprobFn | None = None
     checkpoint_tensors: CheckpointNamesFn = dict
     image_processor: ImageProcessor | None = None
+    adapters: AdapterPlan = NO_ADAPTERS
 
 
 NO_REFERENCE = TrainerReference()
@@ -126,15 +129,17 @@ def trainer_logprobs(compute_logprobs: LogprobFn, probe: LogprobProbe) -> Sequen
     return compute_logprobs(probe.ids, probe.images)[-probe.compared :]
 
 
-async def server_logprobs(client: SGLangClient, probe: LogprobProbe) -> list[float]:
-    """A server's logprobs of a probe. Rollouts never request prompt logprobs."""
+async def server_logprobs(client: SGLangClient, probe: LogprobProbe, adapter: str = "") -> list[float]:
+    """A server's logprobs of a probe, with the LoRA adapters of that name. Rollouts never request prompt logprobs."""
     body = {
         "input_ids": probe.ids,
         "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    answer = await client.post("/generate", body | image_fields(probe.images), within=SCORE_TIMEOUT_S)
+    answer = await client.post(
+        "/generate", body | image_fields(probe.images) | adapter_fields(adapter), within=SCORE_TIMEOUT_S
+    )
     pairs = answer["meta_info"]["input_token_logprobs"][-probe.compared :]
     if tuple(pair[1] for pair in pairs) != probe.ids[-probe.compared :]:
         where = ", beside an image, as older releases do" * bool(probe.images)

@@ -1,0 +1,258 @@
+"""`mtrl-gateway sandboxes`: starts sandboxes on this machine for gateways on others.
+
+Each sandbox has a lease, which every request renews: when its client is gone, the sandbox is stopped.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from secrets import token_urlsafe
+from typing import Annotated, Any
+
+import anyio
+import uvicorn
+from pydantic import Field, PositiveInt
+from starlette.types import ASGIApp
+
+from gateway.config.base import FrozenModel
+from gateway.http.app import PathTable
+from gateway.http.endpoint import Endpoint
+from gateway.http.exchange import Problem, Request, json_response
+from gateway.http.security import SecurityMiddleware
+from gateway.http.settings import Settings, check_token_required
+from gateway.http.uvicorn_server import (
+    Server,
+    StopSignal,
+    bind_socket,
+    make_uvicorn_config,
+    server_url,
+    stop_on_signals,
+)
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
+from gateway.sandbox.provider import BubblewrapProvider, Sandbox, SandboxProvider
+from gateway.sandbox.remote_provider import BEATS_PER_LEASE, PATH
+from gateway.sandbox.sandbox_settings import SandboxSettings
+
+MAX_TIME_S = 3600.0
+BODY_BYTES = 64 * 2**20
+Seconds = Annotated[float, Field(gt=0, le=MAX_TIME_S)]
+
+
+class StartRequest(FrozenModel):
+    """What exists in a new sandbox, and its limits."""
+
+    settings: SandboxSettings = SandboxSettings()
+
+
+class RunRequest(FrozenModel):
+    """A command, or code for the interpreter that keeps its variables."""
+
+    command: list[str] | None = None
+    stdin: str = ""
+    code: str | None = None
+    timeout_s: Seconds
+    answer_within_s: Seconds
+    """When the client wants an answer: a sandbox that gives none until then is stopped."""
+
+
+class PutRequest(FrozenModel):
+    """A file to write; `data` is base64."""
+
+    path: str
+    data: str
+    timeout_s: Seconds
+    answer_within_s: Seconds
+
+
+class GetRequest(FrozenModel):
+    """A file to read."""
+
+    path: str
+    max_bytes: PositiveInt
+    timeout_s: Seconds
+    answer_within_s: Seconds
+
+
+@dataclass(slots=True)
+class Lease:
+    """A sandbox, and until when it lives without a request."""
+
+    sandbox: Sandbox
+    ends: float
+
+
+class SandboxServer:
+    """The sandboxes of all clients."""
+
+    def __init__(self, provider: SandboxProvider, most: int, lease_s: float) -> None:
+        self.provider, self.most, self.lease_s = provider, most, lease_s
+        self.leases: dict[str, Lease] = {}
+        self._starting = 0
+
+    async def count(self, _: Request) -> ASGIApp:
+        return json_response({"running": len(self.leases), "most": self.most})
+
+    async def start(self, request: Request) -> ASGIApp:
+        settings = (await request.read_model(StartRequest)).settings
+        if settings.readable or settings.writable or settings.container or settings.remote:
+            raise Problem(422, "invalid_request", "Paths and providers are not a client's to name.")
+        if len(self.leases) + self._starting >= self.most:
+            remedy = "Try again when one has ended, or start the server with a higher --most."
+            raise Problem(503, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
+        self._starting += 1
+        try:
+            sandbox = await self.provider.start(settings)
+        finally:
+            self._starting -= 1
+        id = token_urlsafe(24)
+        self.leases[id] = Lease(sandbox, anyio.current_time() + self.lease_s)
+        return json_response({"id": id, "lease_s": self.lease_s, "python": sandbox.python}, 201)
+
+    def _find(self, request: Request) -> Sandbox:
+        lease = self.leases.get(request.path_params["id"])
+        if lease is None:
+            raise Problem(404, "not_found", "There is no such sandbox: it was stopped, or its lease has ended.")
+        lease.ends = anyio.current_time() + self.lease_s
+        return lease.sandbox
+
+    async def alive(self, request: Request) -> ASGIApp:
+        return json_response({"alive": self._find(request).alive})
+
+    async def run(self, request: Request) -> ASGIApp:
+        sandbox, body = self._find(request), await request.read_model(RunRequest)
+        if (body.command is None) == (body.code is None):
+            raise Problem(422, "invalid_request", "A run has either `command` or `code`.")
+
+        async def do() -> Mapping[str, Any]:
+            if body.code is not None:
+                done = await sandbox.run_python(body.code, body.timeout_s)
+            else:
+                done = await sandbox.run(body.command or [], _decode(body.stdin), body.timeout_s)
+            return asdict(done) | {"images": [base64.b64encode(image).decode() for image in done.images]}
+
+        return await self._answer(sandbox, body.answer_within_s, do)
+
+    async def put(self, request: Request) -> ASGIApp:
+        sandbox, body = self._find(request), await request.read_model(PutRequest)
+
+        async def do() -> Mapping[str, Any]:
+            await sandbox.put(body.path, _decode(body.data))
+            return {}
+
+        return await self._answer(sandbox, body.answer_within_s, do)
+
+    async def get(self, request: Request) -> ASGIApp:
+        sandbox, body = self._find(request), await request.read_model(GetRequest)
+
+        async def do() -> Mapping[str, Any]:
+            return {"data": base64.b64encode(await sandbox.get(body.path, body.max_bytes)).decode()}
+
+        return await self._answer(sandbox, body.answer_within_s, do)
+
+    async def _answer(
+        self, sandbox: Sandbox, within_s: float, do: Callable[[], Awaitable[Mapping[str, Any]]]
+    ) -> ASGIApp:
+        """The answer, which tells whose doing a failure is: `ended` and `error` are the policy's, `killed` is not."""
+        try:
+            with anyio.move_on_after(within_s):
+                return json_response(await do())
+            await sandbox.stop()
+            return json_response({"ended": "it did not answer in time"})
+        except SandboxEnded as error:
+            return json_response({"ended": str(error)})
+        except SandboxKilled as error:
+            return json_response({"killed": str(error)})
+        except OSError as error:
+            return json_response({"error": str(error)})
+
+    async def stop(self, request: Request) -> ASGIApp:
+        lease = self.leases.pop(request.path_params["id"], None)
+        if lease is not None:
+            await lease.sandbox.stop()
+        return json_response({})
+
+    async def end_leases(self) -> None:
+        """Stops sandboxes whose clients are gone."""
+        while True:
+            await anyio.sleep(self.lease_s / BEATS_PER_LEASE)
+            now = anyio.current_time()
+            for id in [id for id, lease in self.leases.items() if lease.ends < now]:
+                await self.leases.pop(id).sandbox.stop()
+
+    async def stop_all(self) -> None:
+        """Stops all sandboxes."""
+        async with anyio.create_task_group() as tasks:
+            while self.leases:
+                tasks.start_soon(self.leases.popitem()[1].sandbox.stop)
+
+
+def build_app(server: SandboxServer, settings: Settings) -> ASGIApp:
+    """The application: five verbs, and the sign of life."""
+    return SecurityMiddleware(
+        PathTable(
+            {
+                f"{PATH}/{{id}}/run": Endpoint({"POST": server.run}),
+                f"{PATH}/{{id}}/put": Endpoint({"POST": server.put}),
+                f"{PATH}/{{id}}/get": Endpoint({"POST": server.get}),
+                f"{PATH}/{{id}}": Endpoint({"GET": server.alive, "DELETE": server.stop}),
+                PATH: Endpoint({"GET": server.count, "POST": server.start}),
+            }
+        ),
+        settings,
+    )
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise Problem(422, "invalid_request", "This is no base64.") from None
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, most: int, lease_s: float, stop: StopSignal, provider: SandboxProvider | None = None
+) -> AsyncIterator[tuple[str, SandboxServer]]:
+    """Serves during the block; gives the address."""
+    check_token_required(settings)
+    settings = settings.model_copy(update={"body_bytes": BODY_BYTES})
+    reaper = Reaper()
+    server = SandboxServer(provider or BubblewrapProvider(reaper), most, lease_s)
+    with bind_socket(settings) as listening:
+        ready = anyio.Event()
+        config: uvicorn.Config = make_uvicorn_config(build_app(server, settings), settings)
+        http = Server(config, ready.set)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(http.serve, [listening])
+                tasks.start_soon(server.end_leases)
+                await ready.wait()
+                stop.serving = True
+                yield server_url(settings, listening), server
+                http.should_exit = True
+                await server.stop_all()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.stop_all()
+                await reaper.stop()
+
+
+def serve_sandboxes(settings: Settings, most: int, lease_s: float, ready: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or SIGINT."""
+
+    async def main() -> None:
+        stop = StopSignal()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_on_signals, stop)
+            with stop.scope:
+                async with serving(settings, most, lease_s, stop) as (url, _):
+                    ready(url)
+                    await stop.wait()
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main)

@@ -1,0 +1,139 @@
+"""Sandboxes that are containers of a Docker or Podman engine, which is used by its command line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+
+import anyio
+from anyio import to_thread
+
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox import command_server, host_proxy, interpreter_process, proxy_listener
+from gateway.sandbox.bubblewrap import MEMORY_FOLDERS, OPEN_FILES, ROLLOUT
+from gateway.sandbox.cgroups import OWN_PROCESSES, Cgroup
+from gateway.sandbox.confined_process import ConfinedProcess
+from gateway.sandbox.host_proxy import HostProxy, open_proxy
+from gateway.sandbox.provider import ENVIRONMENT, LocalSandbox
+from gateway.sandbox.sandbox_settings import ContainerSettings, SandboxSettings
+from gateway.sandbox.sandboxed_command import SandboxedCommand
+
+log = logging.getLogger(__name__)
+
+PREFIX = "mtrl-sandbox-"
+SCRIPTS = {f"/mtrl/{Path(file).name}": file for file in (command_server.__file__, interpreter_process.__file__)}
+LISTENER = "/mtrl/proxy_listener.py"
+NOBODY = "65534:65534"
+ENGINE_FAILURES = frozenset((125, 126, 127))
+"""Exit codes of an engine that failed, or that cannot start the command."""
+START_S, REMOVE_S, ASK_S = 60.0, 20.0, 20.0
+
+
+class ContainerProvider:
+    """Starts a container for each sandbox."""
+
+    def __init__(self, container: ContainerSettings, reaper: Reaper) -> None:
+        self._container, self._reaper = container, reaper
+
+    async def start(self, settings: SandboxSettings) -> LocalSandbox:
+        command = open_container(self._container, settings, self._reaper)
+        process = await ConfinedProcess.start(command, self._reaper, START_S)
+        return LocalSandbox(process, (self._container.python, "-B", "-u", "/mtrl/interpreter_process.py"))
+
+
+@asynccontextmanager
+async def open_container(
+    container: ContainerSettings, settings: SandboxSettings, reaper: Reaper
+) -> AsyncIterator[SandboxedCommand]:
+    """The command that runs a container in the foreground. It is removed at the end, even if the gateway is killed."""
+    engine, name = tuple(shlex.split(container.engine)), f"{PREFIX}{os.getpid()}-{token_hex(6)}"
+    remove = (*engine, "rm", "--force", name)
+    async with AsyncExitStack() as stack:
+        proxy = None
+        if settings.hosts:
+            proxy = await stack.enter_async_context(open_proxy(settings.hosts, settings.network_mb))
+            proxy.socket_file.chmod(0o666)  # Its folder is the gateway's alone.
+        env = ENVIRONMENT | (host_proxy.ENVIRONMENT if proxy else {}) | settings.env
+        line = (*engine, "run", *_options(container, settings, name, env, proxy), container.image)
+        await reaper.start()
+        reaper.add_command(remove)
+        try:
+            yield SandboxedCommand(
+                (*line, *_command(container, proxy)),
+                Cgroup(),
+                settings,
+                proxy=proxy,
+                env={**os.environ, **env},
+                failure_codes=ENGINE_FAILURES,
+            )
+        finally:
+            with anyio.CancelScope(shield=True):
+                if await to_thread.run_sync(_run_quietly, remove):
+                    reaper.remove_command(remove)
+
+
+def _command(container: ContainerSettings, proxy: HostProxy | None) -> Iterator[str]:
+    python = (container.python, "-I", "-S", "-B")
+    if proxy is not None:
+        yield from (*python, LISTENER, host_proxy.INSIDE, str(host_proxy.PORT))
+    yield from (*python, "/mtrl/command_server.py")
+
+
+def _options(
+    container: ContainerSettings, settings: SandboxSettings, name: str, env: Mapping[str, str], proxy: HostProxy | None
+) -> Iterator[str]:
+    """The options of `run`. Values of the environment are not on the command line, where everybody could read them."""
+    yield from ("--rm", "--interactive", f"--name={name}", "--pull=never", "--network=none", "--read-only")
+    yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}", f"--workdir={ROLLOUT}")
+    yield from (f"--memory={settings.memory_mb}m", f"--memory-swap={settings.memory_mb}m", f"--cpus={settings.cpus:g}")
+    yield from (f"--pids-limit={settings.processes + OWN_PROCESSES}", f"--ulimit=cpu={settings.cpu_s}")
+    yield from (f"--ulimit=nofile={OPEN_FILES}", "--ulimit=core=0", f"--ulimit=fsize={settings.disk_mb * 2**20}")
+    for folder in MEMORY_FOLDERS:
+        yield f"--tmpfs={folder}:rw,exec,mode=1777,size={settings.disk_mb}m"
+    for key in env:
+        yield f"--env={key}"
+    yield f"--env=HOME={ROLLOUT}"
+    readable = {**SCRIPTS, **{str(path): str(path) for path in settings.readable}}
+    if proxy is not None:
+        readable |= {LISTENER: proxy_listener.__file__}
+        yield f"--volume={proxy.socket_file}:{host_proxy.INSIDE}"
+    for inside, path in readable.items():
+        yield f"--volume={path}:{inside}:ro"
+    for writable in settings.writable:
+        yield f"--volume={writable}:{writable}:rw"
+    yield from container.options
+
+
+def _run_quietly(words: tuple[str, ...]) -> bool:
+    """Runs a command of the engine; whether it did what it should."""
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=REMOVE_S, check=False)  # noqa: S603 - the engine
+    except (OSError, subprocess.SubprocessError) as error:
+        log.error("%s failed: %s", " ".join(words), error)
+        return False
+    return done.returncode == 0
+
+
+def find_container_problem(container: ContainerSettings) -> str | None:
+    """Why containers cannot be started, with what to do; None if they can."""
+    engine = tuple(shlex.split(container.engine))
+    try:
+        done = subprocess.run(  # noqa: S603 - the engine
+            (*engine, "image", "inspect", "--format={{.Id}}", container.image),
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{container.engine} does not run: {error}\n  remedy: install Podman or Docker, or correct `engine`"
+    if done.returncode == 0:
+        return None
+    problem = f"{container.engine} has no image {container.image}: {done.stderr.strip()[-300:]}"
+    return f"{problem}\n  remedy: {container.engine} pull {container.image}"

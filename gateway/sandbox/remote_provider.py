@@ -1,0 +1,236 @@
+"""Sandboxes on another machine, over HTTP: start, run, put, get, stop, and a sign of life that renews a lease.
+
+When this process ends, however it ends, its signs of life end, and the server stops its sandboxes.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import httpx2
+
+from gateway.errors import Unavailable
+from gateway.large_json import run_beside
+from gateway.sandbox import sandbox_statistics as statistics
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.provider import FILE_S, LARGE_BYTES, MARGIN_S, MOST_IMAGES, Completed
+from gateway.sandbox.sandbox_settings import RemoteSettings, SandboxSettings
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/sandboxes"
+START_S, STOP_S, BEAT_S, CONNECT_S, CHECK_S = 60.0, 10.0, 10.0, 10.0, 10.0
+ANSWER_SHARE = 0.9
+"""Share of a call's time in which the server must answer; the rest is for the way."""
+BEATS_PER_LEASE = 4
+NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+UNAUTHORIZED, NOT_FOUND = 401, 404
+
+
+def _headers(remote: RemoteSettings) -> dict[str, str]:
+    token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
+    return {"content-type": "application/json", **token}
+
+
+class RemoteProvider:
+    """Starts sandboxes on a server."""
+
+    def __init__(self, remote: RemoteSettings) -> None:
+        self._remote = remote
+
+    async def start(self, settings: SandboxSettings) -> RemoteSandbox:
+        url = self._remote.url.rstrip("/") + PATH
+        http = httpx2.AsyncClient(headers=_headers(self._remote), timeout=None, trust_env=False)
+        began = anyio.current_time()
+        try:
+            with anyio.fail_after(START_S):
+                body = {"settings": settings.model_dump(mode="json", exclude={"container", "remote"})}
+                answer = await http.post(url, json=body)
+            if not answer.is_success:
+                raise Unavailable(_describe(answer))
+            started = answer.json()
+            sandbox = RemoteSandbox(http, f"{url}/{started['id']}", settings, float(started["lease_s"]))
+            sandbox.python = str(started["python"])
+        except BaseException as error:
+            statistics.count_refusal()
+            with anyio.CancelScope(shield=True):
+                await http.aclose()
+            if isinstance(error, httpx2.HTTPError | TimeoutError | ValueError | KeyError | TypeError | Unavailable):
+                raise Unavailable(f"the server at {url} started no sandbox: {_text(error)}") from error
+            raise
+        statistics.count_start(anyio.current_time() - began)
+        HEARTBEATS.add(sandbox.url, _headers(self._remote), sandbox.lease_s)
+        return sandbox
+
+
+class RemoteSandbox:
+    """A sandbox on a server."""
+
+    def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
+        self.url, self.lease_s, self.python = url, lease_s, ""
+        self._http, self._settings = http, settings
+        self._is_stopped = False
+        self._lock = anyio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        return not self._is_stopped
+
+    async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
+        request = {"command": list(command), "stdin": base64.b64encode(stdin).decode()}
+        return self._completed(await self._ask("run", request, timeout_s))
+
+    async def run_python(self, code: str, timeout_s: float) -> Completed:
+        return self._completed(await self._ask("run", {"code": code}, timeout_s))
+
+    async def put(self, path: str, data: bytes) -> None:
+        await self._ask("put", {"path": path, "data": base64.b64encode(data).decode()}, FILE_S)
+
+    async def get(self, path: str, max_bytes: int) -> bytes:
+        reply = await self._ask("get", {"path": path, "max_bytes": max_bytes}, FILE_S)
+        try:
+            return base64.b64decode(reply["data"], validate=True)[:max_bytes]
+        except (ValueError, KeyError, TypeError) as error:
+            raise await self._lost("it sent an answer that cannot be read") from error
+
+    async def stop(self) -> None:
+        """Stops it. Where the server does not answer, the lease ends it."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        statistics.count_end()
+        HEARTBEATS.remove(self.url)
+        with anyio.move_on_after(STOP_S, shield=True):
+            with suppress(httpx2.HTTPError):
+                await self._http.delete(self.url)
+            await self._http.aclose()
+
+    def _completed(self, reply: Mapping[str, Any]) -> Completed:
+        most, status = self._settings.output_bytes, reply.get("status")
+        images = reply.get("images") or []
+        return Completed(
+            str(reply.get("stdout", ""))[:most],
+            str(reply.get("stderr", ""))[:most],
+            status if isinstance(status, int) else None,
+            str(reply.get("stopped", "")),
+            tuple(base64.b64decode(str(image)) for image in images[:MOST_IMAGES]),
+            reply.get("is_lost") is True,
+            tuple(map(str, reply.get("refusals") or ())),
+        )
+
+    async def _ask(self, verb: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Asks the server. A failure of it, or of the way to it, is never the policy's."""
+        within_s = min(timeout_s + MARGIN_S, answer_time_s())
+        body = {**request, "timeout_s": timeout_s, "answer_within_s": within_s * ANSWER_SHARE}
+        async with self._lock:
+            if self._is_stopped:
+                raise SandboxEnded("it has been stopped")
+            try:
+                with anyio.fail_after(within_s):
+                    answer = await self._http.post(f"{self.url}/{verb}", json=body)
+            except NOT_SENT as error:
+                await self.stop()
+                raise Unavailable(f"the server of sandboxes cannot be reached: {_text(error)}") from error
+            except (httpx2.HTTPError, TimeoutError) as error:
+                raise await self._lost(_text(error)) from error
+            except BaseException:
+                await self.stop()
+                raise
+            return await self._read(answer)
+
+    async def _read(self, answer: httpx2.Response) -> dict[str, Any]:
+        if not answer.is_success:
+            await self.stop()
+            gone = "the sandbox is not there any more: " if answer.status_code == NOT_FOUND else ""
+            raise Unavailable(gone + _describe(answer))
+        try:
+            large = len(answer.content) > LARGE_BYTES
+            reply = await run_beside(answer.json) if large else answer.json()
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise await self._lost("it sent an answer that cannot be read")
+        if "ended" in reply:
+            await self.stop()
+            raise SandboxEnded(str(reply["ended"]))
+        if "killed" in reply:
+            raise await self._lost(str(reply["killed"]))
+        if "error" in reply:
+            raise OSError(str(reply["error"]))
+        return reply
+
+    async def _lost(self, reason: str) -> SandboxKilled:
+        """Stops it: nobody knows what was done."""
+        await self.stop()
+        return SandboxKilled(f"the server of sandboxes failed: {reason}")
+
+
+class Heartbeats:
+    """The thread that gives signs of life for all remote sandboxes of this process, while there are any."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, tuple[dict[str, str], float]] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, url: str, headers: dict[str, str], lease_s: float) -> None:
+        """Begins to renew the lease of a sandbox."""
+        with self._changed:
+            self._targets[url] = (headers, lease_s)
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sandbox-heartbeats", daemon=True)
+                self._thread.start()
+
+    def remove(self, url: str) -> None:
+        """Ends it."""
+        with self._changed:
+            self._targets.pop(url, None)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with httpx2.Client(timeout=BEAT_S, trust_env=False) as http:
+            while True:
+                with self._changed:
+                    if not self._targets:
+                        self._thread = None
+                        return
+                    targets = dict(self._targets)
+                    self._changed.wait(min(lease_s for _, lease_s in targets.values()) / BEATS_PER_LEASE)
+                    targets = {url: target for url, target in targets.items() if url in self._targets}
+                for url, (headers, _) in targets.items():
+                    with suppress(httpx2.HTTPError):  # The next request tells what is wrong.
+                        http.get(url, headers=headers)
+
+
+HEARTBEATS = Heartbeats()
+
+
+def find_remote_problem(remote: RemoteSettings) -> str | None:
+    """Why the server cannot be used, with what to do; None if it can."""
+    try:
+        with httpx2.Client(headers=_headers(remote), timeout=CHECK_S, trust_env=False) as http:
+            answer = http.get(remote.url.rstrip("/") + PATH)
+    except httpx2.HTTPError as error:
+        return f"{remote.url} cannot be reached: {_text(error)}\n  remedy: start `mtrl-gateway sandboxes` there"
+    if answer.is_success:
+        return None
+    remedy = "correct `token`" if answer.status_code == UNAUTHORIZED else "see the server's log"
+    return f"{remote.url}: {_describe(answer)}\n  remedy: {remedy}"
+
+
+def _describe(answer: httpx2.Response) -> str:
+    try:
+        return f"HTTP {answer.status_code}: {answer.json()['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code}"
+
+
+def _text(error: BaseException) -> str:
+    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

@@ -1,0 +1,35 @@
+"""A stand-in for the command line of a container engine: records its arguments, and has bubblewrap for containers.
+
+Run as `python container_engine.py FOLDER run|rm|image ...`. A file `fails` in the folder has the exit code to end with.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+folder, words = Path(sys.argv[1]), sys.argv[2:]
+with (folder / "calls").open("a") as calls:
+    calls.write(json.dumps(words) + "\n")
+if (folder / "fails").exists() and words[0] != "rm":
+    sys.stderr.write("the engine is down\n")
+    sys.exit(int((folder / "fails").read_text()))
+if words[0] == "run":
+    options = [word.removeprefix("--").partition("=")[::2] for word in words if word.startswith("--")]
+    places = ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, sys.prefix)
+    line = ["bwrap", "--unshare-pid", "--unshare-net", "--clearenv", "--proc", "/proc", "--dev", "/dev"]
+    for place in filter(os.path.exists, places):
+        line += ["--ro-bind", place, place]
+    for name, value in options:
+        outside, _, rest = value.partition(":")
+        if name == "volume":
+            line += ["--ro-bind" if rest.endswith(":ro") else "--bind", outside, rest.partition(":")[0]]
+        elif name == "tmpfs":
+            line += ["--tmpfs", outside]
+        elif name == "env":
+            key, is_given, given = value.partition("=")
+            line += ["--setenv", key, given if is_given else os.environ[key]]
+        elif name == "workdir":
+            line += ["--chdir", value]
+    sys.exit(subprocess.run([*line, "--die-with-parent", "--", *words[words.index("an-image") + 1 :]]).returncode)

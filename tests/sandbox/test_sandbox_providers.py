@@ -1,0 +1,289 @@
+"""Sandboxes in containers and on other machines: the tools work as in bubblewrap; no failure there is the policy's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import from_thread
+from pydantic import SecretStr, ValidationError
+
+from gateway import check
+from gateway.build import build_plan
+from gateway.http.sandbox_server import SandboxServer, serving
+from gateway.http.settings import Settings
+from gateway.http.uvicorn_server import StopSignal
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox import remote_provider
+from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_state import SandboxStates
+from gateway.sandbox.sandbox_toolset import SandboxToolset
+from gateway.state.prepared_state import PreparedStates
+from gateway.state.state_hash import hash_state
+from gateway.toolset import Session, hash_session_state
+from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
+from tests.conftest import Write
+from tests.waiting import PATIENCE_S, wait_until
+
+ENGINE = str(Path(__file__).with_name("container_engine.py"))
+TOKEN, MOST, LEASE_S = "a-token-of-the-tests", 2, 1.0
+PNG = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nNone"
+
+
+@asynccontextmanager
+async def open_tools(settings: SandboxSettings, state: Path | None = None) -> AsyncIterator[Session]:
+    reaper = Reaper()
+    try:
+        toolset = SandboxToolset(("python", "shell", "files"), settings, choose_provider(settings, reaper))
+        toolset.states = SandboxStates(PreparedStates(state, None), reaper)
+        async with toolset.open(Task()) as session:
+            yield session
+    finally:
+        with anyio.CancelScope(shield=True):
+            await reaper.stop()
+
+
+async def call(session: Session, name: str, **arguments: Any) -> ToolResult:
+    with anyio.fail_after(PATIENCE_S):
+        return await session.call(ToolCall("1", name, json.dumps(arguments)))
+
+
+async def assert_tools_work(session: Session) -> None:
+    assert (await call(session, "python", code="x = 20\nx + 1")).text == "21"
+    assert (await call(session, "python", code="print(x)")).text == "20"
+    assert (await call(session, "shell", command="echo one > a.txt; pwd; exit 3")).text == "/rollout\n[exit status 3]"
+    assert (await call(session, "files", action="read", path="a.txt")).text == "one"
+    assert "was written" in (await call(session, "files", action="write", path="b/c.txt", text="two")).text
+    assert (await call(session, "files", action="read", path="no")).outcome is Outcome.ERROR
+    assert isinstance((await call(session, "python", code=PNG)).parts[-1], Image)
+    raised = await call(session, "python", code="1 / 0")
+    assert raised.outcome is Outcome.ERROR and "ZeroDivisionError" in str(raised.reason)
+    ended = await call(session, "python", code="import os; os.kill(os.getppid(), 9)")
+    assert ended.outcome is Outcome.ERROR and "the sandbox was ended" in str(ended.reason)
+    assert (await call(session, "python", code="2")).text == "2"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> SandboxSettings:
+    container = {"image": "an-image", "engine": f"{sys.executable} {ENGINE} {tmp_path}", "python": sys.executable}
+    values = {"env": {"TOKEN": "s3cret"}, "memory_mb": 100, "processes": 12, "container": container}
+    return SandboxSettings.model_validate(values)
+
+
+def engine_calls(folder: Path) -> list[list[str]]:
+    return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+async def test_tools_work_in_a_container_with_all_limits_and_it_is_removed(
+    engine: SandboxSettings, tmp_path: Path
+) -> None:
+    async with open_tools(engine) as session:
+        assert (await call(session, "python", code="import os; os.environ['TOKEN']")).text == "'s3cret'"
+        await assert_tools_work(session)
+    first, *others = engine_calls(tmp_path)
+    wanted = (
+        "--rm", "--interactive", "--pull=never", "--network=none", "--read-only", "--cap-drop=ALL", "--memory=100m",
+        "--memory-swap=100m", "--cpus=1", "--pids-limit=20", "--security-opt=no-new-privileges", "--user=65534:65534",
+        "--env=TOKEN",
+    )  # fmt: skip
+    assert first[0] == "run" and not set(wanted) - set(first)
+    assert not any("s3cret" in word for words in (first, *others) for word in words)
+    names = {word for words in (first, *others) for word in words if word.startswith("--name=")}
+    assert {f"--name={words[-1]}" for words in others if words[0] == "rm"} == names and len(names) == 2
+
+
+@pytest.mark.parametrize("provider", ["engine", "server"])
+async def test_sandboxes_of_each_provider_begin_from_a_state_and_end_with_its_hash(
+    provider: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    chosen = request.getfixturevalue(provider)
+    settings = chosen if provider == "engine" else chosen[0]
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "a.txt").write_text("one\n")
+    async with open_tools(settings, state) as session:
+        assert (await call(session, "shell", command="cat a.txt")).text == "one"
+        assert await hash_session_state(session) == hash_state(state)
+        await call(session, "shell", command="echo two >> a.txt")
+        (state / "a.txt").write_text("one\ntwo\n")
+        assert await hash_session_state(session) == hash_state(state)
+
+
+@pytest.mark.parametrize("code", [125, 1])
+async def test_engine_that_fails_at_the_start_is_unavailable(
+    code: int, engine: SandboxSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "fails").write_text(str(code))
+    assert "the engine is down" in str(find_provider_problem(engine))
+    async with open_tools(engine) as session:
+        failed = await call(session, "python", code="1")
+        assert failed.outcome is Outcome.UNAVAILABLE and "the engine is down" in str(failed.reason)
+        (tmp_path / "fails").unlink()
+        assert (await call(session, "python", code="1")).text == "1"
+
+
+async def test_engine_that_is_ended_in_a_call_is_no_failure_of_the_policy(
+    engine: SandboxSettings, tmp_path: Path
+) -> None:
+    async with open_tools(engine) as session:
+        await call(session, "python", code="1")
+        results: list[ToolResult] = []
+
+        async def wait_inside() -> None:
+            results.append(await call(session, "shell", command="sleep 600"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait_inside)
+            await anyio.wait_all_tasks_blocked()
+            for pid in _processes(f"{tmp_path}\0run"):
+                os.kill(pid, 9)
+    assert results[0].outcome is Outcome.UNKNOWN, results
+
+
+KILLED_GATEWAY = """
+import anyio, sys
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from tests.sandbox.test_sandbox_providers import call, open_tools
+async def main():
+    async with open_tools(SandboxSettings.model_validate_json(sys.argv[1])) as session:
+        print((await call(session, "python", code="1")).text, flush=True)
+        await anyio.sleep_forever()
+anyio.run(main)
+"""
+
+
+def test_container_of_a_gateway_that_is_killed_is_removed(engine: SandboxSettings, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED_GATEWAY, engine.model_dump_json()]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as gateway:
+        assert gateway.stdout is not None and gateway.stdout.readline() == "1\n"
+        gateway.kill()
+    anyio.run(wait_until, lambda: engine_calls(tmp_path)[-1][0] == "rm")
+
+
+async def test_engine_that_is_not_installed_is_told(engine: SandboxSettings) -> None:
+    assert engine.container is not None
+    absent = engine.container.model_copy(update={"engine": "no-such-engine"})
+    settings = engine.model_copy(update={"container": absent})
+    assert "no-such-engine does not run" in str(find_provider_problem(settings))
+    async with open_tools(settings) as session:
+        assert (await call(session, "python", code="1")).outcome is Outcome.UNAVAILABLE
+
+
+def _processes(words: str) -> list[int]:
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if words.encode() in file.read_bytes():
+                found.append(int(file.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[SandboxSettings, SandboxServer]]:
+    """A server of sandboxes with an event loop of its own, since it needs asyncio; and the settings that lead to it."""
+    http = Settings(port=0, token=SecretStr(TOKEN))
+    with from_thread.start_blocking_portal("asyncio") as portal:
+        context = portal.wrap_async_context_manager(serving(http, MOST, LEASE_S, portal.call(StopSignal)))
+        with context as (url, running):
+            yield SandboxSettings.model_validate({"remote": {"url": url, "token": TOKEN}}), running
+
+
+Served = tuple[SandboxSettings, SandboxServer]
+
+
+async def test_tools_work_on_a_server_and_its_sandboxes_end_with_the_rollout(server: Served) -> None:
+    settings, running = server
+    assert find_provider_problem(settings) is None
+    async with open_tools(settings) as session:
+        await assert_tools_work(session)
+        (lease,) = running.leases.values()
+        first = lease.ends
+        await wait_until(lambda: lease.ends > first + 1.5 * LEASE_S)  # By signs of life alone.
+        assert (await call(session, "python", code="3")).text == "3"
+    assert running.leases == {}
+
+
+async def test_sandbox_of_a_client_that_is_gone_ends_with_its_lease(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, running = server
+    monkeypatch.setattr(remote_provider.HEARTBEATS, "add", lambda *_: None)
+    async with open_tools(settings) as session:
+        await call(session, "python", code="x = 1")
+        await wait_until(lambda: not running.leases)
+        gone = await call(session, "python", code="x")
+        assert gone.outcome is Outcome.UNAVAILABLE and "not there any more" in str(gone.reason)
+        assert (await call(session, "python", code="1")).text == "1"
+
+
+async def test_server_that_is_full_or_refuses_the_token_is_unavailable(server: Served) -> None:
+    settings, _ = server
+    async with open_tools(settings) as first, open_tools(settings) as second, open_tools(settings) as third:
+        await call(first, "python", code="1")
+        await call(second, "python", code="1")
+        full = await call(third, "python", code="1")
+        assert full.outcome is Outcome.UNAVAILABLE and "All 2 sandboxes are in use" in str(full.reason)
+    assert settings.remote is not None
+    wrong = settings.remote.model_copy(update={"token": SecretStr("wrong")})
+    refused = settings.model_copy(update={"remote": wrong})
+    assert "correct `token`" in str(find_provider_problem(refused))
+    async with open_tools(refused) as session:
+        assert (await call(session, "python", code="1")).outcome is Outcome.UNAVAILABLE
+
+
+async def test_policy_that_hangs_its_remote_sandbox_is_late_by_its_own_fault(server: Served) -> None:
+    async with open_tools(server[0]) as session:
+        await call(session, "python", code="1")
+        with anyio.fail_after(6):
+            late = await session.call(ToolCall("1", "shell", json.dumps({"command": "kill -STOP $PPID; sleep 600"})))
+        assert late.outcome is Outcome.ERROR, late
+
+
+async def test_server_that_fails_in_a_call_is_no_failure_of_the_policy(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, running = server
+    async with open_tools(settings) as session:
+        await call(session, "python", code="1")
+
+        async def broken(*_: Any) -> Any:
+            raise RuntimeError("a fault of the server")
+
+        monkeypatch.setattr(next(iter(running.leases.values())).sandbox, "run_python", broken)
+        failed = await call(session, "python", code="1")
+    assert failed.outcome is Outcome.UNAVAILABLE and "HTTP 500" in str(failed.reason)
+
+
+async def test_server_that_is_not_there_is_unavailable_and_told_by_check(write: Write) -> None:
+    settings = SandboxSettings.model_validate({"remote": {"url": "http://127.0.0.1:9"}})
+    async with open_tools(settings) as session:
+        assert (await call(session, "python", code="1")).outcome is Outcome.UNAVAILABLE
+    file = write("tools.yaml", "tools: [{sandbox_tools: [python], sandbox: {remote: {url: 'http://127.0.0.1:9'}}}]")
+    findings = await check.run_checks(build_plan(file, None))
+    (found,) = [finding for finding in findings if "sandboxes" in finding.message]
+    assert found.grade == "wrong" and "cannot be reached" in found.message and "mtrl-gateway sandboxes" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"container": {"image": "a"}, "remote": {"url": "http://a"}}, "exclude each other"),
+        ({"remote": {"url": "http://a"}, "readable": ["/data"]}, "do not exist on another one"),
+        ({"remote": {"url": "ftp://a"}}, "url"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        SandboxSettings.model_validate(settings)

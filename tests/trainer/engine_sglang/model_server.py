@@ -1,0 +1,112 @@
+"""A stand-in for an SGLang server that generates with a real small model, in a process of its own.
+
+What it samples depends on the weights, the ids and the request's seed alone, so that a turn that is asked for again,
+after it or another process was killed, is the same.
+
+    python -m tests.trainer.engine_sglang.model_server MODEL HOST PORT
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import torch
+import uvicorn
+from starlette.responses import JSONResponse
+from transformers import AutoModelForCausalLM
+
+from tests.trainer.engine_sglang.fake_sglang import Fake, _spans
+
+CONTEXT = 4096
+
+
+class ModelServer(Fake):
+    """Reads all ids for each new one: the models are tiny."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(info={"max_req_input_len": CONTEXT, "enable_deterministic_inference": True})
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.going.set()
+
+    async def generate(self, body: Any) -> Any:
+        ids, params, rid = list(body["input_ids"]), body["sampling_params"], body.get("rid", "")
+        pairs: list[list[Any]] = []
+        tops, versions, end = [], [], {"type": "length"}
+        self.named.add(rid)
+        try:
+            while len(pairs) < params["max_new_tokens"]:
+                await self.going.wait()
+                await anyio.lowlevel.checkpoint()
+                if rid in self.aborted:
+                    end = {"type": "abort", "message": "aborted"}
+                    break
+                token, logprob, top = self._sample(ids, params)
+                ids.append(token)
+                pairs.append([logprob, token, None])
+                tops.append(top)
+                versions.append(self.version)
+                if token in params.get("stop_token_ids", ()):
+                    end = {"type": "stop", "matched": token}
+                    break
+        finally:
+            self.named.discard(rid)
+        prompt = [[None, ids[0], None]]
+        if body.get("logprob_start_len") == 0:
+            prompt += [[value, token, None] for value, token in zip(self._score(ids), ids[1:], strict=True)]
+        meta = {
+            "finish_reason": end,
+            "prompt_tokens": len(body["input_ids"]),
+            "cached_tokens": 0,
+            "output_token_logprobs": pairs or [[-1.0, 9, None]],
+            "output_top_logprobs": tops,
+            "input_token_logprobs": prompt,
+            "weight_versions": _spans(versions or [self.version]),
+            "weight_version": self.version,
+        }
+        return {"text": "", "output_ids": [pair[1] for pair in pairs], "meta_info": meta}
+
+    @torch.inference_mode()
+    def _sample(self, ids: Sequence[int], params: Any) -> tuple[int, float, list[list[float]]]:
+        logits = self.model(torch.tensor([ids])).logits[0, -1].float()
+        for token, bias in params.get("logit_bias", {}).items():
+            logits[int(token)] += bias
+        logprobs = (logits / (params["temperature"] or 1.0)).log_softmax(-1)
+        if params["temperature"]:
+            seed = (params.get("sampling_seed", 0) * 1_000_003 + len(ids)) % 2**63
+            token = int(torch.multinomial(logprobs.exp(), 1, generator=torch.Generator().manual_seed(seed)))
+        else:
+            token = int(logits.argmax())
+        values, places = logprobs.topk(2)
+        top = [[float(value), int(place), None] for value, place in zip(values, places, strict=True)]
+        return token, float(logprobs[token]), top  # type: ignore[return-value]
+
+    @torch.inference_mode()
+    def _score(self, ids: Sequence[int]) -> list[float]:
+        logprobs = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        return logprobs[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()  # type: ignore[no-any-return]
+
+    def _took(self, named: dict[str, torch.Tensor], body: Any) -> Any:
+        missing, unknown = self.model.load_state_dict(named, strict=False)
+        if unknown:
+            return {"success": False, "message": f"unknown weights: {unknown[:3]}"}
+        if missing and set(missing) != {"lm_head.weight"}:  # Tied to the embeddings.
+            return {"success": False, "message": f"missing weights: {missing[:3]}"}
+        self.version = body.get("weight_version", self.version)
+        return {"success": True, "message": ""}
+
+
+def main(folder: str, host: str, port: str) -> None:
+    torch.set_num_threads(1)
+    server = ModelServer(Path(folder))
+    app = server.app()
+    app.add_route("/health", lambda _: JSONResponse({}))
+    uvicorn.run(app, host=host, port=int(port), log_level="warning")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,94 @@
+"""`mtrl-train env`: interpreters in the user's data folder are made, listed, found and deleted."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.trainer.environments.environment_runs import GYM_PYTHON
+from trainer.cli import app
+from trainer.environments import interpreters
+from trainer.environments.host_process import stop_hosts
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs a command with a data folder of its own, without a package index."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}.items():
+        monkeypatch.setenv(name, value)
+    return lambda *words: CliRunner().invoke(app, [*words])
+
+
+def make_wheel(folder: Path, name: str) -> Path:
+    """A package with one empty module."""
+    wheel, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr(f"{name}.py", "")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def test_interpreter_is_installed_extended_listed_and_removed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, second = make_wheel(tmp_path, "tiny_one"), make_wheel(tmp_path, "tiny_two")
+    monkeypatch.setattr(interpreters, "RELEASES", {"gymnasium": (str(first),), "textarena": ("textarena==0.7.4",)})
+    installed = run("env", "install", "gymnasium")
+    assert installed.exit_code == 0, installed.output
+    assert "Successfully installed tiny-one-1.0" in installed.output.replace("_", "-")
+    assert "environment: gymnasium:NAME" in installed.output
+    python = Path(run("env", "where", "gymnasium").output.strip())
+    assert python.exists() and python.is_relative_to(tmp_path / "data/mtrl/environments")
+    assert run("env", "install", "gymnasium", "--add", str(second)).exit_code == 0
+    assert list(python.parents[1].glob("lib/*/site-packages/tiny_*.py")) != []
+    listed = run("env", "list").output
+    assert str(second) in listed.replace("\n", "") and "textarena  not installed" in listed
+    failed = run("env", "install", "gymnasium", "--add", "no-such-package-xyz")
+    assert failed.exit_code != 0 and python.exists()
+    assert run("env", "remove", "gymnasium").output == "gymnasium is removed\n"
+    assert run("env", "remove", "gymnasium").output == "gymnasium was not installed\n"
+    assert "gymnasium is not installed" in run("env", "where", "gymnasium").output
+
+
+def test_installation_that_fails_leaves_nothing_behind_and_says_what_to_do(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(interpreters, "RELEASES", {"textarena": ("no-such-package-xyz==1",)})
+    failed = run("env", "install", "textarena")
+    assert failed.exit_code == 2 and "No matching distribution found" in failed.output
+    assert not (tmp_path / "data/mtrl/environments/textarena").exists()
+    assert "'gym' is no framework of environments" in run("env", "install", "gym").output
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Failed to establish a new connection: [Errno -3] Temporary failure in name resolution",
+        "WARNING: Retrying ... NewConnectionError(...: [Errno 101] Network is unreachable)",
+    ],
+)
+def test_missing_network_is_told_from_other_failures(line: str) -> None:
+    error = interpreters._failure(["python", "-m", "pip", "install"], "openenv", 1, [line])
+    assert "the package index cannot be reached" in (error.remedy or "")
+    assert "openenv==0.10.0" in (error.remedy or "")
+
+
+def test_check_says_what_is_installed_and_what_the_environment_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = run("check", "--environment", "gymnasium:FrozenLake-v1")
+    assert missing.exit_code == 2 and "mtrl-train env install gymnasium" in missing.output
+    monkeypatch.setattr("trainer.environments.host_process.require_interpreter", lambda _: GYM_PYTHON)
+    found = run("check", "--environment", "gymnasium:FrozenLake-v1")
+    stop_hosts()
+    assert found.exit_code == 0, found.output
+    assert "(gymnasium 1.4.0): actions by the tools step; seed 0 begins with" in found.output
+    assert "[S]FFF" in found.output and "1000 rows of gymnasium" in found.output

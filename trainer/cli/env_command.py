@@ -1,0 +1,81 @@
+"""The commands `env install`, `list`, `where` and `remove`: interpreters for environments of other frameworks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from trainer.cli.errors import report_errors
+from trainer.cli.options import app
+
+env_app = typer.Typer(
+    no_args_is_help=True,
+    help="Install Gymnasium, TextArena, OpenEnv or verifiers, each in a Python of its own.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(env_app, name="env")
+Framework = Annotated[str, typer.Argument(metavar="FRAMEWORK", help="gymnasium, textarena, openenv or verifiers.")]
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+
+
+@env_app.command()
+def install(
+    framework: Framework,
+    add: Annotated[
+        list[str] | None, typer.Option(metavar="PACKAGE", help="A further package, as pip takes it. May be repeated.")
+    ] = None,
+) -> None:
+    """Install a tested release of a framework into a virtual environment in your data folder.
+
+    mtrl-train env install gymnasium
+
+    mtrl-train env install gymnasium --add 'gymnasium[toy-text]' --add ale-py
+
+    mtrl-train env install verifiers --add ./my_environment
+    """
+    with report_errors():
+        from trainer.environments.interpreters import install_interpreter
+
+        interpreter = install_interpreter(framework, add or [], _print)
+        _print(f"installed: {', '.join(interpreter.packages)}")
+        if framework == "openenv":
+            _print(f"start a server with: {interpreter.python} -m uvicorn MODULE:app --port 8000")
+            _print("use it in a run file as: environment: openenv:http://localhost:8000")
+        else:
+            _print(f"use it in a run file as: environment: {framework}:NAME")
+
+
+@env_app.command("list")
+def list_installed() -> None:
+    """List the frameworks, and what is installed of each."""
+    with report_errors():
+        from trainer.environments.interpreters import RELEASES, find_interpreter
+
+        for framework in RELEASES:
+            interpreter = find_interpreter(framework)
+            text = f"{', '.join(interpreter.packages)} in {interpreter.folder}" if interpreter else "not installed"
+            _print(f"{framework:<10} {text}")
+
+
+@env_app.command()
+def where(framework: Framework) -> None:
+    """Print the path of a framework's Python. Fails if it is not installed."""
+    with report_errors():
+        from trainer.environments.interpreters import check_framework, require_interpreter
+
+        check_framework(framework)
+        _print(str(require_interpreter(framework)))
+
+
+@env_app.command()
+def remove(framework: Framework) -> None:
+    """Delete a framework's virtual environment."""
+    with report_errors():
+        from trainer.environments.interpreters import remove_interpreter
+
+        _print(f"{framework} is removed" if remove_interpreter(framework) else f"{framework} was not installed")

@@ -1,0 +1,138 @@
+"""Starts the training of `--ranks N` again when a rank is lost, from the latest checkpoint.
+
+The training runs as a child process, since nothing in a process is to be trusted after its ranks have lost each other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from trainer.distributed.rank_environment import detect_environment
+
+if TYPE_CHECKING:
+    from trainer.distributed.settings import DistributedSettings
+
+SUPERVISED = "MTRL_RESTARTED_BY"
+"""Set in the environment of a training that is started again when it fails; its standard input ends with its parent."""
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPED = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
+"""Exit codes of a training that somebody ended."""
+LOST = 1
+"""The exit code of a training that another try may save; 2 are wrong settings."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
+
+
+@dataclass
+class RestartedTraining:
+    """A training, and how it is started again."""
+
+    folder: Path
+    """The run's."""
+    words: Sequence[str]
+    """The arguments of the command that starts it."""
+    flags: Sequence[str] = ()
+    """Those that a resumed one has too."""
+    is_new: bool = True
+    """Whether the first start has to begin a run, rather than to go on with one."""
+    program: Sequence[str] = (sys.executable, "-m", "trainer.cli")
+
+    def next_command(self, ranks: int) -> list[str]:
+        """The command of the next start; it resumes the run once there is one."""
+        is_new, self.is_new = self.is_new, False
+        if is_new or not (self.folder / "run.json").exists():
+            return [*self.program, "--out", str(self.folder), *self.words]
+        return [*self.program, "--resume", "--out", str(self.folder), "--ranks", str(ranks), *self.flags]
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the latest checkpoint."""
+        return max((int(path.name) for path in (self.folder / "checkpoints").glob("[0-9]*")), default=0)
+
+
+def is_restarted(settings: DistributedSettings) -> bool:
+    """Whether this process should start the training as a child: not if it is that child, or another launcher's."""
+    return settings.ranks > 1 and settings.restarts > 0 and SUPERVISED not in os.environ and not detect_environment()
+
+
+def run_restarted(training: RestartedTraining, settings: DistributedSettings, log: Callable[[str], None]) -> int:
+    """Runs the training to its end; returns its exit code.
+
+    Only restarts without a checkpoint in between count. `min_ranks` lets such a one go on with a rank less.
+    """
+    ranks, left, delay_s, step = settings.ranks, settings.restarts, FIRST_DELAY_S, training.saved_step
+    while True:
+        code = _run_child(training.next_command(ranks))
+        if code in STOPPED:
+            return 128 - code
+        if code >= 0 and code != LOST:
+            return code
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if training.saved_step > step:
+            step, left, delay_s = training.saved_step, settings.restarts, FIRST_DELAY_S
+        elif left < settings.restarts and settings.min_ranks is not None:
+            fewer = ranks - (settings.shard or 1)  # Copies of the weights stay whole.
+            ranks = fewer if fewer >= settings.min_ranks else ranks
+        if not left:
+            log(f"the training {how}, and no restarts are left: continue with --resume --out {training.folder}")
+            return code if code > 0 else 128 - code
+        left -= 1
+        log(f"the training {how}; it starts again from step {step} with {ranks} ranks ({left} restarts left)")
+        if _sleep_unless_stopped(delay_s):
+            return 130
+        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+
+
+def _run_child(command: Sequence[str]) -> int:
+    """Runs a command whose signals this process passes on, so that it gets each once; returns its exit code."""
+    child = subprocess.Popen(  # noqa: S603 (our own command again)
+        command, env={**os.environ, SUPERVISED: str(os.getpid())}, stdin=subprocess.PIPE, process_group=0
+    )
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if child.poll() is None:
+            child.send_signal(number)
+
+    with child, _handled(pass_on):
+        return child.wait()
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def _sleep_unless_stopped(seconds: float) -> bool:
+    """Waits; returns whether Ctrl-C ended the wait."""
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def end_with_parent() -> None:
+    """Has a training that is started again end as after Ctrl-C when the process that would do so is gone."""
+    if os.environ.pop(SUPERVISED, None):
+        Thread(target=_wait_for_end, daemon=True).start()
+
+
+def _wait_for_end() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)

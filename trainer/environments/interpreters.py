@@ -1,0 +1,179 @@
+"""Interpreters for frameworks of environments: virtual environments with pinned releases, in the user's data folder.
+
+Their pins fight with ours and with each other's, so that each framework has a Python of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.errors import ConfigError
+
+RELEASES: Mapping[str, tuple[str, ...]] = {
+    "gymnasium": ("gymnasium==1.4.0",),
+    "textarena": ("textarena==0.7.4",),
+    "openenv": ("openenv==0.10.0",),
+    "verifiers": ("verifiers==0.4.0",),
+}
+"""The releases that were tested, by framework."""
+DONE_FILE = "mtrl.json"
+"""In each folder, once it is whole: what was installed."""
+INSTALL_S = 1800.0
+"""How long an installation may take."""
+LOG_LINES = 12
+NETWORK_ERRORS = re.compile(
+    r"name resolution|network is unreachable|connection (refused|reset|timed out)|max retries|newconnectionerror"
+    r"|could not fetch url|proxyerror|ssl|timed? ?out",
+    re.IGNORECASE,
+)
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """An interpreter that `mtrl-train env install` made."""
+
+    framework: str
+    folder: Path
+    packages: tuple[str, ...]
+    """What was installed, as it was asked for."""
+
+    @property
+    def python(self) -> Path:
+        """The Python of its virtual environment."""
+        return python_in(self.folder)
+
+
+def python_in(folder: Path) -> Path:
+    """The Python of a virtual environment."""
+    return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def interpreters_folder() -> Path:
+    """The folder of all interpreters: `mtrl/environments` in `$XDG_DATA_HOME`, by default `~/.local/share`."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
+    return Path(base) / "mtrl/environments"
+
+
+def check_framework(framework: str) -> None:
+    """Raises ConfigError for a framework that has no interpreter."""
+    if framework not in RELEASES:
+        remedy = f"write one of {', '.join(RELEASES)}"
+        raise ConfigError(f"{framework!r} is no framework of environments", field="FRAMEWORK", remedy=remedy)
+
+
+def find_interpreter(framework: str) -> Interpreter | None:
+    """The interpreter of a framework, if it is installed and whole."""
+    folder = interpreters_folder() / framework
+    try:
+        packages = json.loads((folder / DONE_FILE).read_text("utf-8"))["packages"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    interpreter = Interpreter(framework, folder, tuple(map(str, packages)))
+    return interpreter if interpreter.python.exists() else None
+
+
+def require_interpreter(framework: str) -> Path:
+    """The Python of a framework. Raises ConfigError if it is not installed."""
+    interpreter = find_interpreter(framework)
+    if interpreter is None:
+        remedy = f"run `mtrl-train env install {framework}`, or name a Python that has it as `{framework}.python`"
+        raise ConfigError(f"{framework} is not installed", field=f"{framework}.python", remedy=remedy)
+    return interpreter.python
+
+
+def list_interpreters() -> list[Interpreter]:
+    """All interpreters that are installed."""
+    found = (find_interpreter(framework) for framework in RELEASES)
+    return [interpreter for interpreter in found if interpreter is not None]
+
+
+def install_interpreter(framework: str, added: Sequence[str], show: Show) -> Interpreter:
+    """Makes a framework's interpreter, or adds packages to it. What fails half-way leaves no interpreter behind."""
+    check_framework(framework)
+    folder, existing = interpreters_folder() / framework, find_interpreter(framework)
+    packages = [*(existing.packages if existing else RELEASES[framework]), *added]
+    packages = list(dict.fromkeys(packages))
+    try:
+        if existing is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            show(f"making a virtual environment in {folder}")
+            _run([sys.executable, "-m", "venv", str(folder)], framework, show)
+        show(f"installing {', '.join(added if existing else packages)}")
+        pip = [str(python_in(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+        _run([*pip, *packages], framework, show)
+        (folder / DONE_FILE).write_text(json.dumps({"packages": packages}) + "\n", "utf-8")
+    except OSError as error:
+        problem = f"{folder} cannot be written ({error.strerror})"
+        raise ConfigError(problem, remedy="make room, or set XDG_DATA_HOME to a folder of yours") from error
+    except BaseException:
+        if existing is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Interpreter(framework, folder, tuple(packages))
+
+
+def remove_interpreter(framework: str) -> bool:
+    """Deletes a framework's interpreter; False if there is none."""
+    check_framework(framework)
+    folder = interpreters_folder() / framework
+    if not folder.exists():
+        return False
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        problem = f"{folder} cannot be deleted ({error.strerror})"
+        raise ConfigError(problem, remedy="end what uses it, and try again") from error
+    return True
+
+
+def _run(command: Sequence[str], framework: str, show: Show) -> None:
+    """Runs a command, shows its lines, and raises ConfigError with the last ones if it fails."""
+    lines: list[str] = []
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    variables |= {"PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(  # noqa: S603 - a list, without a shell
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=variables
+    ) as process:
+        deadline = threading.Timer(INSTALL_S, process.kill)
+        deadline.start()
+        try:
+            for line in process.stdout or ():
+                lines.append(line.rstrip())
+                if line.startswith(("Collecting", "Downloading", "Installing", "Successfully")):
+                    show(line.strip())
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            deadline.cancel()
+    if code:
+        raise _failure(command, framework, code, lines)
+
+
+def _failure(command: Sequence[str], framework: str, code: int, lines: Sequence[str]) -> ConfigError:
+    tail = "\n  ".join(line for line in lines[-LOG_LINES:] if line.strip())
+    text = "\n".join(lines)
+    if "venv" in command and "ensurepip" in text:
+        remedy = "install Python's venv module, such as the package python3-venv, and try again"
+    elif NETWORK_ERRORS.search(text):
+        remedy = (
+            "the package index cannot be reached: check the network and pip's settings (`pip config list`), or install "
+            f"{' '.join(RELEASES[framework])} into a virtual environment elsewhere and name its Python as "
+            f"`{framework}.python`"
+        )
+    else:
+        remedy = "read pip's last lines above; `mtrl-train env remove` and `install` begin again"
+    command_name = "python -m venv" if "venv" in command else "pip install"
+    return ConfigError(f"{command_name} ended with exit code {code}:\n  {tail}", field=framework, remedy=remedy)
