@@ -187,6 +187,20 @@ def agent() -> str:
     return "\n".join([f"| seed | {' | '.join(heads)} |", "|--:" * 6 + "|", *lines])
 
 
+def mcp_tasks() -> str:
+    """The job on tasks made from an MCP server, seed by seed, and one of its rollouts."""
+    seeds = results("mcp-tasks.json")["seeds"]
+    lines = [f"| {item['seed']} | {_rates(item)} | {item['warm_core_s'] + item['grpo_core_s']:.0f} |" for item in seeds]
+    heads = [*(way.replace("_", " ") for way in WAYS), "core-s in all"]
+    return "\n".join([f"| seed | {' | '.join(heads)} |", "|--:" * 6 + "|", *lines])
+
+
+def made_tasks() -> str:
+    """The reports of `make-tasks` on servers of others."""
+    text = (RESULTS / "made_tasks.md").read_text(encoding="utf-8")
+    return text.partition("\n\n")[2].replace("\n## ", "\n### ").replace("## ", "### ", 1).strip()
+
+
 def sight() -> str:
     """The vision job, and one of its rollouts with its images."""
     seeds = results("sight.json")["seeds"]
@@ -296,6 +310,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "habit": habit,
     "second": second,
     "agent": agent,
+    "mcp_tasks": mcp_tasks,
     "ablations": ablations,
     "sight": sight,
     "kills": kills,
@@ -315,7 +330,11 @@ IN_README: Mapping[str, Callable[[], str]] = {
     "costs": costs,
     "gpu": gpu_in_short,
 }
-PAGES: Mapping[Path, Mapping[str, Callable[[], str]]] = {README: IN_README, PAGE: PARTS}
+PAGES: Mapping[Path, Mapping[str, Callable[[], str]]] = {
+    README: IN_README,
+    PAGE: PARTS,
+    PAGE.with_name("made-tasks.md"): {"made_tasks": made_tasks},
+}
 
 
 def filled(text: str, parts: Mapping[str, Callable[[], str]] = PARTS) -> str:

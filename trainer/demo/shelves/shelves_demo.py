@@ -116,5 +116,5 @@ def build_warm_start(folder: Path) -> WarmStartSetup:
     return WarmStartSetup(writer, draw_problems, compute_text_loss)
 
 
-HABIT_RECIPE = Recipe(demo="shelves", skill_steps=700, habit_steps=100, kinds=KINDS)
+HABIT_RECIPE = Recipe(demo="shelves", kinds=KINDS)
 DEMO = Demo(KINDS, draw_problem, {"habit": HABIT_RECIPE}, build_model, build_warm_start)
