@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from shutil import copyfile
 from statistics import mean
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
 from gpu_table import format_figures  # noqa: E402
+from rollout_text import fence_rollout  # noqa: E402
 from soak import ALLOWED, LOADS, growth  # noqa: E402
 
 README = ROOT / "README.md"
@@ -117,7 +119,7 @@ def learned() -> str:
     first = record["seeds"][0]
     lines = [*_success(record["seeds"]), "", *_curve(first)]
     for way in ("before", "after"):
-        lines += ["", f"The task `{first['read']['task']}`, {way}:", "", *_fenced(first["read"][way])]
+        lines += ["", f"The task `{first['read']['task']}`, {way}:", "", *fence_rollout(first["read"][way])]
     return "\n".join(lines)
 
 
@@ -125,7 +127,7 @@ def learned_in_short() -> str:
     """The table of `learned`, and its last rollout."""
     record = results("bars.json")
     read = record["seeds"][0]["read"]
-    lines = ["", "After training, on a held-out task:", "", *_fenced(read["after"])]
+    lines = ["", "After training, on a held-out task:", "", *fence_rollout(read["after"])]
     return "\n".join([*_success(record["seeds"]), *lines])
 
 
@@ -139,23 +141,12 @@ def _curve(seed: Mapping[str, Any]) -> list[str]:
     return [f"Mean reward of each step of seed {seed['seed']}, from 0 to 1:", "", "```text", f"|{line}|", "```"]
 
 
-def _fenced(entries: Iterable[Sequence[str]]) -> list[str]:
-    return ["```text", *_rollout(entries), "```"]
-
-
 def _seed(item: Mapping[str, Any]) -> str:
     return f"| {item['seed']} | {_rates(item)} | {item['warm_core_s']:.0f} | {item['grpo_core_s']:.0f} |"
 
 
 def _rates(item: Mapping[str, Any]) -> str:
     return " | ".join(f"{item['compared'][way]:.3f}" for way in WAYS)
-
-
-def _rollout(entries: Iterable[Sequence[str]]) -> Iterator[str]:
-    for author, text in entries:
-        first, *more = text.rstrip("\n").splitlines() or [""]
-        yield f"{author:<9}{first}".rstrip()
-        yield from (f"{'':9}{line}".rstrip() for line in more)
 
 
 def habit() -> str:
@@ -179,17 +170,9 @@ def second() -> str:
     return "\n".join([f"| seed | {' | '.join(way.replace('_', ' ') for way in WAYS)} |", "|--:" * 5 + "|", *lines])
 
 
-def agent() -> str:
-    """The job with an agent, seed by seed."""
-    seeds = results("agent.json")["seeds"]
-    lines = [f"| {item['seed']} | {_rates(item)} | {item['warm_core_s'] + item['grpo_core_s']:.0f} |" for item in seeds]
-    heads = [*(way.replace("_", " ") for way in WAYS), "core-s in all"]
-    return "\n".join([f"| seed | {' | '.join(heads)} |", "|--:" * 6 + "|", *lines])
-
-
-def mcp_tasks() -> str:
-    """The job on tasks made from an MCP server, seed by seed, and one of its rollouts."""
-    seeds = results("mcp-tasks.json")["seeds"]
+def seeds_with_cost(name: str) -> str:
+    """A job, seed by seed, with what it cost in all."""
+    seeds = results(name)["seeds"]
     lines = [f"| {item['seed']} | {_rates(item)} | {item['warm_core_s'] + item['grpo_core_s']:.0f} |" for item in seeds]
     heads = [*(way.replace("_", " ") for way in WAYS), "core-s in all"]
     return "\n".join([f"| seed | {' | '.join(heads)} |", "|--:" * 6 + "|", *lines])
@@ -212,7 +195,7 @@ def sight() -> str:
         lines.append(f"| {item['seed']} | {_rates(item)} | {' | '.join(others)} |")
     read = seeds[0]["read"]
     lines += ["", *_curve(seeds[0]), "", f"The task `{read['task']}`, after, and the two images that it saw:", ""]
-    lines += [*_fenced(read["after"]), "", "![The house from outside, and the lit room](images/sight.png)"]
+    lines += [*fence_rollout(read["after"]), "", "![The house from outside, and the lit room](images/sight.png)"]
     return "\n".join(lines)
 
 
@@ -309,8 +292,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "learned": learned,
     "habit": habit,
     "second": second,
-    "agent": agent,
-    "mcp_tasks": mcp_tasks,
+    "agent": partial(seeds_with_cost, "agent.json"),
+    "mcp_tasks": partial(seeds_with_cost, "mcp-tasks.json"),
     "ablations": ablations,
     "sight": sight,
     "kills": kills,

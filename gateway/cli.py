@@ -325,9 +325,7 @@ def exit_with_error(message: str) -> NoReturn:
 
 @app.callback()
 def _configure_logging(
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log what the gateway does, to standard error.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more to standard error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the release, and exit.")
     ] = False,

@@ -148,7 +148,7 @@ def test_third_party_packages_are_imported_only_where_allowed(package: str, impo
 
 
 LAYERS = (
-    ("ledger", "parse", "worker_thread", "shell"),
+    ("ledger", "parse", "worker_thread", "shell", "task_maker.values"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("environments.settings", "environments.frameworks", "verifiers", "agents.settings"),
     ("rollout.settings", "plugins"),

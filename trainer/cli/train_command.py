@@ -56,6 +56,9 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
+Swift = Annotated[
+    str | None, model_option("A script for ms-swift, or its command in quotes", "FILE|COMMAND", SWIFT_OPTION)
+]
 NoShell = Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP, rich_help_panel="Model, data and tools")]
 
 
@@ -73,9 +76,7 @@ def train(
     environment: Annotated[str | None, model_option("gymnasium:NAME, textarena:NAME, openenv:URL ...", "NAME")] = None,
     config: Annotated[str | None, model_option("YAML with all settings, or the name of a job", "FILE|JOB")] = None,
     verl: Annotated[Path | None, model_option("YAML or a script for verl", "FILE [KEY=VALUE]...", VERL_OPTION)] = None,
-    swift: Annotated[
-        str | None, model_option("A script for ms-swift, or its command in quotes", "FILE|COMMAND", SWIFT_OPTION)
-    ] = None,
+    swift: Swift = None,
     no_shell: NoShell = False,
     engine: Annotated[str | None, run_option("Inference engine. Default: auto", "auto|torch|sglang|URL")] = None,
     mode: Annotated[str | None, run_option("How far rollouts run ahead. Default: synchronous", "MODE")] = None,
@@ -118,8 +119,8 @@ def train(
         check_ray_options(ray, ray_servers)
         resume = resume or (auto_resume and has_run_to_resume(out))
         changes = {"ranks": ranks if ray is None else None, "restarts": restarts}
-        given = options, sources, context.obj or [], changes
-        load = partial(_load_settings, *given, resume=resume, use_bash=not no_shell)
+        words = context.obj or []
+        load = partial(_load_settings, options, sources, words, changes, resume=resume, use_bash=not no_shell)
         if ray is not None and not dry_run:
             run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)
         elif is_other_rank() and not dry_run:
