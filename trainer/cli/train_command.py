@@ -112,13 +112,11 @@ def train(
         if has_options:
             raise typer.BadParameter(f"write the options of {context.invoked_subcommand!r} after its name")
         return
-
     sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
     with report_errors():
         check_ray_options(ray, ray_servers)
         resume = resume or (auto_resume and has_run_to_resume(out))
-        changes = {"ranks": ranks if ray is None else None, "restarts": restarts}
-        given = options, sources, context.obj or [], changes
+        given = options, sources, context.obj or [], {"ranks": ranks if ray is None else None, "restarts": restarts}
         load = partial(_load_settings, *given, resume=resume, use_bash=not no_shell)
         if ray is not None and not dry_run:
             run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)

@@ -75,10 +75,10 @@ class Explorer:
 
     def learn_from(self, chain: Chain) -> None:
         """Keeps the values that a chain read before it changed anything."""
-        told: set[str] = set()
+        stated: set[str] = set()
         for step in takewhile(lambda step: not step.writes, chain.steps if self.server.has_folder else ()):
-            told |= {str(literal) for literal in step.literals}
-            self._learn(chain.state, new_values(step.result, step.tool, told))
+            stated |= {str(literal) for literal in step.literals}
+            self._learn(chain.state, new_values(step.result, step.tool, stated))
 
     def _learn(self, state: str, found: Sequence[Value]) -> None:
         known = self.known[state]
@@ -103,7 +103,7 @@ class Explorer:
         tools = list(self.server.specs)
         weights = [self._tool_weight(tool) for tool in tools]
         steps: list[Step] = []
-        known, told = list(self.known[state]), set[str]()
+        known, stated = list(self.known[state]), set[str]()
         before = await session.state()
         for _ in range(TRIES_PER_STEP * level):
             tool = draw.choices(tools, weights)[0]
@@ -112,9 +112,9 @@ class Explorer:
             if not result.ok:
                 continue
             after = await session.state()
-            told |= {str(literal) for literal in written.literals}
+            stated |= {str(literal) for literal in written.literals}
             steps.append(_make_step(tool, written, result, writes=after != before))
-            known += [replace(value, step=len(steps) - 1) for value in new_values(result.value, tool, told)]
+            known += [replace(value, step=len(steps) - 1) for value in new_values(result.value, tool, stated)]
             before = after
             if len(prune(steps, keeps_last=not steps[-1].writes)) >= level:
                 return steps, after
@@ -134,9 +134,9 @@ class Explorer:
             return result, await session.state()
 
 
-def new_values(result: Any, key: str, told: set[str]) -> list[Value]:
+def new_values(result: Any, key: str, stated: set[str]) -> list[Value]:
     """The values in a result that the caller did not write itself."""
-    return [Value(value, name or key, None, path) for name, path, value in leaves(result) if str(value) not in told]
+    return [Value(value, name or key, None, path) for name, path, value in leaves(result) if str(value) not in stated]
 
 
 def _make_step(tool: str, written: Written, result: CallResult, *, writes: bool) -> Step:
@@ -155,11 +155,11 @@ def choose_goal(steps: Sequence[Step], split: str, state: str, end: Mapping[str,
 
 def _choose_answer(steps: Sequence[Step], split: str, draw: Random) -> Value | None:
     """A value of the last result that the question will not tell and that belongs to the split."""
-    told = {str(literal) for step in steps for literal in step.literals}
+    stated = {str(literal) for step in steps for literal in step.literals}
     candidates = [
         value
-        for value in new_values(steps[-1].result, steps[-1].tool, told)
-        if split_of(value.value) == split and is_usable(value.value) and not any(value.text in one for one in told)
+        for value in new_values(steps[-1].result, steps[-1].tool, stated)
+        if split_of(value.value) == split and is_usable(value.value) and not any(value.text in one for one in stated)
     ]
     return draw.choice(candidates) if candidates else None
 
