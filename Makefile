@@ -90,8 +90,8 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 	.gym-peers/bin/python -m pip install --quiet --disable-pip-version-check gymnasium==1.4.0
 	@touch $@
 
-.npm-peers/installed: | packages  # MCP servers from npm, which tests start
-	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31
+.npm-peers/installed: | packages  # MCP servers from npm, which tests start, and axe, which looks for barriers in the web UIs
+	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31 axe-core@4.14.1
 	@touch $@
 
 packages:      ## Install Chromium, bubblewrap and npm for the tests, if they are missing

@@ -330,11 +330,8 @@ def _configure_logging(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the release, and exit.")
     ] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     if not verbose:
         for name in ("mcp", "httpx2", "uvicorn.access"):
             logging.getLogger(name).setLevel(logging.ERROR)

@@ -70,7 +70,7 @@ export function calls(state, [wanted]) {
 }
 
 function step(body, by) {
-  const rows = [...body.querySelectorAll("tr[tabindex]")], at = rows.indexOf(document.activeElement);
+  const rows = [...body.querySelectorAll(".opener")], at = rows.indexOf(document.activeElement);
   rows[Math.min(rows.length - 1, Math.max(0, at + by))]?.focus();
 }
 
@@ -78,12 +78,12 @@ function row(call) {
   const more = el("tr", { class: "more", hidden: true });
   const act = () => {
     more.hidden = !more.hidden;
-    head.setAttribute("aria-expanded", String(!more.hidden));
+    opener.setAttribute("aria-expanded", String(!more.hidden));
     if (!more.firstChild) put(more, el("td", { colspan: 6 }, detail(call)));
   };
-  const head = el("tr", { tabindex: "0", "aria-expanded": "false", on: { click: act,
-      keydown: event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } } },
-    el("td", { class: "tight dim" }, clock(call.at)), el("td", {}, el("code", { class: "field-name" }, call.tool)), el("td", {}, outcomeChip(call.outcome)),
+  const opener = el("button", { type: "button", class: "opener", "aria-expanded": "false" }, el("code", { class: "field-name" }, call.tool));
+  const head = el("tr", { class: "pick", on: { click: act } }, // the opener's clicks arrive here, too
+    el("td", { class: "tight dim" }, clock(call.at)), el("td", {}, opener), el("td", {}, outcomeChip(call.outcome)),
     el("td", { class: "number" }, seconds(call.elapsed_s)), el("td", { class: "spare" }, el("code", { class: "dim" }, call.session.slice(0, 8))),
     el("td", { class: "cut mono rest spare" }, call.arguments.slice(0, 200)));
   return [head, more];

@@ -120,7 +120,7 @@ def _show_down_server(page: Page, url: str) -> None:
 def _show_calls(page: Page, url: str) -> None:
     page.open(f"{url}/ui#/calls")
     page.sees("draw_bars")
-    page.click("tr[tabindex]", "7 / 0")
+    page.click("tr.pick", "7 / 0")
     page.sees("For the operator")
 
 

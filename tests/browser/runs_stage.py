@@ -84,6 +84,16 @@ def _siblings(page: Page, url: str) -> None:
     page.until("document.querySelectorAll('.attempt').length > 1")
 
 
+def _compare(page: Page, url: str) -> None:
+    page.open(f"{url}#/cities/compare/6-7")
+    page.until("document.querySelector('.causes li')")
+
+
+def _tools(page: Page, url: str) -> None:
+    page.open(f"{url}#/cities/tools")
+    page.until("document.querySelectorAll('.data tbody tr').length > 10")
+
+
 RUNS = Stage(
     _serve,
     (
@@ -92,6 +102,8 @@ RUNS = Stage(
         View("rollout", _rollout, size=(1280, 1000), in_docs=True),
         View("rollout-image", _image),
         View("siblings", _siblings),
+        View("compare", _compare),
+        View("tools", _tools),
         View("rollout-narrow", _rollout, size=NARROW),
         View("run-narrow", _run, size=NARROW),
     ),

@@ -113,7 +113,6 @@ def train(
         if has_options:
             raise typer.BadParameter(f"write the options of {context.invoked_subcommand!r} after its name")
         return
-
     sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
     with report_errors():
         check_ray_options(ray, ray_servers)

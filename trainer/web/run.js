@@ -20,7 +20,7 @@ export async function view({ frame, runs }) {
 
   const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), alarms: el("div", { class: "stack" }), charts: el("div", { class: "charts" }), settings: el("div") };
   const tools = toolbar(shared, histories, () => update());
-  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.alarms, tools, parts.charts, parts.settings);
+  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.alarms, tools, el("h2", { class: "unseen" }, "Curves"), parts.charts, parts.settings);
   const drawn = new Map();
   let timer = 0, closed = false, trouble = null;
   const updateFacts = () => put(parts.facts, histories.map(history => runFacts(history, histories.length > 1, trouble)));

@@ -1,0 +1,61 @@
+"""No view of the web UIs has a serious barrier for a keyboard or a screen reader, light or dark, as axe finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.axe import serious_barriers
+from tests.browser.gateway_stage import GATEWAY
+from tests.browser.page import NARROW, Page
+from tests.browser.runs_stage import RUNS
+from tests.browser.views import View
+
+
+@pytest.fixture(scope="module")
+def runs_url() -> Iterator[str]:
+    with RUNS.serve() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def gateway_url() -> Iterator[str]:
+    with GATEWAY.serve() as url:
+        yield url
+
+
+def assert_no_barriers(page: Page, view: View, url: str) -> None:
+    page.look("light", view.size)
+    view.show(page, url)
+    assert serious_barriers(page) == []
+    page.look("dark", view.size)
+    assert serious_barriers(page) == []
+
+
+@pytest.mark.parametrize("view", [view for view in RUNS.views if view.size != NARROW], ids=lambda view: view.name)
+def test_view_of_runs_has_no_serious_barrier(page: Page, runs_url: str, view: View) -> None:
+    assert_no_barriers(page, view, runs_url)
+
+
+@pytest.mark.parametrize("view", [view for view in GATEWAY.views if view.size != NARROW], ids=lambda view: view.name)
+def test_view_of_the_gateway_has_no_serious_barrier(page: Page, gateway_url: str, view: View) -> None:
+    assert_no_barriers(page, view, gateway_url)
+
+
+def test_dialog_of_keys_has_no_serious_barrier_and_returns_the_focus(page: Page, runs_url: str) -> None:
+    page.open(f"{runs_url}#/cities/tools")
+    page.until("document.querySelectorAll('.data tbody tr').length > 10")
+    page.js("document.querySelector('button[aria-label=Keys]').focus()")
+    page.press("Enter")
+    page.sees("what changed since the step before", "dialog")
+    assert serious_barriers(page) == []
+    page.press("Escape")
+    page.until("!document.querySelector('dialog') && document.activeElement.ariaLabel === 'Keys'")
+
+
+def test_a_barrier_is_found(page: Page, runs_url: str) -> None:
+    page.open(f"{runs_url}#/cities/tools")
+    page.until("document.querySelectorAll('.data tbody tr').length > 10")
+    page.js("document.querySelector('main').append(document.createElement('button'))")
+    assert [barrier.split()[0] for barrier in serious_barriers(page)] == ["button-name"]
