@@ -23,7 +23,7 @@ export function overview(state) {
     const health = state.health ?? {};
     put(refused, refusalNotice(health.reload_refusal));
     put(facts, health.sessions === undefined ? "" : `${count(health.tools, "tool")}, ${count(health.sessions, "open session")}`);
-    put(servers, el("ul", { class: "servers" }, ranked(health).map(server), native(state)));
+    put(servers, el("ul", { class: "servers" }, ranked(health).map(server), native(state), sandboxes(health.sandboxes)));
     put(aside, notices(health.set_aside, "is not offered", "Fix its schema, or leave it out with `allow`.", health.clashes),
       notices(health.clashes, "has the name of another tool", "Give its server a `prefix`, leave it out with `allow`, or set `on_clash`."));
     const all = rows(state);
@@ -69,6 +69,20 @@ function native(state) {
   const owners = [...new Set(mine.map(tool => tool.owner.split("/").pop().split(" ")[0]).filter(Boolean))];
   return el("li", { class: "server", data: { state: "up" } }, el("div", { class: "row centre" }, el("span", { class: "dot" }),
     el("strong", {}, "in this process"), el("span", { class: "dim small" }, `${count(mine.length, "tool")} · ${owners.join(", ")}`)));
+}
+
+/** Sandboxes, once one was started or refused: how long starts take, refusals, and the limits that were hit. */
+function sandboxes(counts) {
+  if (!counts?.starts && !counts?.refusals) return null;
+  const mean = counts.starts ? `${integer(Math.round(1000 * counts.start_s / counts.starts))} ms to start` : "";
+  const limits = Object.entries(counts.limits_hit).map(([limit, hits]) => `${limit} ${integer(hits)}`).join(", ");
+  const details = [`${integer(counts.running)} running`, `${integer(counts.starts)} started`, mean, limits && `limits hit: ${limits}`];
+  return el("li", { class: "server", data: { state: counts.refusals ? "down" : "up" } }, el("div", { class: "row centre" },
+    el("span", { class: "dot" }), el("strong", {}, "sandboxes"), el("span", { class: "dim small" }, details.filter(Boolean).join(" · "))),
+    counts.refusals ? el("div", { class: "notice small" }, el("p", {}, `${integer(counts.refusals)} could not be started.`),
+      el("p", { class: "remedy" }, el("code", {}, "mtrl-gateway check"), " says what is missing.")) : null,
+    counts.without_group ? el("p", { class: "small dim indented" },
+      `${integer(counts.without_group)} had no control group: their limits hold for each process alone.`) : null);
 }
 
 function performance(body) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
+from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.tape import record_gateway
 from tests.browser.page import NARROW, Page
 from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
@@ -58,6 +60,19 @@ def test_overview_shows_reason_and_remedy_of_a_server_that_is_down(page: Page, s
     page.sees("cannot connect", ".server[data-state=down]")
     page.sees(f"start it: {REMEDY}", ".server[data-state=down]")
     page.sees("1 server down", "#health")
+
+
+def test_overview_shows_sandboxes_with_start_time_refusals_and_limits(
+    page: Page, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page.open(f"{server.url}/ui")
+    assert "sandboxes" not in page.text(".servers")
+    counted = {"starts": 4, "start_s": 0.08, "running": 2, "refusals": 1, "limits_hit": Counter(memory=3)}
+    for name, value in counted.items():
+        monkeypatch.setattr(STATISTICS, name, value)
+    page.open(f"{server.url}/ui")
+    page.sees("2 running · 4 started · 20 ms to start · limits hit: memory 3", ".servers")
+    page.sees("1 could not be started", ".servers")
 
 
 def test_overview_shows_statistics_by_tool(page: Page, server: LiveServer) -> None:

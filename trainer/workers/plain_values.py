@@ -107,6 +107,8 @@ def task_to_plain(task: Task, blobs: BlobStore) -> dict[str, Any]:
             "feedback": session.feedback,
             "feedback_args": session.feedback_args,
             "ttl_s": session.ttl_s,
+            "state": session.state,
+            "hash_state": session.hash_state,
         },
     }
     return {name: _to_plain(value, blobs, name) for name, value in fields.items()}

@@ -33,6 +33,7 @@ class EngineLimits(FrozenModel):
     supports_images: bool
     context_length: int
     notes: tuple[str, ...]
+    takes_adapters: bool
 
     @property
     def capabilities(self) -> Capabilities:

@@ -69,14 +69,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Template:
     return Template.load(build_model(tmp_path_factory.mktemp("sight") / "model"))
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-async def gateway(anyio_backend: str) -> AsyncIterator[AnyGateway]:
-    """One for all tests: it starts three servers."""
+@pytest.fixture
+async def gateway() -> AsyncIterator[AnyGateway]:
     async with make_gateway(BaseRolloutSettings(tools=TOOL_CONFIGS)) as opened:
         yield opened
 

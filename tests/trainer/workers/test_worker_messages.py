@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, astuple, fields
 from datetime import date
 from typing import Any
 
@@ -12,7 +13,7 @@ from trio.testing import MockClock
 
 from gateway.types import Audio, Image
 from gateway.types import Task as SessionTask
-from trainer.engine.base import Generation, Sampling
+from trainer.engine.base import Capabilities, Generation, Sampling
 from trainer.ledger import Ledger
 from trainer.rollout.rollout import Rollout, Span, StopReason
 from trainer.rollout.task import Task
@@ -27,6 +28,7 @@ from trainer.workers.generation_messages import (
 from trainer.workers.handshake import accept_worker
 from trainer.workers.line_channel import SENT_BYTES, ChannelError, LineChannel, encode_message, parse_message
 from trainer.workers.plain_values import MAX_BLOB_BYTES, Blobs, find_unsendable_values, task_from_plain, task_to_plain
+from trainer.workers.worker_job import EngineLimits
 from trainer.workers.worker_process import account_queueing
 
 IMAGE = Image(b"\x89PNG one")
@@ -34,7 +36,9 @@ TASK = Task(
     "t",
     ({"role": "user", "content": [{"type": "image", "image": IMAGE}, {"type": "text", "text": "What? \ud800"}]},),
     truth=("a", 1.5, None),
-    session_task=SessionTask(id="t", tools=("one",), create={"one": {"sound": Audio(b"aa")}}, feedback="gsm8k"),
+    session_task=SessionTask(
+        id="t", tools=("one",), create={"one": {"sound": Audio(b"aa")}}, feedback="gsm8k", state="one", hash_state=True
+    ),
     columns={"$odd": b"bytes", "n": [1, {2: "two"}], "big": 10**30, "kind": "x"},
     location="rows.jsonl:3",
 )
@@ -60,6 +64,19 @@ def test_task_comes_back_as_it_was_and_each_blob_is_sent_once() -> None:
     assert len(sides.messages) == 3
     sides.theirs.put(IMAGE.data)
     assert len(sides.messages) == 3  # The other side has it.
+
+
+def test_every_field_of_a_session_task_is_sent() -> None:
+    sent = task_to_plain(TASK, Sides().ours)["session"]
+    assert set(sent) == {field.name for field in fields(SessionTask)} - {"rollout"}  # Its player names it.
+
+
+def test_worker_is_told_every_capability_of_the_engine() -> None:
+    capabilities = Capabilities("an engine", True, True, 4096, ("a note",), True)
+    assert EngineLimits(**asdict(capabilities)).capabilities == capabilities
+    assert all(
+        value != default.default for value, default in zip(astuple(capabilities), fields(capabilities), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
