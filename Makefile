@@ -91,7 +91,7 @@ peers: .peers/installed .mcp-peers/installed .fastmcp-peers/installed .npm-peers
 	@touch $@
 
 .npm-peers/installed: | packages  # MCP servers from npm, which tests start, and axe, which looks for barriers in the web UIs
-	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31 axe-core@4.14.1
+	npm install --prefix .npm-peers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 axe-core@4.14.1
 	@touch $@
 
 packages:      ## Install Chromium, bubblewrap and npm for the tests, if they are missing
@@ -121,7 +121,11 @@ bars-agent: install  ## The job whose rollouts an agent plays, on three seeds
 bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three seeds
 	$(BIN)/python bench/bars.py --job mcp-tasks
 
-bench-made-tasks: install peers  ## Tasks made from two servers of npm: how many, of which levels, and why chains were dropped
+.npm-servers/installed: | packages  # MCP servers from npm, from which tasks are made (40 MB)
+	npm install --prefix .npm-servers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31
+	@touch $@
+
+bench-made-tasks: install .npm-servers/installed  ## Tasks made from two servers of npm: how many, of which levels, and why chains were dropped
 	$(BIN)/python bench/made_tasks.py
 
 ablations: install  ## The default job without masking, and with credit by turn
@@ -211,4 +215,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .npm-servers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -3,8 +3,8 @@
 python bench/made_tasks.py                  # writes bench/results/made_tasks.md
 python bench/made_tasks.py --n 10 --servers memory    # smoke test; prints only
 
-The servers are those of `make peers`, in .npm-peers; MTRL_NPM names another folder with node_modules. What they begin
-from is generated: 40 entities for the memory, 24 files for the file system.
+`make bench-made-tasks` installs the servers in .npm-servers; MTRL_NPM names another folder with node_modules. What they
+begin from is generated: 40 entities for the memory, 24 files for the file system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from random import Random
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "made_tasks.md"
-MODULES = Path(os.environ.get("MTRL_NPM", ROOT / ".npm-peers")) / "node_modules" / "@modelcontextprotocol"
+MODULES = Path(os.environ.get("MTRL_NPM", ROOT / ".npm-servers")) / "node_modules" / "@modelcontextprotocol"
 FOLDER = "${MTRL_ROLLOUT_DIR}"
 SERVERS = {
     "memory": ("server-memory", [], {"MEMORY_FILE_PATH": f"{FOLDER}/memory.jsonl"}),
@@ -33,7 +33,7 @@ TIMEOUT_S = 3600
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--n", type=int, default=60)
+    options.add_argument("--n", type=int, default=48)
     options.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     args = options.parse_args()
     texts = ["# Tasks made from servers of others\n"]

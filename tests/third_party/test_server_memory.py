@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from gateway.build import build_plan
 from gateway.check import Finding, run_checks
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Task, ToolCall
+from trainer.task_maker import explore, random_policy
+from trainer.task_maker.make_tasks import MakeSettings, TaskMaker
+from trainer.task_maker.open_server import open_server
 
 SERVER = Path(__file__).parents[2] / ".npm-peers/node_modules/@modelcontextprotocol/server-memory/dist/index.js"
 OWN_FILE = {"MEMORY_FILE_PATH": "${MTRL_ROLLOUT_DIR}/memory.jsonl"}
@@ -73,3 +77,18 @@ async def test_memory_begins_with_the_state(tmp_path: Path) -> None:
         plan = build_plan(None, write_servers(tmp_path, env=OWN_FILE, state="state"))
         async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
             assert "Grace" in await call(session, "read_graph")
+
+
+async def test_tasks_are_made_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explore, "SURVEY_SESSIONS", 2)
+    monkeypatch.setattr(random_policy, "RANDOM_CALLS", 2)
+    (tmp_path / "state").mkdir()
+    lines = [{"type": "entity", "name": f"Person{n}", "entityType": "person", "observations": []} for n in range(9)]
+    (tmp_path / "state" / "memory.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    file = write_servers(tmp_path, env=OWN_FILE, state="state")
+    with anyio.fail_after(100):
+        async with open_server(file, "memory", None, ("create_entities", "delete_entities")) as server:
+            maker = TaskMaker(server, MakeSettings(2, (1,), 0.5), None, lambda *_: None)
+            made = await maker.make()
+    assert {task.chain.split for task in made} == {"train", "held_out"}
+    assert all(task.chain.end_state["memory"].startswith("sha256:") for task in made)
