@@ -25,6 +25,9 @@ class ForgedProcess:
     async def ask(self, message: bytes, timeout_s: float) -> bytes:
         return self.body
 
+    def take_refusals(self) -> tuple[str, ...]:
+        return ()
+
     async def stop(self) -> None:
         self.alive = False
 

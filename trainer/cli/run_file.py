@@ -76,8 +76,10 @@ def _find_beside(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value.startswith(BESIDE) or len(value) > MAX_PATH or "\0" in value:
         return value
     path, colon, name = value.partition(":") if ".py:" in value else (value, "", "")
-    found = folder / path
-    return f"{os.path.normpath(found)}{colon}{name}" if os.path.lexists(found) else value
+    found = os.path.normpath(folder / path)
+    if os.sep not in found:  # A bare name would be looked for among commands and jobs.
+        found = os.path.join(os.curdir, found)
+    return f"{found}{colon}{name}" if os.path.lexists(found) else value
 
 
 def _remember_texts(content: Mapping[str, Any]) -> None:

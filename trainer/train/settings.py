@@ -113,8 +113,9 @@ class TrainSettings(BaseRolloutSettings):
     def _check_combinations(self) -> Self:
         is_own = self.data not in DEMOS and "model" in self.model_fields_set
         if self.model in DEMOS and self.data != self.model and self.data not in self.objects and not is_own:
+            others = "data" if self.environment_settings is None else "environment"
             raise ValueError(
-                "a demo's model knows only the words of its own tasks, not those of `data`; name a `model`, "
+                f"a demo's model knows only the words of its own tasks, not those of `{others}`; name a `model`, "
                 "or write `model: demo` if they ask what the demo's tasks ask"
             )
         if self.model in (SIGHT, SHELVES) and self.warm != "habit":
