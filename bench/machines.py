@@ -18,6 +18,8 @@ import psutil
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "eth"
 END_WAIT_S = 30.0
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""A service would go on starting ranks for ever after this process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,10 @@ class Service:
 
     def _start_process(self) -> None:
         self.starts += 1
+        words = [*ENDS_WITH_US, *self.machine.command(self.words)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                self.machine.command(self.words), cwd=self.folder, env={**os.environ, **self.environment},
+                words, cwd=self.folder, env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 

@@ -20,7 +20,8 @@ import uvicorn
 from starlette.responses import JSONResponse
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.engine_sglang.fake_sglang import Fake, _spans
+from tests.trainer.engine_sglang.fake_answers import answer_spans
+from tests.trainer.engine_sglang.fake_sglang import Fake
 
 CONTEXT = 4096
 
@@ -65,7 +66,7 @@ class ModelServer(Fake):
             "output_token_logprobs": pairs or [[-1.0, 9, None]],
             "output_top_logprobs": tops,
             "input_token_logprobs": prompt,
-            "weight_versions": _spans(versions or [self.version]),
+            "weight_versions": answer_spans(versions or [self.version]),
             "weight_version": self.version,
         }
         return {"text": "", "output_ids": [pair[1] for pair in pairs], "meta_info": meta}
