@@ -49,7 +49,7 @@ test: install packages peers  ## Lint, types, all tests, coverage
 	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 90 --format total
 
-test-quick: check  ## Lint, types and the tests that take little time, in under five minutes; says what failed at once
+test-quick: check  ## Lint, types and the tests that take little time; says what failed at once
 	$(BIN)/python -m pytest --quick $(PARALLEL) --maxfail 20
 
 check: install  ## Lint and types

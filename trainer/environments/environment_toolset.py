@@ -10,15 +10,10 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
-import anyio
-from anyio import to_thread
-
 from gateway.toolset import Session
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from trainer.environments.environment_messages import read_tools
 from trainer.environments.host_process import EnvironmentFailed, EnvironmentHost
-
-STOP_S = 12.0
 
 
 class EnvironmentToolset:
@@ -40,8 +35,7 @@ class EnvironmentToolset:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with anyio.move_on_after(STOP_S, shield=True):
-            await to_thread.run_sync(self.host.stop)
+        await self.host.stop_async()
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:

@@ -6,10 +6,8 @@ Runs with the Python that has `gymnasium`.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import re
-import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -17,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.environments import gymnasium_spaces as spaces
-    from trainer.environments.host_server import HostError, load_file
+    from trainer.environments.host_server import HostError, import_framework, load_file
 else:
-    from host_server import HostError, load_file
+    from host_server import HostError, import_framework, load_file
 
     spaces = load_file("gymnasium_spaces", Path(__file__).with_name("gymnasium_spaces.py"))
 
@@ -38,12 +36,7 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 def load(environment: str, args: dict[str, Any], endpoint: object) -> GymnasiumAdapter:
     """The environment with this id; a module that registers it may stand before a colon."""
-    try:
-        gymnasium: Any = importlib.import_module("gymnasium")
-    except ImportError as error:
-        remedy = "run `mtrl-train env install gymnasium`, or name another Python as `gymnasium.python`"
-        raise HostError(f"{sys.executable} has no gymnasium ({error})", remedy) from error
-    return GymnasiumAdapter(gymnasium, environment, args)
+    return GymnasiumAdapter(import_framework("gymnasium"), environment, args)
 
 
 class GymnasiumAdapter:

@@ -29,6 +29,7 @@ SERVER = Path(__file__).with_name("host_server.py")
 MAX_STARTS = 4
 """How often a process is started within `START_WINDOW_S`, before the environment is given up."""
 START_WINDOW_S = 600.0
+STOP_S = 12.0
 
 
 class EnvironmentFailed(GatewayError):
@@ -167,6 +168,11 @@ class EnvironmentHost:
         self._child, self._retired = None, []
         for child in children:
             child.stop()
+
+    async def stop_async(self) -> None:
+        """Ends the process, also for a task that is cancelled."""
+        with anyio.move_on_after(STOP_S, shield=True):
+            await to_thread.run_sync(self.stop)
 
     def _failure(self, operation: str, error: Exception) -> EnvironmentFailed:
         remedy = getattr(error, "remedy", "")

@@ -11,6 +11,7 @@ Each line of standard input is a request, `{"id": 1, "do": "open", ...}`, and is
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import json
 import os
@@ -37,6 +38,15 @@ class HostError(Exception):
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem)
         self.remedy = remedy
+
+
+def import_framework(name: str) -> Any:
+    """The framework's package; raises HostError if this Python has none."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        remedy = f"run `mtrl-train env install {name}`, or name another Python as `{name}.python`"
+        raise HostError(f"{sys.executable} has no {name} ({error})", remedy) from error
 
 
 class Wire:

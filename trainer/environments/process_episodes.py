@@ -7,13 +7,10 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
 from anyio import to_thread
 
 from trainer.environments.episodes import Episode, EpisodeAnswer, read_answer
 from trainer.environments.host_process import EnvironmentHost, HostEpisode
-
-STOP_S = 12.0
 
 
 class ProcessEpisodes:
@@ -29,8 +26,7 @@ class ProcessEpisodes:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with anyio.move_on_after(STOP_S, shield=True):
-            await to_thread.run_sync(self.host.stop)
+        await self.host.stop_async()
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import re
-import sys
 import urllib.request
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer.environments.host_server import HostError, load_file
+    from trainer.environments.host_server import HostError, import_framework, load_file
 else:
-    from host_server import HostError, load_file
+    from host_server import HostError, import_framework, load_file
 
 MAX_PLAYERS = 15
 """The most players that are tried to find the fewest that a game takes."""
@@ -46,12 +45,7 @@ TOOL = {
 
 def load(environment: str, args: dict[str, Any], endpoint: object) -> TextArenaAdapter:
     """The game with this id."""
-    try:
-        textarena: Any = importlib.import_module("textarena")
-    except ImportError as error:
-        remedy = "run `mtrl-train env install textarena`, or name another Python as `textarena.python`"
-        raise HostError(f"{sys.executable} has no textarena ({error})", remedy) from error
-    return TextArenaAdapter(textarena, environment, args)
+    return TextArenaAdapter(import_framework("textarena"), environment, args)
 
 
 class TextArenaAdapter:
