@@ -206,7 +206,8 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
     inner.states = SandboxStates(_prepared_states(entry, folder), services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
-    return Source(_source_key("sandbox", entry), limited, inner, admit=None)
+    name = f"{entry.prefix}sandbox"
+    return Source(_source_key("sandbox", entry), limited, inner, admit=None, sandbox_name=name)
 
 
 def _prepared_states(entry: SandboxToolsEntry, folder: Path) -> PreparedStates:

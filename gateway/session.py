@@ -14,7 +14,7 @@ import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.elicitation import ElicitationAnswers
-from gateway.errors import SessionError
+from gateway.errors import SessionError, Unavailable
 from gateway.limits import call_began, timeout_of
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
@@ -267,12 +267,16 @@ class GatewaySession:
         return self._finished
 
     async def hash_states(self) -> dict[str, str]:
-        """The hashes of what the session's calls have left so far, by server; a sandbox's is named `sandbox`."""
-        hashes = {}
+        """The hashes of what the session's calls have left so far, by server; a sandbox's is named `sandbox`, after
+        the entry's prefix."""
+        hashes: dict[str, str] = {}
         for source in self.sources:
             state = await hash_session_state(self.source_sessions[id(source)])
-            if state is not None:
-                hashes[source.name or "sandbox"] = state
+            if state is None:
+                continue
+            if source.state_name in hashes:
+                raise Unavailable(f"two states are named {source.state_name!r}; give their entries different prefixes")
+            hashes[source.state_name] = state
         return hashes
 
     async def close(self) -> None:

@@ -29,8 +29,15 @@ class Source:
     """Limits on media of results; None if the toolset applies them itself."""
     name: str = ""
     """The server's name."""
+    sandbox_name: str = "sandbox"
+    """The name of its state, where it has no server."""
     on_clash: Literal["prefix", "refuse", "first"] = "refuse"
     """What happens to a tool whose name an earlier source has."""
+
+    @property
+    def state_name(self) -> str:
+        """The name under which the hash of its state is told."""
+        return self.name or self.sandbox_name
 
 
 @dataclass(frozen=True, slots=True)

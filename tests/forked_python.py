@@ -56,7 +56,9 @@ class ForkServer:
         while True:
             answer = self._read()
             if "started" in answer:
-                return int(answer["started"])
+                pid = int(answer["started"])
+                self._ended.pop(pid, None)  # The system may give the id of a child that has ended to another.
+                return pid
 
     def poll(self, pid: int) -> int | None:
         """The child's exit code as `subprocess` has it, or None while it runs."""

@@ -45,8 +45,6 @@ __import__(f"gateway.feedback.{module}", fromlist=["main"]).main()
 PROGRAM, PROCESSES, FILES = "/program.py", 16, 1000
 """In a sandbox: the path of the program, and limits."""
 FIRST_DESCRIPTOR = 20
-NOT_STARTED = 125
-"""The exit status with which a sandbox ends that cannot be set up."""
 ASSERTION_SCRIPTS = ("assertion_link", "assertion_process", "program_process")
 EXIT_GRACE_S = 2.0
 """How long to wait for pipes that descendants of a killed program may still hold."""
@@ -301,10 +299,10 @@ async def _communicate(
         return ProgramResult(out.text, err.text, None, f"{TOO_LONG}{limits.wall_s:g} s")
     if out.overflowed or err.overflowed:
         return ProgramResult(out.text, err.text, None, f"it printed more than {limits.output_bytes} bytes")
-    if sandbox is not None and process.returncode == NOT_STARTED:
-        raise Unavailable(f"a sandbox did not start: {err.text.strip()[-300:]}")
     if sandbox is not None and (process.returncode or 0) < 0:  # Nothing inside can signal bubblewrap's outer process.
         raise Unavailable(f"the sandbox was ended from outside, by signal {-(process.returncode or 0)}")
+    if sandbox is not None and not sandbox.has_started():
+        raise Unavailable(f"a sandbox did not start: {err.text.strip()[-300:]}")
     if sandbox is not None and (reason := sandbox.find_limit()):
         return ProgramResult(out.text, err.text, None, reason)
     if process.returncode in KILLED:

@@ -180,8 +180,10 @@ class SandboxServer:
         while True:
             await anyio.sleep(self.lease_s / BEATS_PER_LEASE)
             now = anyio.current_time()
-            for id in [id for id, lease in self.leases.items() if lease.ends < now]:
-                await self.leases.pop(id).sandbox.stop()
+            ended = [self.leases.pop(id) for id, lease in [*self.leases.items()] if lease.ends < now]
+            async with anyio.create_task_group() as tasks:
+                for lease in ended:
+                    tasks.start_soon(lease.sandbox.stop)
 
     async def stop_all(self) -> None:
         """Stops all sandboxes."""

@@ -137,9 +137,11 @@ class McpSession:
             return None
         if self._connection is None:
             return await self.states.hash_prepared(self._rollout.state)
-        folder = self._connection.transport.folder
-        if folder is None or self._connection.close_reason is not None:
-            raise Unavailable(f"the state at the end was lost: {self._connection.close_reason}")
+        folder, reason = self._connection.transport.folder, self._connection.close_reason
+        if reason is not None and reason.policy_doing:
+            return f"ended: {reason.policy_doing}"  # No state has this hash.
+        if folder is None or reason is not None:
+            raise Unavailable(f"the state at the end was lost: {reason}")
         return await self.states.hash_folder(folder)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:

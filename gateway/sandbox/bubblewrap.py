@@ -32,20 +32,21 @@ INFO_BYTES = 4096
 LISTENER_COMMAND = (sys.executable, "-I", "-S", "-B", proxy_listener.__file__)
 PROBE_S = 20.0
 JOIN = """
-info=$1 options=$2 mounts=$3 filter=$4; shift 4
+started=$1 info=$2 options=$3 mounts=$4 filter=$5; shift 5
 while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
 shift
-exec "$@" 6> "$info" 7< "$options" 8< "$mounts" 9< "$filter"
+exec "$@" 5> "$started" 6> "$info" 7< "$options" 8< "$mounts" 9< "$filter"
 """
-"""Runs outside: joins the groups, and opens what bubblewrap writes and reads: the number of its child, its options, the
-list of mounts, and the filter of system calls."""
+"""Runs outside: joins the groups, and opens what is written and read: whether the command was started, the number of
+bubblewrap's child, its options, the list of mounts, and the filter of system calls."""
 ENTER = """
 mount -a -T /dev/fd/8 || exit 125
 ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
 ulimit -u "$4" 2> /dev/null || ulimit -p "$4" || exit 125  # bash, dash
 cd "$6" || exit 125
 shift 6
-exec "$@" 8<&-
+echo >&5
+exec "$@" 5>&- 8<&-
 """
 """Runs inside, before all rights are given up: mounts the folders in memory, which bubblewrap makes without a limit on
 files, and sets the limits of single processes."""
@@ -83,6 +84,14 @@ class CommandLine:
     words: tuple[str, ...]
     info: int
     """The descriptor of what bubblewrap writes about its child."""
+    started: int
+    """The descriptor of what is written just before the command is started. No exit status tells that: the command may
+    end with each."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the sandbox was set up, and the command has been started in it."""
+        return bool(os.pread(self.started, 1, 0))
 
     @property
     def first_process(self) -> int | None:
@@ -105,15 +114,16 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     inner = (*enter, *listen, *_drop_rights(confined))
     folders = _memory_folders(confined, with_paths=False)
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
-    info, options = _memory_descriptor(b""), _memory_descriptor("\0".join(_options(confined)).encode())
-    files = (_descriptor_path(info), _descriptor_path(options), *shared)
+    started, info = _memory_descriptor(b""), _memory_descriptor(b"")
+    held = (started, info, _memory_descriptor("\0".join(_options(confined)).encode()))
+    files = (*map(_descriptor_path, held), *shared)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
     bubblewrap = (shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
     try:
-        yield CommandLine((*outer, *bubblewrap, *inner, *confined.command), info)
+        yield CommandLine((*outer, *bubblewrap, *inner, *confined.command), info, started)
     finally:
-        os.close(info)
-        os.close(options)
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def _limits(confined: Confined) -> Iterator[str]:

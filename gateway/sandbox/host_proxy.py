@@ -28,7 +28,7 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 ENVIRONMENT = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), ADDRESS)
 MAX_HEAD_BYTES, CHUNK_BYTES = 16_384, 65_536
 MAX_CONNECTIONS, MAX_REFUSALS = 32, 20
-START_S, HEAD_S, CONNECT_S, IDLE_S = 60.0, 20.0, 20.0, 120.0
+START_S, HEAD_S, CONNECT_S, IDLE_S, DRAIN_S = 60.0, 20.0, 20.0, 120.0, 1.0
 ATTEMPTS = 4
 """Addresses of a host that are tried."""
 STREAM_ERRORS = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
@@ -114,14 +114,22 @@ class HostProxy:
                 await self._relay(client, server, request, rest)
 
     async def _refuse(self, client: SocketStream, status: str, text: str) -> None:
-        with self._lock:
-            if len(self._refusals) < MAX_REFUSALS and text not in self._refusals:
-                self._refusals.append(text)
+        self._note_refusal(text)
         body = f"The sandbox's proxy refuses this: {text}\n".encode()
         head = (
             f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         await client.send(head.encode() + body)
+        # Closed with bytes unread, the connection would be reset, and the client might never see the answer.
+        with suppress(*STREAM_ERRORS), anyio.move_on_after(DRAIN_S):
+            await client.send_eof()
+            while True:
+                await client.receive()
+
+    def _note_refusal(self, text: str) -> None:
+        with self._lock:
+            if len(self._refusals) < MAX_REFUSALS and text not in self._refusals:
+                self._refusals.append(text)
 
     async def _connect(self, request: ProxyRequest) -> SocketStream:
         """A connection to one of the host's addresses; raises Refused."""
@@ -152,11 +160,18 @@ class HostProxy:
         else:
             await server.send(request.head)
         left = None if request.is_tunnel else request.body_bytes
+        # One way may be silent for long, as during a download; both together may not.
+        with anyio.move_on_after(IDLE_S) as idle:
+            await self._copy_both_ways(client, server, rest, left, idle)
+
+    async def _copy_both_ways(
+        self, client: SocketStream, server: SocketStream, rest: bytes, left: int | None, idle: anyio.CancelScope
+    ) -> None:
         async with anyio.create_task_group() as tasks:
 
             async def copy(source: SocketStream, target: SocketStream, first: bytes, most: int | None) -> None:
-                with suppress(*STREAM_ERRORS, TimeoutError):
-                    await self._copy(source, target, first, most)
+                with suppress(*STREAM_ERRORS):
+                    await self._copy(source, target, first, most, idle)
                     if most is None:
                         await target.send_eof()
                     return
@@ -166,24 +181,24 @@ class HostProxy:
             await copy(server, client, b"", None)
             tasks.cancel_scope.cancel()
 
-    async def _copy(self, source: SocketStream, target: SocketStream, first: bytes, most: int | None) -> None:
+    async def _copy(
+        self, source: SocketStream, target: SocketStream, first: bytes, most: int | None, idle: anyio.CancelScope
+    ) -> None:
         chunk = first[:most]
         left = most
         while True:
             self.bytes += len(chunk)
             if self.bytes > self.max_bytes:
-                with self._lock:
-                    self._refusals.append(f"more than {self.max_bytes // 2**20} MB were sent and received")
+                self._note_refusal(f"more than {self.max_bytes // 2**20} MB were sent and received")
                 raise OSError("the limit on bytes is reached")
+            idle.deadline = anyio.current_time() + IDLE_S
             if chunk:
-                with anyio.fail_after(IDLE_S):
-                    await target.send(chunk)
+                await target.send(chunk)
             left = None if left is None else left - len(chunk)
             if left == 0:
                 return
             try:
-                with anyio.fail_after(IDLE_S):
-                    chunk = await source.receive(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
+                chunk = await source.receive(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
             except anyio.EndOfStream:
                 return
 

@@ -28,6 +28,8 @@ PATH = "/v1/sandboxes"
 START_S, STOP_S, BEAT_S, CONNECT_S, CHECK_S = 60.0, 10.0, 10.0, 10.0, 10.0
 ANSWER_SHARE = 0.9
 """Share of a call's time in which the server must answer; the rest is for the way."""
+END_S, END_SHARE = 2.5, 0.3
+"""Of the server's time, what it has to end a run that is over its limit and to tell what it printed."""
 BEATS_PER_LEASE = 4
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 UNAUTHORIZED, NOT_FOUND = 401, 404
@@ -127,7 +129,9 @@ class RemoteSandbox:
     async def _ask(self, verb: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Asks the server. A failure of it, or of the way to it, is never the policy's."""
         within_s = min(timeout_s + MARGIN_S, answer_time_s())
-        body = {**request, "timeout_s": timeout_s, "answer_within_s": within_s * ANSWER_SHARE}
+        answer_s = within_s * ANSWER_SHARE
+        run_s = min(timeout_s, answer_s - min(END_S, END_SHARE * answer_s))
+        body = {**request, "timeout_s": run_s, "answer_within_s": answer_s}
         async with self._lock:
             if self._is_stopped:
                 raise SandboxEnded("it has been stopped")

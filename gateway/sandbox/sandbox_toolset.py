@@ -130,10 +130,20 @@ class _SandboxSession:
                 sandbox, self._sandbox = self._sandbox, None
                 if sandbox is not None:
                     await sandbox.stop()
-                self._sandbox = await self._toolset.provider.start(self._toolset.settings)
-                if self._toolset.states is not None:
-                    await self._toolset.states.put(self._sandbox, self._state)
+                self._sandbox = await self._start()
             return self._sandbox
+
+    async def _start(self) -> Sandbox:
+        """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
+        sandbox = await self._toolset.provider.start(self._toolset.settings)
+        try:
+            if self._toolset.states is not None:
+                await self._toolset.states.put(sandbox, self._state)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await sandbox.stop()
+            raise
+        return sandbox
 
     async def finish(self) -> Mapping[str, float]:
         """No rewards: what scores is not within reach of what is scored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -38,6 +38,8 @@ class SandboxedCommand:
     """The environment of the command outside; that of the gateway if there is none."""
     failure_codes: frozenset[int] = frozenset()
     """Exit codes that nothing inside can bring about."""
+    has_started: Callable[[], bool] = lambda: True
+    """Whether the command was started, after its sandbox had been set up."""
 
     def take_refusals(self) -> tuple[str, ...]:
         """The connections that were refused since the last time."""
@@ -84,7 +86,9 @@ async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterat
                     proxy_socket=str(proxy.socket_file) if proxy is not None else "",
                 )
                 async with _open_watched(held) as (line, disk):
-                    yield SandboxedCommand(line.words, group, confined.settings, disk, proxy)
+                    yield SandboxedCommand(
+                        line.words, group, confined.settings, disk, proxy, has_started=lambda: line.has_started
+                    )
         finally:
             await _remove(group, reaper)
 

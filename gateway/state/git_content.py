@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from threading import Timer
+from typing import IO, cast
 
 GIT_S = 20.0
 MAX_COMMITS = 20_000
 MAX_REFS = 5_000
 MAX_FILE_BYTES = 4 * 2**20
+MAX_PRINTED_BYTES = 64 * 2**20
+
+
+class StateTooLarge(Exception):
+    """A folder has more content than is hashed."""
 
 
 def own_repository() -> Path:
@@ -31,8 +39,21 @@ def own_repository() -> Path:
 
 
 def is_repository(folder: Path) -> bool:
-    """Whether a folder is the inside of a repository: `.git`, or a bare one."""
-    return (folder / "HEAD").is_file() and (folder / "objects").is_dir() and (folder / "refs").is_dir()
+    """Whether a folder is the inside of a repository: `.git`, or a bare one.
+
+    One with links in their place, or with the objects of another repository, counts as files: git would follow those.
+    """
+    if (folder / "objects" / "info" / "alternates").exists():
+        return False
+    wanted = (("HEAD", stat.S_ISREG), ("objects", stat.S_ISDIR), ("refs", stat.S_ISDIR))
+    return all(_has_mode(folder / name, has_mode) for name, has_mode in wanted)
+
+
+def _has_mode(path: Path, has_mode: Callable[[int], bool]) -> bool:
+    try:
+        return has_mode(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def digest_repository(folder: Path) -> bytes:
@@ -61,7 +82,7 @@ def read_refs(folder: Path) -> Mapping[str, bytes]:
             content = _read(Path(place) / file).strip()
             refs[(Path(place) / file).relative_to(folder).as_posix()] = content
         if len(refs) > MAX_REFS:
-            raise OSError(f"{folder} has more than {MAX_REFS} branches and tags")
+            raise StateTooLarge(f"more than {MAX_REFS} branches and tags")
     return refs
 
 
@@ -105,17 +126,26 @@ def _run_git(folder: Path, *arguments: str, **more: str) -> bytes:
         "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", **more,
     }  # fmt: skip
     command = [program, "-c", f"safe.directory={own}", "--no-pager", *arguments]
-    try:
-        done = subprocess.run(  # noqa: S603 - git with arguments of ours
-            command, env=env, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise OSError(f"git did not read {folder} within {GIT_S:g} s") from error
-    return done.stdout
+    with subprocess.Popen(  # noqa: S603 - git with arguments of ours
+        command, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        timer = Timer(GIT_S, process.kill)
+        timer.start()
+        try:
+            printed = cast("IO[bytes]", process.stdout).read(MAX_PRINTED_BYTES + 1)
+        finally:
+            is_late = timer.finished.is_set()
+            timer.cancel()
+            process.kill()
+    if is_late or len(printed) > MAX_PRINTED_BYTES:
+        raise StateTooLarge(f"git needs more than {GIT_S:g} s or {MAX_PRINTED_BYTES // 2**20} MB to tell its history")
+    return printed
 
 
 def _read(file: Path) -> bytes:
-    if file.is_symlink() or not file.is_file():
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
         return b""
-    with file.open("rb") as opened:
-        return opened.read(MAX_FILE_BYTES)
+    with open(descriptor, "rb") as opened:
+        return opened.read(MAX_FILE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""

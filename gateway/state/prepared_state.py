@@ -13,7 +13,8 @@ import anyio
 from anyio import to_thread
 
 from gateway.errors import SessionError, Unavailable
-from gateway.state.state_hash import StateTooLarge, hash_state
+from gateway.state.git_content import StateTooLarge
+from gateway.state.state_hash import hash_state
 from gateway.types import Task
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")

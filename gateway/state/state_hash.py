@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 
-from gateway.state.git_content import digest_repository, is_repository
+from gateway.state.git_content import StateTooLarge, digest_repository, is_repository
 from gateway.state.sqlite_content import MAGIC, SIDE_FILES, digest_database
 
 PREFIX = "sha256:"
@@ -24,10 +24,6 @@ MAX_BYTES = 512 * 2**20
 MAX_DEPTH = 64
 POLICY_PATH = "/rollout"
 """The path of a rollout's folder as the policy knows it."""
-
-
-class StateTooLarge(Exception):
-    """A folder has more content than is hashed."""
 
 
 def hash_state(folder: Path, ignore: Sequence[str] = ()) -> str:

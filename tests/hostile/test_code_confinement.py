@@ -62,6 +62,15 @@ async def test_tricks_of_programs_fail(trick: str, confinement: Confinement, sec
 
 
 @pytest.mark.parametrize("confinement", WORKING)
+@pytest.mark.parametrize("status", [1, 125, 126, 127])
+async def test_no_exit_status_of_a_program_passes_for_a_sandbox_that_did_not_start(
+    status: int, confinement: Confinement
+) -> None:
+    result = await run_python(f"import os; os._exit({status})", confinement=confinement)
+    assert result.exit_status == status and not result.stop_reason
+
+
+@pytest.mark.parametrize("confinement", WORKING)
 async def test_a_confined_program_reads_its_input_writes_to_its_folder_and_has_no_environment(
     confinement: Confinement,
 ) -> None:

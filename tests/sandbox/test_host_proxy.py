@@ -127,6 +127,24 @@ async def test_tunnel_carries_bytes_both_ways_until_the_limit() -> None:
         assert "more than 1 MB were sent and received" in result.text, result
 
 
+async def test_download_lasts_longer_than_one_way_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_proxy, "IDLE_S", 2.0)
+
+    async def drip(client: SocketStream) -> None:
+        async with client:
+            for _ in range(12):
+                await anyio.sleep(0.3)  # It is the time without a word of the client that counts.
+                await client.send(b"x")
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        port = listener.extra(SocketAttribute.local_port)
+        tasks.start_soon(listener.serve, drip)
+        async with open_boxed(f"127.0.0.1:{port}") as session:
+            result = await run(session, RAW.format(data=TUNNEL % port))
+        tasks.cancel_scope.cancel()
+    assert "x" * 12 in result.text, result
+
+
 def _indent(code: str) -> str:
     return "\n".join(f" {line}" for line in code.splitlines())
 

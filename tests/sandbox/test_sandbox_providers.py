@@ -215,6 +215,29 @@ async def test_tools_work_on_a_server_and_its_sandboxes_end_with_the_rollout(ser
     assert running.leases == {}
 
 
+async def test_code_over_its_time_on_a_server_tells_what_it_printed(server: Served) -> None:
+    async with open_tools(server[0]) as session:
+        await call(session, "python", code="x = 7")
+        with anyio.fail_after(12):
+            late = await session.call(ToolCall("1", "python", '{"code": "print(\'begun\')\\nwhile True: pass"}'))
+        assert late.outcome is Outcome.ERROR and "begun" in late.text, late
+        assert (await call(session, "python", code="x")).text == "7"
+
+
+async def test_leases_that_end_while_their_clients_stop_them_end_no_others(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, running = server
+    async with open_tools(settings) as kept:
+        await call(kept, "python", code="x = 1")
+        with monkeypatch.context() as patched:
+            patched.setattr(remote_provider.HEARTBEATS, "add", lambda *_: None)
+            async with open_tools(settings) as gone:
+                await call(gone, "python", code="1")
+                await wait_until(lambda: len(running.leases) == 1)
+        assert (await call(kept, "python", code="x")).text == "1"
+
+
 async def test_sandbox_of_a_client_that_is_gone_ends_with_its_lease(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,27 @@ async def test_sandboxes_begin_from_states_and_end_with_the_hash_of_what_is_left
     assert hash_state(states) == before
 
 
+async def test_state_that_cannot_be_put_in_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "file").write_bytes(bytes(3 * 2**20))
+    with anyio.fail_after(100):
+        async with make_gateway(tmp_path, state="large", sandbox={"disk_mb": 1}) as gateway, gateway.open() as session:
+            for _ in range(2):
+                result = await session.call(ToolCall("1", "shell", '{"command": "ls"}'))
+                assert result.outcome is Outcome.UNAVAILABLE and "state" in str(result.reason), result
+
+
+async def test_each_entry_has_a_hash_under_its_prefix(tmp_path: Path, states: Path) -> None:
+    entry = {"sandbox_tools": ["shell"], "timeout_s": 60}
+    file = tmp_path / "boxes.yaml"
+    file.write_text(json.dumps({"tools": [{**entry, "prefix": "far_"}, {**entry, "state": "states/one"}]}))
+    plan = build_plan([file], None)
+    async with Gateway(plan.sources, services=plan.services) as gateway:
+        _, found = await play(gateway, Task(hash_state=True))
+    assert found.keys() == {"far_sandbox", "sandbox"} and found["sandbox"] == hash_state(states / "one")
+    assert found["far_sandbox"] != found["sandbox"]
+
+
 async def test_states_that_are_not_there_are_refused(tmp_path: Path, states: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
         make_gateway(tmp_path, state="nowhere")

@@ -13,6 +13,8 @@ import pytest
 from gateway.build import build_plan
 from gateway.mcp_client.rollout_folder import LISTING
 from gateway.sandbox import sandboxed_command
+from gateway.state.state_hash import has_hash_form
+from gateway.toolset import hash_session_state
 from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.conftest import Write
 from tests.mcp_client.test_rollout_folder import call, find_folder, notes_toolset
@@ -49,9 +51,11 @@ def test_the_key_of_another_client_changes_nothing(write: Write) -> None:
 
 
 async def test_server_that_its_policy_crashes_is_the_policys_error_also_in_later_calls() -> None:
-    async with notes_toolset(isolation="sandbox") as server, server.open(Task("a")) as session:
+    async with notes_toolset(isolation="sandbox") as server, server.open(Task("a", hash_state=True)) as session:
         crashed = await session.call(ToolCall("1", "write_to", '{"path": "x"}'))  # It lacks an argument.
         later = await session.call(ToolCall("2", "read", "{}"))
+        state = await hash_session_state(session)
+    assert state is not None and not has_hash_form(state)  # Scored, as a state that differs from all.
     for result in (crashed, later):
         assert result.outcome is Outcome.ERROR and "TypeError" in str(result.reason), result
         assert result.text == "The server of this tool was ended: its processes ended it. It does not come back."

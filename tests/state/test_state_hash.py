@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state import state_hash
-from gateway.state.git_content import is_repository
-from gateway.state.state_hash import StateTooLarge, hash_state
+from gateway.state import git_content, state_hash
+from gateway.state.git_content import StateTooLarge
+from gateway.state.state_hash import hash_state, is_repository
 
 
 def folder_with(parent: Path, name: str, **files: str) -> Path:
@@ -129,4 +129,27 @@ def test_too_much_content_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         hash_state(folder)
     monkeypatch.setattr(state_hash, "MAX_ENTRIES", 1)
     with pytest.raises(StateTooLarge, match="files"):
+        hash_state(folder)
+
+
+@pytest.mark.parametrize("place", ["refs", "objects", "HEAD"])
+def test_repository_with_a_link_in_place_of_a_part_counts_as_files(tmp_path: Path, place: str) -> None:
+    folder = repository(tmp_path, "linked", 1) / ".git"
+    (folder / place).rename(tmp_path / "elsewhere")
+    (folder / place).symlink_to(tmp_path / "elsewhere")
+    before = hash_state(folder.parent)
+    (tmp_path / "elsewhere").rename(tmp_path / "gone")
+    assert not is_repository(folder) and hash_state(folder.parent) == before
+
+
+def test_repository_with_objects_of_another_counts_as_files(tmp_path: Path) -> None:
+    folder = repository(tmp_path, "borrowing", 1) / ".git"
+    (folder / "objects" / "info" / "alternates").write_text("/elsewhere/objects\n")
+    assert not is_repository(folder) and hash_state(folder.parent)
+
+
+def test_history_that_prints_more_than_is_read_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = repository(tmp_path, "long", 1)
+    monkeypatch.setattr(git_content, "MAX_PRINTED_BYTES", 10)
+    with pytest.raises(StateTooLarge, match="MB to tell its history"):
         hash_state(folder)

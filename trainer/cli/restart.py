@@ -38,7 +38,7 @@ def train_with_restarts(settings: TrainSettings, name: str, flags: Sequence[str]
     from trainer.train.run_folder import choose_run_folder
 
     folder = choose_run_folder(settings, name, resume=resume)
-    training = RestartedTraining(folder, COMMAND_WORDS.get() or (), flags, is_new=not resume)
+    training = RestartedTraining(folder, COMMAND_WORDS.get() or (), flags)
     raise typer.Exit(run_restarted(training, settings.distributed, _log))
 
 

@@ -76,9 +76,7 @@ def _find_beside(value: Any, folder: Path) -> Any:
     if not isinstance(value, str) or not value.startswith(BESIDE) or len(value) > MAX_PATH or "\0" in value:
         return value
     path, colon, name = value.partition(":") if ".py:" in value else (value, "", "")
-    found = os.path.normpath(folder / path)
-    if os.sep not in found:  # A bare name would be looked for among commands and jobs.
-        found = os.path.join(os.curdir, found)
+    found = os.path.abspath(folder / path)  # The run may be resumed from another working folder.
     return f"{found}{colon}{name}" if os.path.lexists(found) else value
 
 

@@ -43,14 +43,13 @@ class RestartedTraining:
     """The arguments of the command that starts it."""
     flags: Sequence[str] = ()
     """Those that a resumed one has too."""
-    is_new: bool = True
-    """Whether the first start has to begin a run, rather than to go on with one."""
+    starts: int = 0
     program: Sequence[str] = (sys.executable, "-m", "trainer.cli")
 
     def next_command(self, ranks: int) -> list[str]:
-        """The command of the next start; it resumes the run once there is one."""
-        is_new, self.is_new = self.is_new, False
-        if is_new or not (self.folder / "run.json").exists():
+        """The command of the next start: first with the user's words; later ones resume the run once there is one."""
+        self.starts += 1
+        if self.starts == 1 or not (self.folder / "run.json").exists():
             return [*self.program, "--out", str(self.folder), *self.words]
         return [*self.program, "--resume", "--out", str(self.folder), "--ranks", str(ranks), *self.flags]
 

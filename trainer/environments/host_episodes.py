@@ -7,6 +7,8 @@ library is available.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.util
 import random
 import sys
 import threading
@@ -136,5 +138,5 @@ class GlobalRandom:
 def seed_generators(seed: int) -> None:
     """Seeds the global random generators, from which an environment may draw before its `reset` seeds them."""
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
+    if importlib.util.find_spec("numpy") is not None:  # The environment may import it only when it is made.
+        importlib.import_module("numpy").random.seed(seed % 2**32)

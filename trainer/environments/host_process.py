@@ -163,7 +163,8 @@ class EnvironmentHost:
                 self._child.send(operation, fields)
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Ends the process; that it was started counts no more towards the limit."""
+        self.start_times.clear()
         children = [*self._retired, *([self._child] if self._child is not None else [])]
         self._child, self._retired = None, []
         for child in children:

@@ -45,9 +45,9 @@ def state_equals(attempt: Attempt, ignore: Sequence[str] = ()) -> float:
 
     `ignore` are patterns of files in such a folder that do not count.
     """
-    expected = attempt.columns.get("end_state")
-    if not isinstance(expected, Mapping):
-        raise ValueError(NO_END_STATE)
+    if problem := find_truth_problem("state_equals", attempt.task):
+        raise ValueError(problem)
+    expected: Mapping[str, Any] = attempt.columns["end_state"]
     return float(attempt.ended and all(_has_state(attempt, *item, ignore) for item in expected.items() if item[1]))
 
 
@@ -56,9 +56,9 @@ def solved(attempt: Attempt) -> float:
 
     Rows made by `mtrl-train make-tasks` have one of the two, or both.
     """
-    has_state = isinstance(attempt.columns.get("end_state"), Mapping)
-    if not has_state and attempt.truth is None:
-        raise ValueError(f"{NO_TRUTH}; or an `end_state`")
+    if problem := find_truth_problem("solved", attempt.task):
+        raise ValueError(problem)
+    has_state = _has_end_state(attempt.task)
     return float((not has_state or state_equals(attempt)) and (attempt.truth is None or exact(attempt)))
 
 
@@ -136,6 +136,10 @@ def tool_quality(attempt: Attempt, invalid: Cost = 1.0) -> float:
 
 def find_truth_problem(function: str, task: Task) -> str | None:
     """Why a built-in function that compares with the right answer cannot score a task; None if it can."""
+    if function == "state_equals":
+        return None if _has_end_state(task) else NO_END_STATE
+    if function == "solved":
+        return None if _has_end_state(task) or task.truth is not None else f"{NO_TRUTH}; or an `end_state`"
     compares = function in ("answer", "exact") or (function == "outcome" and not task.has_feedback)
     if not compares:
         return None
@@ -143,6 +147,10 @@ def find_truth_problem(function: str, task: Task) -> str | None:
         return NO_TRUTH
     truth = extract_solution(str(task.truth)) or str(task.truth)
     return NO_NUMBER if function != "exact" and compute_score(f"#### {truth}", truth) != 1.0 else None
+
+
+def _has_end_state(task: Task) -> bool:
+    return isinstance(task.columns.get("end_state"), Mapping)
 
 
 def _normalize(text: str) -> str:

@@ -15,7 +15,6 @@ from gateway.types import Outcome, Task, ToolCall, ToolSpec
 from trainer.task_maker.values import Value, parse_result
 
 CALL_S = 60.0
-SESSION_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,11 @@ class ServerSession:
         """Calls a tool. Raises ConfigError if the server is not there."""
         self._calls += 1
         call = ToolCall(f"call_{self._calls}", tool, json.dumps(arguments))
-        with anyio.fail_after(CALL_S):
+        result = None
+        with anyio.move_on_after(CALL_S):
             result = await self._session.call(call)
+        if result is None:
+            return CallResult(False, None, "")
         if result.outcome is Outcome.UNAVAILABLE:
             raise ConfigError(f"the server cannot be used: {result.reason}", remedy="correct its entry")
         return CallResult(result.outcome is Outcome.OK, parse_result(result.text, result.structured), result.text)

@@ -75,11 +75,23 @@ def test_lost_training_resumes_and_a_killed_one_too(
     assert starts(training) == [["--out", folder, "--config", "it's.yaml"], resumed, resumed]
 
 
+def test_changed_options_of_a_resumed_training_reach_its_first_start(
+    training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.folder.mkdir(exist_ok=True)
+    (training.folder / "run.json").write_text("{}")
+    training.words = ["--resume", "--steps", "80"]
+    run(training, monkeypatch, 1, 0)
+    folder = str(training.folder)
+    first, second = starts(training)
+    assert first == ["--out", folder, "--resume", "--steps", "80"]
+    assert second == ["--resume", "--out", folder, "--ranks", "4", "--view"]
+
+
 def test_wrong_settings_and_an_ended_training_are_not_started_again(
     training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(training, monkeypatch, 2) == ["2"]
-    training.is_new = False
     assert run(training, monkeypatch, 0, 130) == ["130"]
 
 

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import psutil
 import pytest
 
 from tests.trainer.environments.environment_runs import act, observations, open_run, settings_pid
 from tests.waiting import wait_until
+from trainer.environments.host_process import MAX_STARTS, get_host
 from trainer.rollout.rollout import Rollout, StopReason
 
 ROOT = Path(__file__).parents[3]
@@ -82,3 +84,11 @@ async def test_processes_of_an_environment_end_with_its_host() -> None:
         child = int(observations(rollout)[1].splitlines()[0])
         assert psutil.pid_exists(child)
     await wait_until(lambda: not psutil.pid_exists(child))
+
+
+async def test_process_that_was_stopped_on_purpose_has_not_failed() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0") as runs:
+        host = get_host(runs.settings.environment_settings)
+        for _ in range(MAX_STARTS + 1):
+            await host.stop_async()
+            await anyio.to_thread.run_sync(host.start)

@@ -19,7 +19,7 @@ from tests.trainer.policy_scripts import HERMES, encode_turns, render_calls
 from tests.trainer.reward.attempts import TASK, make_attempt, policy, reward_settings
 from trainer.data.tasks import load_rows
 from trainer.engine.scripted import ScriptedEngine
-from trainer.reward.functions import solved, state_equals
+from trainer.reward.functions import find_truth_problem, solved, state_equals
 from trainer.reward.scorer import Scorer
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import STATES_INFO, StopReason
@@ -56,6 +56,23 @@ def test_solved_needs_the_answer_and_the_state(answer: str, end: str, reward: fl
 def test_row_that_cannot_be_scored_is_no_failure_of_the_policy(columns: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         state_equals(attempt(**columns))
+
+
+@pytest.mark.parametrize(
+    ("function", "truth", "columns", "is_scored"),
+    [
+        ("state_equals", "7", {}, False),
+        ("state_equals", None, {"end_state": {"notes": HASH}}, True),
+        ("solved", None, {}, False),
+        ("solved", "7", {}, True),
+        ("solved", None, {"end_state": {"notes": HASH}}, True),
+    ],
+)
+def test_rows_that_cannot_be_scored_are_found_before_the_run(
+    function: str, truth: Any, columns: dict[str, Any], is_scored: bool
+) -> None:
+    task = replace(TASK, truth=truth, columns=columns)
+    assert (find_truth_problem(function, task) is None) is is_scored
 
 
 async def test_rollouts_are_scored_by_the_state_that_their_calls_leave(tmp_path: Path) -> None:

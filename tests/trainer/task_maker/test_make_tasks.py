@@ -17,10 +17,11 @@ from tests.waiting import PATIENCE_S
 from trainer.data.tasks import load_rows
 from trainer.demo.shelves.shelves_demo import FILES, FOLDER
 from trainer.setup import open_server_gateway
-from trainer.task_maker import explore, random_policy
+from trainer.task_maker import explore, random_policy, server_sessions
 from trainer.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker
 from trainer.task_maker.open_server import open_server, read_examples
 from trainer.task_maker.output import held_out_file, write_tasks
+from trainer.task_maker.server_sessions import ServerSession
 
 SERVERS = FOLDER / "servers.json"
 
@@ -126,3 +127,12 @@ async def test_unknown_tools_and_broken_examples_are_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="is no example") as raised:
         read_examples(tmp_path / "examples.jsonl")
     assert raised.value.file == f"{tmp_path / 'examples.jsonl'}:3"
+
+
+async def test_tool_that_hangs_costs_its_call_and_not_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging:
+        async def call(self, call: object) -> None:
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(server_sessions, "CALL_S", 0.01)
+    assert not (await ServerSession(Hanging()).call("look", {})).ok
