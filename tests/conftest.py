@@ -106,10 +106,10 @@ def _reason(report: pytest.TestReport) -> str:
 def forgotten(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forgets modules imported from temporary folders, because the next test's file may have the same name."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    before = {*sys.modules}
+    before, temporary = {*sys.modules}, (tmp_path_factory.getbasetemp(), open_shared_folder())
     yield
     for name in {*sys.modules} - before:
-        if _is_inside(tmp_path_factory.getbasetemp(), sys.modules[name]):
+        if any(_is_inside(folder, sys.modules[name]) for folder in temporary):
             del sys.modules[name]
 
 

@@ -62,7 +62,7 @@ class Sandboxes(StrictModel):
     running: Count
     refusals: Count
     """Sandboxes that could not be started."""
-    without_group: int = 0
+    without_group: Count = 0
     """Sandboxes without a control group: their limits hold for each process."""
     limits_hit: dict[str, Count]
     """By limit: memory, processes, output, time."""

@@ -19,8 +19,6 @@ if words[0] == "run":
     options = [word.removeprefix("--").partition("=")[::2] for word in words if word.startswith("--")]
     places = ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix, sys.prefix)
     line = ["bwrap", "--unshare-pid", "--unshare-net", "--clearenv", "--proc", "/proc", "--dev", "/dev"]
-    for place in filter(os.path.exists, places):
-        line += ["--ro-bind", place, place]
     for name, value in options:
         outside, _, rest = value.partition(":")
         if name == "volume":
@@ -32,4 +30,6 @@ if words[0] == "run":
             line += ["--setenv", key, given if is_given else os.environ[key]]
         elif name == "workdir":
             line += ["--chdir", value]
+    for place in filter(os.path.exists, places):  # After `/tmp`, below which they may be.
+        line += ["--ro-bind", place, place]
     sys.exit(subprocess.run([*line, "--die-with-parent", "--", *words[words.index("an-image") + 1 :]]).returncode)

@@ -46,14 +46,18 @@ def test_gateway_that_is_not_roots_has_sandboxes_too() -> None:
 
 
 ATTACKS_OF_UNPRIVILEGED = """
-import ctypes, json, os, select, subprocess, sys
+import ctypes, json, os, select, shutil, subprocess, sys, tempfile
 from gateway.sandbox import command_server
 from gateway.sandbox.bubblewrap import Confined, SandboxSettings, open_command_line
 from tests.sandbox.attacks import ATTACKS
+place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
+os.chmod(place.name, 0o755)
+script = shutil.copy(command_server.__file__, place.name)
+os.chown(place.name, 60600, 60600)
 os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 os.chdir("/")
-python, script = sys.argv[1], command_server.__file__
+python = sys.argv[1]
 command = (python, "-I", "-S", "-B", script)
 with open_command_line(Confined(command, SandboxSettings(), (script,), is_first_process=True)) as line:
     with subprocess.Popen(line.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:

@@ -9,7 +9,8 @@ from pathlib import Path
 from tests.shared_folders import build_once
 
 ROOT = Path(__file__).parents[2]
-CALCULATOR = "tools: [{function: 'calculator:calculate'}]\n"
+MODULE = "shared_calculator"
+"""A name that no file of a test has: what a fixture of a whole module has imported is not forgotten before."""
 
 
 @cache
@@ -21,5 +22,5 @@ def native_tools() -> str:
 def _copy(folder: Path) -> None:
     ignored = shutil.ignore_patterns("servers*", "sight.yaml", "__pycache__")
     tools = shutil.copytree(ROOT / "tool_configs", folder / "tool_configs", ignore=ignored)
-    shutil.copy(ROOT / "tool_configs/servers/calculator.py", tools)
-    (tools / "servers.yaml").write_text(CALCULATOR)
+    shutil.copy(ROOT / "tool_configs/servers/calculator.py", tools / f"{MODULE}.py")
+    (tools / "servers.yaml").write_text(f"tools: [{{function: '{MODULE}:calculate'}}]\n")
