@@ -179,13 +179,11 @@ class ShardedPolicy(Policy):
         """Writes what a checkpoint has besides tensors; on rank 0."""
         model: Any = self.model
         if self.settings.lora:
-            adapters = model.peft_config[lora.ADAPTER]
-            adapters.base_model_name_or_path = str(self._source)
-            adapters.save_pretrained(folder)
+            lora.save_adapter_settings(model, folder, str(self._source))
         else:
             model.config.save_pretrained(folder)
-        if model.can_generate():
-            model.generation_config.save_pretrained(folder)
+            if model.can_generate():
+                model.generation_config.save_pretrained(folder)
         write_policy_file(folder, self.steps, self.trained_parts)
 
     def read_state(self, folder: Path) -> tuple[Mapping[str, Tensor], State]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -31,7 +31,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
     """Adds adapters, which are then the only trained weights. Their initial values are deterministic, and change
     nothing. The excluded part of the model gets none."""
     try:
-        from peft import LoraConfig
+        from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise PolicyError("`update.lora` needs the package peft", "pip install 'mtrl-rl[lora]'") from error
     targets = list(settings.targets) or "all-linear"
@@ -45,11 +45,31 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, excluded_module
     with torch.random.fork_rng():
         torch.manual_seed(0)
         try:
-            model.add_adapter(config, ADAPTER)
+            inject_adapter_in_model(config, model, ADAPTER)
         except ValueError as error:
             raise PolicyError(
                 f"`update.lora.targets`: {error}", "name layers of this model, or leave it out to adapt all"
             ) from error
+
+
+def save_adapters(model: PreTrainedModel, folder: Path) -> None:
+    """Writes a folder that peft and transformers load on top of the model that the adapters were trained for."""
+    from peft.utils import get_peft_model_state_dict
+
+    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=ADAPTER)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {NAME_PREFIX + name: value.detach().cpu().contiguous() for name, value in state.items()}
+    save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+    save_adapter_settings(model, folder, model.name_or_path)
+
+
+def save_adapter_settings(model: Any, folder: Path, source: str) -> None:
+    """Writes what the adapters are, and which model they were trained for."""
+    adapters = model.peft_config[ADAPTER]
+    adapters.base_model_name_or_path = source
+    adapters.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def read_adapters(checkpoint: Path) -> dict[str, Tensor]:
@@ -75,20 +95,29 @@ def load_adapters(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
 
 def attach_adapters(model: PreTrainedModel, checkpoint: Path) -> None:
     """Adds a checkpoint's adapters to the model that they were trained for."""
-    from peft import PeftConfig
+    from peft import PeftConfig, inject_adapter_in_model
 
-    model.add_adapter(PeftConfig.from_pretrained(str(checkpoint)), ADAPTER)
+    inject_adapter_in_model(PeftConfig.from_pretrained(str(checkpoint)), model, ADAPTER)
     load_adapters(model, read_adapters(checkpoint))
 
 
 @contextmanager
 def adapters_disabled(model: PreTrainedModel) -> Iterator[None]:
     """Runs the model as it was before training."""
-    model.disable_adapters()
+    _enable_adapters(model, False)
     try:
         yield
     finally:
-        model.enable_adapters()
+        _enable_adapters(model, True)
+
+
+def _enable_adapters(model: PreTrainedModel, enabled: bool) -> None:
+    # The model's own methods refuse releases of peft that work, and ask for some that are not out yet.
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.enable_adapters(enabled)
 
 
 def merge_adapters(model: PreTrainedModel) -> Mapping[str, Tensor]:

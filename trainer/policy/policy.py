@@ -171,7 +171,10 @@ class Policy:
 
         Where files are still being written, it returns a function that waits for them, and returns their digests.
         """
-        self.model.save_pretrained(folder)
+        if self.settings.lora:
+            lora.save_adapters(self.model, folder)
+        else:
+            self.model.save_pretrained(folder)
         state = {"steps": self.steps, "optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
         torch.save(state | ({"critic": self.critic.state_dict()} if self.critic else {}), folder / STATE_FILE)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,12 +22,15 @@ class HFModel:
     def __init__(self, model: PreTrainedModel, reason: str) -> None:
         self._model = copy.deepcopy(model).train(False)
         self.notes: tuple[str, ...] = (f"runs through its own module, one sequence at a time, since {reason}",)
+        # Its name until transformers 5.24, and since.
+        self._cache_argument = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         config = model.config.get_text_config(decoder=True)
         try:
             self.context_length: int = config.max_position_embeddings
             self.vocab_size: int = config.vocab_size
+            cache = DynamicCache()
             with torch.inference_mode():
-                _, cache = self._forward(torch.zeros(1, 1, dtype=torch.long, device=model.device), DynamicCache())
+                self._forward(torch.zeros(1, 1, dtype=torch.long, device=model.device), cache)
             values = _stack_cache(cache)
         except Exception as error:  # boundary: a model's own code may raise anything
             raise EngineError(f"the torch engine cannot run a model of type {config.model_type}: {error}") from error
@@ -47,13 +51,15 @@ class HFModel:
             for layer, (keys, values) in enumerate(cached):
                 cache.update(keys[None], values[None], layer)
         ids = torch.tensor([list(chunk.ids)], device=self.shape.device)
-        logits, cache = self._forward(ids, cache)
+        logits = self._forward(ids, cache)
         kv_cache.write(chunk.slot, chunk.start, _stack_cache(cache)[:, :, :, chunk.start :])
         return logits
 
-    def _forward(self, ids: Tensor, cache: DynamicCache) -> tuple[Tensor, DynamicCache]:
-        out = self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return out.logits[:, -1], out.past_key_values
+    def _forward(self, ids: Tensor, cache: DynamicCache) -> Tensor:
+        """The last token's logits; the cache grows by the tokens."""
+        out = self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._cache_argument: cache})
+        logits: Tensor = out.logits[:, -1]
+        return logits
 
 
 def _stack_cache(cache: DynamicCache) -> Tensor:
