@@ -27,7 +27,7 @@ help:          ## Show these targets
 
 install: .venv/installed  ## Make .venv with everything in it
 
-.venv/installed: pyproject.toml
+.venv/installed: pyproject.toml .ci/cpu.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
