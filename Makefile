@@ -14,7 +14,7 @@ MEASURED := $(wildcard tests/hostile/test_loop_*.py) $(addprefix tests/hostile/t
 # A failed test runs a second time and is named; a machine that stands still for seconds fails no change, more than five do.
 PYTEST := -m pytest --reruns 1 -rR
 # A file's tests stay together, for what they share; files that take long start first (tests/slow_files.py).
-PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 
 from tests import forked_python
+from tests.measured_tests import MeasuredTests
 from tests.shared_folders import open_shared_folder
 from tests.slow_files import SlowFiles
 
@@ -43,6 +44,11 @@ settings.load_profile("same")
 Write = Callable[[str, str], Path]
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many again as cores, since many tests wait for processes and deadlines; at most eight."""
+    return max(2, min(8, len(os.sched_getaffinity(0)) * 3 // 2))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out the files of tests/slow_files.txt")
     parser.addoption("--write-slow-files", action="store_true", help="write tests/slow_files.txt from this run")
@@ -52,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Names a failed test when it fails, not only at the end of half an hour; starts slow files first."""
     config.pluginmanager.register(SlowFiles(config))
+    config.pluginmanager.register(MeasuredTests())
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:  # The processes that run the tests for another one have none.
         config.pluginmanager.register(FailureNames(reporter))

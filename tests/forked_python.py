@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from coverage import Coverage
+
 Popen = subprocess.Popen  # also where tests put `ForkedPopen` in its place
 SERVER = Path(__file__).with_name("fork_server.py")
 COVERAGE: dict[str, str] = {}
@@ -99,7 +101,7 @@ class ForkedPopen(Popen):  # type: ignore[type-arg]
         stdin, stdout, stderr = pipes[0], pipes[3], pipes[5]
         request = {
             "argv": words[1:], "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env),
-            "coverage": COVERAGE,
+            "coverage": COVERAGE if Coverage.current() else {},  # not while `MeasuredTests` pauses it
         }  # fmt: skip
         self._server = fork_server(os.getpid())
         with open(os.devnull, "rb") as null:

@@ -19,6 +19,11 @@ def read_slow_files(file: Path = LIST) -> dict[str, float]:
     return {path: float(seconds) for seconds, path in lines}
 
 
+def name_of(file: Path) -> str:
+    """A file relative to the repository's root; nothing for one outside."""
+    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else ""
+
+
 def format_slow_files(seconds: dict[str, float]) -> str:
     """The text of the list."""
     slow = sorted(((round(value), path) for path, value in seconds.items() if value >= SLOW_S), reverse=True)
@@ -39,11 +44,11 @@ class SlowFiles:
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Slow files are not even imported by a quick run."""
-        return True if self._is_quick and self._name(collection_path) in self._slow else None
+        return True if self._is_quick and name_of(collection_path) in self._slow else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items.sort(key=lambda item: -self._slow.get(self._name(item.path), 0))
+        items.sort(key=lambda item: -self._slow.get(name_of(item.path), 0))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid.partition("::")[0]] += report.duration
@@ -51,7 +56,3 @@ class SlowFiles:
     def pytest_sessionfinish(self) -> None:
         if self._writes:
             LIST.write_text(format_slow_files(self._seconds), encoding="utf-8")
-
-    @staticmethod
-    def _name(file: Path) -> str:
-        return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else ""

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from tests.measured_tests import MeasuredTests
 from tests.slow_files import ROOT, SLOW_S, SlowFiles, format_slow_files, read_slow_files
 
 
@@ -42,3 +43,14 @@ def test_list_is_written_from_the_seconds_of_a_run(tmp_path: Path) -> None:
     file = tmp_path / "slow.txt"
     file.write_text(format_slow_files({"tests/b.py": SLOW_S + 1, "tests/a.py": 50.2, "tests/quick.py": SLOW_S / 2}))
     assert [*read_slow_files(file).items()] == [("tests/a.py", 50.0), ("tests/b.py", SLOW_S + 1)]
+
+
+def test_coverage_pauses_for_slow_files_and_for_trio() -> None:
+    plugin = MeasuredTests({"tests/long.py": 90.0})
+
+    def measures(file: str, **parameters: str) -> bool:
+        item = SimpleNamespace(path=ROOT / file, callspec=SimpleNamespace(params=parameters))
+        return plugin.is_measured(cast("pytest.Item", item))
+
+    assert measures("tests/other.py") and measures("tests/other.py", anyio_backend="asyncio")
+    assert not measures("tests/other.py", anyio_backend="trio") and not measures("tests/long.py")

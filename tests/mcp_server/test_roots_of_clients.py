@@ -17,7 +17,7 @@ from gateway.mcp_client.transport import Services
 from tests.live_server import live_server_async
 from tests.mcp_server.clients import CLIENT_MODES, TIMEOUT_S, connect_to_eliciting_servers, eliciting_source, text_of
 
-CALLS = 8
+CALLS = 3
 
 
 def connect_with_root(url: str, protocol: str, root: str) -> Client:

@@ -19,7 +19,7 @@ from trainer.distributed.rank_commands import LeaderChannel
 from trainer.policy.errors import PolicyError
 from trainer.policy.settings import UpdateSettings
 
-STUCK_S = 30.0
+STUCK_S = 10.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,28 +14,36 @@ from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import read_run_metrics, write_config
 from trainer.policy.shards import has_shards
 
+STEPS = 12
 FACTORS = ("mismatch/factor", "mismatch/rejected")
 SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
 
 
-def test_job_of_two_ranks_trains_as_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_config(**SETTINGS, steps=3)
-    started = ("--config", "run.yaml", "--out")
-    for arguments in (
-        (*started, "runs/1", "--steps", "4"),
-        (*started, "runs/2", "--ranks", "2"),
-        ("--resume", "--out", "runs/2", "--ranks", "1", "--steps", "4"),
-    ):
-        with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, output
-    alone, together = (read_run_metrics(tmp_path / "runs" / ranks) for ranks in ("1", "2"))
-    assert len(alone) == len(together) == 4
-    assert has_shards(tmp_path / "runs/2/checkpoints/000003")
-    for first, second in zip(alone, together, strict=True):
+ROUNDED = "mismatch/"  # Of engine and trainer, about 1e-6 nats.
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    """The metrics of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_config(**SETTINGS, steps=STEPS)
+    train(folder)
+    return read_run_metrics(folder / "runs/a")
+
+
+def train(folder: Path, *arguments: str) -> None:
+    with run_process(folder, "-m", "trainer.cli", "--config", "run.yaml", "--out", "runs/a", *arguments) as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, output
+
+
+def require_equal(ours: list[dict[str, float]], alone: list[dict[str, float]]) -> None:
+    assert [line["step"] for line in ours] == [line["step"] for line in alone]
+    for first, second in zip(alone, ours, strict=True):
         second.pop("distributed/imbalance", None)
-        rounding = {name for name in first if name.startswith("mismatch/")}  # Of engine and trainer, about 1e-6 nats.
+        rounding = {name for name in first if name.startswith(ROUNDED)}
         assert all(
             first[name] < 1e-4 and second[name] < 1e-4 for name in rounding - {"mismatch/pass_skipped", *FACTORS}
         )
@@ -44,33 +52,35 @@ def test_job_of_two_ranks_trains_as_one_process_does(tmp_path: Path, monkeypatch
         assert {name: second[name] for name in compared} == pytest.approx(
             {name: first[name] for name in compared}, rel=1e-5, abs=1e-6
         )
-    assert not (tmp_path / "runs/2/logs/rank-1.log").exists()
 
 
-def test_job_whose_ranks_are_killed_starts_again_and_trains_as_an_undisturbed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_job_of_two_ranks_trains_as_one_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[dict[str, float]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_config(**SETTINGS, steps=8)
-    metrics = tmp_path / "runs/killed/metrics.jsonl"
-    arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/killed")
+    write_config(**SETTINGS, steps=STEPS - 1)
+    train(tmp_path, "--ranks", "2")
+    train(tmp_path, "--resume", "--ranks", "1", "--steps", str(STEPS))
+    require_equal(read_run_metrics(tmp_path / "runs/a"), alone)
+    assert has_shards(tmp_path / f"runs/a/checkpoints/{STEPS - 1:06}")
+    assert not (tmp_path / "runs/a/logs/rank-1.log").exists()
+
+
+def test_job_whose_rank_0_is_killed_starts_again_and_trains_as_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[dict[str, float]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(**SETTINGS, steps=STEPS)
+    metrics = tmp_path / "runs/a/metrics.jsonl"
+    arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/a")
     with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
-        for steps, other in ((1, True), (4, False)):
-            wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > steps, process)  # noqa: B023
-            (leader,) = psutil.Process(process.pid).children()
-            os.kill(find_rank_1(leader).pid if other else leader.pid, signal.SIGKILL)
-            if other:
-                psutil.wait_procs([leader], TIMEOUT_S)
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
+        (leader,) = psutil.Process(process.pid).children()
+        os.kill(leader.pid, signal.SIGKILL)
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
-    assert "was killed by signal 9 (SIGKILL)" in output and "it starts again from step" in output
-    with run_process(tmp_path, "-m", "trainer.cli", *arguments[:-1], "runs/undisturbed") as process:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, output
-    killed, undisturbed = (read_run_metrics(tmp_path / "runs" / name) for name in ("killed", "undisturbed"))
-    assert [line["step"] for line in killed] == [*range(1, 9)]
-    for first, second in zip(killed, undisturbed, strict=True):
-        assert first == pytest.approx(second, rel=1e-5, abs=1e-5)
+    assert "the training was killed by signal 9; it starts again from step" in output
+    require_equal(read_run_metrics(tmp_path / "runs/a"), alone)
 
 
 def find_rank_1(leader: psutil.Process) -> psutil.Process:

@@ -38,11 +38,11 @@ def test_a_reward_function_that_gives_no_number_fails_the_dry_run(run: Run, body
 
 def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run) -> None:
     file = write_config(reward=user_reward("return 1.0"))
-    Path("tools/calculator.py").write_text(
+    Path("tools/broken_calculator.py").write_text(
         'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    raise ConnectionResetError("gone")\n'
     )
     Path("tools/tools.yaml").write_text(
-        "tools: [{function: calculator:calculate}, {class_name: trainer.demo.facts.lookup.LookUp}]\n"
+        "tools: [{function: broken_calculator:calculate}, {class_name: trainer.demo.facts.lookup.LookUp}]\n"
     )
     output = run("--config", file, "--dry-run", code=1)
     assert "FAIL a scripted rollout that calls a tool ended with tool_failed" in output and "gone" in output
