@@ -1,7 +1,7 @@
 """Which tests coverage is measured of: of quick files, and on one event loop.
 
-Measuring doubles the processor time of a test. What trio runs is what asyncio runs, and slow files mostly run for longer
-what quick ones run.
+Measuring doubles the processor time of a test. What trio runs is what asyncio runs, and slow files mostly run for
+longer what quick ones run.
 """
 
 from __future__ import annotations
