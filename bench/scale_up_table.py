@@ -12,7 +12,7 @@ PLAN_TOLERANCE = 0.15
 
 def check_promises(content: Mapping[str, Any]) -> list[Promise]:
     """All promises; those of a part without results are missed."""
-    promises = [(f"{name} are measured", part["problem"], False) for name, part in _parts(content, "problem")]
+    promises = [(f"the part {name!r} is measured", part["problem"], False) for name, part in _parts(content, "problem")]
     found = {name: part["found"] for name, part in _parts(content, "found")}
     promises += [(text, value, kept) for text, value, kept in found.get("workers", {}).get("promises", ())]
     for row in found.get("plan", ()):
@@ -32,7 +32,11 @@ def format_results(content: Mapping[str, Any]) -> str:
         if part := content.get(name):
             about = part["about"]
             lines += ["", f"## {title}", "", f"{about['date']}, {about['machine']}; {about['versions']}", ""]
-            lines += format_part(part["found"]) if "found" in part else [f"Not measured: {part['problem']}"]
+            lines += (
+                format_part(part["found"])
+                if "found" in part
+                else [f"Not measured: {' '.join(part['problem'].split())}"]
+            )
     lines += ["", "## Promises", "", "| promise | measured | |", "|---|--:|---|"]
     for text, value, is_kept in check_promises(content):
         lines.append(f"| {text} | {' '.join(value.split())} | {'met' if is_kept else '**missed**'} |")
