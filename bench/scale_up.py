@@ -18,6 +18,7 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -33,6 +34,7 @@ import anyio  # noqa: E402
 from bench import workers  # noqa: E402
 from bench.rank_scaling import measure_ranks  # noqa: E402
 from bench.scale_up_table import check_promises, format_results  # noqa: E402
+from gateway.errors import format_error, unwrap_error  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 RANKS, STEPS = (1, 2, 4), 5
@@ -73,8 +75,8 @@ def run_part(name: str, measure: Callable[[], Any]) -> dict[str, Any]:
     try:
         part = {"found": measure()}
     except Exception as error:
-        part = {"problem": f"{type(error).__name__}: {error}"[:500]}
-        print(f"{name}: {part['problem']}", file=sys.stderr, flush=True)
+        traceback.print_exc()
+        part = {"problem": format_error(unwrap_error(error))[:500]}
     return {"about": describe_machine(), "seconds": round(time.monotonic() - began), **part}
 
 
