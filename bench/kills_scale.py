@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -43,7 +44,7 @@ KILLS, STEPS_EACH = 20, 2
 SETTLE_S, STEP_S = 240.0, 180.0
 RENDEZVOUS_PORT, WORKERS_PORT, GATEWAY_PORT, SERVER_PORT = 29400, 8790, 8765, 30000
 KINDS = ("rank 0", "rank 1", "agent 0", "agent 1", "worker", "gateway", "server")
-LOSSES = ("update/loss", "update/grad_norm", "reward/mean")
+LOSSES = ("loss", "update/grad_norm", "reward/mean")
 TOLERANCE = 1e-5
 """How far losses may differ, relative to them or 1: the ranks' sums round differently from run to run."""
 TOOL = '''
@@ -287,10 +288,20 @@ def summarize(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         for first, second in zip(quiet["losses"], killed["losses"], strict=True)
         for name in LOSSES
     ]
-    apart = max(abs((a or 0.0) - (b or 0.0)) / max(1.0, abs(a or 0.0)) for a, b in pairs)
+    apart = max(map(difference, pairs))
+    losses = sum(a is not None for a, _ in pairs[:: len(LOSSES)])
     intact = all(not run[name] for run in results.values() for name in ("missing", "doubled", "executed_twice"))
     shown = {name: {key: value for key, value in run.items() if key != "losses"} for name, run in results.items()}
-    return {"found": shown, "apart": apart, "tolerance": TOLERANCE, "kept": intact and apart <= TOLERANCE}
+    kept = intact and apart <= TOLERANCE and losses > 0
+    return {"found": shown, "losses": losses, "apart": apart, "tolerance": TOLERANCE, "kept": kept}
+
+
+def difference(pair: tuple[float | None, float | None]) -> float:
+    """How far two values are apart, relative to the first or 1; a step without a gradient has no loss in either run."""
+    first, second = pair
+    if first is None or second is None:
+        return 0.0 if first is second else math.inf
+    return abs(first - second) / max(1.0, abs(first))
 
 
 ROWS = {
@@ -321,6 +332,9 @@ def format_results(content: Mapping[str, Any]) -> str:
     met = "met" if content["kept"] else "**missed**"
     lines += [f"| nothing lost, counted twice or carried out twice; losses of all steps equal | {met} |"]
     lines += [f"| largest difference of loss, gradient norm and reward | {content['apart']:.2g} |"]
+    lines += [
+        f"| steps with a loss, of {content['steps']}; the others have no gradient in either run | {content['losses']} |"
+    ]
     return "\n".join(["# A job on two machines whose processes are killed", "", *lines]) + "\n"
 
 

@@ -2,10 +2,11 @@
 
 python bench/publish.py            # starts servers (`make sglang` first); writes bench/results/publish.json
 python bench/publish.py --small    # smoke test on one tiny model; writes nothing without --out
+python bench/publish.py --models qwen3 --no-restart --out FILE    # one model; two minutes
 
 Each way publishes the same policy several times to the same server, which is compared with the trainer each time. Then
 rollouts are generated at once; with merged weights on the same server, whose adapters then rest. For the first model,
-the server is killed with -9 at the end, and has to come back with the adapters.
+the server is killed with -9 at the end, and has to come back with the adapters (`--no-restart` leaves this out).
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ class Running(ServerProcess):
         await self._server.restart()
 
 
-async def run(kinds: list[str], small: bool, write: Callable[[dict[str, Any]], None]) -> None:
-    """All measurements, by model type, written after each."""
+async def run(kinds: list[str], small: bool, restarted: str | None, write: Callable[[dict[str, Any]], None]) -> None:
+    """All measurements, by model type, written after each; the server of one of them is killed and restarted."""
     found: dict[str, Any] = {}
     for kind in kinds:
         with TemporaryDirectory() as folder:
@@ -174,7 +175,7 @@ async def run(kinds: list[str], small: bool, write: Callable[[dict[str, Any]], N
                     for way in ("adapters", "merged"):  # Merged weights replace those below adapters.
                         ways[way] = asdict(await measure_way(server.url, policy, model, way))
                         _tell(f"{kind}, {way}: {ways[way]}")
-                    if kind == kinds[0]:
+                    if kind == restarted:
                         await server.restart()
                         ways["restart_s"] = await measure_restart(server, policy, model)
                         _tell(f"{kind}: came back with its adapters after {ways['restart_s']} s")
@@ -189,6 +190,10 @@ def _tell(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="one tiny model")
+    parser.add_argument(
+        "--models", nargs="+", choices=sorted(TRIED_MODELS), help="these types of models; by default all"
+    )
+    parser.add_argument("--no-restart", action="store_true", help="do not kill and restart a server")
     parser.add_argument("--out", type=Path, help="the file for the results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -197,7 +202,8 @@ def main() -> None:
     versions = f"Python {platform.python_version()}, SGLang {TESTED[-1]} on CPU"
     about = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": versions}
     size = {"rank": RANK, "publishes": PUBLISHES, "rollouts": ROLLOUTS, "tokens": TOKENS}
-    out = arguments.out or (None if arguments.small else RESULTS / "publish.json")
+    is_partial = arguments.small or arguments.models or arguments.no_restart
+    out = arguments.out or (None if is_partial else RESULTS / "publish.json")
 
     def write(found: dict[str, Any]) -> None:
         if out:
@@ -205,8 +211,8 @@ def main() -> None:
                 json.dumps({"about": about, "size": size, "found": found}, indent=1) + "\n", encoding="utf-8"
             )
 
-    kinds = ["qwen3"] if arguments.small else list(reversed(TRIED_MODELS))
-    anyio.run(run, kinds, arguments.small, write)
+    kinds = arguments.models or (["qwen3"] if arguments.small else list(reversed(TRIED_MODELS)))
+    anyio.run(run, kinds, arguments.small, None if arguments.no_restart else kinds[0], write)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What more processes bring, in ratios: ranks, rollout workers, plans against measured steps, ways to publish.
 
-python bench/scale_up.py           # about ten minutes; writes bench/results/scale_up.json
-python bench/scale_up.py --small   # smoke test; writes nothing without --out
+python bench/scale_up.py               # about twelve minutes on two cores; writes bench/results/scale.{json,md}
+python bench/scale_up.py --only plan   # one part; the others stay as they are in the results
+python bench/scale_up.py --small       # smoke test; writes nothing without --out
 
-All numbers are of one run on one machine, and compare with each other: a step of N ranks with what the cores allow, N
-workers with one, planned steps with measured ones. `bench/readme.py --write` puts them into docs/scaling.md.
+All numbers are of one run on one machine, and are compared with each other: a step of N ranks with what the cores
+allow, N workers with one, planned steps with measured ones, adapters with merged weights. A part that fails is named
+in the results, and the others are measured all the same. Publishing needs SGLang (`make sglang`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ import platform
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,36 +33,59 @@ import anyio  # noqa: E402
 
 from bench import workers  # noqa: E402
 from bench.rank_scaling import measure_ranks  # noqa: E402
+from bench.scale_up_table import check_promises, format_results  # noqa: E402
+from gateway.errors import format_error, unwrap_error  # noqa: E402
 
-RESULT = ROOT / "bench" / "results" / "scale_up.json"
-RANKS, STEPS = (1, 2, 4), 8
-WORKERS = workers.Size(rollouts=256, turns=10, under_way=(1000, 10_000))
-PUBLISH = ROOT / "bench" / "publish.py"
-PART_S = 900.0
+RESULTS = ROOT / "bench" / "results"
+RANKS, STEPS = (1, 2, 4), 5
+WORKERS = workers.Size(rollouts=128, turns=8, under_way=(1000, 10_000), paced=(1, 2, 4), paced_rollouts=48)
+PLAN_STEPS = 6
+PART_S = 400.0
 PARTS = ("ranks", "workers", "plan", "publish")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a smoke test")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, help="measure these, and keep the others")
-    parser.add_argument("--out", type=Path, metavar="FILE")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for scale.json and scale.md")
     options = parser.parse_args()
-    measures = {
+    measures: Mapping[str, Callable[[], Any]] = {
         "ranks": partial(measure_rank_paces, (1, 2) if options.small else RANKS, 1 if options.small else STEPS),
         "workers": partial(measure_workers, workers.SMALL if options.small else WORKERS),
-        "plan": partial(run_plan, options.small),
-        "publish": partial(run_publish, options.small),
+        "plan": partial(measure_plan, 1 if options.small else PLAN_STEPS),
+        "publish": partial(measure_publish, options.small),
     }
-    out = options.out or (None if options.small else RESULT)
-    content: dict[str, Any] = json.loads(out.read_text()) if out and out.exists() else {}
+    out = options.out or (None if options.small else RESULTS)
+    content: dict[str, Any] = {}
+    if out is not None and (out / "scale.json").exists():
+        content = json.loads((out / "scale.json").read_text())
     for name in options.only:
-        measured = measures[name]()
-        if measured is not None:
-            content[name] = {"about": describe_machine(), "rows": measured}
-        print(json.dumps({name: measured}, indent=1), flush=True)
-    if out is not None:
-        out.write_text(json.dumps(content, indent=1) + "\n")
+        content[name] = run_part(name, measures[name])
+        if out is not None:
+            write_results(content, out)
+    print(format_results(content))
+    return int(any("problem" in content[name] for name in options.only))
+
+
+def run_part(name: str, measure: Callable[[], Any]) -> dict[str, Any]:
+    """Measures a part; returns its results with date, versions and seconds, or why there are none."""
+    print(f"{time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    try:
+        part = {"found": measure()}
+    except Exception as error:
+        traceback.print_exc()
+        part = {"problem": format_error(unwrap_error(error))[:500]}
+    return {"about": describe_machine(), "seconds": round(time.monotonic() - began), **part}
+
+
+def write_results(content: dict[str, Any], out: Path) -> None:
+    """Writes scale.json and scale.md."""
+    out.mkdir(parents=True, exist_ok=True)
+    content["promises"] = check_promises(content)
+    (out / "scale.json").write_text(json.dumps(content, indent=1) + "\n")
+    (out / "scale.md").write_text(format_results(content))
 
 
 def measure_rank_paces(sizes: tuple[int, ...], steps: int) -> list[dict[str, float]]:
@@ -87,36 +115,40 @@ def pace_to_dict(pace: workers.Pace) -> dict[str, float]:
     }  # fmt: skip
 
 
-def run_plan(is_small: bool) -> list[dict[str, Any]] | None:
-    """Planned and measured steps, with an engine and updates that keep a set pace; None for a smoke test."""
-    if is_small:
-        return None
+def measure_plan(steps: int) -> Any:
+    """Planned and measured steps, with an engine, updates and tools that keep a set pace."""
     with TemporaryDirectory(prefix="mtrl-plan-") as folder:
-        run_script(ROOT / "bench" / "plan.py", "--paced", "--rounds", "1", "--steps", "8", "--out", folder)
-        rows: list[dict[str, Any]] = json.loads((Path(folder) / "plan.json").read_text())["jobs"]
-        return rows
+        words = ("--paced", "--rounds", "1", "--steps", str(1 + steps), "--out", folder)
+        run_script("plan.py", *words)
+        return json.loads((Path(folder) / "plan.json").read_text())["jobs"]
 
 
-def run_publish(is_small: bool) -> Any:
-    """Ways to publish weights, where their measurement is there."""
-    if not PUBLISH.exists():
-        return None
+def measure_publish(is_small: bool) -> Any:
+    """Adapters alone against merged weights, on an SGLang server."""
     with TemporaryDirectory(prefix="mtrl-publish-") as folder:
-        run_script(PUBLISH, *(["--small"] if is_small else []), "--out", folder)
-        return json.loads(next(Path(folder).glob("*.json")).read_text())
+        out, size = Path(folder) / "publish.json", ["--small"] if is_small else []
+        run_script("publish.py", *size, "--models", "qwen3", "--no-restart", "--out", str(out))
+        return json.loads(out.read_text())["found"]["qwen3"]
 
 
-def run_script(script: Path, *words: str) -> None:
+def run_script(name: str, *words: str) -> None:
     """Runs a measurement in a process of its own."""
-    subprocess.run([sys.executable, str(script), *words], check=True, timeout=PART_S)
+    command = [sys.executable, str(ROOT / "bench" / name), *words]
+    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=PART_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
 
 
-def describe_machine() -> str:
-    """The date, the machine and its load."""
-    load = os.getloadavg()[0]
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    return f"{time.strftime('%Y-%m-%d')}, {machine}; load {load:.1f} at the end"
+def describe_machine() -> dict[str, str]:
+    """The date, the machine with its load, and versions."""
+    machine = f"{os.cpu_count()} cores, {platform.machine()}; load {os.getloadavg()[0]:.1f} at the end"
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine,
+        "versions": f"Python {platform.python_version()}, {packages}",
+    }
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

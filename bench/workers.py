@@ -177,7 +177,7 @@ def write_job(folder: Path) -> None:
     """Writes the tool and a model without weights."""
     (folder / "tools").mkdir()
     (folder / "tools/job.py").write_text(TOOL)
-    (folder / "tools/tools.yaml").write_text("tools: [{function: job:work, at_once: 4096}]\n")
+    (folder / "tools/tools.yaml").write_text("tools: [{function: job:work, at_once: 4096, queue_limit: 20000}]\n")
     (folder / "model").mkdir()
     save_tokenizer_folder(HERMES, folder / "model")
 

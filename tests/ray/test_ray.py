@@ -1,4 +1,7 @@
-"""Ranks and servers on a real Ray, in a network namespace with loopback alone: `make test-ray`."""
+"""Ranks and servers on a real Ray, in a network namespace with loopback alone: `make test-ray`.
+
+Most of it has stand-ins for the ranks; at last, two real ones train a small job.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ import json
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.trainer.train.trainings import write_config
+from trainer.policy.shards import has_shards
+from trainer.storage.run_files import read_metrics
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(os.environ.get("MTRL_RAY_ENVIRONMENT", ROOT / ".ray")) / "bin"
@@ -17,7 +25,9 @@ INSIDE = """
 ip link set lo up
 ray start --head --port 6399 --num-cpus 4 --include-dashboard=false --disable-usage-stats --temp-dir "$1" >&2 || exit 1
 trap 'ray stop --force >&2' EXIT
-timeout 200 python tests/ray/ray_job.py "$2"
+timeout 200 python tests/ray/ray_job.py "$2" || exit 1
+cd "$2/trained"
+timeout 200 python -m trainer.cli --ray auto --config run.yaml --ranks 2 --out runs/a
 """
 
 
@@ -28,13 +38,24 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.skip(f"there is no Ray in {BIN}: make ray")
     folder, sessions = tmp_path_factory.mktemp("ray"), Path(f"/tmp/mtrl-ray-{os.getpid()}")  # sockets need short paths
     unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--net", "--map-root-user"]
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    (folder / "trained").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "trained")
+        write_config(engine="torch", steps=1)
+    packages = sysconfig.get_path("purelib")  # Ray's Python has no torch: the ranks use that of the tests.
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{packages}"}
+    environment["OMP_NUM_THREADS"] = "1"
     environment.pop("MTRL_SGLANG_PYTHON", None)
     command = [*unshare, "bash", "-c", INSIDE, "bash", str(sessions), str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
     shutil.rmtree(sessions, ignore_errors=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown: dict[str, Any] = {}
+    trained = folder / "trained/runs"
+    shown: dict[str, Any] = {
+        "metrics": read_metrics(trained / "a/metrics.jsonl"),
+        "logs": {log.name: log.read_text() for log in (trained / "a-logs").iterdir()},
+        "has shards": has_shards(trained / "a/checkpoints/000001"),
+    }
     for line in (folder / "shown.jsonl").read_text().splitlines():
         shown |= json.loads(line)
     return shown
@@ -69,3 +90,13 @@ def test_job_that_has_no_room_is_refused_with_what_the_cluster_has(shown: dict[s
         "it asks for 0 GPU, 50 CPU; the cluster has 0 GPU, 4 CPU" in shown["no room"] and "remedy" in shown["no room"]
     )
     assert shown["free"] == 4.0, "nothing stays reserved"
+
+
+def test_ranks_on_ray_train_a_job_together(shown: dict[str, Any]) -> None:
+    (step,) = shown["metrics"]
+    assert step["step"] == 1 and step["distributed/imbalance"] >= 1.0 and "update/grad_norm" in step
+    assert {name for name in step if name.startswith("distributed/tokens_per_s/")} == {
+        f"distributed/tokens_per_s/rank_{rank}" for rank in range(2)
+    }
+    assert shown["has shards"] and {"rank-0.log", "rank-1.log"} <= shown["logs"].keys()
+    assert all("Traceback" not in log for log in shown["logs"].values())

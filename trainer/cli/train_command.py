@@ -162,7 +162,13 @@ def _load_settings(
     else:
         settings, name = _load_run_settings(options, config, resume=resume)
     distributed = settings.distributed.model_copy(update={name: n for name, n in changes.items() if n is not None})
-    return settings.model_copy(update={"distributed": distributed}), name
+    changed = settings.model_copy(update={"distributed": distributed})
+    try:
+        changed.check_ranks()
+    except ValueError as error:
+        problem, _, remedy = str(error).partition("; ")
+        raise ConfigError(problem, field="--ranks", remedy=remedy) from error
+    return changed, name
 
 
 def _train(settings: TrainSettings, name: str, *, resume: bool, dry_run: bool, view: bool) -> None:

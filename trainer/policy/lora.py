@@ -63,7 +63,7 @@ def save_adapters(model: PreTrainedModel, folder: Path) -> None:
     save_adapter_settings(model, folder, model.name_or_path)
 
 
-def save_adapter_settings(model: Any, folder: Path, source: str) -> None:
+def save_adapter_settings(model: Any, folder: Path, source: str | None) -> None:
     """Writes what the adapters are, and which model they were trained for."""
     adapters = model.peft_config[ADAPTER]
     adapters.base_model_name_or_path = source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -11,6 +11,7 @@ from gateway.config.base import FrozenModel
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.data.curriculum import Curriculum
 from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.unbuilt import refuse_unbuilt
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings
 from trainer.rollout.settings import BaseRolloutSettings, WorkerSettings
@@ -109,6 +110,12 @@ class TrainSettings(BaseRolloutSettings):
     report: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
     """Where metrics are reported, besides metrics.jsonl and TensorBoard."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unbuilt(cls, data: Any) -> Any:
+        refuse_unbuilt(data)
+        return data
+
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
         is_own = self.data not in DEMOS and "model" in self.model_fields_set
@@ -122,6 +129,7 @@ class TrainSettings(BaseRolloutSettings):
             raise ValueError(f"the model of `{self.model}` has only one warm start; leave `warm` out")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
+        self.check_ranks()
         if self.rollout.is_used:
             self._check_workers()
         if self.mode != "synchronous" and self.serving.placement == "together":
@@ -129,6 +137,12 @@ class TrainSettings(BaseRolloutSettings):
         if not self.sampling.temperature:
             raise ValueError("training needs sampling at a temperature above 0; raise `sampling.temperature`")
         return self
+
+    def check_ranks(self) -> None:
+        """Raises ValueError for settings that several ranks cannot have."""
+        if self.distributed.ranks > 1 and self.update.optimizer == "muon":
+            problem = "`update.optimizer: muon` orthogonalises whole matrices, of which each rank has only some rows"
+            raise ValueError(f"{problem}; set `update.optimizer: adamw`, or train with one rank")
 
     def _check_workers(self) -> None:
         """Raises for settings that rollout workers cannot have."""

@@ -9,10 +9,11 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.kills_scale import run_job, summarize
+from bench.kills_scale import LOSSES, ROWS, format_results, run_job, summarize
 
 STEPS = 5
 
@@ -35,4 +36,34 @@ def test_killed_rank_and_worker_of_another_machine_cost_nothing(
     kills = {"undisturbed": [], "killed": ["worker", "rank 1"]}
     results = {name: run_job(tmp_path / name, STEPS, kinds, seed=0) for name, kinds in kills.items()}
     assert [kind for kind, _ in results["killed"]["kills"]] == kills["killed"]
-    assert summarize(results)["kept"], results
+    summary = summarize(results)
+    assert summary["kept"] and summary["losses"], results
+
+
+def make_result(**changes: object) -> dict[str, Any]:
+    """What is found in a run of two steps, the second of which has no gradient."""
+    found: dict[str, Any] = dict.fromkeys(ROWS, 0) | {"kills": [["worker", 1]]}
+    return found | {"losses": [dict.fromkeys(LOSSES, 0.5), {"reward/mean": 1.0}]} | changes
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"losses": [dict.fromkeys(LOSSES, 0.5) | {name: 0.501}, {"reward/mean": 1.0}]} for name in LOSSES),
+        {"losses": [dict.fromkeys(LOSSES, 0.5), {"reward/mean": 1.0, "loss": 0.0}]},
+        *({name: 1} for name in ("missing", "doubled", "executed_twice")),
+    ],
+    ids=str,
+)
+def test_run_whose_losses_rollouts_or_calls_differ_has_missed_its_promise(changes: dict[str, Any]) -> None:
+    quiet = make_result()
+    about = {"about": {}, "steps": 2}
+    kept = summarize({"undisturbed": quiet, "killed": make_result()}) | about
+    missed = summarize({"undisturbed": quiet, "killed": make_result(**changes)}) | about
+    assert kept["kept"] and not missed["kept"]
+    assert "**missed**" in format_results(missed) and "**missed**" not in format_results(kept)
+
+
+def test_runs_without_any_loss_prove_nothing() -> None:
+    result = make_result(losses=[{"reward/mean": 1.0}])
+    assert not summarize({"undisturbed": result, "killed": result})["kept"]

@@ -7,17 +7,23 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 import torch
 
 from tests.trainer.distributed.rank_pools import make_updater, random_batch, running_ranks
 from tests.trainer.policy.tiny_policies import tiny_model
+from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.distributed import rank_commands
+from trainer.distributed.connect_ranks import STAGE_KEY
 from trainer.distributed.errors import RankError
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.policy.errors import PolicyError
 from trainer.policy.settings import UpdateSettings
+from trainer.policy.update import PolicyUpdater
 
 STUCK_S = 10.0
 
@@ -80,8 +86,21 @@ def test_lost_store_of_a_launcher_is_told_in_words(
             pass
 
 
-def test_stuck_rank_ends_the_step_with_what_it_did_last(model: Path, tmp_path: Path) -> None:
+def test_rank_that_is_stuck_inside_a_training_step_is_named_with_what_it_did_last(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_commands, "FAILURE_WAIT_S", 0.5)
+    accumulate = PolicyUpdater._accumulate_gradient
     with running_ranks(2, tmp_path, timeout_s=STUCK_S) as channel:
-        os.kill(process_of(channel, 1), signal.SIGSTOP)
-        with pytest.raises(RankError, match=r"rank 1 .* is late, and was last seen in: "):
-            make_updater(channel, model, AlgorithmSettings(), UpdateSettings())
+
+        def stop_rank_1_first(self: PolicyUpdater, *arguments: Any) -> float:
+            # Rank 1 cannot go on before this rank gathers weights with it.
+            anyio.run(wait_until, lambda: channel.ranks.store.get(STAGE_KEY.format(1)).startswith(b"pass 1 of"))
+            os.kill(process_of(channel, 1), signal.SIGSTOP)
+            return accumulate(self, *arguments)
+
+        monkeypatch.setattr(PolicyUpdater, "_accumulate_gradient", stop_rank_1_first)
+        _, updater = make_updater(channel, model, AlgorithmSettings(), UpdateSettings())
+        waited = f"the ranks waited for each other in 'train_step' for up to {STUCK_S:g} s: rank 1"
+        with pytest.raises(RankError, match=rf"{waited} .* is late, and was last seen in: pass 1 of \d"):
+            updater.train_step(random_batch(tiny_model(tie_word_embeddings=True), 0))

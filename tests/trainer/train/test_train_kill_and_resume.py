@@ -61,12 +61,11 @@ def whole(place: Path) -> list[dict[str, Any]]:
     return read_metrics_without_times(place / "whole")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("seed", "first", "again"), [(0, (), "--resume"), (1, ("--auto-resume",), "--auto-resume")])
 def test_run_killed_at_random_moments_has_the_metrics_of_an_uninterrupted_one(
-    place: Path, whole: list[dict[str, Any]], seed: int
+    place: Path, whole: list[dict[str, Any]], seed: int, first: tuple[str, ...], again: str
 ) -> None:
-    draw, out = random.Random(seed), f"killed-{seed}"
-    words: tuple[str, ...] = ()
+    draw, out, words = random.Random(seed), f"killed{again}", first
     for after in sorted(draw.sample(range(STEPS), 2)):
         with start_training(place, out, *words) as process:
             children = psutil.Process(process.pid)
@@ -76,8 +75,8 @@ def test_run_killed_at_random_moments_has_the_metrics_of_an_uninterrupted_one(
             process.send_signal(signal.SIGKILL)
             process.wait(TIMEOUT_S)
             wait_until_gone(kept)
-        words = ("--resume",)
-    finish_training(place, out, "--resume")
+        words = (again,)
+    finish_training(place, out, again)
     assert read_metrics_without_times(place / out) == whole
 
 
