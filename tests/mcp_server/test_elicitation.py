@@ -13,12 +13,14 @@ from mcp.client import Client
 from gateway.mcp_server import client_context
 from gateway.session import ObservedCall
 from gateway.types import Outcome
-from tests.mcp_server.clients import CLIENT_MODES, connect_to_eliciting_servers, text_of
-
-PAIRS = [(upstream, protocol) for upstream in CLIENT_MODES for protocol in CLIENT_MODES]
-protocol_pairs = pytest.mark.parametrize(
-    ("upstream", "protocol"), PAIRS, ids=[f"{upstream}-behind-{protocol}" for upstream, protocol in PAIRS]
+from tests.mcp_server.clients import (
+    CLIENT_MODES,
+    connect_to_eliciting_servers,
+    on_a_loop_each,
+    protocol_pairs,
+    text_of,
 )
+
 upstreams = pytest.mark.parametrize("upstream", CLIENT_MODES)
 
 
@@ -68,7 +70,7 @@ async def test_client_without_the_capability_gets_no_request(upstream: str, prot
             assert result.is_error and "sampling" in text_of(result)
 
 
-@pytest.mark.parametrize("protocol", CLIENT_MODES)
+@on_a_loop_each
 async def test_prompt_can_request_input(protocol: str) -> None:
     async with connect_to_eliciting_servers(protocol, "2026", **ALL_CALLBACKS) as (client, _):
         (message,) = (await client.get_prompt("greet", {"word": "?"})).messages

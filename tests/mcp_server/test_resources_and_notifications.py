@@ -13,12 +13,8 @@ import pytest
 from mcp import MCPError
 from mcp.client import Client
 
-from tests.mcp_server.clients import CLIENT_MODES, connect_to_eliciting_servers, text_of
+from tests.mcp_server.clients import connect_to_eliciting_servers, protocol_pairs, text_of
 
-PAIRS = [(upstream, protocol) for upstream in CLIENT_MODES for protocol in CLIENT_MODES]
-protocol_pairs = pytest.mark.parametrize(
-    ("upstream", "protocol"), PAIRS, ids=[f"{upstream}-behind-{protocol}" for upstream, protocol in PAIRS]
-)
 TWO_SERVERS = ("2026 left", "2025 right")
 
 

@@ -15,7 +15,14 @@ from mcp.client import Client
 from gateway.gateway import Gateway
 from gateway.mcp_client.transport import Services
 from tests.live_server import live_server_async
-from tests.mcp_server.clients import CLIENT_MODES, TIMEOUT_S, connect_to_eliciting_servers, eliciting_source, text_of
+from tests.mcp_server.clients import (
+    CLIENT_MODES,
+    TIMEOUT_S,
+    connect_to_eliciting_servers,
+    eliciting_source,
+    on_a_loop_each,
+    text_of,
+)
 
 CALLS = 3
 
@@ -59,7 +66,7 @@ async def ask_for_roots(clients: dict[str, Client]) -> dict[str, set[str]]:
     return answers
 
 
-@pytest.mark.parametrize("protocol", CLIENT_MODES)
+@on_a_loop_each
 async def test_shared_server_is_not_told_the_roots_of_several_clients(protocol: str) -> None:
     async with two_clients(protocol, "2025") as clients:
         for answers in (await ask_for_roots({"one": clients["one"]}), await ask_for_roots(clients)):
@@ -68,14 +75,14 @@ async def test_shared_server_is_not_told_the_roots_of_several_clients(protocol: 
                 assert not any("file:///" in text for text in texts)
 
 
-@pytest.mark.parametrize("protocol", CLIENT_MODES)
+@on_a_loop_each
 @pytest.mark.parametrize(("upstream", "isolation"), [("2025", "session"), ("2026", "shared"), ("2026", "session")])
 async def test_each_call_gets_the_roots_of_its_own_client(protocol: str, upstream: str, isolation: str) -> None:
     async with two_clients(protocol, upstream, isolation=isolation) as clients:
         assert await ask_for_roots(clients) == {"one": {"file:///one"}, "two": {"file:///two"}}
 
 
-@pytest.mark.parametrize("protocol", CLIENT_MODES)
+@on_a_loop_each
 async def test_only_client_of_a_gateway_is_asked_by_a_shared_server(protocol: str) -> None:
     async def list_roots(ctx: Any) -> types.ListRootsResult:
         return types.ListRootsResult(roots=[types.Root(uri="file:///mine")])
