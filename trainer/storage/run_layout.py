@@ -11,8 +11,8 @@ RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
         "run.json": "the resolved settings, the model, versions and engine; `--resume` compares its settings with it",
         "metrics.jsonl": "a line for each step with all its metrics ([their names](metrics.md)); a value that is not"
         " finite is null",
-        "rollouts.jsonl": "a line for each rollout: ledger, messages, timing, rewards. Read it with `mtrl-train show` or"
-        " `trainer.view.load` in Python",
+        "rollouts.jsonl": "a line for each rollout: ledger, messages, timing, rewards. Read it with `mtrl-train show`"
+        " or `trainer.view.load` in Python",
         "rollouts.jsonl.offsets": "where each line begins; made anew if it is deleted",
         "rollouts.jsonl.index": "what `mtrl-train view` searches in, an SQLite file; made anew if it is deleted",
         "credits.jsonl": "the advantage that each token was trained with",
