@@ -12,6 +12,7 @@ from rich.text import Text as Line
 from gateway.errors import ConfigError, ConfigErrors, GatewayError
 from gateway.session import AnyGateway
 from gateway.types import Outcome, ToolCall, ToolSpec
+from trainer.data.state_names import check_state_names
 from trainer.data.tasks import INTERACTION_PREFIX
 from trainer.data.tasks import check_task_names as check_rows
 from trainer.environments.check_environment import describe_environment
@@ -107,7 +108,7 @@ async def check_environment(settings: BaseRolloutSettings, gateway: AnyGateway) 
 def _check_rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
     try:
         tasks = load_data(settings, settings.data)
-        mistakes = check_rows(tasks, gateway.specs)
+        mistakes = check_rows(tasks, gateway.specs) + check_state_names(tasks, gateway)
     except ConfigError as error:
         mistakes = list(_flatten_errors(error))
     for mistake in mistakes:

@@ -23,6 +23,7 @@ from gateway.version import installed_version
 from trainer.agents.agent_host import AgentHost
 from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
+from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names
 from trainer.engine.base import Capabilities
 from trainer.engines import engine_notes, make_engine
@@ -66,7 +67,8 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
         gateway = record_gateway(gateway, tape)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gateway)
-        mistakes = check_task_names(tasks, gateway.specs) + (find_agent_mistakes(tasks) if host else [])
+        mistakes = check_task_names(tasks, gateway.specs) + check_state_names(tasks, gateway)
+        mistakes += find_agent_mistakes(tasks) if host else []
         mistakes += [
             ConfigError(one.problem, remedy=one.remedy) for one in unavailable_servers(gateway) if not one.optional
         ]

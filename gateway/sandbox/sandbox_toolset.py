@@ -20,6 +20,7 @@ from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProb
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.schema import parse_arguments
+from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 
@@ -69,6 +70,11 @@ class SandboxToolset:
         self.settings, self.provider = settings, provider
         self.states: SandboxStates | None = None
         """What sandboxes begin from."""
+
+    @property
+    def prepared_states(self) -> PreparedStates | None:
+        """The prepared states that rollouts may name."""
+        return None if self.states is None else self.states.prepared
 
     async def __aenter__(self) -> Self:
         return self

@@ -24,6 +24,8 @@ from gateway.http.openapi import openapi_document
 from gateway.loop_watchdog import LoopWatchdog
 from tests.docs.public_api import PUBLIC
 from trainer.cli import app as trainer_app
+from trainer.data.row_fields import ROW_FIELDS
+from trainer.storage.run_layout import RUN_LAYOUT
 from trainer.train.settings import TrainSettings
 from trainer.view.metrics import DESCRIPTIONS, is_repeated
 
@@ -138,6 +140,32 @@ def _schema_part(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
     yield f"### {name}\n\n{schema.get('description', '')}\n\n{_table(('Key', 'Type', 'Default', 'Meaning'), rows)}"
 
 
+def rows() -> str:
+    """The page of the fields of data rows."""
+    head = "The fields of a row of `data:` that mtrl reads ([your own job](../your-own-job.md)). A field that is null"
+    head += " counts as missing, and all others are kept for your reward functions (`attempt.columns`)."
+    parts = ["# Data rows", NOTE, head]
+    for title, fields in ROW_FIELDS.items():
+        lines = ((f"`{name}`", field.type, field.meaning) for name, field in fields.items())
+        parts.append(f"## {title}\n\n{_table(('Field', 'Type', 'Meaning'), lines)}")
+    return "\n\n".join(parts)
+
+
+def run_folder() -> str:
+    """The page of the files of a run's folder."""
+    head = "What a training run writes below `--out` (`runs/NAME`): `*` stands for a name or number, in `checkpoints/*`"
+    head += (
+        " for the step. The latest checkpoints and the best one are kept; `--resume` takes the newest one whose files"
+    )
+    head += " have their sha256."
+    parts = ["# Run folder", NOTE, head]
+    for title, files in RUN_LAYOUT.items():
+        parts.append(
+            f"## {title}\n\n{_table(('File', 'What it holds'), ((f'`{file}`', text) for file, text in files.items()))}"
+        )
+    return "\n\n".join(parts)
+
+
 def yaml() -> str:
     """The page of tool_configs/*.yaml and mcp_servers.json."""
     parts = ["# Tool and server files", NOTE]
@@ -235,6 +263,8 @@ def python() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": cli,
     "run-file.md": run_file,
+    "rows.md": rows,
+    "run-folder.md": run_folder,
     "yaml.md": yaml,
     "http.md": http,
     "metrics.md": metrics,

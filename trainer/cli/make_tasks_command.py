@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainer.cli.errors import report_errors
 from trainer.cli.options import app
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainer.task_maker.make_tasks import MakeSettings
 
 REWORD_KEY = "MTRL_REWORD_KEY"
 
@@ -61,7 +66,7 @@ def make_tasks(
                   (state, tuple(tool or ())), (reword_url, reword_model), Console())  # fmt: skip
 
 
-def _read_options(n: int, levels: str, held_out: float, seed: int, examples: Path | None) -> object:
+def _read_options(n: int, levels: str, held_out: float, seed: int, examples: Path | None) -> MakeSettings:
     from gateway.errors import ConfigError
     from trainer.task_maker.make_tasks import MakeSettings
     from trainer.task_maker.open_server import read_examples
@@ -79,20 +84,15 @@ MAX_LEVEL = 12
 
 
 async def _make(
-    mcp: Path, name: str, out: Path, settings: object, chosen: tuple[str | None, tuple[str, ...]],
-    reword: tuple[str | None, str], console: object,
+    mcp: Path, name: str, out: Path, settings: MakeSettings, chosen: tuple[str | None, tuple[str, ...]],
+    reword: tuple[str | None, str], console: Console,
 ) -> None:  # fmt: skip
-    from typing import cast
-
-    from rich.console import Console
-
-    from trainer.task_maker.make_tasks import MakeSettings, TaskMaker
+    from trainer.task_maker.make_tasks import TaskMaker
     from trainer.task_maker.open_server import open_server
     from trainer.task_maker.output import format_report, write_tasks
     from trainer.task_maker.rewording import Rewording
     from trainer.view.progress import show_task_making
 
-    console, settings = cast(Console, console), cast(MakeSettings, settings)
     url, model = reword
     rewording = Rewording(url, model, os.environ.get(REWORD_KEY, "")) if url else None
     started = time.monotonic()

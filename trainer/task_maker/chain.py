@@ -9,6 +9,10 @@ from typing import Any
 from trainer.task_maker.values import Path, Scalar, Value
 
 
+class Dropped(Exception):
+    """A chain that makes no task, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A call with the result that it had."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from math import sqrt
 from random import Random
 from typing import Any
 
 from trainer.task_maker.arguments import ArgumentWriter, SourceStatistics, Written
-from trainer.task_maker.chain import Chain, Step, prune, with_links, without_step
+from trainer.task_maker.chain import Chain, Dropped, Step, prune, with_links, without_step
 from trainer.task_maker.server_sessions import CallResult, Server, ServerSession
 from trainer.task_maker.values import Value, is_usable, leaves, look_up, split_of
 
@@ -18,12 +20,8 @@ SURVEY_SESSIONS = 12
 SURVEY_CALLS = 24
 TRIES_PER_STEP = 5
 MAX_KNOWN = 2000
-MIN_TOOL_WEIGHT = 0.02
+MIN_TOOL_WEIGHT = 0.005
 Examples = Mapping[str, Sequence[Mapping[str, Any]]]
-
-
-class Dropped(Exception):
-    """A chain that makes no task, and why."""
 
 
 @dataclass
@@ -47,8 +45,9 @@ class Explorer:
             self.known.setdefault(state, list(self.server.files.get(state, ())))
             for number in range(SURVEY_SESSIONS):
                 draw = Random(f"{self.seed}/survey/{state}/{number}")  # noqa: S311 - not security-relevant
-                async with self.server.open(state) as session:
-                    await self._survey_session(session, state, draw, only_reads=number % 2 == 1)
+                with suppress(Dropped):  # What was learned before stays.
+                    async with self.server.open(state) as session:
+                        await self._survey_session(session, state, draw, only_reads=number % 2 == 1)
 
     async def _survey_session(self, session: ServerSession, state: str, draw: Random, *, only_reads: bool) -> None:
         tools = [tool for tool in self.server.specs if not (only_reads and tool in self.writers)]
@@ -121,7 +120,7 @@ class Explorer:
         raise Dropped("too few of its calls worked")
 
     def _tool_weight(self, tool: str) -> float:
-        return max(MIN_TOOL_WEIGHT, self.statistics.tool_weight(tool) ** 2) / (1 + self.used[tool])
+        return max(MIN_TOOL_WEIGHT, self.statistics.tool_weight(tool) ** 2) / sqrt(1 + self.used[tool])
 
     async def random_call(self, state: str, number: int) -> tuple[CallResult, Mapping[str, str]]:
         """A random call in a fresh state, with the state that it leaves."""

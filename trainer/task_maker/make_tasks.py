@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 
-from gateway.errors import ConfigError
-from trainer.task_maker.chain import Chain
-from trainer.task_maker.explore import Dropped, Examples, Explorer, execute, find_spare_step
+from gateway.errors import ConfigError, unwrap_error
+from trainer.task_maker.chain import Chain, Dropped
+from trainer.task_maker.explore import Examples, Explorer, execute, find_spare_step
 from trainer.task_maker.questions import MAX_QUESTION, tells_answer, write_question
 from trainer.task_maker.random_policy import KnowsNothing, try_random_policies
 from trainer.task_maker.rewording import Rewording
@@ -135,9 +135,12 @@ class TaskMaker:
             except Dropped as reason:
                 found[at] = reason
 
-        async with anyio.create_task_group() as tasks:
-            for at in range(len(batch)):
-                tasks.start_soon(explore, at)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for at in range(len(batch)):
+                    tasks.start_soon(explore, at)
+        except BaseExceptionGroup as group:
+            raise unwrap_error(group) from group
         return found
 
     @staticmethod

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from trainer.task_maker.chain import Chain
+from gateway.errors import ConfigError
+from trainer.task_maker.chain import Chain, Dropped
 from trainer.task_maker.explore import Explorer
 from trainer.task_maker.values import leaves
 
@@ -45,14 +46,22 @@ async def try_random_policies(explorer: Explorer) -> KnowsNothing:
     """Executes nothing, and random calls, each in a fresh state."""
     untouched, tries = {}, {}
     for state in explorer.server.states:
-        async with explorer.server.open(state) as session:
-            untouched[state] = await session.state()
+        try:
+            async with explorer.server.open(state) as session:
+                untouched[state] = await session.state()
+        except Dropped as error:
+            raise ConfigError(
+                f"server {explorer.server.name!r}: {error}", remedy="give it a smaller `state`"
+            ) from error
         tries[state] = tuple([await _try_once(explorer, state, number) for number in range(RANDOM_CALLS)])
     return KnowsNothing(untouched, tries)
 
 
 async def _try_once(explorer: Explorer, state: str, number: int) -> RandomTry:
-    result, end = await explorer.random_call(state, number)
+    try:
+        result, end = await explorer.random_call(state, number)
+    except Dropped:  # It ended the server.
+        return RandomTry({}, "")
     draw = Random(f"{explorer.seed}/answer/{state}/{number}")  # noqa: S311 - not security-relevant
     found = [str(value) for _, _, value in leaves(result.value)]
     return RandomTry(end, draw.choice(found) if found else "")

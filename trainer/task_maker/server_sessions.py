@@ -10,8 +10,10 @@ from typing import Any
 
 import anyio
 
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError, GatewayError, Unavailable
+from gateway.state.state_hash import has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
+from trainer.task_maker.chain import Dropped
 from trainer.task_maker.values import Value, parse_result
 
 CALL_S = 60.0
@@ -34,7 +36,7 @@ class ServerSession:
         self._calls = 0
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """Calls a tool. Raises ConfigError if the server is not there."""
+        """Calls a tool. Raises ConfigError if the server is not there, and Dropped if an earlier call ended it."""
         self._calls += 1
         call = ToolCall(f"call_{self._calls}", tool, json.dumps(arguments))
         result = None
@@ -42,13 +44,20 @@ class ServerSession:
             result = await self._session.call(call)
         if result is None:
             return CallResult(False, None, "")
+        if result.outcome is Outcome.UNAVAILABLE and self._calls > 1:
+            raise Dropped("a call ended the server")
         if result.outcome is Outcome.UNAVAILABLE:
             raise ConfigError(f"the server cannot be used: {result.reason}", remedy="correct its entry")
         return CallResult(result.outcome is Outcome.OK, parse_result(result.text, result.structured), result.text)
 
     async def state(self) -> Mapping[str, str]:
         """The hashes of the state as it is now; empty for a server without a folder."""
-        states: Mapping[str, str] = await self._session.hash_states()
+        try:
+            states: Mapping[str, str] = await self._session.hash_states()
+        except Unavailable as error:
+            raise Dropped("the state could not be read") from error
+        if any(not has_hash_form(state) for state in states.values()):
+            raise Dropped("the state is too large to compare")
         return states
 
 

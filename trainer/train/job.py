@@ -21,6 +21,7 @@ from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
 from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_token_weight_fn
 from trainer.data.curriculum import TaskStream
+from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names, iterate_texts
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, make_engine
@@ -148,6 +149,7 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
     for source in [*tasks.train.values(), tasks.held_out]:
         checked = source[:DEMO_TASKS_CHECKED] if settings.data in DEMOS else source
         mistakes += check_task_names(iterate_texts(checked), gateway.specs)
+        mistakes += check_state_names(iterate_texts(checked), gateway)
         mistakes += find_agent_mistakes(checked) if settings.agent else []
         mistakes += find_unsendable_values(checked) if settings.rollout.is_used else []
     if mistakes and settings.data in DEMOS:

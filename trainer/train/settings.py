@@ -108,7 +108,9 @@ class TrainSettings(BaseRolloutSettings):
     """Names in these settings that stand for Python objects: tools, data and reward functions that a script gives to
     `trainer.api`. Only that script can resume and evaluate such a run. Not for run files."""
     report: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
-    """Where metrics are reported, besides metrics.jsonl and TensorBoard."""
+    """Where metrics are reported, besides metrics.jsonl and TensorBoard, which always are. Each needs its package and
+    its own login (`pip install wandb`, `wandb login`); one that fails is told, and the run goes on. The ids in
+    `reports/` let a resumed run continue there."""
 
     @model_validator(mode="before")
     @classmethod

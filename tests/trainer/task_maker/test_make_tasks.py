@@ -12,12 +12,13 @@ import anyio
 import pytest
 
 from gateway.errors import ConfigError
+from gateway.state import state_hash
 from gateway.types import Outcome, ToolCall
 from tests.waiting import PATIENCE_S
 from trainer.data.tasks import load_rows
 from trainer.demo.shelves.shelves_demo import FILES, FOLDER
 from trainer.setup import open_server_gateway
-from trainer.task_maker import explore, random_policy, server_sessions
+from trainer.task_maker import explore, make_tasks, random_policy, server_sessions
 from trainer.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker
 from trainer.task_maker.open_server import open_server, read_examples
 from trainer.task_maker.output import held_out_file, write_tasks
@@ -136,3 +137,57 @@ async def test_tool_that_hangs_costs_its_call_and_not_the_command(monkeypatch: p
 
     monkeypatch.setattr(server_sessions, "CALL_S", 0.01)
     assert not (await ServerSession(Hanging()).call("look", {})).ok
+
+
+FAULTY_SERVER = """
+import json, os, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    method, result = message.get("method"), {}
+    if method == "initialize":
+        info = {"name": "faulty", "version": "1"}
+        result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
+    if method == "tools/list":
+        schema = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
+        result = {"tools": [{"name": name, "inputSchema": schema} for name in sys.argv[2:]]}
+    if method == "tools/call" and message["params"]["name"] == "end":
+        os._exit(1)
+    if method == "tools/call":
+        with open(os.path.join(sys.argv[1], "keys"), "a") as file:
+            file.write(message["params"]["arguments"]["key"])
+            file.write("x" * 100_000 * (message["params"]["name"] == "fill"))
+        result = {"content": [{"type": "text", "text": "ok"}]}
+    if "id" in message:
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+def write_faulty_server(folder: Path, *tools: str) -> Path:
+    (folder / "faulty.py").write_text(FAULTY_SERVER)
+    return write_servers(
+        folder, args=["-I", "-S", str(folder / "faulty.py"), "${MTRL_ROLLOUT_DIR}", *tools], state=None
+    )
+
+
+async def test_calls_that_end_the_server_cost_their_chain_and_are_counted(tmp_path: Path) -> None:
+    made, report = await make(4, file=write_faulty_server(tmp_path, "write", "end"))
+    assert {step.tool for task in made for step in task.chain.steps} == {"write"} and report.total == 4
+    assert report.dropped["a call ended the server"] > 0
+
+
+async def test_states_too_large_to_compare_cost_their_chain_and_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_hash, "MAX_BYTES", 50_000)
+    made, report = await make(4, file=write_faulty_server(tmp_path, "write", "fill"))
+    assert {step.tool for task in made for step in task.chain.steps} == {"write"} and report.total == 4
+    assert report.dropped["the state is too large to compare"] > 0
+
+
+async def test_server_that_every_call_ends_makes_no_task_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_tasks, "MIN_ATTEMPTS", 8)
+    monkeypatch.setattr(make_tasks, "ATTEMPTS_PER_TASK", 4)
+    with pytest.raises(ConfigError, match="a call ended the server"):
+        await make(2, file=write_faulty_server(tmp_path, "end"))

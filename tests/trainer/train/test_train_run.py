@@ -14,6 +14,7 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from tests.trainer.train.jobs import small_job
 from trainer.storage.rollout_file import Rollouts
+from trainer.storage.run_layout import describe_run_file
 from trainer.train.dry_run import dry_run
 from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
@@ -52,6 +53,12 @@ async def test_run_folder_has_the_documented_files(run: Path) -> None:
     assert [("eval/greedy" in line) for line in lines] == [True, False, True, True]
     assert RunFolder(run).load_settings() == small_job()
     assert sorted(one.name for one in (run / "checkpoints").iterdir()) == ["000002", "000003"]
+
+
+def test_every_file_of_a_run_is_in_the_reference(run: Path) -> None:
+    files = [file.relative_to(run) for file in run.rglob("*") if file.is_file()]
+    assert [str(file) for file in files if describe_run_file(file) is None] == []
+    assert {"state.json", "optimizer.pt", "chance.pt", "model.safetensors"} <= {file.name for file in files}
 
 
 async def test_rollouts_store_weighted_reward_and_task_kind(run: Path) -> None:

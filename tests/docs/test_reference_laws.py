@@ -1,0 +1,88 @@
+"""What the reference pages have to hold: each option, setting, metric and file, with a text of its own."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+from pydantic import BaseModel
+from typer.main import get_command
+
+from gateway.cli import app as gateway_app
+from tests.docs.reference import FOLDER, _inner, _options
+from trainer.cli import app as trainer_app
+from trainer.model import SHARDS_FOLDER
+from trainer.policy import lora, policy, rng, shards
+from trainer.storage import rollout_file, run_files, token_credit
+from trainer.storage.run_layout import RUN_LAYOUT, describe_run_file
+from trainer.train import best_checkpoint, checkpoint, evaluate, reporters, run_folder
+from trainer.train.settings import TrainSettings
+from trainer.view.metrics import DESCRIPTIONS
+
+
+def read_page(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def command_options(command: object, path: str) -> dict[str, str]:
+    """The help of every option of a command and those below it, by `COMMAND: OPTION`."""
+    found = {f"{path}: {name}": str(text) for name, text in _options(command)}
+    for name, inner in getattr(command, "commands", {}).items():
+        found |= command_options(inner, f"{path} {name}")
+    return found
+
+
+@pytest.mark.parametrize(("name", "app"), [("mtrl-gateway", gateway_app), ("mtrl-train", trainer_app)])
+def test_every_option_says_what_it_does(name: str, app: object) -> None:
+    options = command_options(get_command(app), name)  # type: ignore[arg-type]
+    assert f"{name}: `--version`" in options
+    assert [option for option, text in options.items() if len(text) < 8] == []
+
+
+def test_check_of_a_run_file_is_described() -> None:
+    page = read_page("cli.md")
+    assert "mtrl-train check --config run.yaml" in page and "| `--config FILE` | A run file" in page
+
+
+def settings_without_text(model: type[BaseModel], prefix: str = "") -> list[str]:
+    missing = []
+    for name, field in model.model_fields.items():
+        inner = _inner(field.annotation)
+        missing += [] if field.description or inner else [prefix + name]
+        missing += settings_without_text(inner, f"{prefix}{name}.") if inner else []
+    return missing
+
+
+def test_every_setting_says_what_it_does() -> None:
+    assert settings_without_text(TrainSettings) == []
+    assert "`wandb login`" in read_page("run-file.md")
+
+
+def test_every_metric_says_what_it_is() -> None:
+    page = read_page("metrics.md")
+    assert [name for name, text in DESCRIPTIONS.items() if f"| `{name}` | " not in page or len(text) < 8] == []
+
+
+STEP = f"{checkpoint.CHECKPOINTS_FOLDER}/000012"
+FILES = [
+    run_files.RUN_INFO_FILE, run_files.METRICS_FILE, rollout_file.ROLLOUTS_FILE, token_credit.CREDITS_FILE,
+    best_checkpoint.BEST_FILE, run_folder.LOCK, run_folder.JOURNAL, f"{run_folder.TAPES}/000000/session.json",
+    f"{run_files.LOGS_FOLDER}/rank-1.log", f"{evaluate.EVALUATION_FOLDER}/{evaluate.COMPARISON_FILE}",
+    f"{reporters.TENSORBOARD}/events.out.tfevents.1", "reports/wandb",
+    f"{STEP}/{checkpoint.STATE_FILE}", f"{STEP}/{policy.STATE_FILE}", f"{STEP}/{rng.STATE_FILE_NAME}",
+    f"{STEP}/{lora.ADAPTER_FILE}", f"{STEP}/{lora.ADAPTER_SETTINGS_FILE}", f"{STEP}/{shards.POLICY_FILE}",
+    f"{STEP}/{SHARDS_FOLDER}/{shards.INDEX_FILE}", f"{STEP}/{SHARDS_FOLDER}/__0_0.distcp",
+    f"{checkpoint.CHECKPOINTS_FOLDER}/{checkpoint.TEMPORARY_FOLDER}/model.safetensors",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_files_that_the_code_names_are_described(file: str) -> None:
+    assert describe_run_file(PurePath(file))
+
+
+def test_the_page_has_every_file_and_a_file_of_another_kind_has_no_description() -> None:
+    page = read_page("run-folder.md")
+    assert [file for files in RUN_LAYOUT.values() for file in files if f"| `{file}` | " not in page] == []
+    assert describe_run_file(PurePath("checkpoints/000012/other.bin")) is None
+    assert describe_run_file(PurePath("notes.txt")) is None

@@ -1,0 +1,95 @@
+"""Checks the names of prepared states in rows against what servers and sandboxes have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.config.diagnostics import closest_match
+from gateway.errors import ConfigError
+from gateway.session import AnyGateway
+from gateway.state.prepared_state import PreparedStates, StateError
+from gateway.tool_table import OfferedTool
+from trainer.rollout.task import Task
+
+ADD_REMEDY = (
+    "give the server or sandbox `states`, a folder with a folder or archive of this name; if the column is your own,"
+    " give it another name"
+)
+Problem = tuple[str, str]
+"""A problem with a state, and its remedy."""
+
+
+@dataclass(frozen=True)
+class StateSource:
+    """A server or sandbox whose rollouts begin from prepared states."""
+
+    name: str
+    tools: frozenset[str]
+    states: PreparedStates
+
+    def find_problem(self, state: str) -> Problem | None:
+        """Why no rollout can begin from a state."""
+        try:
+            self.states.find(state)
+        except (StateError, OSError, ValueError) as error:
+            close = closest_match(state, self.states.names())
+            remedy = f"did you mean {close!r}?" if close else "write one of these, or put it into that folder"
+            return f"{self.name}: {error}", remedy
+        return None
+
+
+def check_state_names(tasks: Iterable[Task], gateway: AnyGateway) -> list[ConfigError]:
+    """One error for each state in rows that a server or sandbox does not have: its first row, and how many name it.
+
+    Nothing is said of a served gateway, which does not tell its states, and of a column `state` where there are none.
+    """
+    if not getattr(gateway, "sources", ()):
+        return []
+    sources = list(_state_sources(gateway))
+    first: dict[Problem, str] = {}
+    rows: Counter[Problem] = Counter()
+    known: dict[tuple[str, bool, tuple[str, ...] | None], list[Problem]] = {}
+    for task in tasks:
+        session_task = task.session_task
+        if not session_task.state:
+            continue
+        key = session_task.state, session_task.hash_state, session_task.tools
+        if key not in known:
+            known[key] = list(_find_problems(*key, sources))
+        for problem in known[key]:
+            first.setdefault(problem, task.location)
+            rows[problem] += 1
+    return [_state_error(problem, location, rows[problem]) for problem, location in first.items()]
+
+
+def _state_sources(gateway: AnyGateway) -> Iterator[StateSource]:
+    table: Any = getattr(gateway, "table", None)
+    tools: Mapping[str, OfferedTool] = {} if table is None else table.tools
+    for source in getattr(gateway, "sources", ()):
+        states = getattr(source.backend, "prepared_states", None)
+        if states is not None:
+            names = (name for name, tool in tools.items() if tool.source is source)
+            yield StateSource(source.state_name, frozenset(names), states)
+
+
+def _find_problems(
+    state: str, is_compared: bool, tools: tuple[str, ...] | None, sources: Iterable[StateSource]
+) -> Iterator[Problem]:
+    used = [source for source in sources if tools is None or source.tools & set(tools)]
+    if not any(source.states.states for source in used):
+        if is_compared or any(source.states.default for source in used):
+            yield f"no server or sandbox has `states`, of which {state!r:.80} could be one", ADD_REMEDY
+        return
+    for source in used:
+        if source.states.states and (problem := source.find_problem(state)):
+            yield problem
+
+
+def _state_error(problem: Problem, location: str, rows: int) -> ConfigError:
+    text, remedy = problem
+    others = rows - 1
+    more = f" ({others} more row{'s name' if others > 1 else ' names'} it)" if others else ""
+    return ConfigError(text + more, file=location, field="state", remedy=remedy)
