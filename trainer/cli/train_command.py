@@ -127,7 +127,7 @@ def train(
             raise typer.Exit(follow_rank_0(load))
         else:
             flags = {"dry_run": dry_run, "accept_data": accept_data, "uses_saved": resume and config is None}
-            _train_or_restart(*load(), verbose=verbose, resume=resume, view=view, **flags)
+            _train_or_restart(load(), verbose=verbose, resume=resume, view=view, **flags)
 
 
 def _refuse_options(subcommand: str, *, has_options: bool) -> None:
@@ -142,8 +142,9 @@ def _require_resume(*, accept_data: bool, resumes: bool) -> None:
         raise ConfigError("there is no run whose data could have changed", field="--accept-data", remedy=remedy)
 
 
-def _train_or_restart(settings: TrainSettings, name: str, *, verbose: bool, **flags: bool) -> None:
+def _train_or_restart(loaded: tuple[TrainSettings, str], *, verbose: bool, **flags: bool) -> None:
     """Trains in this process, or in a child that is started again after a rank is lost."""
+    settings, name = loaded
     if not flags["dry_run"] and restarts_ranks(settings):
         given = {"--view": flags["view"], "--verbose": verbose, "--accept-data": flags["accept_data"]}
         words = [word for word, is_set in given.items() if is_set]
