@@ -135,8 +135,10 @@ def replay(
 
             same = anyio.run(replay_rollouts, run, Console())
         else:
+            from trainer.train.handover import in_work_folder
             from trainer.train.replay_step import replay_step
 
-            same = anyio.run(replay_step, run, step, Console())
+            with in_work_folder(run, Console(stderr=True)) as folder:
+                same = anyio.run(replay_step, folder, step, Console())
     if not same:
         raise typer.Exit(1)

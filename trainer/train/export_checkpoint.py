@@ -16,6 +16,7 @@ from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
 from trainer.train.checkpoint import CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint, Checkpoints, load_checkpoint
 from trainer.train.job import PROCESSOR_FILES, TOKENIZER_FILES
+from trainer.train.origin import MODEL, ORIGIN_FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ def _find_start(checkpoint: Path, model: Path | None) -> Path | None:
                 "there is no config.json here", file=model, field="--model", remedy="name a model's folder"
             )
         return model
-    named = read_run_info(checkpoint.absolute().parent.parent).get("model")
-    start = Path(named) if isinstance(named, str) and named else None
-    return start if start is not None and (start / "config.json").is_file() else None
+    run = checkpoint.absolute().parent.parent
+    named = read_run_info(run).get("model")
+    starts = [Path(named)] if isinstance(named, str) and named else []
+    return next((start for start in (*starts, run / ORIGIN_FOLDER / MODEL) if (start / "config.json").is_file()), None)

@@ -1,6 +1,8 @@
 """The folder of a training run, written by one process: settings, metrics, rollouts, tapes and checkpoints.
 
 runs/NAME/run.json         the resolved settings and the package versions
+runs/NAME/origin/          who started it, where, and copies of its files, see `origin.py`
+runs/NAME/data.json        a fingerprint of its tasks, see `data_fingerprint.py`
 runs/NAME/metrics.jsonl    a line for each step
 runs/NAME/rollouts.jsonl   every rollout, see `storage/rollout_line.py`
 runs/NAME/tapes/000000     what the tools answered from this step on, if it was recorded
@@ -149,13 +151,6 @@ class RunFolder:
     def load_settings(self) -> TrainSettings:
         """The settings that the run was made with."""
         return load_run_settings(self.path)
-
-    @property
-    def model(self) -> Path | None:
-        """The initial model, if it still exists. A demo's model could be rebuilt differently by a newer version."""
-        run_info = json.loads((self.path / RUN_INFO_FILE).read_text(encoding="utf-8"))
-        folder = Path(run_info.get("model", ""))
-        return folder if folder.is_absolute() and folder.is_dir() else None
 
     def truncate(self, rollout_bytes: int, step: int) -> int:
         """Removes the rollouts and token credits of steps after this one, which are repeated.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from anyio import to_thread
 from rich.console import Console
 
+from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError
 from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_shards, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
@@ -22,13 +24,16 @@ from trainer.policy.learning_rate import describe_rates, keep_rates
 from trainer.policy.memory_plan import plan_placement
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
-from trainer.storage.rollout_file import RolloutWriter, resume_hint
+from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import LOGS_FOLDER, METRICS_FILE, MetricsWriter
 from trainer.train import modes
 from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import Checkpoint
+from trainer.train.data_fingerprint import Fingerprint, compare_data, fingerprint_tasks, write_fingerprint
 from trainer.train.evaluate import compare_run
+from trainer.train.handover import locate_settings
 from trainer.train.job import Job, JobObjects, open_job
+from trainer.train.origin import write_origin
 from trainer.train.preflight import find_warnings, require_ready
 from trainer.train.reporters import Reporters, import_packages
 from trainer.train.run_folder import RunFolder, changed_settings
@@ -44,6 +49,16 @@ ENDED_IN = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class StartCommand:
+    """What the command line that starts or resumes a run says besides the settings."""
+
+    run_file: Path | None = None
+    """The file from which the settings were read; the run keeps a copy."""
+    accept_data: bool = False
+    """Resumes although rows have changed."""
+
+
 async def train(
     settings: TrainSettings,
     path: Path,
@@ -51,9 +66,14 @@ async def train(
     *,
     resume: bool = False,
     objects: JobObjects | None = None,
+    command: StartCommand | None = None,
 ) -> None:
-    """Runs a training run in a folder. Whatever can be wrong is checked before the weights are loaded."""
+    """Runs a training run in a folder. Whatever can be wrong is checked before the weights are loaded.
+
+    `command` is what the command line says besides the settings.
+    """
     import_packages(settings.report)
+    command = command or StartCommand()
     with RunFolder(path, settings.checkpoint.keep) as folder:
         if folder.ended_in:
             console.print(ENDED_IN.format(names=", ".join(folder.ended_in)), markup=False)
@@ -62,15 +82,21 @@ async def train(
             remedy = "continue it with --resume, or name another folder with --out"
             raise ConfigError("the folder already has a run", file=folder.path, remedy=remedy)
         step = checkpoint.step if checkpoint else 0
+        located = locate_settings(path, settings) if resume else settings
         async with AsyncExitStack() as stack:
             tape = folder.new_tape(step + 1) if settings.record else None
             with show_warm_start(console) as on_progress:
                 opening = open_job(
-                    _keep_rates(settings, folder, checkpoint), tape=tape, on_warm_start=on_progress, objects=objects
+                    _keep_rates(located, folder, checkpoint), tape=tape, on_warm_start=on_progress, objects=objects
                 )
                 job = await stack.enter_async_context(opening)
             require_ready(job)
+            fingerprint = await to_thread.run_sync(fingerprint_tasks, job)
+            changes = compare_data(folder.path, job, fingerprint, accept=command.accept_data) if resume else []
+            for change in changes:
+                console.print(change, markup=False, soft_wrap=True)
             loop = await _build_train_loop(job, settings, folder, checkpoint, stack, console)
+            await to_thread.run_sync(_keep_origin, folder, job, None if resume else command, fingerprint, changes)
             with _frozen_garbage_collection():
                 await loop.run()
         if settings.evaluation.after:
@@ -100,6 +126,18 @@ def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Consol
     return folder.checkpoints.find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
 
 
+def _keep_origin(
+    folder: RunFolder, job: Job, start: StartCommand | None, fingerprint: Fingerprint, changes: list[str]
+) -> None:
+    """Keeps in the run's folder what another person needs to go on with it; the origin when the run starts."""
+    try:
+        write_fingerprint(folder.path, fingerprint, changes)
+        if start is not None:
+            write_origin(folder.path, job, start.run_file)
+    except OSError as error:
+        raise RunError(describe_write_error(folder.path, error, resume_hint(folder.path))) from error
+
+
 def _keep_rates(settings: TrainSettings, folder: RunFolder, checkpoint: Checkpoint | None) -> TrainSettings:
     """The settings; learning rates that they leave open are those that the run was started with."""
     if checkpoint is None:
@@ -115,13 +153,14 @@ async def _build_train_loop(
     stack: AsyncExitStack,
     console: Console,
 ) -> TrainLoop:
-    """`given` are the settings as they were written, which all ranks compare."""
+    """`given` are the settings as they were written, which all ranks compare, and whose paths the run keeps."""
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
     plan = partial(plan_placement, settings, job.model, shards=count_shards(settings.distributed))
     placement = await to_thread.run_sync(plan)
     placement.plan.require()
-    dumped = settings.model_dump(mode="json")
+    kept = given.model_copy(update={"update": settings.update})
+    dumped = kept.model_dump(mode="json")
     written = given.model_dump(mode="json")
     channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, logs))
     policy = await to_thread.run_sync(_load_policy, job, checkpoint, channel)
@@ -147,7 +186,7 @@ async def _build_train_loop(
     stack.callback(reporters.close)
     updater = await to_thread.run_sync(_make_updater, policy, settings, engine.capabilities.is_exact)
     thread = stack.enter_context(WorkerThread("learning"))
-    folder.write_run_info(settings, job.model, engine.capabilities.name)
+    folder.write_run_info(kept, job.model, engine.capabilities.name)
     if job.workers is not None:
         progress.describe_workers = job.workers.describe
     loop = TrainLoop(
