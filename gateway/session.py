@@ -173,18 +173,30 @@ class GatewaySession:
                 observe(observed)
 
     async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
-        """Runs all calls of one message concurrently; the results keep the order of the calls."""
+        """Runs all calls of one message concurrently, those into a source that is `in_order` one after the other.
+
+        The results keep the order of the calls.
+        """
         if len(calls) == 1:
             return [await self.call(calls[0], context)]
         results: list[ToolResult | None] = [None] * len(calls)
 
-        async def call_into(index: int) -> None:
-            results[index] = await self.call(calls[index], context)
+        async def call_each(indices: Sequence[int]) -> None:
+            for index in indices:
+                results[index] = await self.call(calls[index], context)
 
         async with anyio.create_task_group() as tasks:
-            for index in range(len(calls)):
-                tasks.start_soon(call_into, index)
+            for indices in self._split_by_order(calls):
+                tasks.start_soon(call_each, indices)
         return [result for result in results if result is not None]
+
+    def _split_by_order(self, calls: Sequence[ToolCall]) -> list[list[int]]:
+        """The calls by their index: together those that run one after the other."""
+        runs: dict[str | int, list[int]] = {}
+        for index, call in enumerate(calls):
+            tool = self._tools.get(call.name)
+            runs.setdefault(tool.source.key if tool is not None and tool.source.in_order else index, []).append(index)
+        return [*runs.values()]
 
     async def _check_and_call(self, tool: OfferedTool, call: ToolCall, context: Context) -> ToolResult:
         inner = self.source_sessions[id(tool.source)]

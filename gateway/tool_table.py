@@ -33,6 +33,8 @@ class Source:
     """The name of its state, where it has no server."""
     on_clash: Literal["prefix", "refuse", "first"] = "refuse"
     """What happens to a tool whose name an earlier source has."""
+    in_order: bool = False
+    """Whether the calls of one message run one after the other, each checked after the one before it has ended."""
 
     @property
     def state_name(self) -> str:

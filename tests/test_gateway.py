@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -86,6 +87,23 @@ async def test_concurrent_calls_keep_their_order() -> None:
         with anyio.fail_after(60):
             results = await session.calls([call("meet", place=place) for place in (2, 0, 1)])
     assert [result.text for result in results] == ["2", "0", "1"]
+
+
+async def test_calls_in_order_wait_for_the_slow_check_of_the_one_before() -> None:
+    lengths: list[int] = []
+
+    async def measure(words: list[str]) -> int:
+        """Counts words."""
+        lengths.append(len(words))
+        return len(words)
+
+    one_after_the_other = replace(source(measure), in_order=True)
+    async with Gateway([one_after_the_other]) as gateway, gateway.open() as session:
+        with anyio.fail_after(60):  # The first is so long that a child process checks it.
+            calls = [call("measure", words=["word"] * count) for count in (20_000, 1, 2, 3)]
+            results = await session.calls(calls)
+    assert lengths == [20_000, 1, 2, 3]
+    assert [result.text for result in results] == ["20000", "1", "2", "3"]
 
 
 async def test_call_without_answer_times_out() -> None:

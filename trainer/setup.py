@@ -62,7 +62,7 @@ def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) 
     if (environment := settings.environment_settings) is not None:
         from gateway.gateway import Gateway
 
-        return Gateway([Source(environment.framework, make_environment_toolset(environment))])
+        return Gateway([Source(environment.framework, make_environment_toolset(environment), in_order=True)])
     tools, limit = settings.tools, settings.result_limit
     if isinstance(tools, str) and tools.startswith(("http://", "https://")):
         if limit is not None:

@@ -12,8 +12,9 @@ import importlib.util
 import random
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __name__.startswith("trainer."):
@@ -113,17 +114,36 @@ class EpisodeThread:
 class GlobalRandom:
     """The global random generators of one episode, for environments that draw from them.
 
+    An episode's thread holds them while the environment runs, and lets go while it waits for others (`waiting`).
+
     Only one episode runs at a time, with its own state of the generators; so the same seed is the same episode, however
     many are open.
     """
 
     _lock = threading.Lock()
+    _holder: GlobalRandom | None = None
+    """The one whose state the generators have."""
 
     def __init__(self) -> None:
         self._states: tuple[Any, Any] | None = None
 
+    @classmethod
+    @contextmanager
+    def waiting(cls) -> Iterator[None]:
+        """Lets other episodes run meanwhile: for the holder's thread, around a wait that draws nothing."""
+        held = cls._holder
+        if held is None:
+            yield
+            return
+        held.__exit__()
+        try:
+            yield
+        finally:
+            held.__enter__()
+
     def __enter__(self) -> None:
         self._lock.acquire()
+        GlobalRandom._holder = self
         if self._states is not None:
             random.setstate(self._states[0])
             if self._states[1] is not None:
@@ -132,6 +152,7 @@ class GlobalRandom:
     def __exit__(self, *_: object) -> None:
         numpy = sys.modules.get("numpy")
         self._states = random.getstate(), numpy.random.get_state() if numpy is not None else None
+        GlobalRandom._holder = None
         self._lock.release()
 
 

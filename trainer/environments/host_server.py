@@ -93,6 +93,11 @@ def load_file(name: str, file: Path) -> ModuleType:
     return module
 
 
+def load_own(name: str) -> ModuleType:
+    """A module beside this one, which adapters share."""
+    return sys.modules.get(name) or load_file(name, Path(__file__).with_name(f"{name}.py"))
+
+
 def main() -> None:
     """Loads the environment and serves requests until standard input ends."""
     adapter_file = Path(sys.argv[1])
@@ -105,7 +110,7 @@ def main() -> None:
     if request is None:
         return
     try:
-        endpoint = load_file("host_endpoint", Path(__file__).with_name("host_endpoint.py")).ModelEndpoint()
+        endpoint = load_own("host_endpoint").ModelEndpoint()
         adapter = load_file("host_adapter", adapter_file).load(request["environment"], request["args"], endpoint)
     except BaseException as error:  # boundary: the environment's own code; a script may exit
         wire.send_error(request["id"], error)
@@ -118,7 +123,7 @@ def main() -> None:
 
 async def _serve(wire: Wire, id: int, adapter: Any, endpoint: Any) -> None:
     name, kind = ("host_episodes", "EpisodeHost") if hasattr(adapter, "make") else CONVERSATIONS
-    host = getattr(load_file(name, Path(__file__).with_name(f"{name}.py")), kind)(adapter, endpoint)
+    host = getattr(load_own(name), kind)(adapter, endpoint)
     loop, stopped, tasks = asyncio.get_running_loop(), asyncio.Event(), set[asyncio.Task[None]]()
 
     def accept(request: dict[str, Any]) -> None:

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainer.environments.host_episodes import GlobalRandom
     from trainer.environments.host_server import HostError, import_framework, load_file
 else:
-    from host_server import HostError, import_framework, load_file
+    from host_server import HostError, import_framework, load_file, load_own
+
+    GlobalRandom = load_own("host_episodes").GlobalRandom
 
 MAX_PLAYERS = 15
 """The most players that are tried to find the fewest that a game takes."""
@@ -224,6 +227,6 @@ class ModelOpponent:
             json.dumps(body).encode(),
             {"content-type": "application/json", "authorization": f"Bearer {token}"},
         )
-        with urllib.request.urlopen(request, timeout=OPPONENT_S) as response:  # noqa: S310
+        with GlobalRandom.waiting(), urllib.request.urlopen(request, timeout=OPPONENT_S) as response:  # noqa: S310
             answer = json.loads(response.read(2**22))
         return str(answer["choices"][0]["message"]["content"] or "")

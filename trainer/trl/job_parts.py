@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -174,7 +174,8 @@ class JobParts:
         sources = [make_function_source(self.functions, self.tools)] if self.functions else []
         if self.environments is not None:
             toolset = EnvironmentToolset(self.environments)
-            sources.append(make_source("trl environments", toolset, self.tools, self.environments.async_names))
+            source = make_source("trl environments", toolset, self.tools, self.environments.async_names)
+            sources.append(replace(source, in_order=True))  # They change one state.
         return sources
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import anyio
@@ -83,9 +83,14 @@ async def test_game_that_ends_before_the_policys_first_turn_is_not_scored(here: 
 
 
 class _Model(BaseHTTPRequestHandler):
+    together: Barrier | None = None
+    """How many requests have to be there before one is answered."""
+
     def log_message(self, *_: object) -> None: ...
 
     def do_POST(self) -> None:
+        if self.together is not None:
+            self.together.wait()
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         text = "[5]" if "Begin" in body["messages"][0]["content"] else "[0]"
         answer = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
@@ -109,6 +114,21 @@ async def test_model_may_play_the_opponent(model_url: str, here: dict[str, Any])
     async with open_run("textarena:Higher-v0", **here, opponent={"url": model_url, "model": "m"}) as game:
         rollout = await game.run("[1]", "[6]")
     assert "Player 1 said 5" in observations(rollout)[1]
+
+
+async def test_games_wait_for_the_opponents_model_at_the_same_time(
+    model_url: str, here: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(index: int) -> None:
+        rollouts.append(await game.run("[1]", "[6]", index=index))
+
+    rollouts: list[Rollout] = []
+    monkeypatch.setattr(_Model, "together", Barrier(4, timeout=60))
+    opponent = {"url": model_url, "model": "m"}
+    async with open_run("textarena:Higher-v0", **here, opponent=opponent) as game, anyio.create_task_group() as tasks:
+        for index in range(4):
+            tasks.start_soon(play, index)
+    assert ["Player 1 said 5" in observations(rollout)[1] for rollout in rollouts] == [True] * 4
 
 
 async def test_game_that_breaks_is_a_failure_of_infrastructure(here: dict[str, Any]) -> None:
