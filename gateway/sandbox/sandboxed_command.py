@@ -47,6 +47,11 @@ class SandboxedCommand:
         statistics.count_hits({"network": len(refusals)})
         return refusals
 
+    @property
+    def waits_for_hosts(self) -> bool:
+        """Whether it has connections to hosts: then it may be one of these that does not answer."""
+        return self.proxy is not None and self.proxy.connections > 0
+
     def find_limit(self) -> str:
         """The limit that ended its processes, as text; empty if none did."""
         if self.disk is not None and self.disk.problem:
