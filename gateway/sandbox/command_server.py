@@ -15,17 +15,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 HEADER_BYTES, NO_WAIT = 8, os.O_NONBLOCK
-CHUNK_BYTES = 65536
+CHUNK_BYTES, MAX_ANSWER_BYTES = 65536, 64 * 2**20
 LEFT_OPEN_S = 0.2
 """How long output is read that a process left behind holds open."""
 INTERRUPT_S = 1.0
 """How long Python may take to end an interrupted call; after that it is killed, and its variables are lost."""
-MAX_ANSWER_BYTES = 64 * 2**20
 TOO_LONG, KILL_ROUNDS = "it reached the time limit", 100
 LIBC, DUMPABLE, FIRST_PROCESSES = ctypes.CDLL(None), 4, 64
 Reply = dict[str, Any]
@@ -82,9 +81,7 @@ class Server:
         self.interpreter: Interpreter | None = None
 
     def answer(self, request: dict[str, Any]) -> Reply:
-        kinds: dict[str, Callable[[dict[str, Any]], Reply]] = {
-            "run": self.run, "python": self.python, "put": self.put, "get": self.get,
-        }  # fmt: skip
+        kinds = {"run": self.run, "python": self.python, "put": self.put, "get": self.get}
         try:
             try:
                 return kinds[request["do"]](request)
@@ -110,20 +107,23 @@ class Server:
             time.sleep(0.002)
 
     def put(self, request: dict[str, Any]) -> Reply:
-        """Writes a file, with the folders that it is in. Opening a pipe does not wait for who reads it."""
+        """Writes a file, or adds to one, and makes its folders. Opening a pipe does not wait for who reads it."""
         os.makedirs(os.path.dirname(os.path.abspath(request["path"])), exist_ok=True)
-        with open(os.open(request["path"], NO_WAIT | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as file:
+        how = NO_WAIT | os.O_WRONLY | os.O_CREAT | (os.O_APPEND if request["append"] else os.O_TRUNC)
+        with open(os.open(request["path"], how, 0o666), "wb") as file:
             file.write(base64.b64decode(request["data"]))
         return {}
 
     def get(self, request: dict[str, Any]) -> Reply:
-        """Reads a file up to a size. No pipe or device: opening one may wait for ever."""
-        descriptor = os.open(request["path"], os.O_RDONLY | NO_WAIT)
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(request["most"] + 1) or b""
-        if len(data) > request["most"]:
+        """Reads a part of a file of a limited size. No pipe or device: opening one may wait for ever."""
+        left, most = request["most"] - request["offset"], request["piece"]
+        with open(os.open(request["path"], os.O_RDONLY | NO_WAIT), "rb") as file:
+            if request["offset"]:
+                file.seek(request["offset"])
+            data = file.read(min(left, most) + 1) or b""
+        if len(data) > left:
             return {"error": f"the file has more than {request['most']} bytes"}
-        return {"data": base64.b64encode(data).decode()}
+        return {"data": base64.b64encode(data[:most]).decode(), "is_end": len(data) <= most}
 
     def run(self, request: dict[str, Any]) -> Reply:
         """Runs a command to its end, or to a limit."""

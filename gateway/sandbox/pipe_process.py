@@ -15,6 +15,8 @@ from typing import Self
 
 import anyio
 
+from gateway.large_json import run_beside
+
 HEADER_BYTES = 8
 """Size of the length that precedes a message."""
 CHUNK_BYTES = 65536
@@ -78,14 +80,16 @@ class PipeProcess:
 
     async def send(self, body: bytes) -> None:
         """Writes one message. Raises ProcessEnded if nobody reads it."""
-        data = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
-        while data:
-            try:
-                data = data[os.write(self._stdin, data) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self._stdin)
-            except OSError as error:
-                raise ProcessEnded(str(error)) from error
+        header = len(body).to_bytes(HEADER_BYTES, "big")
+        for part in (header + body,) if len(body) <= CHUNK_BYTES else (header, body):
+            data = memoryview(part)
+            while data:
+                try:
+                    data = data[os.write(self._stdin, data) :]
+                except BlockingIOError:
+                    await anyio.wait_writable(self._stdin)
+                except OSError as error:
+                    raise ProcessEnded(str(error)) from error
 
     async def receive(self, max_bytes: int) -> bytes:
         """Reads one message. Raises ProcessEnded at the end of the output, and for a longer message."""
@@ -104,6 +108,9 @@ class PipeProcess:
             if not chunk:
                 raise ProcessEnded("it closed its output")
             self._buffer += chunk
+        if count > CHUNK_BYTES and count == len(self._buffer):
+            buffer, self._buffer = self._buffer, bytearray()
+            return await run_beside(bytes, buffer)
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         return data
