@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -44,7 +44,7 @@ class PipeProcess:
         self._is_closed = False
 
     @classmethod
-    def start(cls, command: Sequence[str], env: Mapping[str, str] | None = None) -> Self:
+    def start(cls, command: Sequence[str]) -> Self:
         """Starts a command in a session of its own; what it writes to standard error is kept in memory."""
         errors = os.memfd_create("errors", os.MFD_CLOEXEC)
         try:
@@ -55,7 +55,6 @@ class PipeProcess:
                 stderr=errors,
                 bufsize=0,
                 start_new_session=True,
-                env=env,
             )
         except BaseException:
             os.close(errors)

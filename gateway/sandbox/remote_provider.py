@@ -82,7 +82,7 @@ class RemoteSandbox:
     def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
         self.url, self.lease_s, self.python = url, lease_s, ""
         self._http, self._settings = http, settings
-        self._is_stopped = False
+        self._is_stopped, self._failure = False, ""
         self._lock = anyio.Lock()
 
     @property
@@ -145,6 +145,8 @@ class RemoteSandbox:
         run_s = min(timeout_s, answer_s - min(END_S, END_SHARE * answer_s))
         body = {**request, "timeout_s": run_s, "answer_within_s": answer_s}
         async with self._lock:
+            if self._failure:
+                raise SandboxKilled(self._failure)
             if self._is_stopped:
                 raise SandboxEnded("it has been stopped")
             try:
@@ -182,8 +184,9 @@ class RemoteSandbox:
 
     async def _lost(self, reason: str) -> SandboxKilled:
         """Stops it: nobody knows what was done."""
+        self._failure = f"the server of sandboxes failed: {reason}"
         await self.stop()
-        return SandboxKilled(f"the server of sandboxes failed: {reason}")
+        return SandboxKilled(self._failure)
 
 
 def find_remote_problem(remote: RemoteSettings) -> str | None:
