@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any, Literal, Protocol, TypeGuard
 
 import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
 from gateway.elicitation import ElicitationAnswers
-from gateway.errors import SessionError, Unavailable
+from gateway.errors import SessionError
 from gateway.limits import call_began, timeout_of
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
@@ -280,15 +281,14 @@ class GatewaySession:
 
     async def hash_states(self) -> dict[str, str]:
         """The hashes of what the session's calls have left so far, by server; a sandbox's is named `sandbox`, after
-        the entry's prefix."""
+        the entry's prefix. Of several with one name, the second is `NAME_2`, and so on."""
         hashes: dict[str, str] = {}
         for source in self.sources:
             state = await hash_session_state(self.source_sessions[id(source)])
             if state is None:
                 continue
-            if source.state_name in hashes:
-                raise Unavailable(f"two states are named {source.state_name!r}; give their entries different prefixes")
-            hashes[source.state_name] = state
+            numbered = (f"{source.state_name}_{number}" if number > 1 else source.state_name for number in count(1))
+            hashes[next(name for name in numbered if name not in hashes)] = state
         return hashes
 
     async def close(self) -> None:

@@ -9,11 +9,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.errors import ConfigError
-from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import (
+    DEFAULT_CONTEXT,
+    STATE_HASH_PREFIX,
+    Context,
+    Outcome,
+    Task,
+    Text,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 
 class Session(Protocol):
@@ -35,6 +46,14 @@ async def hash_session_state(session: Session) -> str | None:
     """The hash of the state that a session leaves, if its toolset has one; raises Unavailable if it cannot be read."""
     method: Callable[[], Awaitable[str | None]] | None = getattr(session, "hash_state", None)
     return None if method is None else await method()
+
+
+def combine_hashes(hashes: Sequence[str]) -> str:
+    """One hash for several states in order; of these that have none, the first one's text, which equals no hash."""
+    unusable = next((text for text in hashes if not text.startswith(STATE_HASH_PREFIX)), "")
+    if unusable or len(hashes) == 1:
+        return unusable or hashes[0]
+    return STATE_HASH_PREFIX + sha256("\n".join(hashes).encode()).hexdigest()
 
 
 class Toolset(Protocol):
@@ -217,6 +236,12 @@ class _CombinedSession:
         for session in self._sessions:
             rewards.update(await session.finish())
         return rewards
+
+    async def hash_state(self) -> str | None:
+        """The one state's hash; of several, a hash of theirs in order, or the text of one that has no hash."""
+        states = [await hash_session_state(session) for session in self._sessions]
+        hashes = [state for state in states if state is not None]
+        return combine_hashes(hashes) if hashes else None
 
 
 def tool_owners(toolsets: Iterable[Toolset]) -> dict[str, Toolset]:

@@ -18,6 +18,10 @@ Json = Any
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
+STATE_HASH_PREFIX = "sha256:"
+"""What the hash of a state begins with. Other texts say why there is none, and equal no hash."""
+
+
 class Outcome(StrEnum):
     """How a call ended. Only `error` and `invalid` can be the policy's fault."""
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -12,7 +16,15 @@ from gateway.errors import ConfigError
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeToolset
-from gateway.toolset import CombinedToolset, Toolset, add_prefix, allow_only
+from gateway.toolset import (
+    CombinedToolset,
+    Session,
+    Toolset,
+    ToolsetWrapper,
+    add_prefix,
+    allow_only,
+    hash_session_state,
+)
 from gateway.types import Outcome, Task, ToolCall
 
 
@@ -63,6 +75,37 @@ async def test_combining_equal_names_raises() -> None:
     with pytest.raises(ConfigError, match="two tools are named 'a'"):
         async with CombinedToolset([native("a"), native("a")]):
             pass
+
+
+class Stateful(ToolsetWrapper):
+    """A toolset whose sessions end with a given state, if it is not empty."""
+
+    def __init__(self, state: str) -> None:
+        super().__init__(native())
+        self.state = state
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Session]:
+        async def hash_state() -> str | None:
+            return self.state or None
+
+        async with self.inner.open(task) as session:
+            yield cast(Session, SimpleNamespace(specs=session.specs, finish=session.finish, hash_state=hash_state))
+
+
+async def hash_combined(*states: str) -> str | None:
+    toolset = CombinedToolset([Stateful(state) for state in states])
+    async with toolset, toolset.open(Task()) as session:
+        return await hash_session_state(session)
+
+
+async def test_combined_session_has_the_hash_of_all_states() -> None:
+    assert await hash_combined("", "") is None
+    assert await hash_combined("", "sha256:a") == "sha256:a"
+    both = await hash_combined("sha256:a", "sha256:b")
+    assert both is not None and both.startswith("sha256:")
+    assert both == await hash_combined("sha256:a", "", "sha256:b") != await hash_combined("sha256:b", "sha256:a")
+    assert await hash_combined("sha256:a", "ended: it hangs") == "ended: it hangs"
 
 
 @given(st.lists(st.text("xyz_", min_size=1, max_size=3), max_size=4))

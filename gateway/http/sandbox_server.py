@@ -5,22 +5,21 @@ Each sandbox has a lease, which every request renews: when its client is gone, t
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from secrets import token_urlsafe
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import anyio
 import uvicorn
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from starlette.types import ASGIApp
 
 from gateway.config.base import FrozenModel
 from gateway.http.app import PathTable
 from gateway.http.endpoint import Endpoint
-from gateway.http.exchange import Problem, Request, json_response
+from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body
 from gateway.http.security import SecurityMiddleware
 from gateway.http.settings import Settings, check_token_required
 from gateway.http.uvicorn_server import (
@@ -31,14 +30,18 @@ from gateway.http.uvicorn_server import (
     server_url,
     stop_on_signals,
 )
+from gateway.large_json import is_large, run_beside
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
+from gateway.sandbox.heartbeats import BEATS_PER_LEASE
+from gateway.sandbox.large_messages import LARGE_BYTES, decode_base64, encode_base64
 from gateway.sandbox.provider import BubblewrapProvider, Sandbox, SandboxProvider
-from gateway.sandbox.remote_provider import BEATS_PER_LEASE, PATH
+from gateway.sandbox.remote_provider import PATH
 from gateway.sandbox.sandbox_settings import SandboxSettings
 
 MAX_TIME_S = 3600.0
 BODY_BYTES = 64 * 2**20
+M = TypeVar("M", bound=FrozenModel)
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIME_S)]
 
 
@@ -60,19 +63,21 @@ class RunRequest(FrozenModel):
 
 
 class PutRequest(FrozenModel):
-    """A file to write; `data` is base64."""
+    """A file to write, or what is added to one; `data` is base64."""
 
     path: str
     data: str
+    append: bool = False
     timeout_s: Seconds
     answer_within_s: Seconds
 
 
 class GetRequest(FrozenModel):
-    """A file to read."""
+    """A part of a file to read, of at most `max_bytes` in all."""
 
     path: str
     max_bytes: PositiveInt
+    offset: NonNegativeInt = 0
     timeout_s: Seconds
     answer_within_s: Seconds
 
@@ -123,7 +128,7 @@ class SandboxServer:
         return json_response({"alive": self._find(request).alive})
 
     async def run(self, request: Request) -> ASGIApp:
-        sandbox, body = self._find(request), await request.read_model(RunRequest)
+        sandbox, body = self._find(request), await _read_model(request, RunRequest)
         if (body.command is None) == (body.code is None):
             raise Problem(422, "invalid_request", "A run has either `command` or `code`.")
 
@@ -131,16 +136,16 @@ class SandboxServer:
             if body.code is not None:
                 done = await sandbox.run_python(body.code, body.timeout_s)
             else:
-                done = await sandbox.run(body.command or [], _decode(body.stdin), body.timeout_s)
-            return asdict(done) | {"images": [base64.b64encode(image).decode() for image in done.images]}
+                done = await sandbox.run(body.command or [], await _decode(body.stdin), body.timeout_s)
+            return asdict(replace(done, images=())) | {"images": [await encode_base64(image) for image in done.images]}
 
         return await self._answer(sandbox, body.answer_within_s, do)
 
     async def put(self, request: Request) -> ASGIApp:
-        sandbox, body = self._find(request), await request.read_model(PutRequest)
+        sandbox, body = self._find(request), await _read_model(request, PutRequest)
 
         async def do() -> Mapping[str, Any]:
-            await sandbox.put(body.path, _decode(body.data))
+            await sandbox.put(body.path, await _decode(body.data), append=body.append)
             return {}
 
         return await self._answer(sandbox, body.answer_within_s, do)
@@ -149,7 +154,8 @@ class SandboxServer:
         sandbox, body = self._find(request), await request.read_model(GetRequest)
 
         async def do() -> Mapping[str, Any]:
-            return {"data": base64.b64encode(await sandbox.get(body.path, body.max_bytes)).decode()}
+            piece, is_end = await sandbox.get_piece(body.path, body.max_bytes, body.offset)
+            return {"data": await encode_base64(piece), "is_end": is_end}
 
         return await self._answer(sandbox, body.answer_within_s, do)
 
@@ -159,7 +165,8 @@ class SandboxServer:
         """The answer, which tells whose doing a failure is: `ended` and `error` are the policy's, `killed` is not."""
         try:
             with anyio.move_on_after(within_s):
-                return json_response(await do())
+                answer = await do()
+                return await built_response(lambda: answer, is_large=is_large(answer, LARGE_BYTES))
             await sandbox.stop()
             return json_response({"ended": "it did not answer in time"})
         except SandboxEnded as error:
@@ -208,9 +215,14 @@ def build_app(server: SandboxServer, settings: Settings) -> ASGIApp:
     )
 
 
-def _decode(text: str) -> bytes:
+async def _read_model(request: Request, model: type[M]) -> M:
+    body = await request.read_body()
+    return parse_body(model, body) if len(body) <= LARGE_BYTES else await run_beside(parse_body, model, body)
+
+
+async def _decode(text: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        return await decode_base64(text)
     except ValueError:
         raise Problem(422, "invalid_request", "This is no base64.") from None
 

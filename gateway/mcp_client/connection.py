@@ -37,6 +37,7 @@ from gateway.mcp_client.server_requests import answer_server_request, request_wi
 from gateway.mcp_client.subscriptions import Subscriptions
 from gateway.mcp_client.tasks import await_task
 from gateway.mcp_client.transport import Transport
+from gateway.sandbox.confined_process import answer_time_s
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome
 
 OnNotification = Callable[["Connection", str, Mapping[str, Any]], None]
@@ -73,6 +74,7 @@ class Connection:
         self.retire_reason: str | None = None
         self.pending, self.health = set[PendingRequest](), ConnectionHealth(transport.config, cuts)
         self._stopping, self._draining = anyio.Event(), anyio.Event()
+        self._has_sent_calls, self._answering = False, 0
         self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=cuts)
         self._refused_request: PendingRequest | None = None
         """Of the handshake. A server that wants a login may fail the next request in another way."""
@@ -175,8 +177,10 @@ class Connection:
         token = current_request.set(pending)
         self.pending.add(pending)
         try:
-            with self.health.watch_request(pending):
+            self._has_sent_calls = self._has_sent_calls or method == "tools/call"
+            with anyio.move_on_after(self._answer_time_s()), self.health.watch_request(pending):
                 return await self._dispatcher.send_raw_request(method, prepared, options)
+            raise self._late_error(pending)
         except MCPError as error:
             raise await self._to_upstream_error(error, pending) from None
         finally:
@@ -185,6 +189,23 @@ class Connection:
             self.health.record_end()
             if self.retire_reason is not None and not self.pending:
                 self.close(self.retire_reason)
+
+    def _answer_time_s(self) -> float:
+        """How long the server may take: in a sandbox a little less than the call, so that a late answer is told."""
+        return math.inf if self.transport.sandbox is None else answer_time_s()
+
+    def _late_error(self, pending: PendingRequest) -> UpstreamError:
+        """The error of a call that its server, which is in a sandbox of the rollout, does not answer.
+
+        It is the policy's, unless the server waits for something outside: a host, or an answer to its own question.
+        """
+        sandbox = self.transport.sandbox
+        waits_outside = self._answering > 0 or (sandbox is not None and sandbox.waits_for_hosts)
+        if not pending.sent or waits_outside:
+            reason = "no answer in time from a server that waits for something outside of its sandbox"
+            return UpstreamError(Outcome.TIMEOUT, reason, policy_text="The tool did not answer in time.")
+        text = "The server of this tool did not answer in time."
+        return UpstreamError(Outcome.ERROR, "no answer in time from what runs in the sandbox", policy_text=text)
 
     async def _to_upstream_error(self, error: MCPError, pending: PendingRequest) -> UpstreamError:
         if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:
@@ -210,6 +231,16 @@ class Connection:
     def is_usable(self) -> bool:
         return self.close_reason is None and self.retire_reason is None and self.handshake_done.is_set()
 
+    def close_hung(self, reason: str) -> None:
+        """Closes the connection to a server that hangs. What a policy has called in its own sandbox is its doing."""
+        self._set_close_reason(CloseReason(reason, policy_doing="it hangs" if self._is_policys else ""))
+        self._stopping.set()
+
+    @property
+    def _is_policys(self) -> bool:
+        """Whether the server is in a sandbox and has been called: before that, no policy has done anything there."""
+        return self.transport.sandbox is not None and self._has_sent_calls
+
     def close(self, reason: str = "closed") -> None:
         self._set_close_reason(CloseReason(reason))
         self._stopping.set()
@@ -226,9 +257,13 @@ class Connection:
         self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         self.health.hear()
-        return await answer_server_request(
-            method, params, self._related_request(), self.pending, is_shared=self._shared
-        )
+        self._answering += 1
+        try:
+            return await answer_server_request(
+                method, params, self._related_request(), self.pending, is_shared=self._shared
+            )
+        finally:
+            self._answering -= 1
 
     async def _handle_notification(
         self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
@@ -255,7 +290,7 @@ class Connection:
         if (child := self.transport.child) is not None:
             reason, sandbox = await child.describe_exit(), self.transport.sandbox
             # Nothing in a sandbox can signal bubblewrap's outer process: then something else did.
-            is_policy = sandbox is not None and (child.exit_code is None or child.exit_code >= 0)
+            is_policy = self._is_policys and (child.exit_code is None or child.exit_code >= 0)
             doing = (sandbox.find_limit() or "its processes ended it") if sandbox is not None and is_policy else ""
             return CloseReason(reason, _COMMAND_REMEDY, policy_doing=doing)
         error = self._stream_error

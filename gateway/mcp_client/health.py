@@ -43,8 +43,8 @@ class WatchedConnection(Protocol):
     @property
     def transport(self) -> WatchedTransport: ...
 
-    def close(self, reason: str = ...) -> None:
-        """Closes the connection for a reason."""
+    def close_hung(self, reason: str) -> None:
+        """Closes the connection because its server hangs."""
         ...
 
 
@@ -95,7 +95,7 @@ class ConnectionHealth:
         self.failure = failure
         if connection.transport.child is not None:
             connection.transport.child.stop_timeout_s = _HUNG_STOP_S
-        connection.close(failure)
+        connection.close_hung(failure)
 
     async def _check_once(
         self, connection: WatchedConnection, dispatcher: JSONRPCDispatcher[TransportContext]

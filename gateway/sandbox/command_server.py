@@ -12,22 +12,22 @@ import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
-HEADER_BYTES, NO_WAIT = 8, os.O_NONBLOCK
-CHUNK_BYTES = 65536
+HEADER_BYTES, CHUNK_BYTES, MAX_ANSWER_BYTES, NO_WAIT = 8, 65536, 64 * 2**20, os.O_NONBLOCK
 LEFT_OPEN_S = 0.2
 """How long output is read that a process left behind holds open."""
 INTERRUPT_S = 1.0
 """How long Python may take to end an interrupted call; after that it is killed, and its variables are lost."""
-MAX_ANSWER_BYTES = 64 * 2**20
 TOO_LONG, KILL_ROUNDS = "it reached the time limit", 100
 LIBC, DUMPABLE, FIRST_PROCESSES = ctypes.CDLL(None), 4, 64
+ENDED_INSIDE = 113
+"""Exit status of the first process whose child was ended. It cannot be ended from inside, so others tell of outside."""
 Reply = dict[str, Any]
 
 
@@ -52,20 +52,12 @@ class Interpreter:
 
     def __init__(self, command: list[str]) -> None:
         asks, answers = os.pipe(), os.pipe()
-        process: Any = subprocess.Popen(  # noqa: S603 - the interpreter that the gateway chose
-            [*command, str(asks[0]), str(answers[1])],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(asks[0], answers[1]),
-            start_new_session=True,
-            preexec_fn=be_killed_first,
-        )
-        self.process = process
-        os.close(asks[0])
-        os.close(answers[1])
+        ends = (asks[0], answers[1])
+        self.process = start([*command, *map(str, ends)], stdin=DEVNULL, stderr=STDOUT, pass_fds=ends)
+        for descriptor in ends:
+            os.close(descriptor)
         self.asks, self.answers = asks[1], answers[0]
-        self.output: int = process.stdout.fileno()
+        self.output: int = self.process.stdout.fileno()
         for descriptor in (self.output, self.answers):
             os.set_blocking(descriptor, False)
 
@@ -82,9 +74,7 @@ class Server:
         self.interpreter: Interpreter | None = None
 
     def answer(self, request: dict[str, Any]) -> Reply:
-        kinds: dict[str, Callable[[dict[str, Any]], Reply]] = {
-            "run": self.run, "python": self.python, "put": self.put, "get": self.get,
-        }  # fmt: skip
+        kinds = {"run": self.run, "python": self.python, "put": self.put, "get": self.get, "env": self.env}
         try:
             try:
                 return kinds[request["do"]](request)
@@ -109,33 +99,34 @@ class Server:
                 return
             time.sleep(0.002)
 
+    def env(self, request: dict[str, Any]) -> Reply:
+        """Sets the environment of what is started."""
+        os.environ.update(request["env"])
+        return {}
+
     def put(self, request: dict[str, Any]) -> Reply:
-        """Writes a file, with the folders that it is in. Opening a pipe does not wait for who reads it."""
+        """Writes a file, or adds to one, and makes its folders. Opening a pipe does not wait for who reads it."""
         os.makedirs(os.path.dirname(os.path.abspath(request["path"])), exist_ok=True)
-        with open(os.open(request["path"], NO_WAIT | os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as file:
+        how = NO_WAIT | os.O_WRONLY | os.O_CREAT | (os.O_APPEND if request["append"] else os.O_TRUNC)
+        with open(os.open(request["path"], how, 0o666), "wb") as file:
             file.write(base64.b64decode(request["data"]))
         return {}
 
     def get(self, request: dict[str, Any]) -> Reply:
-        """Reads a file up to a size. No pipe or device: opening one may wait for ever."""
-        descriptor = os.open(request["path"], os.O_RDONLY | NO_WAIT)
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(request["most"] + 1) or b""
-        if len(data) > request["most"]:
+        """Reads a part of a file of a limited size. No pipe or device: opening one may wait for ever."""
+        left, most = request["most"] - request["offset"], request["piece"]
+        with open(os.open(request["path"], os.O_RDONLY | NO_WAIT), "rb") as file:
+            if request["offset"]:
+                file.seek(request["offset"])
+            data = file.read(min(left, most) + 1) or b""
+        if len(data) > left:
             return {"error": f"the file has more than {request['most']} bytes"}
-        return {"data": base64.b64encode(data).decode()}
+        return {"data": base64.b64encode(data[:most]).decode(), "is_end": len(data) <= most}
 
     def run(self, request: dict[str, Any]) -> Reply:
         """Runs a command to its end, or to a limit."""
         before = set(running())
-        process: Any = subprocess.Popen(  # noqa: S603 - this is what the sandbox is for
-            request["command"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=be_killed_first,
-        )
+        process = start(request["command"], stdin=PIPE, stderr=PIPE)
         streams = {stream: Output(request["output_bytes"]) for stream in (process.stdout, process.stderr)}
         deadline = time.monotonic() + request["timeout_s"]
         reason = communicate(process, streams, base64.b64decode(request["stdin"]), deadline)
@@ -175,7 +166,7 @@ class Server:
                 write_all(interpreter.asks, len(body).to_bytes(HEADER_BYTES, "big") + body)
                 while (reply := complete_message(received)) is None:
                     if time.monotonic() < deadline and not out.is_over:
-                        receive(selector, interpreter, deadline, received, out)
+                        receive(selector, interpreter.output, deadline, received, out)
                     elif reason:
                         return None, reason
                     else:
@@ -190,15 +181,13 @@ class Server:
         return read_reply(reply), reason
 
 
-def receive(
-    selector: selectors.BaseSelector, interpreter: Interpreter, deadline: float, received: bytearray, out: Output
-) -> None:
+def receive(selector: selectors.BaseSelector, output: int, deadline: float, received: bytearray, out: Output) -> None:
     """Waits for what the interpreter prints and answers. Raises EOFError when it has ended."""
     for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
         chunk = os.read(key.fd, CHUNK_BYTES)
         if not chunk:
             raise EOFError
-        if key.fd == interpreter.output:
+        if key.fd == output:
             out.add(chunk)
         else:
             received += chunk
@@ -245,7 +234,7 @@ def communicate(process: Any, streams: dict[Any, Output], stdin: bytes, deadline
                     streams[key.fileobj].add(chunk)
                 else:
                     selector.unregister(key.fileobj)
-    with suppress(subprocess.TimeoutExpired):
+    with suppress(TimeoutExpired):
         process.wait(max(0.0, deadline - time.monotonic()))
     return "" if process.returncode is not None else TOO_LONG
 
@@ -268,11 +257,22 @@ def stop_reason(out: Output) -> str:
     return f"it printed more than {out.most} bytes" if out.is_over else TOO_LONG
 
 
+def start(command: list[str], **streams: Any) -> Any:
+    """Starts what the policy runs, in a session of its own."""
+    how: Any = {"stdout": PIPE, "start_new_session": True, "preexec_fn": be_killed_first, **streams}
+    return Popen(command, **how)  # noqa: S603 - this is what the sandbox is for
+
+
 def be_killed_first() -> None:
     """Where memory runs out, the kernel ends what was run, rather than this process."""
     LIBC.prctl(DUMPABLE, 1, 0, 0, 0)
+    set_oom_score(900)
+
+
+def set_oom_score(score: int) -> None:
+    """How readily the kernel ends this process where memory runs out."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("900")
+        file.write(str(score))
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -314,13 +314,13 @@ def running() -> Iterator[int]:
 def reap_for_child() -> None:
     """Goes on in a child. The first process of a sandbox reaps what others leave, and ends with this child."""
     if (child := os.fork()) == 0:
+        set_oom_score(100)  # The first process is to tell of it.
         return
     close_streams()
     while True:
         ended, status = os.wait()
         if ended == child:
-            code = os.waitstatus_to_exitcode(status)
-            os._exit(code if code >= 0 else 128 - code)
+            os._exit(ENDED_INSIDE if status else 0)
 
 
 def close_streams() -> None:
@@ -333,11 +333,11 @@ def close_streams() -> None:
 def main() -> None:
     """Answers requests until standard input ends."""
     LIBC.prctl(DUMPABLE, 0, 0, 0, 0)  # Else programs could answer in its place, by its pipes and memory in `/proc`.
-    if os.getpid() == 1:
+    if is_first := os.getpid() == 1:
         reap_for_child()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     close_streams()
-    server, reply = Server(), b"{}"
+    server, reply = Server(), json.dumps({"is_first": is_first}).encode()
     while True:
         write_all(answers, len(reply).to_bytes(HEADER_BYTES, "big") + reply)
         header = requests.read(HEADER_BYTES)

@@ -18,6 +18,8 @@ START_S = 30.0
 READY_BYTES = 65536
 ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE = 1.5, 0.15
 """Time that is left of a call for ending its sandbox, in seconds and as a share of the call."""
+SIGNAL_CODES = 128
+"""Exit codes beyond this one, such as those of container engines, tell of the signal that ended the first process."""
 MAX_ANSWER_BYTES = 128 * 2**20
 
 
@@ -40,9 +42,14 @@ class ConfinedProcess:
 
     def __init__(self, process: PipeProcess, held: SandboxedCommand) -> None:
         self.process, self.settings, self.group, self._held = process, held.settings, held.group, held
+        self.failure_codes = held.failure_codes
+        self.ready = b""
+        """What it sent when it was ready."""
         self._stack = AsyncExitStack()
         self._lock = anyio.Lock()
         self._is_stopped = False
+        self._killed = ""
+        """How it was ended from outside, if it was."""
 
     @classmethod
     async def start(
@@ -53,7 +60,7 @@ class ConfinedProcess:
         try:
             async with AsyncExitStack() as stack:
                 held = await stack.enter_async_context(command)
-                started = cls(PipeProcess.start(held.line, held.env), held)
+                started = cls(PipeProcess.start(held.line), held)
                 stack.push_async_callback(started.process.kill)
                 reaper.add(started.process.pid)
                 stack.callback(reaper.remove, started.process.pid)
@@ -77,7 +84,7 @@ class ConfinedProcess:
     async def _wait_until_ready(self, within_s: float) -> None:
         try:
             with anyio.fail_after(within_s):
-                await self.process.receive(READY_BYTES)
+                self.ready = await self.process.receive(READY_BYTES)
         except ProcessEnded as error:
             statistics.count_refusal()
             await self.process.wait()
@@ -107,16 +114,26 @@ class ConfinedProcess:
 
     async def _end_reason(self) -> str:
         """Why the sandbox ended. What runs inside cannot signal the process outside: then something else did."""
-        code = None if self._is_stopped else await self.process.wait(1.0)
-        limit, text = self._held.find_limit(), self.process.error_text
-        await self.stop()
-        if limit:
-            return limit
-        if code is not None and code < 0:
-            raise SandboxKilled(f"the sandbox was ended from outside, by signal {-code}")
-        if code in self._held.failure_codes:
-            raise SandboxKilled(f"what runs the sandbox failed: {text or f'it ended with status {code}'}")
-        return f"its processes ended it{f': {text}' if text else ''}"
+        if not self._is_stopped:
+            code = await self.process.wait(1.0)
+            limit, text = self._held.find_limit(), self.process.error_text
+            await self.stop()
+            if limit:
+                return limit
+            self._killed = self._describe_kill(code, text)
+            if not self._killed:
+                return f"its processes ended it{f': {text}' if text else ''}"
+        if self._killed:
+            raise SandboxKilled(self._killed)
+        return "its processes ended it"
+
+    def _describe_kill(self, code: int | None, text: str) -> str:
+        """How it was ended from outside, by its exit code; empty if it was not."""
+        if code is None or (code >= 0 and code not in self.failure_codes):
+            return ""
+        if code < 0 or code > SIGNAL_CODES:
+            return f"the sandbox was ended from outside, by signal {-code if code < 0 else code - SIGNAL_CODES}"
+        return f"what runs the sandbox failed: {text or f'it ended with status {code}'}"
 
     async def stop(self) -> None:
         """Ends everything in the sandbox, and removes what it held."""

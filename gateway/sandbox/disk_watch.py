@@ -112,8 +112,11 @@ class WatchedDisk:
     folders: Sequence[str]
     max_bytes: int
     max_files: int
-    find_first_process: Callable[[], int | None]
+    find_first_process: Callable[[], int | None] = lambda: None
     """Finds the process with which everything in the sandbox ends."""
+    kill: Callable[[], object] | None = None
+    """Ends the sandbox where the gateway may not look at its processes, as those of a container engine. Files that they
+    hold open after they were removed are not seen then."""
     before: DiskUse = field(default_factory=DiskUse)
     problem: str = ""
     """Why the sandbox was ended."""
@@ -121,6 +124,11 @@ class WatchedDisk:
 
     def look(self) -> None:
         """Ends the sandbox if its folders have grown too much."""
+        if self.kill is not None:
+            if not self.problem and (problem := self._find_problem(measure(self.folders))):
+                self.problem = problem
+                threading.Thread(target=self.kill, name="disk-watch-kill", daemon=True).start()  # It takes time.
+            return
         pid = self.find_first_process()
         with suppress(OSError):
             if pid is None or os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid"):

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
 import anyio
+
+from gateway.large_json import run_beside
 
 HEADER_BYTES = 8
 """Size of the length that precedes a message."""
@@ -42,7 +44,7 @@ class PipeProcess:
         self._is_closed = False
 
     @classmethod
-    def start(cls, command: Sequence[str], env: Mapping[str, str] | None = None) -> Self:
+    def start(cls, command: Sequence[str]) -> Self:
         """Starts a command in a session of its own; what it writes to standard error is kept in memory."""
         errors = os.memfd_create("errors", os.MFD_CLOEXEC)
         try:
@@ -53,7 +55,6 @@ class PipeProcess:
                 stderr=errors,
                 bufsize=0,
                 start_new_session=True,
-                env=env,
             )
         except BaseException:
             os.close(errors)
@@ -78,14 +79,16 @@ class PipeProcess:
 
     async def send(self, body: bytes) -> None:
         """Writes one message. Raises ProcessEnded if nobody reads it."""
-        data = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
-        while data:
-            try:
-                data = data[os.write(self._stdin, data) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self._stdin)
-            except OSError as error:
-                raise ProcessEnded(str(error)) from error
+        header = len(body).to_bytes(HEADER_BYTES, "big")
+        for part in (header + body,) if len(body) <= CHUNK_BYTES else (header, body):
+            data = memoryview(part)
+            while data:
+                try:
+                    data = data[os.write(self._stdin, data) :]
+                except BlockingIOError:
+                    await anyio.wait_writable(self._stdin)
+                except OSError as error:
+                    raise ProcessEnded(str(error)) from error
 
     async def receive(self, max_bytes: int) -> bytes:
         """Reads one message. Raises ProcessEnded at the end of the output, and for a longer message."""
@@ -104,6 +107,9 @@ class PipeProcess:
             if not chunk:
                 raise ProcessEnded("it closed its output")
             self._buffer += chunk
+        if count > CHUNK_BYTES and count == len(self._buffer):
+            buffer, self._buffer = self._buffer, bytearray()
+            return await run_beside(bytes, buffer)
         data = bytes(self._buffer[:count])
         del self._buffer[:count]
         return data

@@ -6,20 +6,26 @@ start a process. What a provider fails at is `Unavailable`, never the policy's f
 
 from __future__ import annotations
 
-import base64
-import json
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.large_json import run_beside
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import command_server, interpreter_process
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.bubblewrap import Confined, python_folders
 from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded
+from gateway.sandbox.large_messages import (
+    PIECE_BYTES,
+    decode_base64,
+    encode_base64,
+    encode_message,
+    get_pieces,
+    parse_message,
+    split_pieces,
+)
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import open_command
 
@@ -28,8 +34,6 @@ FILE_S = 30.0
 MARGIN_S = 5.0
 """How long after its deadline a request may take to be answered: the rest of it is killed meanwhile."""
 MOST_IMAGES = interpreter_process.MOST_IMAGES
-LARGE_BYTES = 65536
-"""Longer answers are parsed in a thread."""
 ENVIRONMENT = {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/matplotlib", "PYTHONHASHSEED": "0"}  # noqa: S108 - inside
 """Equal rollouts print equal sets."""
 SERVER_COMMAND = (sys.executable, "-I", "-S", "-B", command_server.__file__)
@@ -73,12 +77,16 @@ class Sandbox(Protocol):
         """Runs code in an interpreter that keeps its variables."""
         ...
 
-    async def put(self, path: str, data: bytes) -> None:
-        """Writes a file; raises OSError with a text for the policy."""
+    async def put(self, path: str, data: bytes, *, append: bool = False) -> None:
+        """Writes a file, or adds to it; raises OSError with a text for the policy."""
         ...
 
     async def get(self, path: str, max_bytes: int) -> bytes:
         """Reads a file; raises OSError with a text for the policy."""
+        ...
+
+    async def get_piece(self, path: str, max_bytes: int, offset: int) -> tuple[bytes, bool]:
+        """A part of a file of at most `max_bytes`, and whether that ends it; raises OSError as `get` does."""
         ...
 
     async def stop(self) -> None: ...
@@ -121,7 +129,7 @@ class LocalSandbox:
         return self._interpreter[0]
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
-        request = {"do": "run", "command": list(command), "stdin": base64.b64encode(stdin).decode()}
+        request = {"do": "run", "command": list(command), "stdin": await encode_base64(stdin)}
         reply = await self._ask(request | self._limits(timeout_s), timeout_s)
         if "error" in reply:
             raise OSError(str(reply["error"]))
@@ -133,16 +141,22 @@ class LocalSandbox:
         reply = await self._ask(request | self._limits(timeout_s), timeout_s)
         return await self._completed(reply, str(reply.get("error", "")), None)
 
-    async def put(self, path: str, data: bytes) -> None:
-        reply = await self._ask({"do": "put", "path": path, "data": base64.b64encode(data).decode()}, FILE_S)
-        if "error" in reply:
-            raise OSError(str(reply["error"]))
+    async def put(self, path: str, data: bytes, *, append: bool = False) -> None:
+        for piece, follows in split_pieces(data, append=append):
+            request = {"do": "put", "path": path, "data": await encode_base64(piece), "append": follows}
+            reply = await self._ask(request, FILE_S)
+            if "error" in reply:
+                raise OSError(str(reply["error"]))
 
     async def get(self, path: str, max_bytes: int) -> bytes:
-        reply = await self._ask({"do": "get", "path": path, "most": max_bytes}, FILE_S)
+        return await get_pieces(self.get_piece, path, max_bytes)
+
+    async def get_piece(self, path: str, max_bytes: int, offset: int) -> tuple[bytes, bool]:
+        request = {"do": "get", "path": path, "most": max_bytes, "offset": offset, "piece": PIECE_BYTES}
+        reply = await self._ask(request, FILE_S)
         if "error" in reply:
             raise OSError(str(reply["error"]))
-        return (await self._decode([reply.get("data")]))[0]
+        return (await self._decode([reply.get("data")]))[0], reply.get("is_end") is not False
 
     async def stop(self) -> None:
         await self._process.stop()
@@ -166,7 +180,7 @@ class LocalSandbox:
     async def _decode(self, texts: Any) -> tuple[bytes, ...]:
         """Decodes base64."""
         try:
-            return tuple(base64.b64decode(text, validate=True) for text in texts[:MOST_IMAGES])
+            return tuple([await decode_base64(text) for text in texts[:MOST_IMAGES]])
         except (ValueError, TypeError, KeyError):
             raise await self._unreadable() from None
 
@@ -176,9 +190,9 @@ class LocalSandbox:
         return SandboxEnded("its processes wrote an answer that cannot be read")
 
     async def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        body = await self._process.ask(json.dumps(request).encode(), timeout_s + MARGIN_S)
+        body = await self._process.ask(await encode_message(request), timeout_s + MARGIN_S)
         try:
-            reply = json.loads(body) if len(body) <= LARGE_BYTES else await run_beside(json.loads, body)
+            reply = await parse_message(body)
         except (ValueError, RecursionError):
             reply = None
         if isinstance(reply, dict):

@@ -5,9 +5,7 @@ When this process ends, however it ends, its signs of life end, and the server s
 
 from __future__ import annotations
 
-import base64
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,21 +14,28 @@ import anyio
 import httpx2
 
 from gateway.errors import Unavailable
-from gateway.large_json import run_beside
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
-from gateway.sandbox.provider import FILE_S, LARGE_BYTES, MARGIN_S, MOST_IMAGES, Completed
+from gateway.sandbox.heartbeats import HEARTBEATS
+from gateway.sandbox.large_messages import (
+    decode_base64,
+    encode_base64,
+    encode_message,
+    get_pieces,
+    parse_message,
+    split_pieces,
+)
+from gateway.sandbox.provider import FILE_S, MARGIN_S, MOST_IMAGES, Completed
 from gateway.sandbox.sandbox_settings import RemoteSettings, SandboxSettings
 
 log = logging.getLogger(__name__)
 
 PATH = "/v1/sandboxes"
-START_S, STOP_S, BEAT_S, CONNECT_S, CHECK_S = 60.0, 10.0, 10.0, 10.0, 10.0
+START_S, STOP_S, CHECK_S = 60.0, 10.0, 10.0
 ANSWER_SHARE = 0.9
 """Share of a call's time in which the server must answer; the rest is for the way."""
 END_S, END_SHARE = 2.5, 0.3
 """Of the server's time, what it has to end a run that is over its limit and to tell what it printed."""
-BEATS_PER_LEASE = 4
 NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 UNAUTHORIZED, NOT_FOUND = 401, 404
 
@@ -77,7 +82,7 @@ class RemoteSandbox:
     def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
         self.url, self.lease_s, self.python = url, lease_s, ""
         self._http, self._settings = http, settings
-        self._is_stopped = False
+        self._is_stopped, self._failure = False, ""
         self._lock = anyio.Lock()
 
     @property
@@ -85,19 +90,23 @@ class RemoteSandbox:
         return not self._is_stopped
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
-        request = {"command": list(command), "stdin": base64.b64encode(stdin).decode()}
-        return self._completed(await self._ask("run", request, timeout_s))
+        request = {"command": list(command), "stdin": await encode_base64(stdin)}
+        return await self._completed(await self._ask("run", request, timeout_s))
 
     async def run_python(self, code: str, timeout_s: float) -> Completed:
-        return self._completed(await self._ask("run", {"code": code}, timeout_s))
+        return await self._completed(await self._ask("run", {"code": code}, timeout_s))
 
-    async def put(self, path: str, data: bytes) -> None:
-        await self._ask("put", {"path": path, "data": base64.b64encode(data).decode()}, FILE_S)
+    async def put(self, path: str, data: bytes, *, append: bool = False) -> None:
+        for piece, follows in split_pieces(data, append=append):
+            await self._ask("put", {"path": path, "data": await encode_base64(piece), "append": follows}, FILE_S)
 
     async def get(self, path: str, max_bytes: int) -> bytes:
-        reply = await self._ask("get", {"path": path, "max_bytes": max_bytes}, FILE_S)
+        return await get_pieces(self.get_piece, path, max_bytes)
+
+    async def get_piece(self, path: str, max_bytes: int, offset: int) -> tuple[bytes, bool]:
+        reply = await self._ask("get", {"path": path, "max_bytes": max_bytes, "offset": offset}, FILE_S)
         try:
-            return base64.b64decode(reply["data"], validate=True)[:max_bytes]
+            return (await decode_base64(reply["data"]))[: max_bytes - offset], reply.get("is_end") is not False
         except (ValueError, KeyError, TypeError) as error:
             raise await self._lost("it sent an answer that cannot be read") from error
 
@@ -113,15 +122,18 @@ class RemoteSandbox:
                 await self._http.delete(self.url)
             await self._http.aclose()
 
-    def _completed(self, reply: Mapping[str, Any]) -> Completed:
+    async def _completed(self, reply: Mapping[str, Any]) -> Completed:
         most, status = self._settings.output_bytes, reply.get("status")
-        images = reply.get("images") or []
+        try:
+            images = tuple([await decode_base64(image) for image in (reply.get("images") or [])[:MOST_IMAGES]])
+        except (ValueError, TypeError) as error:
+            raise await self._lost("it sent an answer that cannot be read") from error
         return Completed(
             str(reply.get("stdout", ""))[:most],
             str(reply.get("stderr", ""))[:most],
             status if isinstance(status, int) else None,
             str(reply.get("stopped", "")),
-            tuple(base64.b64decode(str(image)) for image in images[:MOST_IMAGES]),
+            images,
             reply.get("is_lost") is True,
             tuple(map(str, reply.get("refusals") or ())),
         )
@@ -133,11 +145,13 @@ class RemoteSandbox:
         run_s = min(timeout_s, answer_s - min(END_S, END_SHARE * answer_s))
         body = {**request, "timeout_s": run_s, "answer_within_s": answer_s}
         async with self._lock:
+            if self._failure:
+                raise SandboxKilled(self._failure)
             if self._is_stopped:
                 raise SandboxEnded("it has been stopped")
             try:
                 with anyio.fail_after(within_s):
-                    answer = await self._http.post(f"{self.url}/{verb}", json=body)
+                    answer = await self._http.post(f"{self.url}/{verb}", content=await encode_message(body))
             except NOT_SENT as error:
                 await self.stop()
                 raise Unavailable(f"the server of sandboxes cannot be reached: {_text(error)}") from error
@@ -154,8 +168,7 @@ class RemoteSandbox:
             gone = "the sandbox is not there any more: " if answer.status_code == NOT_FOUND else ""
             raise Unavailable(gone + _describe(answer))
         try:
-            large = len(answer.content) > LARGE_BYTES
-            reply = await run_beside(answer.json) if large else answer.json()
+            reply = await parse_message(answer.content)
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
@@ -171,49 +184,9 @@ class RemoteSandbox:
 
     async def _lost(self, reason: str) -> SandboxKilled:
         """Stops it: nobody knows what was done."""
+        self._failure = f"the server of sandboxes failed: {reason}"
         await self.stop()
-        return SandboxKilled(f"the server of sandboxes failed: {reason}")
-
-
-class Heartbeats:
-    """The thread that gives signs of life for all remote sandboxes of this process, while there are any."""
-
-    def __init__(self) -> None:
-        self._targets: dict[str, tuple[dict[str, str], float]] = {}
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, url: str, headers: dict[str, str], lease_s: float) -> None:
-        """Begins to renew the lease of a sandbox."""
-        with self._changed:
-            self._targets[url] = (headers, lease_s)
-            self._changed.notify()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sandbox-heartbeats", daemon=True)
-                self._thread.start()
-
-    def remove(self, url: str) -> None:
-        """Ends it."""
-        with self._changed:
-            self._targets.pop(url, None)
-            self._changed.notify()
-
-    def _run(self) -> None:
-        with httpx2.Client(timeout=BEAT_S, trust_env=False) as http:
-            while True:
-                with self._changed:
-                    if not self._targets:
-                        self._thread = None
-                        return
-                    targets = dict(self._targets)
-                    self._changed.wait(min(lease_s for _, lease_s in targets.values()) / BEATS_PER_LEASE)
-                    targets = {url: target for url, target in targets.items() if url in self._targets}
-                for url, (headers, _) in targets.items():
-                    with suppress(httpx2.HTTPError):  # The next request tells what is wrong.
-                        http.get(url, headers=headers)
-
-
-HEARTBEATS = Heartbeats()
+        return SandboxKilled(self._failure)
 
 
 def find_remote_problem(remote: RemoteSettings) -> str | None:

@@ -1,12 +1,13 @@
 """The state of a sandbox: a prepared one is packed and put inside at its start, and what is there at the end is hashed.
 
 Both go through the interface that every provider has. What comes out was written by the policy, so that it is unpacked
-by hand: files and folders only, links as their targets.
+by hand, and nothing is written through a link. A state has one hash, wherever it is: the law of `state_hash.py`.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
 import zipfile
@@ -28,9 +29,13 @@ PACK_S = 30.0
 ARCHIVE = "/tmp/.state.tar"  # noqa: S108 - inside
 PREFIX = "mtrl-rollout-"
 PYTHON_OPTIONS = ("-I", "-S", "-c")
-UNPACK = f"import os, tarfile; tarfile.open({ARCHIVE!r}).extractall('/rollout'); os.remove({ARCHIVE!r})"
+UNPACK = f"""
+import os, tarfile
+tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)  # The state is the operator's own.
+tarfile.open({ARCHIVE!r}).extractall('/rollout')
+os.remove({ARCHIVE!r})
+"""
 PACK = f"import tarfile; tar = tarfile.open({ARCHIVE!r}, 'w'); tar.add('/rollout', ''); tar.close()"
-LINK = b"link to "
 
 
 class SandboxStates:
@@ -107,17 +112,31 @@ def _pack(state: Path) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path) -> None:
-    """Unpacks files and folders below a folder, and links as files with their targets. Raises ValueError."""
+    """Unpacks an archive into an empty folder. Symbolic links come last, so that nothing is written through one, and
+    what is no file, folder or link is a pipe. Raises ValueError."""
+    links: dict[Path, str] = {}
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
         for member in tar:
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts or len(path.parts) > 64:
-                raise ValueError(f"{member.name!r:.100} leads out of the folder")
-            place = folder / path
+            place = _place_inside(folder, member.name)
             if member.isdir():
                 place.mkdir(parents=True, exist_ok=True)
                 continue
             place.parent.mkdir(parents=True, exist_ok=True)
-            opened = tar.extractfile(member) if member.isreg() else None
-            place.write_bytes(opened.read() if opened else LINK + member.linkname.encode("utf-8", "surrogateescape"))
-            place.chmod(0o700 if member.mode & 0o100 else 0o600)
+            if member.issym():
+                links[place] = member.linkname
+            elif member.islnk():
+                os.link(_place_inside(folder, member.linkname), place, follow_symlinks=False)
+            elif (opened := tar.extractfile(member) if member.isreg() else None) is not None:
+                place.write_bytes(opened.read())
+                place.chmod(0o700 if member.mode & 0o100 else 0o600)
+            else:
+                os.mkfifo(place)
+    for place, target in links.items():
+        place.symlink_to(target)
+
+
+def _place_inside(folder: Path, name: str) -> Path:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or len(path.parts) > 64:
+        raise ValueError(f"{name!r:.100} leads out of the folder")
+    return folder / path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -34,8 +34,6 @@ class SandboxedCommand:
     settings: SandboxSettings
     disk: WatchedDisk | None = None
     proxy: HostProxy | None = None
-    env: Mapping[str, str] | None = None
-    """The environment of the command outside; that of the gateway if there is none."""
     failure_codes: frozenset[int] = frozenset()
     """Exit codes that nothing inside can bring about."""
     has_started: Callable[[], bool] = lambda: True
@@ -46,6 +44,11 @@ class SandboxedCommand:
         refusals = self.proxy.take_refusals() if self.proxy is not None else ()
         statistics.count_hits({"network": len(refusals)})
         return refusals
+
+    @property
+    def waits_for_hosts(self) -> bool:
+        """Whether it has connections to hosts: then it may be one of these that does not answer."""
+        return self.proxy is not None and self.proxy.connections > 0
 
     def find_limit(self) -> str:
         """The limit that ended its processes, as text; empty if none did."""

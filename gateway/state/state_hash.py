@@ -17,8 +17,8 @@ from pathlib import Path
 
 from gateway.state.git_content import StateTooLarge, digest_repository, is_repository
 from gateway.state.sqlite_content import MAGIC, SIDE_FILES, digest_database
+from gateway.types import STATE_HASH_PREFIX as PREFIX
 
-PREFIX = "sha256:"
 MAX_ENTRIES = 50_000
 MAX_BYTES = 512 * 2**20
 MAX_DEPTH = 64

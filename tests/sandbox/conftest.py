@@ -6,6 +6,7 @@ import ctypes
 import os
 import secrets
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.toolset import Session
 from gateway.types import Task
 
+ENGINE = str(Path(__file__).with_name("container_engine.py"))
 SMALL = SandboxSettings(memory_mb=192, processes=40, disk_mb=16, files=500, output_bytes=65536)
 
 
@@ -66,3 +68,10 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     shared.unlink()
     libc.shmctl(segment, 0, None)
     assert (folder / "secret").read_text() == "secret"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> SandboxSettings:
+    container = {"image": "an-image", "engine": f"{sys.executable} {ENGINE} {tmp_path}", "python": sys.executable}
+    values = {"env": {"TOKEN": "s3cret"}, "memory_mb": 100, "processes": 12, "container": container}
+    return SandboxSettings.model_validate(values)

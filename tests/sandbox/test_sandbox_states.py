@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -86,6 +87,17 @@ async def test_each_entry_has_a_hash_under_its_prefix(tmp_path: Path, states: Pa
     assert found["far_sandbox"] != found["sandbox"]
 
 
+async def test_two_entries_with_one_name_have_numbered_hashes(tmp_path: Path, states: Path) -> None:
+    file = tmp_path / "boxes.yaml"
+    entries = [{"sandbox_tools": ["shell"], "state": "states/one"}, {"sandbox_tools": ["python"]}]
+    file.write_text(json.dumps({"tools": entries}))
+    plan = build_plan([file], None)
+    async with Gateway(plan.sources, services=plan.services) as gateway:
+        _, found = await play(gateway, Task(hash_state=True))
+    assert found.keys() == {"sandbox", "sandbox_2"} and found["sandbox"] == hash_state(states / "one")
+    assert found["sandbox_2"] != found["sandbox"]
+
+
 async def test_states_that_are_not_there_are_refused(tmp_path: Path, states: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
         make_gateway(tmp_path, state="nowhere")
@@ -105,11 +117,41 @@ def test_forged_archives_do_not_lead_out(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_links_in_forged_archives_are_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_nothing_is_written_through_links_of_forged_archives(tmp_path: Path, kind: bytes) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_text("kept")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        link = tarfile.TarInfo("link")
-        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
-        tar.addfile(link)
-    unpack(packed.getvalue(), tmp_path)
-    assert not (tmp_path / "link").is_symlink() and str(tmp_path) in (tmp_path / "link").read_text()
+        for name, target in (("file", tmp_path / "secret"), ("folder", tmp_path)):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, str(target)
+            tar.addfile(link)
+        for name in ("file", "folder/secret"):
+            member = tarfile.TarInfo(name)
+            member.size = 6
+            tar.addfile(member, io.BytesIO(b"stolen"))
+    with pytest.raises((ValueError, OSError)):
+        unpack(packed.getvalue(), tmp_path / "in")
+    assert (tmp_path / "secret").read_text() == "kept" and (tmp_path / "secret").stat().st_nlink == 1
+
+
+async def test_links_pipes_and_programs_have_one_hash_wherever_they_are(tmp_path: Path) -> None:
+    state = tmp_path / "states" / "one"
+    (state / "docs").mkdir(parents=True)
+    (state / "docs" / "a.txt").write_text("first\n")
+    (state / "program").write_text("#!/bin/sh\n")
+    (state / "program").chmod(0o755)
+    for name, target in (("to_file", "docs/a.txt"), ("to_folder", "docs"), ("away", "/etc/passwd"), ("dangling", "no")):
+        (state / name).symlink_to(target)
+    async with make_gateway(tmp_path, state="states/one") as gateway:
+        _, untouched = await play(gateway, Task(hash_state=True))
+        _, read = await play(gateway, Task(hash_state=True), "cat to_file to_folder/a.txt")
+        change = "ln -s docs new; ln docs/a.txt same; mkfifo pipe; rm dangling"
+        _, changed = await play(gateway, Task(hash_state=True), change)
+    assert untouched == read == {"sandbox": hash_state(state)}
+    (state / "new").symlink_to("docs")
+    (state / "same").write_text("first\n")
+    os.mkfifo(state / "pipe")
+    (state / "dangling").unlink()
+    assert changed == {"sandbox": hash_state(state)}

@@ -169,10 +169,11 @@ async def test_tools_are_configured_like_others(write: Write, tmp_path: Path) ->
 
 
 async def test_two_rollouts_share_nothing() -> None:
+    file = f"/tmp/{token_hex(8)}"  # Not a fixed name: below `/tmp` there may be the folders of Python.
     async with open_session() as first, open_session() as second:
-        await text(first, "shell", command="echo mine > f; echo mine > /tmp/f")
-        assert await text(second, "shell", command="ls /rollout /tmp/f; ps -e | grep -c bwrap") == (
-            "ls: cannot access '/tmp/f': No such file or directory\n/rollout:\n1"
+        assert await text(first, "shell", command=f"echo mine > f; echo mine > {file}; cat f {file}") == "mine\nmine"
+        assert await text(second, "shell", command=f"ls /rollout {file}; ps -e | grep -c bwrap") == (
+            f"ls: cannot access '{file}': No such file or directory\n/rollout:\n1"
         )
 
 

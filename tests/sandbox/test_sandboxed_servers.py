@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
 from gateway.build import build_plan
+from gateway.config.models import Limits
+from gateway.limits import LimitedToolset
+from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.rollout_folder import LISTING
 from gateway.sandbox import sandboxed_command
 from gateway.state.state_hash import has_hash_form
-from gateway.toolset import hash_session_state
+from gateway.toolset import Session, hash_session_state
 from gateway.types import Outcome, Task, ToolCall, ToolResult
 from tests.conftest import Write
 from tests.mcp_client.test_rollout_folder import call, find_folder, notes_toolset
@@ -85,6 +90,58 @@ async def test_server_whose_sandbox_is_ended_from_outside_ends_unknown() -> None
             await wait_until(lambda: bool(leased.pending))
             os.kill(leased.transport.child.pid, signal.SIGKILL)
     assert results[0].outcome is Outcome.UNKNOWN, results
+
+
+@asynccontextmanager
+async def limited_session(server: McpToolset, timeout_s: float = 2.0) -> AsyncIterator[tuple[Session, ToolCall]]:
+    """A session whose calls have a deadline, and a call that waits for the other end of a pipe: it hangs the server."""
+    limited = LimitedToolset(server, Limits(timeout_s=timeout_s))
+    async with limited.open(Task("a", hash_state=True)) as session:
+        fifo = await find_folder(session) / "fifo"
+        os.mkfifo(fifo)
+        fifo.chmod(0o666)
+        yield session, ToolCall("1", "write_to", json.dumps({"path": str(fifo), "text": "x"}))
+
+
+async def test_server_that_its_policy_hangs_is_the_policys_error_also_in_later_calls() -> None:
+    hung = {"isolation": "sandbox", "ping_timeout_s": 0.2}
+    async with notes_toolset(**hung) as server, limited_session(server) as (session, hanging):
+        late = await session.call(hanging)
+        assert late.outcome is Outcome.ERROR and late.text == "The server of this tool did not answer in time.", late
+        leased = max(server.pool.connections, key=lambda connection: connection.transport.rollout is not LISTING)
+        with anyio.fail_after(PATIENCE_S):
+            await leased.released.wait()
+        later = await session.call(ToolCall("2", "read", "{}"))
+        state = await hash_session_state(session)
+    assert later.outcome is Outcome.ERROR and "it hangs. It does not come back" in later.text, later
+    assert state == "ended: it hangs"
+
+
+@pytest.mark.parametrize("waits_for", ["a host", "an answer"])
+async def test_server_that_waits_for_something_outside_is_a_timeout_that_is_not_scored(
+    waits_for: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"isolation": "sandbox", "sandbox": {"network": ["pypi.org"]}}
+    async with notes_toolset(**settings) as server, limited_session(server) as (session, hanging):
+        leased = max(server.pool.connections, key=lambda connection: connection.transport.rollout is not LISTING)
+        sandbox = leased.transport.sandbox
+        assert sandbox is not None and sandbox.proxy is not None
+        if waits_for == "a host":
+            monkeypatch.setattr(sandbox.proxy, "connections", 1)
+        else:
+            monkeypatch.setattr(leased, "_answering", 1)
+        late = await session.call(hanging)
+    assert late.outcome is Outcome.TIMEOUT and "outside of its sandbox" in str(late.reason), late
+
+
+async def test_server_that_ends_before_any_call_is_not_the_policys(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with notes_toolset(isolation="sandbox") as server, server.open(Task("a")) as session:
+        await call(session, "read")
+        leased = max(server.pool.connections, key=lambda connection: connection.transport.rollout is not LISTING)
+        monkeypatch.setattr(leased, "_has_sent_calls", False)
+        leased.close_hung("it hangs")
+        later = await session.call(ToolCall("2", "read", "{}"))
+    assert later.outcome is Outcome.UNAVAILABLE, later
 
 
 async def test_server_reaches_its_list_of_hosts_through_a_proxy() -> None:
