@@ -99,6 +99,10 @@ class ContinuousBatch:
         self._kv_cache.clear()
         self._remove_all(handle)
 
+    def free_caches(self) -> None:
+        """Frees the memory of keys and values; running sequences prefill again."""
+        self.reset(self.waiting.appendleft)
+
     def _remove_all(self, handle: Callable[[SequenceState], None]) -> None:
         sequences, self.lanes = self.sequences, []
         self._prefix_cache = PrefixCache(self._cache_tokens)
