@@ -175,3 +175,13 @@ def test_loss_corrects_a_bfloat16_engine_unless_the_settings_do_so_in_another_wa
     assert correct_mismatch(plain, other).mismatch.truncate == "token"
     assert correct_mismatch(plain, exact) is plain and correct_mismatch(given, other) is given
     assert correct_mismatch(plain, Capabilities("sglang", False)) is plain
+
+
+def test_sampled_tokens_are_counted_while_a_turn_is_written(one_thread: None) -> None:
+    async def play() -> None:
+        async with TorchEngine(tiny_models.load_model()) as engine:
+            counts: list[int] = []
+            written = await engine.generate(PROMPT, SAMPLING, on_ids=lambda *_: counts.append(engine.sampled_tokens))
+            assert counts[0] <= engine.sampled_tokens == len(written.ids)
+
+    anyio.run(play)

@@ -16,11 +16,11 @@ from gateway.errors import ConfigError
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_shards, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.engine.base import Capabilities, Engine
+from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
 from trainer.policy.learning_rate import describe_rates, keep_rates
-from trainer.policy.memory_plan import plan_placement
+from trainer.policy.placement import plan_placement
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, resume_hint
@@ -147,6 +147,9 @@ async def _build_train_loop(
     reporters = Reporters(settings.report, folder.path, dumped, folder.path.name, warn=progress.print_message)
     stack.callback(reporters.close)
     updater = await to_thread.run_sync(_make_updater, policy, settings, engine.capabilities)
+    updater.on_pass = progress.on_pass
+    if isinstance(engine, CountsTokens):
+        progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     thread = stack.enter_context(WorkerThread("learning"))
     folder.write_run_info(settings, job.model, engine.capabilities.name)
     if job.workers is not None:

@@ -26,9 +26,11 @@ ROUNDS = 3
 
 
 def choose_holding(dtype: str, parameters: int, matrix: tuple[int, int], *, device: str, can_share: bool) -> Holding:
-    """How to hold a model of this many parameters, with the setting `engine_dtype`. `matrix` is the shape of the largest
-    weight of its layers, and `can_share` says whether a trainer in this process has the same weights in float32, and
-    takes turns with the engine."""
+    """How to hold a model of this many parameters, with the setting `engine_dtype`.
+
+    `matrix` is the shape of the largest weight of its layers; `can_share`: a trainer in this process has the same
+    weights, and takes turns with the engine.
+    """
     is_large = device == "cpu" and parameters >= MIN_BFLOAT16
     if dtype == "bfloat16" or (dtype == "auto" and is_large and bfloat16_speedup(matrix) >= MIN_SPEEDUP):
         return "bfloat16"

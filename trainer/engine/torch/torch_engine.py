@@ -120,6 +120,11 @@ class TorchEngine:
         return sequence.generation
 
     @property
+    def sampled_tokens(self) -> int:
+        """Ids that were sampled so far, including those of generations under way."""
+        return self._batch.sampled_tokens
+
+    @property
     def counters(self) -> Mapping[str, float]:
         return {}
 
