@@ -44,10 +44,10 @@ class MemoryPart:
     """What makes it smaller."""
     is_transient: bool = False
     """Whether it exists only during an update."""
-    is_generating: bool = False
-    """Whether it exists only while rollouts are generated, by an engine that frees it during an update."""
     note: str = ""
     """What cannot be known in advance: shown, but not counted."""
+    is_generating: bool = False
+    """Whether it exists only while rollouts are generated, by an engine that frees it during an update."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.size / GIB:.2f} GiB{self.note}"
