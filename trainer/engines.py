@@ -17,6 +17,7 @@ from trainer.template import Template
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from trainer.engine.sglang.weight_sync.base import WeightSync
     from trainer.engine.sglang.weight_sync.verify import TrainerReference
@@ -29,6 +30,9 @@ class WeightSource(Protocol):
 
     @property
     def adapter_shape(self) -> AdapterShape | None: ...
+
+    @property
+    def whole_model(self) -> PreTrainedModel | None: ...
 
     def compute_logprobs(self, ids: Sequence[int], images: Sequence[Image] = ()) -> Sequence[float]: ...
 
@@ -56,7 +60,7 @@ def make_engine(
     if chosen == "auto":
         chosen = "sglang" if can_use_sglang() else "torch"
     if chosen == "torch":
-        return _make_torch_engine(settings, model, template)
+        return _make_torch_engine(settings, model, template, policy)
     from trainer.engine.sglang.weight_sync.adapters import plan_adapters
     from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
@@ -90,17 +94,33 @@ def can_use_sglang() -> bool:
     return True
 
 
-def _make_torch_engine(settings: BaseRolloutSettings, model: Path, template: Template) -> Engine:
+def _make_torch_engine(
+    settings: BaseRolloutSettings, model: Path, template: Template, policy: WeightSource | None
+) -> Engine:
+    """An engine in this process. It takes the weights of a policy that has them as they are in the model's folder."""
     import torch
 
     from trainer.engine.torch import TorchEngine
+    from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+    from trainer.engine.torch.dense_model import unsupported_reason
     from trainer.model import configure_torch, load_model
 
     configure_torch()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loaded = load_model(model, device=device)
-    decode, processor = template.tokenizer.decode, template.image_processor
-    return TorchEngine(loaded, decode=decode, image_processor=processor, max_sequences=settings.admission.writing)
+    trained = policy.whole_model if policy else None
+    if trained is not None and (unsupported_reason(trained) or trained.dtype != torch.float32):
+        trained = None
+    loaded = load_model(model, device=device) if trained is None else trained
+    can_share = trained is not None and getattr(settings, "mode", "") == "synchronous"
+    parameters, matrix = loaded.num_parameters(), largest_matrix(loaded)
+    holding = choose_holding(settings.engine_dtype, parameters, matrix, device=device, can_share=can_share)
+    return TorchEngine(
+        loaded,
+        decode=template.tokenizer.decode,
+        image_processor=template.image_processor,
+        max_sequences=settings.admission.writing,
+        holding=holding,
+    )
 
 
 def _make_sglang_engine(

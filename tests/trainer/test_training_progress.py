@@ -94,7 +94,7 @@ def test_panel_fits_eighty_columns() -> None:
         lines = progress.panel_lines()
     assert [re.sub(r"[━╸╺]+ *", "━ ", line.strip("│ ")) for line in lines[1:-1]] == [
         "step     ━ 4 of 10",
-        "phase    rolling out · 1.5 s",
+        "phase    rolling out · 1.5 s · about 0:06 left of the step",
         "reward   0.400 ▁▃▆█ · outcome 0.5 · tools 0.05",
         "success  sampled 80% ▁▃▆█ · greedy 80% after step 4",
         "policy   entropy 0.41 · KL 1e-05 · mismatch 1.8e-07 · grad norm 0.83",
@@ -253,7 +253,8 @@ def test_long_step_is_logged_at_intervals() -> None:
         progress.clock.now += 59
         assert progress.format_line(over=False) == ""
         progress.clock.now += 1
-        assert progress.format_line(over=False).startswith("step 1 of 10; rolling out for 1:00; 2 of 8 rollouts; ")
+        begins = "step 1 of 10; rolling out for 1:00, about 3:00 left of the rollouts; 2 of 8 rollouts; "
+        assert progress.format_line(over=False).startswith(begins)
         assert progress.format_line(over=False) == ""
         progress.clock.now += 61
         assert progress.format_line(over=True) == ""

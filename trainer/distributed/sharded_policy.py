@@ -86,6 +86,11 @@ class ShardedPolicy(Policy):
         """Loads each rank's part of the model in a folder."""
         return cls(folder, settings, ranks, image_processor or ImageProcessor.load(folder))
 
+    @property
+    def whole_model(self) -> None:
+        """None: this rank has only a part of it."""
+        return None
+
     def load_reference(self) -> LogprobSource:
         if self.settings.lora:
             return WithoutAdapters(self)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self, runtime_checkable
 
 from gateway.types import Image
 from trainer.ledger import VersionRuns
@@ -159,6 +159,16 @@ class BucketedWeights(PolicyWeights):
 
 class EngineError(Exception):
     """The engine failed, not the policy: the rollout ends with a stop reason of its own and is not scored."""
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """An engine that says how far the generations under way are."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens sampled so far, including those of generations under way."""
+        ...
 
 
 class Engine(Protocol):

@@ -9,8 +9,6 @@ from trainer.plan.devices import Device
 from trainer.policy.memory_plan import (
     BUCKET_BYTES,
     FLOAT_BYTES,
-    MAX_FRACTION,
-    SERVER_OVERHEAD,
     MemoryPart,
     MemoryPlan,
     kv_bytes_per_token,
@@ -19,6 +17,7 @@ from trainer.policy.memory_plan import (
     plan_update_pass,
     weight_bytes,
 )
+from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD
 from trainer.train.settings import TrainSettings
 
 HALF_BYTES = 2

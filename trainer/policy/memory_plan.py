@@ -1,4 +1,4 @@
-"""Plans a run's memory from the model's shapes before anything is loaded, and how trainer and engine share one GPU."""
+"""Plans a run's memory from the model's shapes before anything is loaded."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoConfig
 
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
+from trainer.engine.torch.dense_model import unsupported_reason
+from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
 from trainer.model import auto_class
 from trainer.policy.errors import PolicyError
 from trainer.policy.optimizers import is_muon_matrix
 from trainer.policy.settings import UpdateSettings
-from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
+from trainer.rollout.settings import BaseRolloutSettings
 from trainer.vision.family import family_from_config
 
 GIB = 1024**3
@@ -43,6 +46,8 @@ class MemoryPart:
     """Whether it exists only during an update."""
     note: str = ""
     """What cannot be known in advance: shown, but not counted."""
+    is_generating: bool = False
+    """Whether it exists only while rollouts are generated, by an engine that frees it during an update."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.size / GIB:.2f} GiB{self.note}"
@@ -54,10 +59,20 @@ class MemoryPlan:
 
     parts: tuple[MemoryPart, ...]
     available: int
+    taken: int = 0
+    """What the process has taken already, with its libraries."""
 
     @property
     def needed(self) -> int:
-        return sum(part.size for part in self.parts)
+        """What is needed at once: parts of an update and of an engine that takes turns with it are not."""
+        updating = sum(part.size for part in self.parts if part.is_transient)
+        generating = sum(part.size for part in self.parts if part.is_generating)
+        return sum(part.size for part in self.parts) - min(updating, generating)
+
+    @property
+    def peak(self) -> int:
+        """The process's memory at its peak."""
+        return self.taken + self.needed
 
     @property
     def fits(self) -> bool:
@@ -89,18 +104,43 @@ def plan_memory(
     update: UpdateSettings | None = getattr(settings, "update", None)
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
     generating, tokens = settings.admission.writing, settings.limits.rollout_tokens
+    holding, kv_bytes = _embedded_holding(settings, model, shards), generating * tokens * kv_bytes_per_token(model)
     parts = [
-        MemoryPart("weights of the engine", weight_bytes(model)),
-        MemoryPart("keys and values", generating * tokens * kv_bytes_per_token(model), FEWER_SEQUENCES),
+        _engine_weights(model, holding),
+        MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, is_generating=holding == "shared"),
     ]
     if update and algorithm:
         parts += [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
         if shards > 1:
-            is_embedded = settings.engine == "torch" or (settings.engine == "auto" and not can_use_sglang())
-            most = weight_bytes(model) if is_embedded else min(weight_bytes(model), BUCKET_BYTES)
+            most = weight_bytes(model) if is_embedded(settings) else min(weight_bytes(model), BUCKET_BYTES)
             parts.append(MemoryPart("weights on their way", most, is_transient=True))
-        parts += plan_update_pass(model, update, max(update.tokens, tokens))
-    return MemoryPlan(tuple(parts), free_memory() if available is None else available)
+        longest = max(update.tokens, tokens)
+        parts += plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
+    taken = 0 if torch.cuda.is_available() else resident_memory()
+    return MemoryPlan(tuple(parts), free_memory() if available is None else available, taken)
+
+
+def _embedded_holding(settings: BaseRolloutSettings, model: Any, shards: int) -> Holding:
+    """How an engine in this process will hold the weights; as copies, where servers have them."""
+    if not is_embedded(settings) or unsupported_reason(model):
+        return "copied"
+    update: UpdateSettings | None = getattr(settings, "update", None)
+    can_share = update is not None and not update.lora and shards == 1 and is_synchronous(settings)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parameters = weight_bytes(model) // FLOAT_BYTES
+    return choose_holding(settings.engine_dtype, parameters, largest_matrix(model), device=device, can_share=can_share)
+
+
+def _engine_weights(model: Any, holding: Holding) -> MemoryPart:
+    if holding == "shared":
+        return MemoryPart("weights of the engine", 0, note=" (shared with the trainer)")
+    share = 2 if holding == "bfloat16" else 1
+    return MemoryPart("weights of the engine", weight_bytes(model) // share)
+
+
+def is_embedded(settings: BaseRolloutSettings) -> bool:
+    """Whether the engine runs in this process."""
+    return settings.engine == "torch" or (settings.engine == "auto" and not can_use_sglang())
 
 
 def load_meta_model(folder: Path) -> Any:
@@ -224,6 +264,14 @@ def free_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def resident_memory() -> int:
+    """Bytes that this process has in memory; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out. On a CPU, only the error's text tells."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -242,83 +290,6 @@ def _join_remedies(parts: Any) -> str:
     return "; ".join(f"{part.remedy} ({part})" for part in largest if part.size * 10 > total)
 
 
-SERVER_OVERHEAD = 2 * GIB
-"""Memory of a server besides weights, keys and values: context, CUDA graphs and activations. An estimate."""
-MAX_FRACTION = 0.9
-"""The largest share of the memory that a server is given."""
-MEMORY_FRACTION_FLAG = "--mem-fraction-static"
-MEMORY_SAVER_FLAG = "--enable-memory-saver"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """How trainer and engine share a GPU: `together` takes turns, `beside` holds both at once."""
-
-    kind: Literal["together", "beside"]
-    plan: MemoryPlan
-    """What has to fit at the peak."""
-    fraction: float | None = None
-    """The share of the memory free at the server's start that it may take; None if no server of ours is on the GPU."""
-
-    def __str__(self) -> str:
-        if self.fraction is None:
-            reason = "no server started by this run shares a GPU with the trainer"
-            return f"{self.plan}\nplacement: side by side; {reason}"
-        turns = "taking turns, the engine releases its memory during each update"
-        how = turns if self.kind == "together" else "side by side"
-        return f"{self.plan}\nplacement: {how}; the server may take {self.fraction:.0%} of the GPU memory then free"
-
-    def apply_to(self, serving: ServingSettings) -> ServingSettings:
-        """Settings with the server flags of this placement; flags that the operator set win."""
-        if self.fraction is None:
-            return serving
-        options = serving.options
-        if MEMORY_FRACTION_FLAG not in options:
-            options = (*options, MEMORY_FRACTION_FLAG, f"{self.fraction:.3f}")
-        if self.kind == "together" and MEMORY_SAVER_FLAG not in options:
-            options = (*options, MEMORY_SAVER_FLAG)
-        return serving.model_copy(update={"placement": self.kind, "options": options})
-
-
-def plan_placement(
-    settings: BaseRolloutSettings,
-    folder: Path,
-    available: int | None = None,
-    *,
-    shares_gpu: bool | None = None,
-    shards: int = 1,
-) -> Placement:
-    """Plans how a GPU is shared. The plan may not fit.
-
-    `shards` is as in `plan_memory`. `shares_gpu`: whether a server of this run is on the trainer's GPU; by default
-    found out on this machine.
-    """
-    everything = plan_memory(settings, folder, available, shards=shards)
-    if not (_shares_gpu_with_server(settings) if shares_gpu is None else shares_gpu):
-        return Placement("beside", everything)
-    overhead = MemoryPart("the server's overhead", SERVER_OVERHEAD)
-    engine, training = [*everything.parts[:2], overhead], everything.parts[2:]
-    resident = [part for part in training if not part.is_transient]
-    available = everything.available
-    beside = MemoryPlan((*engine, *training), available)
-    while_generating = MemoryPlan((*engine, *resident), available)
-    while_updating = MemoryPlan((overhead, *training), available)
-    turns = max(while_generating, while_updating, key=lambda plan: plan.needed)
-    requested = settings.serving.placement
-    together = requested == "together" or (requested == "auto" and not beside.fits and _is_synchronous(settings))
-    plan = turns if together else beside
-    loaded = sum(part.size for part in training[:1])
-    kept = sum(part.size for part in (resident if together else training)) - loaded + SERVER_OVERHEAD
-    fraction = min(MAX_FRACTION, 1 - kept / (available - loaded)) if plan.fits else 0.0
-    return Placement("together" if together else "beside", plan, fraction)
-
-
-def _is_synchronous(settings: BaseRolloutSettings) -> bool:
+def is_synchronous(settings: BaseRolloutSettings) -> bool:
     """Whether there are times without generation, in which the engine can release its memory."""
     return getattr(settings, "mode", "synchronous") == "synchronous"
-
-
-def _shares_gpu_with_server(settings: BaseRolloutSettings) -> bool:
-    if not torch.cuda.is_available() or settings.serving.replicas > 1:
-        return False
-    return settings.engine == "sglang" or (settings.engine == "auto" and can_use_sglang())

@@ -158,6 +158,11 @@ class Policy:
         return {name: value.detach() for name, value in self.model.state_dict().items()}
 
     @property
+    def whole_model(self) -> PreTrainedModel | None:
+        """The model, if an engine in this process can use its weights as they are; None with adapters."""
+        return None if self.settings.lora else self.model
+
+    @property
     def adapter_shape(self) -> AdapterShape | None:
         """What an engine has to know of the adapters; None without any."""
         return lora.adapter_shape(self.model) if self.settings.lora else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import torch
@@ -27,6 +27,14 @@ from trainer.policy.rank_metrics import measure_ranks
 MAX_EXACT_MISMATCH = 1e-4
 """In nats. If no token of a sample is further off, the engine's logprobs are used as the old policy's."""
 NO_MISMATCH = Mismatch(0.0, 0.0, 0.0, 0)
+
+
+OnPass = Callable[[int, int, int], None]
+"""Takes how many micro-batches of an update were passed, how many there are, and the tokens of those that were."""
+
+
+def _ignore_pass(passes: int, total: int, tokens: int) -> None:
+    """Nobody watches the update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,9 @@ class PolicyUpdater:
         self._has_skipped_pass = False
         self._tokens = 0
         """Tokens of the present step that this rank computes in each pass over them."""
+        self.on_pass: OnPass = _ignore_pass
+        """Called after each pass with a gradient."""
+        self._passes, self._passed_tokens, self._total_passes = 0, 0, 0
         self.pending_notes: list[str] = []
         """Messages for the operator that are not yet printed."""
         self.last_rows: tuple[BatchRow, ...] = ()
@@ -100,6 +111,9 @@ class PolicyUpdater:
             for span in split_evenly(len(advantages.rows), update.minibatches)
         ]
         is_single_step = update.epochs * len(minibatches) == 1
+        self._passes, self._passed_tokens = 0, 0
+        self._total_passes = update.epochs * sum(map(len, minibatches))
+        self.on_pass(0, self._total_passes, 0)
         sample = None
         if not is_single_step:
             minibatches, sample = self._add_old_logprobs(minibatches)
@@ -213,6 +227,8 @@ class PolicyUpdater:
             value = part.value * minibatches
             value.backward()  # type: ignore[no-untyped-call]
             loss += value.item()
+            self._passes, self._passed_tokens = self._passes + 1, self._passed_tokens + len(batch.ids_T)
+            self.on_pass(self._passes, self._total_passes, self._passed_tokens)
             if micro_batch.is_padding:
                 continue
             entropy = float(new.entropy_T.sum()) / max(1, part.tokens)

@@ -15,13 +15,14 @@ from rich.console import Console
 
 from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_shards, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.engine.base import Engine
+from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
 from trainer.policy.learning_rate import describe_rates, keep_rates
-from trainer.policy.memory_plan import plan_placement
+from trainer.policy.placement import plan_placement
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
@@ -184,7 +185,10 @@ async def _build_train_loop(
     progress = stack.enter_context(TrainingProgress(settings.steps, console=console, history=history))
     reporters = Reporters(settings.report, folder.path, dumped, folder.path.name, warn=progress.print_message)
     stack.callback(reporters.close)
-    updater = await to_thread.run_sync(_make_updater, policy, settings, engine.capabilities.is_exact)
+    updater = await to_thread.run_sync(_make_updater, policy, settings, engine.capabilities)
+    updater.on_pass = progress.on_pass
+    if isinstance(engine, CountsTokens):
+        progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     thread = stack.enter_context(WorkerThread("learning"))
     folder.write_run_info(kept, job.model, engine.capabilities.name)
     if job.workers is not None:
@@ -216,11 +220,21 @@ def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None) -> It
         yield f"warning: {warning.text}\n  remedy: {warning.remedy}"
 
 
-def _make_updater(policy: Policy, settings: TrainSettings, is_exact: bool) -> PolicyUpdater:
+def _make_updater(policy: Policy, settings: TrainSettings, engine: Capabilities) -> PolicyUpdater:
     """Makes the updater, here or on all ranks."""
     make: Any = LeadUpdater if isinstance(policy, LeadPolicy) else PolicyUpdater
-    updater: PolicyUpdater = make(policy, settings.algorithm, exact=is_exact, temperature=settings.sampling.temperature)
+    algorithm = correct_mismatch(settings.algorithm, engine)
+    updater: PolicyUpdater = make(policy, algorithm, exact=engine.is_exact, temperature=settings.sampling.temperature)
     return updater
+
+
+def correct_mismatch(algorithm: AlgorithmSettings, engine: Capabilities) -> AlgorithmSettings:
+    """The algorithm; for an embedded engine that was chosen to be fast, with importance weights for its logprobs unless
+    the settings correct them in another way."""
+    mismatch = algorithm.mismatch
+    if engine.name != "torch" or engine.is_exact or mismatch.truncate or mismatch.reject:
+        return algorithm
+    return algorithm.model_copy(update={"mismatch": mismatch.model_copy(update={"truncate": "token"})})
 
 
 def _load_policy(job: Job, checkpoint: Checkpoint | None, channel: LeaderChannel | None) -> Policy:

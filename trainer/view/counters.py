@@ -95,9 +95,12 @@ class CounterSnapshot:
         The turns per rollout are estimated between those of ended rollouts (biased to short ones) and all turns per
         ended rollout (biased to long ones); both converge.
         """
-        if not self.total or not self.ended_turns:
+        if not self.total or not self.turns:
             return None
-        each = (self.ended_turns + self.turns) / 2 / sum(self.stops.values())
+        if self.ended_turns:
+            each = (self.ended_turns + self.turns) / 2 / sum(self.stops.values())
+        else:  # Each rollout under way will at least have the turn that it is in.
+            each = 1 + self.turns / max(1, sum(self.states.values()))
         to_come = each * (self.total + self.retried) - self.turns
         return max(0.0, to_come * self.elapsed_s / self.turns) if self.ended < self.total else 0.0
 

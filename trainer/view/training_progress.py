@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import fsum
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +16,7 @@ from rich.text import Text
 from trainer.engine.base import Generation
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.steppers import Step
-from trainer.view.counters import STATES, RolloutCounters
+from trainer.view.counters import STATES, CounterSnapshot, RolloutCounters
 from trainer.view.learning_summary import LearningSummary
 from trainer.view.panel import (
     QUIET,
@@ -30,9 +31,12 @@ from trainer.view.panel import (
 )
 from trainer.view.progress import Display, TokenRate, log
 from trainer.view.text import to_printable
+from trainer.view.update_passes import UpdatePasses
 
 LOG_INTERVAL_S = 60.0
 """The interval of log lines within a long step, without a terminal."""
+LEARNING = "learning"
+"""The phase of an update."""
 WAITING_PHASES = ("rolling out", "waiting", "evaluating")
 """Phases in which no update is under way, since there is nothing to learn from yet."""
 RECENT_STEPS = 20
@@ -73,6 +77,12 @@ class TrainingProgress(Display):
         for metrics in history:
             self._add(int(metrics["step"]), metrics)
         self._rows = self._learning.rows()
+        self.read_sampled: Callable[[], int] | None = None
+        """Reads how many tokens the engine has sampled, if it says so while turns are being written."""
+        self._sampled_before = 0
+        self._update = UpdatePasses(clock=now)
+        self._learning_s = 0.0
+        """The seconds of the last step's update."""
         self.describe_workers: Callable[[], str] | None = None
         """Says how many rollout workers are up, if there are any."""
 
@@ -93,6 +103,12 @@ class TrainingProgress(Display):
         self.step = step
         self._counts = self._shown = self._counts.restart(total_rollouts)
         self._written, self._writing_s = 0, 0.0
+        self._sampled_before = self._read_sampled()
+        self._update = UpdatePasses(clock=self._now)
+
+    def on_pass(self, passes: int, total: int, tokens: int) -> None:
+        """Called by an update after each of its micro-batches, from its thread."""
+        self._update.on_pass(passes, total, tokens)
 
     def add_rollouts(self, rollouts: int) -> None:
         """Increases the expected number of rollouts of the step."""
@@ -104,14 +120,20 @@ class TrainingProgress(Display):
         self._account()
         self._phases.append((name.replace("_", " "), self._now()))
         shown = self._shown
+        sampled_before = self._sampled_before
         if rollouts is not None:
             self._shown = RolloutCounters(rollouts, clock=self._now)
+            self._sampled_before = self._read_sampled()
         try:
             yield self._shown
         finally:
             self._account()
-            self._phases.pop()
+            name, began = self._phases.pop()
             self._shown = shown
+            if rollouts is not None:
+                self._sampled_before = sampled_before + self._read_sampled() - self._sampled_before
+            if name == LEARNING:
+                self._learning_s = self._now() - began
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds by phase since the last call, and metrics of the step's rollouts."""
@@ -165,13 +187,33 @@ class TrainingProgress(Display):
         each = fsum(self._step_times) / len(self._step_times)
         return max(0.0, each * (self.steps - self.done) - (self._now() - self._last_step_end))
 
+    @property
+    def step_left(self) -> tuple[float, str] | None:
+        """The remaining seconds of the phase, or of the step as soon as a step has shown how long its update takes."""
+        if self._phase()[0] == LEARNING:
+            left_s = self._update.left_s
+            return None if left_s is None else (left_s, "of the update")
+        left_s = self._counts.snapshot().left_s
+        if left_s is None or self._shown is not self._counts or self._phase()[0] not in WAITING_PHASES:
+            return None
+        return (left_s + self._learning_s, "of the step") if self._learning_s else (left_s, "of the rollouts")
+
+    def _read_sampled(self) -> int:
+        return self.read_sampled() if self.read_sampled else 0
+
+    def _snapshot(self) -> CounterSnapshot:
+        """The shown counters, with the tokens of turns that are still being written."""
+        counters = self._shown.snapshot()
+        return replace(counters, written=max(counters.written, self._read_sampled() - self._sampled_before))
+
     def render(self, *, over: bool) -> RenderableType:
         shown = self._shown
-        counters = shown.snapshot()
+        counters = self._snapshot()
         name = f"rollouts of step {self.step}" if shown is self._counts else f"rollouts, {self._phase()[0]}"
         learning = labeled_rows(
             step=progress_bar(self.done, self.steps),
             phase=join_texts(self._phase_row(over=over)),
+            **({"update": self._update.row()} if self._update.total and not over else {}),
             **self._rows,
             **({"workers": Text(self.describe_workers())} if self.describe_workers else {}),
         )
@@ -187,10 +229,13 @@ class TrainingProgress(Display):
         if over or self._now() - self._last_output < LOG_INTERVAL_S or not self._phases:
             return ""
         self._last_output = self._now()
-        counters, (phase, since) = self._shown.snapshot(), self._phase()
+        counters, (phase, since) = self._snapshot(), self._phase()
         status = format_status(counters, self._rate.per_s(counters, over=over), over=True)
         workers = f"; workers: {self.describe_workers()}" if self.describe_workers else ""
-        return f"step {self.step} of {self.steps}; {phase} for {format_clock(self._now() - since)}; {status}{workers}"
+        left = f", about {format_clock(self.step_left[0])} left {self.step_left[1]}" if self.step_left else ""
+        update = f"; {self._update.describe()}" if phase == LEARNING and self._update.total else ""
+        spent = format_clock(self._now() - since)
+        return f"step {self.step} of {self.steps}; {phase} for {spent}{left}{update}; {status}{workers}"
 
     def _add(self, step: int, metrics: Mapping[str, float]) -> None:
         self.done = step
@@ -212,7 +257,10 @@ class TrainingProgress(Display):
         name, since = self._phase()
         if over or not name:
             return [(f"over after step {self.done}" if over else "between two", QUIET)]
-        return [(name, "bold"), (f"{self._now() - since:.1f} s", "")]
+        row = [(name, "bold"), (f"{self._now() - since:.1f} s", "")]
+        if left := self.step_left:
+            row.append((f"about {format_clock(left[0])} left {left[1]}", ""))
+        return row
 
     def _when(self, *, over: bool) -> str:
         return format_times(self._now() - self._began, None if over else self.left_s)

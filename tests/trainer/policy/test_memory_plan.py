@@ -11,11 +11,13 @@ from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
+from trainer.engine.torch import choose_holding
 from trainer.policy.errors import PolicyError
-from trainer.policy.memory_plan import MemoryPlan, free_memory, plan_memory, plan_update_pass
+from trainer.policy.memory_plan import MemoryPlan, free_memory, plan_memory, plan_update_pass, resident_memory
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 from trainer.rollout.settings import RolloutSettings
+from trainer.train.settings import TrainSettings
 
 GIB = 1024**3
 
@@ -92,7 +94,6 @@ def test_planned_pass_is_close_to_the_real_one(checkpointing: bool) -> None:
     [
         ({"tokens": 10**9}, "lower `update.tokens` or set `update.checkpointing`"),
         ({"tokens": 10**9, "checkpointing": True}, "lower `update.tokens`;"),
-        ({"chunk": 10**9}, "lower `update.chunk`"),
         ({}, "lower `admission.writing` or `limits.rollout_tokens`"),
     ],
 )
@@ -101,6 +102,34 @@ def test_plan_that_does_not_fit_names_remedies(folder: Path, update: dict[str, A
     assert not plan.fits and plan.remedy.startswith(first)
     with pytest.raises(PolicyError, match=r"does not fit: memory: .*GiB that are free\n  remedy: lower"):
         plan.require()
+
+
+def test_logits_are_planned_for_no_more_tokens_than_a_pass_has(folder: Path) -> None:
+    plan = make_plan(folder, available=1000, tokens=10**7, chunk=10**9)
+    assert part_size(plan, "logits of 10000000 tokens") == 4 * 4 * 50 * 10**7
+    assert "lower `update.chunk`" in plan.remedy
+
+
+def test_engine_that_takes_turns_shares_weights_and_frees_its_cache_during_updates(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_holding, "MIN_SHARED", 0)
+    settings = TrainSettings(engine="torch")
+    shared = plan_memory(settings, folder, GIB)
+    copied = plan_memory(settings.model_copy(update={"mode": "asynchronous"}), folder, GIB)
+    assert part_size(shared, "weights of the engine") == 0 < part_size(copied, "weights of the engine")
+    assert "shared with the trainer" in str(shared)
+    generating = part_size(shared, "keys and values")
+    updating = sum(part.size for part in shared.parts if part.is_transient)
+    assert sum(part.size for part in shared.parts) - shared.needed == min(generating, updating) > 0
+    assert copied.needed == sum(part.size for part in copied.parts)
+
+
+def test_peak_includes_what_the_process_has_already(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(folder)
+    assert plan.peak - plan.needed == plan.taken > 2**20
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "no such numbers")
+    assert resident_memory() == 0
 
 
 def test_large_model_gets_lora_as_a_remedy(folder: Path) -> None:

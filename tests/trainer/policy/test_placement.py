@@ -9,7 +9,8 @@ import pytest
 from transformers import Qwen2Config
 
 from trainer.policy.errors import PolicyError
-from trainer.policy.memory_plan import GIB, MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_memory, plan_placement
+from trainer.policy.memory_plan import GIB, plan_memory
+from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_placement
 from trainer.rollout.settings import ServingSettings
 from trainer.train.settings import TrainSettings
 

@@ -300,3 +300,16 @@ def test_micro_batches_are_full_and_in_order(sizes: list[int], tokens: int) -> N
 def test_even_parts_are_not_empty(count: int, parts: int) -> None:
     sizes = [share.stop - share.start for share in split_evenly(count, parts)]
     assert sum(sizes) == count and min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+
+
+def test_update_reports_each_micro_batch_and_its_tokens() -> None:
+    model = tiny_model()
+    batch = example_batch(model)
+    policy = Policy(model, UpdateSettings(lr=1e-3, tokens=20, epochs=2))
+    updater = PolicyUpdater(policy, AlgorithmSettings(), exact=True)
+    passes: list[tuple[int, int, int]] = []
+    updater.on_pass = lambda *told: passes.append(told)
+    updater.train_step(batch)
+    total = passes[0][1]
+    assert total > 2 and [number for number, _, _ in passes] == list(range(total + 1))
+    assert passes[-1][2] == 2 * sum(len(row.ids) for row in updater.last_trained)

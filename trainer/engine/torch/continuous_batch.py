@@ -39,6 +39,8 @@ class ContinuousBatch:
         self.waiting: deque[SequenceState] = deque()
         self.lanes: list[Lane] = []
         """Each at the index of its slot."""
+        self.sampled_tokens = 0
+        """Ids that were sampled so far, for all sequences."""
         self.interrupts = 0
         """The number of callers that wait for a pause between two steps."""
         self._model = model
@@ -98,6 +100,10 @@ class ContinuousBatch:
         """Clears both caches after a failure, and hands over the running sequences, the last first."""
         self._kv_cache.clear()
         self._remove_all(handle)
+
+    def free_caches(self) -> None:
+        """Frees the memory of keys and values; running sequences prefill again."""
+        self.reset(self.waiting.appendleft)
 
     def _remove_all(self, handle: Callable[[SequenceState], None]) -> None:
         sequences, self.lanes = self.sequences, []
@@ -186,6 +192,7 @@ class ContinuousBatch:
             sequence.append(token, logprob, self.version)
             sequence.finish_reason = sequence.check_finish(self._model.context_length, self._decode)
         self._is_finite = True
+        self.sampled_tokens += len(sequences)
         self._split(lanes)
         return [sequence for sequence in sequences if sequence.finish_reason]
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from trainer.engine.torch.kv_cache import Chunk, KVCache, KVShape
 from trainer.engine.torch.paged_attention import AttentionPlan, attend
-from trainer.engine.torch.weights import FusedWeights, check_weights
+from trainer.engine.torch.weights import FusedWeights, Holding, check_weights
 from trainer.vision.family import FAMILIES, ImageFeatures, VisionFamily
 from trainer.vision.image_processor import PreparedImage
 
@@ -32,6 +32,10 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 FEATURE_CACHE_BYTES = 2**28
 """Size of the cache of image features."""
 
+BFLOAT16_NOTE = (
+    "computes products in bfloat16 (`engine_dtype`): its logprobs differ from the trainer's, which the loss corrects as"
+    " `algorithm.mismatch` says, or with `truncate: token` if it says nothing"
+)
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines for rotary embeddings."""
 
@@ -53,11 +57,13 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 class DenseModel:
-    """A copy of a text model's weights, and the computation of its layers."""
+    """A text model's weights, copied or shared with the trainer, and the computation of its layers.
 
-    notes: tuple[str, ...] = ()
+    With `bfloat16`, matrices and their products are in bfloat16, in one product for the whole batch, so that rounding
+    depends on it; everything else is computed as without.
+    """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, holding: Holding = "copied") -> None:
         config, state = model.config.get_text_config(decoder=True), model.state_dict()
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, size, model.dtype, model.device)
@@ -67,18 +73,27 @@ class DenseModel:
         text_model: Any = getattr(model.model, "language_model", model.model)
         self._rotary = copy.deepcopy(text_model.rotary_emb)
         self._rotation_table: Rotation = (torch.empty(0), torch.empty(0))
-        self._weights = FusedWeights(_fused_names(model, config, state), state)
-        self._layers = [_Layer(self._weights, index) for index in range(self.shape.layers)]
+        self._weights = FusedWeights(_fused_names(model, config, state), state, holding)
+        self._layers = self._make_layers()
+        self.is_exact = self.shape.dtype is torch.float32 and holding != "bfloat16"
+        self.notes: tuple[str, ...] = (BFLOAT16_NOTE,) if holding == "bfloat16" else ()
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         self._weights.load(weights)
+        self._layers = self._make_layers()
+
+    def _make_layers(self) -> list[_Layer]:
+        return [_Layer(self._weights, index) for index in range(self.shape.layers)]
 
     def __call__(self, chunks: Sequence[Chunk], kv_cache: KVCache) -> Tensor:
         plan = AttentionPlan(chunks, self.shape)
         padding = -plan.count % TILE
         ids = torch.tensor([token for chunk in chunks for token in chunk.ids] + [0] * padding, device=self.shape.device)
         rotation = self._look_up_rotation(max(chunk.end for chunk in chunks), F.pad(plan.positions, (0, padding)))
-        return self._run_layers(F.embedding(ids, self._weights["embed"]), rotation, plan, kv_cache)
+        return self._run_layers(self._embed(ids), rotation, plan, kv_cache)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self._weights["embed"]).to(self.shape.dtype)
 
     def _run_layers(
         self,
@@ -97,7 +112,7 @@ class DenseModel:
         ends = [end - 1 for _, end in pairwise(plan.offsets)]
         last = torch.tensor(ends + [0] * (-len(ends) % TILE), device=self.shape.device)
         hidden = self._norm(x[last], self._weights["norm"])
-        return _linear(hidden, self._head)[: len(ends)]
+        return _linear(hidden, (self._head,))[: len(ends)]
 
     @property
     def _head(self) -> Tensor:
@@ -152,15 +167,28 @@ class _Layer:
             return weights[f"{index}.{name}"]
 
         self.norm, self.mlp_norm, self.head_norms = get("norm"), get("mlp_norm"), find("head_norms")
-        self.qkv, self.qkv_bias = get("qkv.weight"), find("qkv.bias")
-        self.out, self.out_bias = get("out.weight"), find("out.bias")
-        self.gate_up, self.gate_up_bias = get("gate_up.weight"), find("gate_up.bias")
-        self.down, self.down_bias = get("down.weight"), find("down.bias")
+
+        def matrices(name: str) -> tuple[Tensor, ...]:
+            return weights.matrices(f"{index}.{name}.weight")
+
+        self.qkv, self.qkv_bias = matrices("qkv"), find("qkv.bias")
+        self.out, self.out_bias = matrices("out"), find("out.bias")
+        self.gate_up, self.gate_up_bias = matrices("gate_up"), find("gate_up.bias")
+        self.down, self.down_bias = matrices("down"), find("down.bias")
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+def _linear(
+    x: Tensor, matrices: tuple[Tensor, ...], bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
     """A linear layer in tiles of a fixed shape, added to `residual` if given."""
-    tiles = len(x) // TILE
+    if len(matrices) > 1:
+        result = torch.cat([_linear(x, (matrix,)) for matrix in matrices], dim=-1)
+        return result if bias is None else result + bias
+    weight, tiles = matrices[0], len(x) // TILE
+    if weight.dtype != x.dtype:
+        result = F.linear(x.to(weight.dtype), weight).to(x.dtype)
+        result = result if residual is None else residual + result
+        return result if bias is None else result + bias
     right = weight.t().expand(tiles, -1, -1)
     left = x.view(tiles, TILE, -1)
     if residual is not None:
@@ -201,8 +229,8 @@ def _fused_names(model: PreTrainedModel, config: object, state: Mapping[str, Ten
 class DenseVisionModel(DenseModel):
     """A dense model with its vision encoder. Images are encoded one by one, so the batch does not affect features."""
 
-    def __init__(self, model: PreTrainedModel, family: VisionFamily) -> None:
-        super().__init__(model)
+    def __init__(self, model: PreTrainedModel, family: VisionFamily, holding: Holding = "copied") -> None:
+        super().__init__(model, holding)
         self._family = family
         self._encoder = copy.deepcopy(model.get_submodule(family.vision_module)).train(False)
         self._features: OrderedDict[str, ImageFeatures] = OrderedDict()
@@ -222,7 +250,7 @@ class DenseVisionModel(DenseModel):
         plan = AttentionPlan(chunks, self.shape)
         padding = -plan.count % TILE
         ids = [max(token, 0) for chunk in chunks for token in chunk.ids] + [0] * padding
-        x = F.embedding(torch.tensor(ids, device=self.shape.device), self._weights["embed"])
+        x = self._embed(torch.tensor(ids, device=self.shape.device))
         deepstack = self._insert_features(chunks, x)
         return self._run_layers(x, self._rotate_chunks(chunks, padding), plan, kv_cache, deepstack)
 

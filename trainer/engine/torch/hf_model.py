@@ -34,6 +34,7 @@ class HFModel:
             values = _stack_cache(cache)
         except Exception as error:  # boundary: a model's own code may raise anything
             raise EngineError(f"the torch engine cannot run a model of type {config.model_type}: {error}") from error
+        self.is_exact = values.dtype is torch.float32
         self.shape = KVShape(values.shape[0], values.shape[2], values.shape[4], values.dtype, model.device)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:

@@ -194,6 +194,8 @@ class ModelRunner(Protocol):
     """A model as the engine runs it."""
 
     shape: KVShape
+    is_exact: bool
+    """Whether its logprobs are the trainer's for the same weights, up to rounding of float32."""
     context_length: int
     vocab_size: int
     notes: tuple[str, ...]

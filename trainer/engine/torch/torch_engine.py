@@ -17,6 +17,7 @@ from trainer.engine.torch.continuous_batch import ContinuousBatch
 from trainer.engine.torch.dense_model import DenseModel, DenseVisionModel, unsupported_reason
 from trainer.engine.torch.hf_model import HFModel
 from trainer.engine.torch.sequence import Decode, SequenceState
+from trainer.engine.torch.weights import Holding
 from trainer.vision.image_processor import ImageProcessor, PreparedPrompt, VisionError
 from trainer.worker_thread import WorkerThread
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine:
-    """Generates with a copy of a model's weights, on the model's device.
+    """Generates with a copy of a model's weights or, with `holding: shared`, with these themselves, on its device.
 
     Up to `max_sequences` are generated at once; the KV cache has room for that many of the longest one, and the prefix
     cache takes `cache_bytes` more. `decode` is needed only for stop strings, `image_processor` only for images.
@@ -41,14 +42,15 @@ class TorchEngine:
         image_processor: ImageProcessor | None = None,
         max_sequences: int = 64,
         cache_bytes: int = 2**30,
+        holding: Holding = "copied",
     ) -> None:
         reason = unsupported_reason(model)
         self._model = (
             HFModel(model, reason)
             if reason
-            else DenseVisionModel(model, image_processor.family)
+            else DenseVisionModel(model, image_processor.family, holding)
             if image_processor
-            else DenseModel(model)
+            else DenseModel(model, holding)
         )
         self._image_processor = None if reason else image_processor
         self._batch = ContinuousBatch(self._model, max_sequences, cache_bytes, decode)
@@ -59,12 +61,15 @@ class TorchEngine:
         self._thread = WorkerThread("engine")
         self._has_work = anyio.Event()
         self._is_paused = False
+        self._shares = holding == "shared" and not reason
+        self._is_released = False
 
     @property
     def capabilities(self) -> Capabilities:
-        is_exact = self._model.shape.dtype is torch.float32
         supports_images = self._image_processor is not None
-        return Capabilities("torch", is_exact, supports_images, self._model.context_length, self._model.notes)
+        return Capabilities(
+            "torch", self._model.is_exact, supports_images, self._model.context_length, self._model.notes
+        )
 
     @property
     def version(self) -> int:
@@ -115,6 +120,11 @@ class TorchEngine:
         return sequence.generation
 
     @property
+    def sampled_tokens(self) -> int:
+        """Ids that were sampled so far, including those of generations under way."""
+        return self._batch.sampled_tokens
+
+    @property
     def counters(self) -> Mapping[str, float]:
         return {}
 
@@ -130,10 +140,16 @@ class TorchEngine:
         """Running sequences prefill again, so that each logprob is exact under the version that sampled the id."""
         async with self._between_steps():
             await self._thread.run(lambda: self._batch.publish(weights, version))
+        self._is_released = False
+        self._has_work.set()
 
     async def release_memory(self) -> bool:
-        """Never: the engine is part of the trainer's process."""
-        return False
+        """An engine that shares the trainer's weights makes no step until the next `publish`, and frees its caches."""
+        if self._shares:
+            self._is_released = True
+            async with self._between_steps():
+                await self._thread.run(self._batch.free_caches)
+        return self._shares
 
     async def pause(self) -> None:
         self._is_paused = True
@@ -183,7 +199,7 @@ class TorchEngine:
         while True:
             async with self._step_lock:
                 self._has_work = anyio.Event()
-                is_busy = not self._is_paused and not self._batch.is_idle
+                is_busy = not (self._is_paused or self._is_released or self._batch.is_idle)
                 if is_busy:
                     await self._run_steps()
             if not is_busy:

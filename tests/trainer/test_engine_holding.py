@@ -1,0 +1,187 @@
+"""How the embedded engine holds weights: shared with the trainer where they take turns, copied, or in bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from tests.trainer import tiny_models
+from tests.trainer.model_folders import save_tiny_model
+from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings
+from trainer.engine.base import Capabilities, Generation, Sampling
+from trainer.engine.torch import TorchEngine, choose_holding
+from trainer.engine.torch.weights import Holding
+from trainer.engines import make_engine
+from trainer.policy.policy import Policy
+from trainer.policy.settings import LoraSettings, UpdateSettings
+from trainer.rollout.settings import BaseRolloutSettings, TemplateSettings
+from trainer.setup import load_template
+from trainer.train.start import correct_mismatch
+
+SAMPLING = Sampling(max_tokens=24, seed=3)
+PROMPT = list(range(2, 40))
+FAMILIES = ["qwen2", "qwen3", "llama", "biased"]
+
+
+class ModeSettings(BaseRolloutSettings):
+    mode: str = "synchronous"
+
+
+@pytest.fixture
+def every_size_shares(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(choose_holding, "MIN_SHARED", 0)
+    yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def make_for(folder: Path, mode: str, **update: Any) -> tuple[Any, Policy]:
+    policy = Policy.load(folder, UpdateSettings(**update))
+    template = load_template(folder, TemplateSettings())
+    settings = ModeSettings(mode=mode, engine="torch")
+    return make_engine(settings, folder, template, Path("logs"), policy=policy), policy
+
+
+def shared_pointers(engine: Any, policy: Policy) -> set[str]:
+    """The trainer's matrices whose memory the engine uses."""
+    weights = engine._model._weights
+    held = {matrix.data_ptr() for name in weights._fused for matrix in weights.matrices(name)}
+    return {name for name, value in policy.model.named_parameters() if value.ndim == 2 and value.data_ptr() in held}
+
+
+def test_synchronous_run_has_one_copy_of_the_weights(folder: Path, every_size_shares: None, one_thread: None) -> None:
+    engine, policy = make_for(folder, "synchronous")
+    matrices = {name for name, value in policy.model.named_parameters() if value.ndim == 2}
+    assert shared_pointers(engine, policy) == matrices and matrices
+
+
+@pytest.mark.parametrize(
+    ("mode", "update"),
+    [("one_step_off", {}), ("asynchronous", {}), ("synchronous", {"lora": LoraSettings(rank=1)})],
+)
+def test_engine_keeps_its_copy_where_weights_differ_or_change_during_rollouts(
+    folder: Path, mode: str, update: dict[str, Any], every_size_shares: None, one_thread: None
+) -> None:
+    engine, policy = make_for(folder, mode, **update)
+    assert not shared_pointers(engine, policy)
+
+
+def test_small_model_keeps_its_fused_copy(folder: Path, one_thread: None) -> None:
+    engine, policy = make_for(folder, "synchronous")
+    assert not shared_pointers(engine, policy)
+
+
+async def generate(model: Any, holding: Holding) -> Generation:
+    async with TorchEngine(model, holding=holding) as engine:
+        return await engine.generate(PROMPT, SAMPLING)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_weights_generate_what_copied_ones_do(family: str, one_thread: None) -> None:
+    model = tiny_models.load_model(family)
+    copied, shared = anyio.run(generate, model, "copied"), anyio.run(generate, model, "shared")
+    assert copied.ids == shared.ids
+    assert shared.logprobs == pytest.approx(copied.logprobs, abs=1e-5)
+
+
+def test_engine_that_shares_weights_makes_no_step_from_release_until_publish(one_thread: None) -> None:
+    after: list[Generation] = []
+
+    async def play() -> None:
+        model = tiny_models.build_qwen2()
+        async with TorchEngine(model, holding="shared") as engine, anyio.create_task_group() as tasks:
+            first = await engine.generate(PROMPT, SAMPLING)
+            assert await engine.release_memory() and engine._batch._kv_cache.length == 0
+
+            async def continue_later() -> None:
+                after.append(await engine.generate(PROMPT, SAMPLING))
+
+            tasks.start_soon(continue_later)
+            await anyio.wait_all_tasks_blocked()
+            assert not after
+            with torch.no_grad():
+                model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+            await engine.publish(dict(model.state_dict()), 1)
+            with anyio.fail_after(60):
+                while not after:
+                    await anyio.lowlevel.checkpoint()
+            assert after[0].version == 1 and after[0].ids != first.ids
+
+    anyio.run(play)
+    model = tiny_models.build_qwen2()
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+    assert anyio.run(generate, model, "copied").ids == after[0].ids
+
+
+def test_engine_with_its_own_copy_is_not_released(one_thread: None) -> None:
+    async def play() -> None:
+        async with TorchEngine(tiny_models.load_model()) as engine:
+            assert not await engine.release_memory()
+            await engine.generate(PROMPT, SAMPLING)
+
+    anyio.run(play)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_told_and_stays_close(family: str, one_thread: None) -> None:
+    model = tiny_models.load_model(family)
+    engine = TorchEngine(model, holding="bfloat16")
+    assert not engine.capabilities.is_exact and "bfloat16" in engine.capabilities.notes[0]
+    written = anyio.run(generate, model, "bfloat16")
+    exact = tiny_models.compute_logprobs(model, PROMPT, written.ids, 1.0)
+    differences = [abs(one - other) for one, other in zip(written.logprobs, exact, strict=True)]
+    assert 1e-5 < max(differences) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parameters", "speedup", "expected"),
+    [
+        ("auto", 500_000_000, 4.0, "bfloat16"),
+        ("auto", 500_000_000, 1.1, "shared"),
+        ("auto", 50_000_000, 4.0, "shared"),
+        ("auto", 1_000_000, 4.0, "copied"),
+        ("float32", 500_000_000, 4.0, "shared"),
+        ("bfloat16", 1_000_000, 0.0, "bfloat16"),
+    ],
+)
+def test_bfloat16_is_chosen_for_large_models_where_it_is_measured_to_be_faster(
+    dtype: Any, parameters: int, speedup: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_holding, "bfloat16_speedup", lambda _: speedup)
+    choose = choose_holding.choose_holding
+    assert choose(dtype, parameters, (64, 32), device="cpu", can_share=True) == expected
+
+
+def test_speed_of_bfloat16_is_measured_only_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = choose_holding.bfloat16_speedup.__wrapped__
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    assert measure((64, 32)) == 0.0
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert measure((64, 32)) > 0.0
+
+
+def test_loss_corrects_a_bfloat16_engine_unless_the_settings_do_so_in_another_way() -> None:
+    exact, other = Capabilities("torch", True), Capabilities("torch", False)
+    plain, given = AlgorithmSettings(), AlgorithmSettings(mismatch=MismatchSettings(reject="token"))
+    assert correct_mismatch(plain, other).mismatch.truncate == "token"
+    assert correct_mismatch(plain, exact) is plain and correct_mismatch(given, other) is given
+    assert correct_mismatch(plain, Capabilities("sglang", False)) is plain
+
+
+def test_sampled_tokens_are_counted_while_a_turn_is_written(one_thread: None) -> None:
+    async def play() -> None:
+        async with TorchEngine(tiny_models.load_model()) as engine:
+            counts: list[int] = []
+            written = await engine.generate(PROMPT, SAMPLING, on_ids=lambda *_: counts.append(engine.sampled_tokens))
+            assert counts[0] <= engine.sampled_tokens == len(written.ids)
+
+    anyio.run(play)

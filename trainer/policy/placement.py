@@ -1,0 +1,89 @@
+"""Plans how trainer and engine share one GPU: side by side, or taking turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from trainer.engines import can_use_sglang
+from trainer.policy.memory_plan import GIB, MemoryPart, MemoryPlan, is_synchronous, plan_memory
+from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
+
+SERVER_OVERHEAD = 2 * GIB
+"""Memory of a server besides weights, keys and values: context, CUDA graphs and activations. An estimate."""
+MAX_FRACTION = 0.9
+"""The largest share of the memory that a server is given."""
+MEMORY_FRACTION_FLAG = "--mem-fraction-static"
+MEMORY_SAVER_FLAG = "--enable-memory-saver"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How trainer and engine share a GPU: `together` takes turns, `beside` holds both at once."""
+
+    kind: Literal["together", "beside"]
+    plan: MemoryPlan
+    """What has to fit at the peak."""
+    fraction: float | None = None
+    """The share of the memory free at the server's start that it may take; None if no server of ours is on the GPU."""
+
+    def __str__(self) -> str:
+        if self.fraction is None:
+            reason = "no server started by this run shares a GPU with the trainer"
+            return f"{self.plan}\nplacement: side by side; {reason}"
+        turns = "taking turns, the engine releases its memory during each update"
+        how = turns if self.kind == "together" else "side by side"
+        return f"{self.plan}\nplacement: {how}; the server may take {self.fraction:.0%} of the GPU memory then free"
+
+    def apply_to(self, serving: ServingSettings) -> ServingSettings:
+        """Settings with the server flags of this placement; flags that the operator set win."""
+        if self.fraction is None:
+            return serving
+        options = serving.options
+        if MEMORY_FRACTION_FLAG not in options:
+            options = (*options, MEMORY_FRACTION_FLAG, f"{self.fraction:.3f}")
+        if self.kind == "together" and MEMORY_SAVER_FLAG not in options:
+            options = (*options, MEMORY_SAVER_FLAG)
+        return serving.model_copy(update={"placement": self.kind, "options": options})
+
+
+def plan_placement(
+    settings: BaseRolloutSettings,
+    folder: Path,
+    available: int | None = None,
+    *,
+    shares_gpu: bool | None = None,
+    shards: int = 1,
+) -> Placement:
+    """Plans how a GPU is shared. The plan may not fit.
+
+    `shards` is as in `plan_memory`. `shares_gpu`: whether a server of this run is on the trainer's GPU; by default
+    found out on this machine.
+    """
+    everything = plan_memory(settings, folder, available, shards=shards)
+    if not (_shares_gpu_with_server(settings) if shares_gpu is None else shares_gpu):
+        return Placement("beside", everything)
+    overhead = MemoryPart("the server's overhead", SERVER_OVERHEAD)
+    engine, training = [*everything.parts[:2], overhead], everything.parts[2:]
+    resident = [part for part in training if not part.is_transient]
+    available = everything.available
+    beside = MemoryPlan((*engine, *training), available)
+    while_generating = MemoryPlan((*engine, *resident), available)
+    while_updating = MemoryPlan((overhead, *training), available)
+    turns = max(while_generating, while_updating, key=lambda plan: plan.needed)
+    requested = settings.serving.placement
+    together = requested == "together" or (requested == "auto" and not beside.fits and is_synchronous(settings))
+    plan = turns if together else beside
+    loaded = sum(part.size for part in training[:1])
+    kept = sum(part.size for part in (resident if together else training)) - loaded + SERVER_OVERHEAD
+    fraction = min(MAX_FRACTION, 1 - kept / (available - loaded)) if plan.fits else 0.0
+    return Placement("together" if together else "beside", plan, fraction)
+
+
+def _shares_gpu_with_server(settings: BaseRolloutSettings) -> bool:
+    if not torch.cuda.is_available() or settings.serving.replicas > 1:
+        return False
+    return settings.engine == "sglang" or (settings.engine == "auto" and can_use_sglang())
