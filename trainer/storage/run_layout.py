@@ -9,6 +9,10 @@ from pathlib import PurePath
 RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
     "The run": {
         "run.json": "the resolved settings, the model, versions and engine; `--resume` compares its settings with it",
+        "data.json": "a fingerprint of each row: `--resume` refuses changed ones",
+        "origin/origin.json": "who started the run, where, with which command and commit, and what was not copied",
+        "origin/files/*": "copies of the files that the settings name: run file, tools, rewards, servers, data",
+        "origin/model/*": "the model that training started from, up to 64 MiB",
         "metrics.jsonl": "a line for each step with all its metrics ([their names](metrics.md)); a value that is not"
         " finite is null",
         "rollouts.jsonl": "a line for each rollout: ledger, messages, timing, rewards. Read it with `mtrl-train show`"
