@@ -19,7 +19,8 @@ from rich.text import Text
 from gateway.errors import ConfigError
 from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import dump_metrics
-from trainer.view.curves import build_charts, phase_seconds, smooth
+from trainer.view.curves import CHARTS, build_charts, phase_seconds, smooth
+from trainer.view.learning_summary import LINE_LABELS
 from trainer.view.plot import plot_run
 from trainer.view.terminal_chart import BRAILLE, Curve, draw_chart
 
@@ -193,3 +194,12 @@ def test_labels_of_equal_curves_do_not_overlap() -> None:
         1:5
     ]
     assert lines[0].endswith("this 2") and lines[1].endswith("that 2")
+
+
+def test_a_label_stands_for_one_metric_in_charts_and_step_lines() -> None:
+    labels = [("step line", *item) for item in LINE_LABELS.items()]
+    labels += [("chart", *item) for chart in CHARTS for item in chart[-1].items()]
+    metrics: dict[str, set[str]] = {}
+    for _, metric, label in labels:
+        metrics.setdefault(label, set()).add(metric)
+    assert {label: names for label, names in metrics.items() if len(names) > 1} == {}

@@ -65,7 +65,7 @@ CHARTS: Sequence[tuple[str, str, Literal["linear", "share", "log"], Mapping[str,
         {
             "kl/reference": "KL to reference",
             "kl/old": "KL of a step",
-            "mismatch/kl": "mismatch",
+            "mismatch/kl": "mismatch KL",
             "mismatch/max": "largest mismatch",
             "agreement/max": "servers and trainer",
         },

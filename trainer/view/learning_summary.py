@@ -16,6 +16,8 @@ WIDE, NARROW = 20, 12
 """Widths of the sparklines of reward and success."""
 REWARD_STATISTICS = frozenset({"reward/mean", "reward/std", "reward/failed"})
 """Metrics of the area `reward` that are not components."""
+LINE_LABELS = {"entropy": "entropy", "kl": "KL", "mismatch/mean": "mismatch", "update/grad_norm": "grad norm"}
+"""Of metrics in a step's line; `kl` is the one to the reference, or else of a step."""
 
 
 def reward_components(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -113,7 +115,7 @@ def _format_success(metrics: Mapping[str, float], trend: str = "") -> list[Style
 
 def _format_policy(metrics: Mapping[str, float]) -> list[StyledText]:
     kl = "kl/reference" if "kl/reference" in metrics else "kl/old"
-    labels = {"entropy": "entropy", kl: "KL", "mismatch/mean": "mismatch", "update/grad_norm": "grad norm"}
+    labels = {kl if name == "kl" else name: label for name, label in LINE_LABELS.items()}
     texts = [(f"{label} {format_number(metrics[name])}", "") for name, label in labels.items() if name in metrics]
     return [*texts, *_format_staleness(metrics)]
 
