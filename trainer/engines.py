@@ -97,23 +97,19 @@ def can_use_sglang() -> bool:
 def _make_torch_engine(
     settings: BaseRolloutSettings, model: Path, template: Template, policy: WeightSource | None
 ) -> Engine:
-    """An engine in this process. It takes the weights of a policy that has them as they are in the model's folder."""
+    """An engine in this process, which may use the tensors of the policy."""
     import torch
 
     from trainer.engine.torch import TorchEngine
     from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
-    from trainer.engine.torch.dense_model import unsupported_reason
     from trainer.model import configure_torch, load_model
 
     configure_torch()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    trained = policy.whole_model if policy else None
-    if trained is not None and (unsupported_reason(trained) or trained.dtype != torch.float32):
-        trained = None
-    loaded = load_model(model, device=device) if trained is None else trained
-    can_share = trained is not None and getattr(settings, "mode", "") == "synchronous"
+    shared = _find_shared_model(settings, policy)
+    loaded = load_model(model, device=device) if shared is None else shared
     parameters, matrix = loaded.num_parameters(), largest_matrix(loaded)
-    holding = choose_holding(settings.engine_dtype, parameters, matrix, device=device, can_share=can_share)
+    holding = choose_holding(settings.engine_dtype, parameters, matrix, device=device, can_share=shared is not None)
     return TorchEngine(
         loaded,
         decode=template.tokenizer.decode,
@@ -121,6 +117,19 @@ def _make_torch_engine(
         max_sequences=settings.admission.writing,
         holding=holding,
     )
+
+
+def _find_shared_model(settings: BaseRolloutSettings, policy: WeightSource | None) -> PreTrainedModel | None:
+    """The trainer's model, if an engine can hold its tensors: it is large, and no update runs beside rollouts."""
+    import torch
+
+    from trainer.engine.torch.choose_holding import MIN_SHARED
+    from trainer.engine.torch.dense_model import unsupported_reason
+
+    model = policy.whole_model if policy and getattr(settings, "mode", "") == "synchronous" else None
+    if model is None or model.num_parameters() < MIN_SHARED or model.dtype != torch.float32:
+        return None
+    return None if unsupported_reason(model) else model
 
 
 def _make_sglang_engine(

@@ -74,7 +74,7 @@ class Connection:
         self.retire_reason: str | None = None
         self.pending, self.health = set[PendingRequest](), ConnectionHealth(transport.config, cuts)
         self._stopping, self._draining = anyio.Event(), anyio.Event()
-        self._has_sent_calls, self._answering = False, 0
+        self._has_sent_calls, self._has_waited_outside, self._answering = False, False, 0
         self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=cuts)
         self._refused_request: PendingRequest | None = None
         """Of the handshake. A server that wants a login may fail the next request in another way."""
@@ -199,9 +199,8 @@ class Connection:
 
         It is the policy's, unless the server waits for something outside: a host, or an answer to its own question.
         """
-        sandbox = self.transport.sandbox
-        waits_outside = self._answering > 0 or (sandbox is not None and sandbox.waits_for_hosts)
-        if not pending.sent or waits_outside:
+        self._has_waited_outside = self._waits_outside
+        if not pending.sent or self._waits_outside:
             reason = "no answer in time from a server that waits for something outside of its sandbox"
             return UpstreamError(Outcome.TIMEOUT, reason, policy_text="The tool did not answer in time.")
         text = "The server of this tool did not answer in time."
@@ -232,9 +231,17 @@ class Connection:
         return self.close_reason is None and self.retire_reason is None and self.handshake_done.is_set()
 
     def close_hung(self, reason: str) -> None:
-        """Closes the connection to a server that hangs. What a policy has called in its own sandbox is its doing."""
-        self._set_close_reason(CloseReason(reason, policy_doing="it hangs" if self._is_policys else ""))
+        """Closes the connection to a server that hangs: the doing of the policy that has called it in its own sandbox,
+        unless the server waits for something outside."""
+        is_policys = self._is_policys and not self._has_waited_outside and not self._waits_outside
+        self._set_close_reason(CloseReason(reason, policy_doing="it hangs" if is_policys else ""))
         self._stopping.set()
+
+    @property
+    def _waits_outside(self) -> bool:
+        """Whether the server waits for a host, or for an answer to its own question."""
+        sandbox = self.transport.sandbox
+        return self._answering > 0 or (sandbox is not None and sandbox.waits_for_hosts)
 
     @property
     def _is_policys(self) -> bool:

@@ -127,7 +127,10 @@ def unpack(packed: bytes, folder: Path) -> None:
             elif member.islnk():
                 os.link(_place_inside(folder, member.linkname), place, follow_symlinks=False)
             elif (opened := tar.extractfile(member) if member.isreg() else None) is not None:
-                place.write_bytes(opened.read())
+                if member.size > len(packed):  # A sparse file may be of any size.
+                    raise ValueError(f"{member.name!r:.100} is larger than its archive")
+                with place.open("xb") as file:  # Not into a pipe of this name, which would wait for a reader.
+                    file.write(opened.read())
                 place.chmod(0o700 if member.mode & 0o100 else 0o600)
             else:
                 os.mkfifo(place)

@@ -136,6 +136,19 @@ def test_nothing_is_written_through_links_of_forged_archives(tmp_path: Path, kin
     assert (tmp_path / "secret").read_text() == "kept" and (tmp_path / "secret").stat().st_nlink == 1
 
 
+@pytest.mark.parametrize("size", [6, 10**13])
+def test_forged_archives_neither_wait_for_pipes_nor_fill_the_memory(tmp_path: Path, size: int) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        pipe, member = tarfile.TarInfo("file"), tarfile.TarInfo("file" if size == 6 else "other")
+        pipe.type, member.size = tarfile.FIFOTYPE, size
+        tar.addfile(pipe)
+        tar.fileobj.write(member.tobuf(tarfile.GNU_FORMAT) + b"stolen".ljust(tarfile.BLOCKSIZE, b"\0"))  # type: ignore[union-attr]
+    (tmp_path / "in").mkdir()
+    with pytest.raises((ValueError, OSError)):
+        unpack(packed.getvalue(), tmp_path / "in")
+
+
 async def test_links_pipes_and_programs_have_one_hash_wherever_they_are(tmp_path: Path) -> None:
     state = tmp_path / "states" / "one"
     (state / "docs").mkdir(parents=True)

@@ -56,7 +56,7 @@ def save_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Writes a folder that peft and transformers load on top of the model that the adapters were trained for."""
     from peft.utils import get_peft_model_state_dict
 
-    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=ADAPTER)
+    state: dict[str, Tensor] = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {NAME_PREFIX + name: value.detach().cpu().contiguous() for name, value in state.items()}
     save_file(tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})

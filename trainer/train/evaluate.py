@@ -27,7 +27,7 @@ from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.settings import AdmissionSettings
 from trainer.rollout.task import Task
 from trainer.storage.rollout_file import RolloutWriter, RunError
-from trainer.train.checkpoint import Checkpoints
+from trainer.train.checkpoint import Checkpoint, Checkpoints
 from trainer.train.handover import locate_settings
 from trainer.train.job import Job, JobObjects, open_job
 from trainer.train.run_folder import load_run_settings
@@ -194,9 +194,8 @@ async def compare_run(
         async with job.make_engine(run / EVALUATION_FOLDER, policy, log) as engine:
             if engine.version:
                 await engine.publish(policy.weights, 0)
-            await to_thread.run_sync(policy.resume, checkpoint.folder)
             async with job.open_workers(engine, run / EVALUATION_FOLDER, log):
-                return await compare_policies(job, engine, policy, checkpoint.step, run, log)
+                return await compare_policies(job, engine, policy, checkpoint, run, log)
 
 
 def _keep_earlier(folder: Path) -> None:
@@ -207,18 +206,22 @@ def _keep_earlier(folder: Path) -> None:
 
 
 async def compare_policies(
-    job: Job, engine: Engine, policy: Policy, step: int, run: Path, log: Callable[[str], None]
+    job: Job, engine: Engine, policy: Policy, checkpoint: Checkpoint, run: Path, log: Callable[[str], None]
 ) -> Comparison:
-    """Evaluates the weights that the engine has, then publishes the policy's weights and evaluates those."""
+    """Evaluates the weights that the engine has, then publishes the checkpoint's and evaluates those.
+
+    The policy takes the checkpoint's weights only then, since an embedded engine may share its tensors.
+    """
     tasks = job.held_out(job.settings.evaluation.rows)
     variants: dict[str, Evaluation] = {}
     for name in VARIANTS:
         if name == "sampled":
-            await engine.publish(policy.weights, step)
+            await to_thread.run_sync(policy.resume, checkpoint.folder)
+            await engine.publish(policy.weights, checkpoint.step)
         variants[name] = await _evaluate_variant(job, engine, tasks, greedy=name.startswith("greedy"))
         log(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}")
         await to_thread.run_sync(_save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
-    comparison = Comparison(variants, step, len(tasks), job.tasks.is_held_out)
+    comparison = Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out)
     file = run / EVALUATION_FOLDER / COMPARISON_FILE
     try:
         write_atomically(file, (comparison.json + "\n").encode())

@@ -17,7 +17,7 @@ from trainer.setup import SERVERS_FILE
 from trainer.storage.run_files import read_run_info
 from trainer.train.hidden_secrets import hide_in_config
 from trainer.train.origin import FILES, MODEL, ORIGIN_FOLDER, read_origin
-from trainer.train.origin_files import map_files, original_of, place_of
+from trainer.train.origin_files import TOO_LARGE, map_files, original_of, place_of
 from trainer.train.run_folder import load_run_settings
 from trainer.train.settings import TrainSettings
 
@@ -131,10 +131,15 @@ def _find_changed_files(copies: Path, first: Path) -> Iterator[str]:
 
 
 def _print_left_out(left_out: object, copies: Path, first: Path, console: Console) -> None:
-    """Prints what was not copied when the run was started, and where it can be put."""
+    """Prints what was not copied when the run was started, and where it can be put; first what is gone now."""
+
+    def is_gone(file: str) -> bool:
+        return os.path.isabs(file) and not _is_readable(Path(file))
+
     reasons = [*left_out.items()] if isinstance(left_out, Mapping) else []
+    reasons.sort(key=lambda pair: (not is_gone(pair[0]), pair[1] != TOO_LARGE))
     for file, reason in reasons[:SHOWN_FILES]:
-        is_missing = os.path.isabs(file) and not _is_readable(Path(file))
+        is_missing = is_gone(file)
         remedy = f"; put it, or a link to it, at {copies / place_of(Path(file), first)}" if is_missing else ""
         _print(console, f"not copied when the run was started: {file} ({reason}){remedy}")
     if len(reasons) > SHOWN_FILES:

@@ -30,9 +30,15 @@ SECRET_FILES = (
 
 def may_hold_secrets(file: Path) -> bool:
     """Whether a file is one for secrets, by its name: environment files, keys, and all hidden files."""
-    return file.suffix not in (".py", ".yaml", ".yml") and any(
-        fnmatch(file.name.lower(), pattern) for pattern in SECRET_FILES
-    )
+    return file.suffix != ".py" and any(fnmatch(file.name.lower(), pattern) for pattern in SECRET_FILES)
+
+
+def holds_secrets(file: Path) -> bool:
+    """Whether a secret is found in a file that may be a configuration; in a file of another form, none is."""
+    try:
+        return next(_find_secrets(read_file(file)), None) is not None
+    except (GatewayError, OSError, ValueError):
+        return False
 
 
 def hide_in_config(file: Path) -> str | None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.disk_errors import write_atomically
 from trainer.train.hidden_secrets import hide_in_words
-from trainer.train.origin_files import MAX_BYTES, TOO_LARGE, copy_files
+from trainer.train.origin_files import MAX_BYTES, TOO_LARGE, copy_files, describe_copy_error
 
 if TYPE_CHECKING:
     from trainer.train.job import Job
@@ -48,10 +48,8 @@ def write_origin(run: Path, job: Job, run_file: Path | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / FILES).mkdir(parents=True)
     left_out = copy_files(job, run_file, folder / FILES, run)
-    if sum(file.stat().st_size for file in job.model.rglob("*") if file.is_file()) <= MAX_BYTES:
-        shutil.copytree(job.model, folder / MODEL, ignore=shutil.ignore_patterns("optimizer*", "*.distcp", ".*"))
-    else:
-        left_out[str(job.model.absolute())] = TOO_LARGE
+    if problem := _copy_model(job.model, folder / MODEL):
+        left_out[str(job.model.absolute())] = problem
     origin = {
         "command": hide_in_words(sys.argv),
         "folder": str(here),
@@ -63,6 +61,20 @@ def write_origin(run: Path, job: Job, run_file: Path | None) -> None:
         "not_copied": left_out,
     }
     write_atomically(folder / ORIGIN_FILE, (json.dumps(origin, indent=2) + "\n").encode())
+
+
+def _copy_model(model: Path, target: Path) -> str:
+    """Copies the model that training starts from; returns why it was not copied, if it was not."""
+    if target.resolve().is_relative_to(model.resolve()):
+        return "the run is inside of its folder"
+    try:
+        if sum(file.stat().st_size for file in model.rglob("*") if os.path.isfile(file)) > MAX_BYTES:
+            return TOO_LARGE
+        shutil.copytree(model, target, ignore=shutil.ignore_patterns("optimizer*", "*.distcp", ".*"))
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
+        return describe_copy_error(error)
+    return ""
 
 
 def describe_commit(folder: Path) -> Mapping[str, Any] | None:

@@ -5,6 +5,7 @@ Only what is named by a setting for files is copied, and Python modules of the u
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from gateway.config.server_paths import project_folder
 from gateway.errors import GatewayError
 from trainer.data.tasks import iterate_texts
 from trainer.setup import SERVERS_FILE
-from trainer.train.hidden_secrets import hide_in_config, may_hold_secrets
+from trainer.train.hidden_secrets import hide_in_config, holds_secrets, may_hold_secrets
 from trainer.train.settings import DEMOS, TrainSettings
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ MAX_BYTES = 64 << 20
 """Of all copies."""
 MAX_FILES = 2000
 TOO_LARGE = "too large"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+CONFIG_SUFFIXES = (".json", ".toml", ".yaml", ".yml")
 MAX_LISTED = 100
 """Files that are listed as not copied."""
 SKIPPED = ("__pycache__", "node_modules", "site-packages", "runs")
@@ -211,20 +214,32 @@ def _copy(plan: _FilePlan, copies: Path, run: Path) -> dict[str, str]:
             break
         try:
             size = file.stat().st_size
-            problem = _problem_of(file, size, total)
+            problem = _problem_of(file, size, total, plan)
             if problem or not _copy_file(file, target, is_config=file in plan.configs):
                 left_out[str(file)] = problem or "secrets in it cannot be told apart"
                 continue
             total, count = total + size, count + 1
-        except (PermissionError, FileNotFoundError):
-            left_out[str(file)] = "could not be read"
+        except OSError as error:
+            left_out[str(file)] = describe_copy_error(error)
     return left_out
 
 
-def _problem_of(file: Path, size: int, total: int) -> str:
-    if may_hold_secrets(file):
-        return "may hold secrets"
-    return TOO_LARGE if size > MAX_FILE_BYTES or total + size > MAX_BYTES else ""
+def describe_copy_error(error: OSError) -> str:
+    """Why something is left out; raises the error if the disk takes nothing more."""
+    if any(os.strerror(code) in str(error) for code in NO_ROOM):
+        raise error
+    return "could not be read" if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT) else "could not be copied"
+
+
+def _problem_of(file: Path, size: int, total: int, plan: _FilePlan) -> str:
+    if size > MAX_FILE_BYTES or total + size > MAX_BYTES:
+        return TOO_LARGE
+    if file in plan.configs or file in plan.data:
+        return ""
+    # Another program's configuration, of which no secret is taken out: it may be a state that has to stay as it is.
+    is_config = file.suffix in CONFIG_SUFFIXES
+    has_secrets = may_hold_secrets(file) or (is_config and holds_secrets(file))
+    return "may hold secrets" if has_secrets else ""
 
 
 def _copy_file(file: Path, target: Path, *, is_config: bool) -> bool:
@@ -233,9 +248,11 @@ def _copy_file(file: Path, target: Path, *, is_config: bool) -> bool:
     if text is None:
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(file, target)
     if is_config:
         target.write_text(text, encoding="utf-8")
+        shutil.copymode(file, target)
+    else:
+        shutil.copy(file, target)
     return True
 
 
@@ -255,9 +272,9 @@ def _walk(path: Path, run: Path, here: Path) -> Iterator[Path]:
         names[:] = sorted(
             name for name in names
             if name not in SKIPPED and name[0] != "." and place / name != run
-            and not (place / name / "run.json").exists()
+            and not os.path.exists(place / name / "run.json")
         )  # fmt: skip
-        yield from (place / name for name in sorted(files) if (place / name).is_file())
+        yield from (place / name for name in sorted(files) if os.path.isfile(place / name))
 
 
 def place_of(file: Path, here: Path) -> Path:

@@ -39,7 +39,18 @@ LOCK = ".lock"
 JOURNAL = ".running"
 """The user code that is running now."""
 CHANGEABLE_SETTINGS = frozenset(
-    {"out", "steps", "evaluation", "checkpoint", "report", "engine", "serving", "rollout", "distributed"}
+    {
+        "out",
+        "steps",
+        "evaluation",
+        "checkpoint",
+        "report",
+        "engine",
+        "engine_dtype",
+        "serving",
+        "rollout",
+        "distributed",
+    }
 )
 """Settings that may differ when a run is resumed, since they do not affect what a step trains."""
 VERSIONS = ("mtrl", "torch", "transformers", "mcp")

@@ -156,6 +156,10 @@ def test_only_files_of_settings_are_copied_and_what_is_left_out_is_told(
     (first / "mcp_servers.json").write_text(
         json.dumps({"mcpServers": {"x": {"command": "x", "env": {"X_TOKEN": SECRET}, "disabled": True}}})
     )
+    (first / "tools" / "more").mkdir()
+    (first / "tools" / "more" / "secrets.yaml").write_text("a: 1")
+    (first / "tools" / "google.json").write_text(json.dumps({"api_key": SECRET}))
+    (first / "mcp_servers.json").chmod(0o400)
     monkeypatch.setattr("trainer.train.origin_files.MAX_FILE_BYTES", 300)
     monkeypatch.setattr(sys, "argv", ["mtrl-train", "--tools", f"https://me:{SECRET}@host/", f"--api-key={SECRET}"])
     folder, reward = start_run(run, system="outcome")
@@ -167,7 +171,9 @@ def test_only_files_of_settings_are_copied_and_what_is_left_out_is_told(
     assert SECRET.encode() not in everything
     left_out = read_origin(folder)["not_copied"]
     assert left_out[str(first / "rows.jsonl")] == "too large"
-    assert left_out[str(first / "tools" / "deploy.pem")] == "may hold secrets"
+    for name in ("deploy.pem", "google.json", "more/secrets.yaml"):
+        assert left_out[str(first / "tools" / name)] == "may hold secrets"
+    assert (copies / "mcp_servers.json").stat().st_mode & 0o777 == 0o400
     shutil.rmtree(first / "tools")
     (first / "rows.jsonl").unlink()
     told = run("--resume", "--out", folder, code=2)

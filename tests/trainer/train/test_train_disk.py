@@ -179,16 +179,17 @@ def test_torn_files_of_a_run_are_told_once_and_counted_once(
     run: Run, whole: Path, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(whole.parent, place, dirs_exist_ok=True)
-    metrics, rollouts = Path("r") / METRICS_FILE, Path("r") / ROLLOUTS_FILE
+    folder = Path("r").absolute()
+    metrics, rollouts = folder / METRICS_FILE, folder / ROLLOUTS_FILE
     lines = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(lines[0][: len(lines[0]) // 2] + b"\n" + b"".join(lines))  # Step 1 is there, and half of it.
     stored = rollouts.read_bytes().splitlines(keepends=True)
     torn = stored[1][:-40] + b"\0" * 39 + b"\n"
     rollouts.write_bytes(b"".join([stored[0], torn, *stored[2:]]))
-    assert f"{len(stored) - 1} rollouts" in run("show", "r")
-    run("plot", "r")
-    run("--resume", "--out", "r", "--steps", 3)
-    assert [line["step"] for line in read_run_metrics("r")] == [1, 2, 3]
-    assert read_run_metrics("r")[:2] == read_run_metrics(whole)
+    assert f"{len(stored) - 1} rollouts" in run("show", folder)
+    run("plot", folder)
+    run("--resume", "--out", folder, "--steps", 3)
+    assert [line["step"] for line in read_run_metrics(folder)] == [1, 2, 3]
+    assert read_run_metrics(folder)[:2] == read_run_metrics(whole)
     damaged = [text for text in caplog.messages if "is damaged" in text or "left out" in text]
     assert len(damaged) == 2, damaged

@@ -88,6 +88,21 @@ async def test_success_before_and_after_is_compared(run: Path) -> None:
     assert report["by_kind"].keys() == {"fact", "sum"} and report["held_out"] and report["tasks"] == 8
 
 
+async def test_untrained_weights_are_evaluated_also_by_an_engine_that_shares_the_trainers(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logprobs: list[list[float]] = []
+    for smallest in (10**9, 0):
+        monkeypatch.setattr("trainer.engine.torch.choose_holding.MIN_SHARED", smallest)
+        await compare_run(run, 4, None, string_console())
+        for name in ("greedy_before", "greedy"):
+            stored = Rollouts(run / "eval" / name)
+            logprobs.append([value for one in stored for value in one.ledger.logprobs])
+    (before, after), shared = logprobs[:2], logprobs[2:]
+    assert shared == [pytest.approx(before, abs=1e-4), pytest.approx(after, abs=1e-4)]
+    assert before != pytest.approx(after, abs=1e-4)
+
+
 async def test_existing_run_folder_is_not_overwritten(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"the folder already has a run\n.*--resume"):
         await train(small_job(), run, string_console())
