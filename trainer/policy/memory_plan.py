@@ -12,7 +12,6 @@ import torch
 from transformers import AutoConfig
 
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.rank_environment import detect_environment
 from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
 from trainer.engine.torch.dense_model import unsupported_reason
 from trainer.engine.torch.weights import Holding
@@ -126,8 +125,7 @@ def _embedded_holding(settings: BaseRolloutSettings, model: Any, shards: int) ->
     if not is_embedded(settings) or unsupported_reason(model):
         return "copied"
     update: UpdateSettings | None = getattr(settings, "update", None)
-    environment = detect_environment()
-    ranks = environment.size if environment else getattr(getattr(settings, "distributed", None), "ranks", 1)
+    ranks = getattr(getattr(settings, "distributed", None), "ranks", 1)
     can_share = update is not None and not update.lora and max(shards, ranks) == 1 and is_synchronous(settings)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parameters = weight_bytes(model) // FLOAT_BYTES
