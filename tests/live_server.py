@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -39,7 +40,10 @@ def live_server(make: Callable[[], Gateway], settings: Settings | None = None, *
         at_mcp: dict[str, Any] = {"mounts": {"/mcp": front}, "background": (lifespan,)}
         await serve(gateway, settings or Settings(port=0), stop=stop, ready=ready, **(at_mcp | more))
 
-    with from_thread.start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:
+    # Between fork and exec, uvloop frees what other threads held, and process groups of torch wait there for ever. The
+    # trainer therefore runs on asyncio's own loop.
+    use_uvloop = "torch.distributed.tensor" not in sys.modules
+    with from_thread.start_blocking_portal("asyncio", {"use_uvloop": use_uvloop}) as portal:
         done, at = portal.start_task(main)
         try:
             yield at
