@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from tests.measured_tests import MeasuredTests
+from tests.measured_tests import is_measured
 from tests.slow_files import ROOT, SLOW_S, SlowFiles, format_slow_files, read_slow_files
 
 
@@ -45,12 +45,9 @@ def test_list_is_written_from_the_seconds_of_a_run(tmp_path: Path) -> None:
     assert [*read_slow_files(file).items()] == [("tests/a.py", 50.0), ("tests/b.py", SLOW_S + 1)]
 
 
-def test_coverage_pauses_for_slow_files_and_for_trio() -> None:
-    plugin = MeasuredTests({"tests/long.py": 90.0})
+def test_coverage_pauses_for_trio() -> None:
+    def measures(**parameters: str) -> bool:
+        return is_measured(cast("pytest.Item", SimpleNamespace(callspec=SimpleNamespace(params=parameters))))
 
-    def measures(file: str, **parameters: str) -> bool:
-        item = SimpleNamespace(path=ROOT / file, callspec=SimpleNamespace(params=parameters))
-        return plugin.is_measured(cast("pytest.Item", item))
-
-    assert measures("tests/other.py") and measures("tests/other.py", anyio_backend="asyncio")
-    assert not measures("tests/other.py", anyio_backend="trio") and not measures("tests/long.py")
+    assert is_measured(cast("pytest.Item", SimpleNamespace()))
+    assert measures() and measures(anyio_backend="asyncio") and not measures(anyio_backend="trio")
