@@ -226,6 +226,7 @@ def _copy(plan: _FilePlan, copies: Path, run: Path) -> dict[str, str]:
 
 def describe_copy_error(error: OSError) -> str:
     """Why something is left out; raises the error if the disk takes nothing more."""
+    # The error of a copied folder has the texts of its files' errors, and no number.
     if any(os.strerror(code) in str(error) for code in NO_ROOM):
         raise error
     return "could not be read" if error.errno in (errno.EACCES, errno.EPERM, errno.ENOENT) else "could not be copied"

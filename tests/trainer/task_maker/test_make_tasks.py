@@ -169,19 +169,22 @@ def write_faulty_server(folder: Path, *tools: str) -> Path:
     )
 
 
-async def test_calls_that_end_the_server_cost_their_chain_and_are_counted(tmp_path: Path) -> None:
-    made, report = await make(4, file=write_faulty_server(tmp_path, "write", "end"))
+async def require_dropped(folder: Path, tool: str, reason: str) -> None:
+    """Tasks are made of the tool that works, and chains with the faulty one are counted."""
+    made, report = await make(4, file=write_faulty_server(folder, "write", tool))
     assert {step.tool for task in made for step in task.chain.steps} == {"write"} and report.total == 4
-    assert report.dropped["a call ended the server"] > 0
+    assert report.dropped[reason] > 0
+
+
+async def test_calls_that_end_the_server_cost_their_chain_and_are_counted(tmp_path: Path) -> None:
+    await require_dropped(tmp_path, "end", "a call ended the server")
 
 
 async def test_states_too_large_to_compare_cost_their_chain_and_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_hash, "MAX_BYTES", 50_000)
-    made, report = await make(4, file=write_faulty_server(tmp_path, "write", "fill"))
-    assert {step.tool for task in made for step in task.chain.steps} == {"write"} and report.total == 4
-    assert report.dropped["the state is too large to compare"] > 0
+    await require_dropped(tmp_path, "fill", "the state is too large to compare")
 
 
 async def test_server_that_every_call_ends_makes_no_task_and_says_why(

@@ -208,9 +208,12 @@ def test_job_that_does_not_fit_into_memory_is_refused_with_the_setting_to_lower(
     monkeypatch.setattr(trainer.policy.memory_plan, "free_memory", lambda: 30_000_000)
     large = {**SMALL["update"], "chunk": 65536}
     output = run("--config", write_config(update=large), "--out", "r", code=2)
-    assert "this run does not fit: memory: weights" in output and "remedy: lower `update." in output
+    assert "this run does not fit: memory: weights" in output
+    assert "remedy: lower `update.tokens` or" in output and "; lower `update.chunk` (logits" in output
     output = run("--config", write_config(update=large), "--dry-run", code=1)
-    assert "it does not fit\n  remedy: lower `update." in output
+    assert (
+        "it does not fit\n  remedy: lower `update.tokens` or" in output and "; lower `update.chunk` (logits" in output
+    )
     assert not Path("r").exists() and not Path("runs").exists()
 
 
