@@ -52,6 +52,17 @@ class Interpreter:
         """The Python of its virtual environment."""
         return python_in(self.folder)
 
+    @property
+    def outdated(self) -> bool:
+        """Whether it has another release than the one that is tested now."""
+        return not {*RELEASES[self.framework]} <= {*self.packages}
+
+    @property
+    def megabytes(self) -> int:
+        """The size of its files."""
+        sizes = (os.lstat(Path(folder, name)).st_size for folder, _, names in os.walk(self.folder) for name in names)
+        return round(sum(sizes) / 2**20)
+
 
 def python_in(folder: Path) -> Path:
     """The Python of a virtual environment."""
@@ -98,18 +109,21 @@ def list_interpreters() -> list[Interpreter]:
 
 
 def install_interpreter(framework: str, added: Sequence[str], show: Show) -> Interpreter:
-    """Makes a framework's interpreter, or adds packages to it. What fails half-way leaves no interpreter behind."""
+    """Makes a framework's interpreter, adds packages to it, or brings it to the tested release.
+
+    What fails half-way leaves no interpreter behind.
+    """
     check_framework(framework)
     folder, existing = interpreters_folder() / framework, find_interpreter(framework)
-    packages = [*(existing.packages if existing else RELEASES[framework]), *added]
-    packages = list(dict.fromkeys(packages))
+    earlier = [package for package in existing.packages if not _is_release(package, framework)] if existing else []
+    packages = list(dict.fromkeys([*RELEASES[framework], *earlier, *added]))
     try:
         if existing is None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             show(f"making a virtual environment in {folder}")
             _run([sys.executable, "-m", "venv", str(folder)], framework, show)
-        show(f"installing {', '.join(added if existing else packages)}")
+        show(f"installing {', '.join(added if existing and added and not existing.outdated else packages)}")
         pip = [str(python_in(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         _run([*pip, *packages], framework, show)
         (folder / DONE_FILE).write_text(json.dumps({"packages": packages}) + "\n", "utf-8")
@@ -135,6 +149,11 @@ def remove_interpreter(framework: str) -> bool:
         problem = f"{folder} cannot be deleted ({error.strerror})"
         raise ConfigError(problem, remedy="end what uses it, and try again") from error
     return True
+
+
+def _is_release(package: str, framework: str) -> bool:
+    """Whether a package is a release of the framework itself, such as an earlier one."""
+    return package.partition("==")[0] in {release.partition("==")[0] for release in RELEASES[framework]} | {framework}
 
 
 def _run(command: Sequence[str], framework: str, show: Show) -> None:
