@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,8 @@ Load = Callable[..., Gateway]
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Reads a tools file with one entry, beside the module of a TRL user."""
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Reads a tools file with one entry, beside the module of a TRL user; methods that wait go on at the end."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "safe.py").write_text(SAFE)
@@ -110,7 +110,9 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         plan = build_plan(tmp_path / "tools.yaml", None)
         return Gateway(plan.sources, services=plan.services)
 
-    return load
+    yield load
+    if "safe" in sys.modules:
+        sys.modules["safe"].GATE.set()
 
 
 def call(name: str, **arguments: Any) -> ToolCall:
