@@ -30,6 +30,7 @@ DONE_FILE = "mtrl.json"
 INSTALL_S = 1800.0
 """How long an installation may take."""
 LOG_LINES = 12
+RETRYING = "WARNING: Retrying"
 NETWORK_ERRORS = re.compile(
     r"name resolution|network is unreachable|connection (refused|reset|timed out)|max retries|newconnectionerror"
     r"|could not fetch url|proxyerror|ssl|timed? ?out",
@@ -116,6 +117,7 @@ def install_interpreter(framework: str, added: Sequence[str], show: Show) -> Int
     check_framework(framework)
     folder, existing = interpreters_folder() / framework, find_interpreter(framework)
     earlier = [package for package in existing.packages if not _is_release(package, framework)] if existing else []
+    added = [_full_path(package) for package in added]  # They are installed again from any folder.
     packages = list(dict.fromkeys([*RELEASES[framework], *earlier, *added]))
     try:
         if existing is None:
@@ -151,6 +153,12 @@ def remove_interpreter(framework: str) -> bool:
     return True
 
 
+def _full_path(package: str) -> str:
+    """The full path of a package that is a local folder or file; any other as it is."""
+    is_local = os.sep in package and Path(package).expanduser().exists()
+    return str(Path(package).expanduser().resolve()) if is_local else package
+
+
 def _is_release(package: str, framework: str) -> bool:
     """Whether a package is a release of the framework itself, such as an earlier one."""
     return package.partition("==")[0] in {release.partition("==")[0] for release in RELEASES[framework]} | {framework}
@@ -169,7 +177,9 @@ def _run(command: Sequence[str], framework: str, show: Show) -> None:
         try:
             for line in process.stdout or ():
                 lines.append(line.rstrip())
-                if line.startswith(("Collecting", "Downloading", "Installing", "Successfully")):
+                if line.startswith(RETRYING):
+                    show("the package index does not answer; pip tries again")
+                elif line.startswith(("Collecting", "Downloading", "Installing", "Successfully")):
                     show(line.strip())
             code = process.wait()
         except BaseException:
@@ -182,8 +192,10 @@ def _run(command: Sequence[str], framework: str, show: Show) -> None:
 
 
 def _failure(command: Sequence[str], framework: str, code: int, lines: Sequence[str]) -> ConfigError:
-    tail = "\n  ".join(line for line in lines[-LOG_LINES:] if line.strip())
     text = "\n".join(lines)
+    retried = [line for line in lines if line.startswith(RETRYING)]
+    kept = [line for line in lines if line.strip() and line not in retried[:-1]]
+    tail = "\n  ".join(kept[-LOG_LINES:])
     if "venv" in command and "ensurepip" in text:
         remedy = "install Python's venv module, such as the package python3-venv, and try again"
     elif NETWORK_ERRORS.search(text):

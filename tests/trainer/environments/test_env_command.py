@@ -74,8 +74,10 @@ def test_earlier_release_is_brought_to_the_tested_one_and_added_packages_stay(
     (folder / "bin/python").touch()
     (folder / "mtrl.json").write_text('{"packages": ["gymnasium==1.3.0", "gymnasium[toy-text]", "ale-py"]}')
     monkeypatch.setattr(interpreters, "_run", lambda command, *_: commands.append(command))
-    assert run("env", "install", "gymnasium").exit_code == 0
-    assert commands[0][-3:] == ["gymnasium==1.4.0", "gymnasium[toy-text]", "ale-py"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert run("env", "install", "gymnasium", "--add", "./mine").exit_code == 0
+    assert commands[0][-4:] == ["gymnasium==1.4.0", "gymnasium[toy-text]", "ale-py", str(tmp_path / "mine")]
     assert "tested is" not in run("env", "list").output
     assert "--add pygame" in run("env", "install", "--help").output
 
@@ -98,7 +100,9 @@ def test_installation_that_fails_leaves_nothing_behind_and_says_what_to_do(
     ],
 )
 def test_missing_network_is_told_from_other_failures(line: str) -> None:
-    error = interpreters._failure(["python", "-m", "pip", "install"], "openenv", 1, [line])
+    tries = [f"WARNING: Retrying (Retry(total={left}))" for left in (2, 1, 0)]
+    error = interpreters._failure(["python", "-m", "pip", "install"], "openenv", 1, [*tries, line])
+    assert error.problem.count("WARNING: Retrying") == 1  # pip's last attempt is enough.
     assert "the package index cannot be reached" in (error.remedy or "")
     assert "openenv==0.10.0" in (error.remedy or "")
 
