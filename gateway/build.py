@@ -30,6 +30,7 @@ from gateway.mcp_client.parse_hook import unused_methods
 from gateway.mcp_client.transport import Services
 from gateway.media.media_filter import MediaStore
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
+from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset, is_environment_class
 from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
@@ -88,9 +89,15 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
     ]
     if errors:
         raise ConfigErrors(errors)
-    sandboxed = [(entry, tool) for entry, tool in tools if entry.isolation == "sandbox"]
-    tools = [(entry, tool) for entry, tool in tools if entry.isolation == "none"]
-    for shared, group in groupby(sorted(tools, key=_sharing_key), key=_sharing_key):
+    shared_tools: list[tuple[NativeEntry, NativeTool]] = []
+    for entry, tool in tools:
+        if isinstance(tool, ClassEnvironment):
+            yield _build_environment_source(entry, tool, store)
+        elif entry.isolation == "sandbox":
+            yield _build_sandboxed_source(entry, tool, services, store)
+        else:
+            shared_tools.append((entry, tool))
+    for shared, group in groupby(sorted(shared_tools, key=_sharing_key), key=_sharing_key):
         members = list(group)
         limits = _limits_of_entry(members[0][0])
         toolset: Toolset = NativeToolset([tool for _, tool in members])
@@ -98,8 +105,6 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
             toolset = add_prefix(toolset, members[0][0].prefix)
         limited = LimitedToolset(toolset, limits, store=store)
         yield Source(_source_key(shared, *(entry for entry, _ in members)), limited, admit=None)
-    for entry, tool in sandboxed:
-        yield _build_sandboxed_source(entry, tool, services, store)
     for box in config.sandbox_tools:
         yield _build_sandbox_source(box, services, store)
     for server in config.servers.values():
@@ -109,8 +114,8 @@ def build_sources(config: Config, services: Services) -> Iterator[Source]:
 
 
 def _try_build(
-    make: Callable[[NativeEntry], NativeTool], entry: NativeEntry, errors: list[ConfigError]
-) -> NativeTool | None:
+    make: Callable[[NativeEntry], NativeTool | ClassEnvironment], entry: NativeEntry, errors: list[ConfigError]
+) -> NativeTool | ClassEnvironment | None:
     try:
         with UserCode(make):
             return make(entry)
@@ -133,7 +138,7 @@ def _check_result_limit(entry: NativeEntry | OfferEntry) -> ConfigError | None:
     return None
 
 
-def _build_native_tool(entry: NativeEntry) -> NativeTool:
+def _build_native_tool(entry: NativeEntry) -> NativeTool | ClassEnvironment:
     if isinstance(entry, FunctionEntry):
         function = load_object(entry.function, entry.file, f"{entry.field}.function")
         tool = FunctionTool(
@@ -151,6 +156,9 @@ def _build_native_tool(entry: NativeEntry) -> NativeTool:
             remedy = f"remove the parameter, or `{field}: {getattr(entry, field)}`"
             raise ConfigError(problem, file=entry.file, field=f"{entry.field}.{field}", remedy=remedy)
         return tool
+    cls = load_object(entry.class_name, entry.file, f"{entry.field}.class_name")
+    if is_environment_class(cls):
+        return _build_class_environment(entry, cls)
     class_tool = ClassTool(build_class_tool(entry), owner=entry.owner)
     if entry.isolation == "sandbox" and getattr(type(class_tool.tool), "calc_reward", None) is not BaseTool.calc_reward:
         problem = "its `calc_reward` would be within reach of what it scores, inside the sandbox"
@@ -164,6 +172,22 @@ def _build_native_tool(entry: NativeEntry) -> NativeTool:
     return class_tool
 
 
+def _build_class_environment(entry: ClassEntry, cls: type) -> ClassEnvironment:
+    """An environment class, whose methods are several tools."""
+    given = [name for name in ("tool_schema", "description") if getattr(entry, name) is not None]
+    if given or entry.isolation == "sandbox":
+        problem = "does not apply to an environment class, whose methods are the tools"
+        remedy = "remove it; type hints and docstrings of the methods describe them"
+        raise ConfigError(problem, file=entry.file, field=f"{entry.field}.{(*given, 'isolation')[0]}", remedy=remedy)
+    config = {name: value for name, value in entry.config.items() if (name, value) != ("type", "native")}  # verl's mark
+    try:
+        return ClassEnvironment(cls, config, entry.owner)
+    except ConfigError as error:
+        field = f"{entry.field}.class_name"
+        problem = ": ".join(filter(None, (error.field, error.problem)))
+        raise ConfigError(problem, file=entry.file, field=field, remedy=error.remedy) from error
+
+
 def build_class_tool(entry: ClassEntry) -> BaseTool:
     """Loads the tool class that an entry names, and creates its object."""
     cls = load_object(entry.class_name, entry.file, f"{entry.field}.class_name")
@@ -175,6 +199,14 @@ def _openai_schema(entry: ClassEntry) -> OpenAIFunctionToolSchema | None:
     if entry.tool_schema is None:
         return None
     return OpenAIFunctionToolSchema.model_validate(entry.tool_schema.model_dump())
+
+
+def _build_environment_source(entry: NativeEntry, environment: ClassEnvironment, store: MediaStore) -> Source:
+    """An environment class; the calls of one message change the same object, in their order."""
+    inner = ClassEnvironmentToolset(environment)
+    toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
+    limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
+    return Source(_source_key("environment", entry), limited, inner, admit=None, in_order=True)
 
 
 def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Services, store: MediaStore) -> Source:

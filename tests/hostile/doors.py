@@ -17,6 +17,7 @@ from tests.hostile.gateway_doors import (
     PATIENCE,
     Act,
     call_async_tool,
+    call_class_environment,
     call_class_tool,
     call_function_tool,
     parse_result,
@@ -200,6 +201,12 @@ DOORS: Mapping[str, Door] = {
     "tool: execute": Door(partial(call_class_tool, "execute"), has_deadline=False, is_async=True),
     "tool: calc_reward": Door(partial(call_class_tool, "calc_reward"), True, True, False, True),
     "tool: release": Door(partial(call_class_tool, "release"), True, True, False, True),
+    "class environment: reset": Door(partial(call_class_environment, "reset"), True, has_deadline=False),
+    "class environment: method": Door(partial(call_class_environment, "look")),
+    "class environment: async method": Door(
+        partial(call_class_environment, "listen"), has_deadline=False, is_async=True
+    ),
+    "class environment: get_reward": Door(partial(call_class_environment, "get_reward"), True, True, False),
     "interaction: start": Door(partial(take_feedback, "start"), ignores_value=True, has_deadline=False, is_async=True),
     "interaction: turn": Door(partial(take_feedback, "turn"), has_deadline=False, is_async=True),
     "interaction: finalize": Door(partial(take_feedback, "finalize"), True, True, False, True),

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.config.models import Limits
+from gateway.errors import SessionError
 from gateway.feedback.base import BaseInteraction
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.limits import LimitedToolset
 from gateway.mcp_client.mcp_session import ResultParsers
 from gateway.mcp_client.parse_hook import MCPBaseTool
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.types import Task, ToolCall, ToolResult, ToolSpec
@@ -90,6 +92,35 @@ async def call_class_tool(method: str, act: Act) -> str:
         return await call_tools([ClassTool(ActingTool(method, act))], "tool")
     except Exception as error:
         return str(error)
+
+
+async def call_class_environment(method: str, act: Act) -> str:
+    """Plays an episode of an environment class of which one method acts."""
+
+    class World:
+        def reset(self, **row: Any) -> Any:
+            value = act() if method == "reset" else None
+            return None if value == "fine" else value
+
+        def look(self) -> Any:
+            """Looks."""
+            return act() if method == "look" else "fine"
+
+        async def listen(self) -> Any:
+            """Listens."""
+            return await settle(act()) if method == "listen" else "fine"
+
+        def get_reward(self) -> Any:
+            return act() if method == "get_reward" else 1.0
+
+    toolset = LimitedToolset(ClassEnvironmentToolset(ClassEnvironment(World, {})), Limits(timeout_s=PATIENCE.s))
+    try:
+        async with toolset, toolset.open(Task("t")) as session:
+            result = await session.call(ToolCall("1", "listen" if method == "listen" else "look"))
+            await session.finish()
+    except SessionError as error:
+        return str(error)
+    return "ok" if result.text == "fine" else f"{result.outcome}: {result.text} {result.reason}"
 
 
 class ActingInteraction(BaseInteraction):

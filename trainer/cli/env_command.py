@@ -32,9 +32,12 @@ def install(
 ) -> None:
     """Install a tested release of a framework into a virtual environment in your data folder.
 
+    It takes 100 MB (textarena) to 500 MB (verifiers), from PyPI or wherever pip is told to look. Where it is installed
+    already, packages are added, and the release is brought to the tested one.
+
     mtrl-train env install gymnasium
 
-    mtrl-train env install gymnasium --add 'gymnasium[toy-text]' --add ale-py
+    mtrl-train env install gymnasium --add pygame --add ale-py
 
     mtrl-train env install verifiers --add ./my_environment
     """
@@ -42,7 +45,7 @@ def install(
         from trainer.environments.interpreters import install_interpreter
 
         interpreter = install_interpreter(framework, add or [], _print)
-        _print(f"installed: {', '.join(interpreter.packages)}")
+        _print(f"installed: {', '.join(interpreter.packages)} ({interpreter.megabytes} MB in {interpreter.folder})")
         if framework == "openenv":
             _print(f"start a server with: {interpreter.python} -m uvicorn MODULE:app --port 8000")
             _print("use it in a run file as: environment: openenv:http://localhost:8000")
@@ -57,8 +60,11 @@ def list_installed() -> None:
         from trainer.environments.interpreters import RELEASES, find_interpreter
 
         for framework in RELEASES:
-            interpreter = find_interpreter(framework)
-            text = f"{', '.join(interpreter.packages)} in {interpreter.folder}" if interpreter else "not installed"
+            interpreter, text = find_interpreter(framework), "not installed"
+            if interpreter is not None:
+                text = f"{', '.join(interpreter.packages)} ({interpreter.megabytes} MB in {interpreter.folder})"
+                if interpreter.outdated:
+                    text += f"; tested is {RELEASES[framework][0]}: run `mtrl-train env install {framework}`"
             _print(f"{framework:<10} {text}")
 
 
@@ -76,6 +82,8 @@ def where(framework: Framework) -> None:
 def remove(framework: Framework) -> None:
     """Delete a framework's virtual environment."""
     with report_errors():
-        from trainer.environments.interpreters import remove_interpreter
+        from trainer.environments.interpreters import find_interpreter, remove_interpreter
 
-        _print(f"{framework} is removed" if remove_interpreter(framework) else f"{framework} was not installed")
+        interpreter = find_interpreter(framework)
+        size = f" ({interpreter.megabytes} MB)" if interpreter is not None else ""
+        _print(f"{framework} is removed{size}" if remove_interpreter(framework) else f"{framework} was not installed")

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from math import fsum
 from types import TracebackType
 from typing import Any, Self
 
@@ -79,7 +80,7 @@ class EpisodeSession:
         self._episode: Episode | None = None
         self._lock = anyio.Lock()
         self._steps = 0
-        self._total = 0.0
+        self._rewards: list[float] = []
         self._ended = ""
         """How the episode ended."""
 
@@ -132,7 +133,7 @@ class EpisodeSession:
         if answer.invalid:
             return ToolResult((Text(answer.invalid),), Outcome.INVALID, reason="the action is not in the action space")
         self._steps += 1
-        self._total += answer.reward or 0.0
+        self._rewards.append(answer.reward or 0.0)
         if self._steps >= self._settings.max_steps and not answer.terminated:
             answer = replace(answer, truncated=True)
         return self._result(answer)
@@ -151,7 +152,7 @@ class EpisodeSession:
         parts: tuple[Part, ...] = (*answer.parts, *(Text(note) for note in notes))
         metrics = {
             "steps": self._steps,
-            "return": self._total,
+            "return": fsum(self._rewards),
             "terminated": answer.terminated,
             "truncated": answer.truncated and not answer.terminated,
         }

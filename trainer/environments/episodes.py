@@ -16,6 +16,8 @@ from trainer.environments.host_process import EnvironmentFailed
 
 MAX_PARTS = 64
 """Parts of one observation that are kept."""
+MAX_TEXT = 2**20
+"""Characters of one text that the policy reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ def read_answer(value: Any, owner: str) -> EpisodeAnswer:
         raise EnvironmentFailed(f"{owner} answered {value!r:.80}")
     if invalid := value.get("invalid"):
         return EpisodeAnswer((), invalid=str(invalid))
-    parts = tuple(_read_part(part, owner) for part in (value.get("parts") or ())[:MAX_PARTS])
+    given = value.get("parts") or ()
+    parts = tuple(_read_part(part, owner) for part in given[:MAX_PARTS])
+    if len(given) > MAX_PARTS:
+        parts += (Text(f"(and {len(given) - MAX_PARTS} more parts)"),)
     ended = bool(value.get("terminated")), bool(value.get("truncated"))
     return EpisodeAnswer(parts, read_reward(value.get("reward"), owner), *ended)
 
@@ -80,10 +85,15 @@ def read_reward(value: Any, owner: str) -> float | None:
     return float(value)
 
 
+def cut_text(text: str) -> str:
+    """The text, or its beginning with the number of characters that are left out."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n(and {len(text) - MAX_TEXT} more characters)"
+
+
 def _read_part(part: Any, owner: str) -> Part:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text":
-        return Text(str(part.get("text", "")))
+        return Text(cut_text(str(part.get("text", ""))))
     if kind == "image":
         try:
             return Image(b64decode(part["data"], validate=True), str(part.get("mime") or "image/png"))

@@ -34,6 +34,10 @@ HIGHLIGHT = re.compile(r"\x1b\[[\d;]*4[0-7][\d;]*m(.*?)\x1b\[0m", re.DOTALL)
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
+class ActionError(Exception):
+    """What the policy wrote is no action."""
+
+
 def load(environment: str, args: dict[str, Any], endpoint: object) -> GymnasiumAdapter:
     """The environment with this id; a module that registers it may stand before a colon."""
     return GymnasiumAdapter(import_framework("gymnasium"), environment, args)
@@ -77,7 +81,7 @@ class GymnasiumAdapter:
 
     def make(self, options: Mapping[str, Any]) -> GymnasiumEpisode:
         """A new environment; `options` may change its arguments."""
-        return GymnasiumEpisode(self._make(options), self.names)
+        return GymnasiumEpisode(self._make(options), self.names, self.gymnasium.error.InvalidAction)
 
     def _make(self, options: Mapping[str, Any]) -> Any:
         """Unregistered names and refused arguments are the operator's to correct."""
@@ -104,8 +108,8 @@ class GymnasiumAdapter:
 class GymnasiumEpisode:
     """One environment from its `reset` on."""
 
-    def __init__(self, environment: Any, names: tuple[str, ...]) -> None:
-        self.environment, self.names = environment, names
+    def __init__(self, environment: Any, names: tuple[str, ...], invalid_action: type[Exception]) -> None:
+        self.environment, self.names, self.invalid_action = environment, names, invalid_action
 
     def reset(self, seed: int, options: Mapping[str, Any]) -> dict[str, Any]:
         """Begins the episode."""
@@ -114,15 +118,23 @@ class GymnasiumEpisode:
         return {"parts": self._describe(observation)}
 
     def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
-        """Takes a step; an action outside of the space is the policy's mistake, and no step."""
+        """Takes a step; an action outside of the space, or one that the environment refuses as Gymnasium says, is the
+        policy's mistake, and no step."""
         try:
-            value = self._read_text(action["text"]) if "text" in action else action["action"]
-            decoded = spaces.read_action(self.environment.action_space, value, self.names)
-        except (ValueError, TypeError, LookupError, OverflowError) as error:
+            decoded = self._read(action)
+            observation, reward, terminated, truncated, _ = self.environment.step(decoded)
+        except (ActionError, self.invalid_action) as error:
             return {"invalid": f"This is no action: {error}"}
-        observation, reward, terminated, truncated, _ = self.environment.step(decoded)
         ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
         return {"parts": self._describe(observation), "reward": float(reward), **ended}
+
+    def _read(self, action: Mapping[str, Any]) -> Any:
+        """The action as the space has it. Raises ActionError for what is none, however the policy wrote it."""
+        try:
+            value = self._read_text(action["text"]) if "text" in action else action["action"]
+            return spaces.read_action(self.environment.action_space, value, self.names)
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+            raise ActionError(str(error)) from error
 
     def close(self) -> None:
         """Releases what the environment holds."""
@@ -147,7 +159,7 @@ class GymnasiumEpisode:
         line = text.strip().rpartition("\n")[2].strip().strip("`").strip()
         if line in self.names:
             return line
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             return json.loads(line)
         known = f"write one of {', '.join(self.names)}" if self.names else "write it as JSON"
         raise ValueError(f"{line[:80]!r}; {known}, alone in the last line")

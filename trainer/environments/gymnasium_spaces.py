@@ -18,7 +18,8 @@ from typing import Any
 numpy: Any = importlib.import_module("numpy") if not __name__.startswith("trainer.") else None
 MAX_NUMBERS = 4096
 """Numbers of one array that are written out; of a longer one, only its shape."""
-MIN_IMAGE_SIDE = 8
+MIN_IMAGE_SIDE, MIN_GREY_SIDE = 8, 32
+"""Sides of pictures; a smaller array without channels is a board."""
 
 
 def action_schema(space: Any, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -171,14 +172,12 @@ def _plain(value: Any, images: list[dict[str, Any]]) -> Any:
 
 
 def _is_image(value: Any) -> bool:
-    """Whether an array is a picture: bytes with one, three or four channels."""
-    return (
-        isinstance(value, numpy.ndarray)
-        and value.dtype == numpy.uint8
-        and value.ndim == 3
-        and value.shape[2] in (1, 3, 4)
-        and min(value.shape[:2]) >= MIN_IMAGE_SIDE
-    )
+    """Whether an array is a picture: bytes with one, three or four channels, or many without channels."""
+    if not isinstance(value, numpy.ndarray) or value.dtype != numpy.uint8:
+        return False
+    if value.ndim == 2:
+        return min(value.shape) >= MIN_GREY_SIDE
+    return value.ndim == 3 and value.shape[2] in (1, 3, 4) and min(value.shape[:2]) >= MIN_IMAGE_SIDE
 
 
 def image_parts(pixels: Any) -> list[dict[str, Any]]:
@@ -192,7 +191,7 @@ def image_parts(pixels: Any) -> list[dict[str, Any]]:
 
 def encode_png(pixels: Any) -> bytes:
     """Pixels as a PNG file, with the standard library alone."""
-    height, width, channels = pixels.shape
+    height, width, channels = (*pixels.shape, 1)[:3]
     colours = {1: 0, 3: 2, 4: 6}[channels]
     rows = b"".join(b"\0" + row.tobytes() for row in numpy.ascontiguousarray(pixels, dtype=numpy.uint8))
     header = struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0)

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 MAX_LINE_BYTES = 64 * 2**20
-"""The longest request; a longer one ends the process."""
+"""The longest request, which ends the process if it is longer; and the longest answer."""
 EXIT_S = 5.0
 """How long environments may take to close once the trainer has gone."""
 CONVERSATIONS = ("host_conversations", "ConversationHost")
@@ -69,8 +69,12 @@ class Wire:
         return request
 
     def send(self, id: int, **answer: Any) -> None:
-        """Sends one answer; what JSON lacks is sent as text."""
-        left = memoryview(json.dumps({"id": id, **answer}, default=str).encode() + b"\n")
+        """Sends one answer; what JSON lacks is sent as text. One that is too long costs its own request."""
+        line = json.dumps({"id": id, **answer}, default=str).encode() + b"\n"
+        if len(line) > MAX_LINE_BYTES:
+            problem = f"an answer of {len(line) >> 20} MB is too long; {MAX_LINE_BYTES >> 20} MB are the most"
+            line = json.dumps({"id": id, "error": {"problem": problem, "remedy": ""}}).encode() + b"\n"
+        left = memoryview(line)
         while left:
             left = left[os.write(self._output, left) :]
 

@@ -30,6 +30,7 @@ DONE_FILE = "mtrl.json"
 INSTALL_S = 1800.0
 """How long an installation may take."""
 LOG_LINES = 12
+RETRYING = "WARNING: Retrying"
 NETWORK_ERRORS = re.compile(
     r"name resolution|network is unreachable|connection (refused|reset|timed out)|max retries|newconnectionerror"
     r"|could not fetch url|proxyerror|ssl|timed? ?out",
@@ -51,6 +52,17 @@ class Interpreter:
     def python(self) -> Path:
         """The Python of its virtual environment."""
         return python_in(self.folder)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether it has another release than the one that is tested now."""
+        return not {*RELEASES[self.framework]} <= {*self.packages}
+
+    @property
+    def megabytes(self) -> int:
+        """The size of its files."""
+        sizes = (os.lstat(Path(folder, name)).st_size for folder, _, names in os.walk(self.folder) for name in names)
+        return round(sum(sizes) / 2**20)
 
 
 def python_in(folder: Path) -> Path:
@@ -98,18 +110,22 @@ def list_interpreters() -> list[Interpreter]:
 
 
 def install_interpreter(framework: str, added: Sequence[str], show: Show) -> Interpreter:
-    """Makes a framework's interpreter, or adds packages to it. What fails half-way leaves no interpreter behind."""
+    """Makes a framework's interpreter, adds packages to it, or brings it to the tested release.
+
+    What fails half-way leaves no interpreter behind.
+    """
     check_framework(framework)
     folder, existing = interpreters_folder() / framework, find_interpreter(framework)
-    packages = [*(existing.packages if existing else RELEASES[framework]), *added]
-    packages = list(dict.fromkeys(packages))
+    earlier = [package for package in existing.packages if not _is_release(package, framework)] if existing else []
+    added = [_full_path(package) for package in added]  # They are installed again from any folder.
+    packages = list(dict.fromkeys([*RELEASES[framework], *earlier, *added]))
     try:
         if existing is None:
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             show(f"making a virtual environment in {folder}")
             _run([sys.executable, "-m", "venv", str(folder)], framework, show)
-        show(f"installing {', '.join(added if existing else packages)}")
+        show(f"installing {', '.join(added if existing and added and not existing.outdated else packages)}")
         pip = [str(python_in(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         _run([*pip, *packages], framework, show)
         (folder / DONE_FILE).write_text(json.dumps({"packages": packages}) + "\n", "utf-8")
@@ -137,6 +153,17 @@ def remove_interpreter(framework: str) -> bool:
     return True
 
 
+def _full_path(package: str) -> str:
+    """The full path of a package that is a local folder or file; any other as it is."""
+    is_local = os.sep in package and Path(package).expanduser().exists()
+    return str(Path(package).expanduser().resolve()) if is_local else package
+
+
+def _is_release(package: str, framework: str) -> bool:
+    """Whether a package is a release of the framework itself, such as an earlier one."""
+    return package.partition("==")[0] in {release.partition("==")[0] for release in RELEASES[framework]} | {framework}
+
+
 def _run(command: Sequence[str], framework: str, show: Show) -> None:
     """Runs a command, shows its lines, and raises ConfigError with the last ones if it fails."""
     lines: list[str] = []
@@ -150,7 +177,9 @@ def _run(command: Sequence[str], framework: str, show: Show) -> None:
         try:
             for line in process.stdout or ():
                 lines.append(line.rstrip())
-                if line.startswith(("Collecting", "Downloading", "Installing", "Successfully")):
+                if line.startswith(RETRYING):
+                    show("the package index does not answer; pip tries again")
+                elif line.startswith(("Collecting", "Downloading", "Installing", "Successfully")):
                     show(line.strip())
             code = process.wait()
         except BaseException:
@@ -163,8 +192,10 @@ def _run(command: Sequence[str], framework: str, show: Show) -> None:
 
 
 def _failure(command: Sequence[str], framework: str, code: int, lines: Sequence[str]) -> ConfigError:
-    tail = "\n  ".join(line for line in lines[-LOG_LINES:] if line.strip())
     text = "\n".join(lines)
+    retried = [line for line in lines if line.startswith(RETRYING)]
+    kept = [line for line in lines if line.strip() and line not in retried[:-1]]
+    tail = "\n  ".join(kept[-LOG_LINES:])
     if "venv" in command and "ensurepip" in text:
         remedy = "install Python's venv module, such as the package python3-venv, and try again"
     elif NETWORK_ERRORS.search(text):

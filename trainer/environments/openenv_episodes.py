@@ -16,8 +16,9 @@ from anyio.abc import TaskGroup
 
 from gateway.errors import ConfigError
 from gateway.types import Text
-from trainer.environments.episodes import Episode, EpisodeAnswer, read_reward
+from trainer.environments.episodes import Episode, EpisodeAnswer, cut_text, read_reward
 from trainer.environments.host_process import EnvironmentFailed
+from trainer.environments.openenv_tools import CallRefused, read_call, read_tools
 from trainer.environments.settings import OpenEnvSettings
 from trainer.environments.websocket import WebSocket, WebSocketError
 
@@ -133,7 +134,11 @@ class OpenEnvEpisodes:
         metadata = data.get("metadata") if isinstance(data.get("metadata"), Mapping) else {}
         truncated = bool(data.get("done")) and bool(metadata.get("truncated"))
         terminated = bool(data.get("done")) and not truncated
-        parts = (Text(_to_text(data.get("observation"))),)
+        try:
+            called = read_call(data.get("observation"), self.name) if self.is_mcp else None
+        except CallRefused as error:
+            return EpisodeAnswer((), invalid=f"This is no action: {error}")
+        parts = called if called is not None else (Text(cut_text(_to_text(data.get("observation")))),)
         return EpisodeAnswer(parts, read_reward(data.get("reward"), self.name), terminated, truncated)
 
     async def _list_tools(self) -> Sequence[Mapping[str, Any]]:
@@ -143,15 +148,7 @@ class OpenEnvEpisodes:
         listed = (answer["data"].get("observation") or {}).get("tools")
         if not isinstance(listed, list) or not listed:
             raise EnvironmentFailed(f"{self.name} lists no tools: {_message(answer)}")
-        return [
-            {
-                "name": str(tool["name"]),
-                "description": str(tool.get("description") or ""),
-                "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
-            }
-            for tool in listed
-            if isinstance(tool, Mapping) and tool.get("name")
-        ]
+        return read_tools(listed)
 
     def _fetch_schema(self) -> Mapping[str, Any]:
         """The JSON schema of the environment's actions. Raises ConfigError if the server has none."""
@@ -239,4 +236,6 @@ def _to_text(observation: Any) -> str:
     )
     if isinstance(fields, Mapping) and len(fields) == 1 and isinstance(only := next(iter(fields.values())), str):
         return only
+    if fields is None or fields == {}:
+        return ""
     return fields if isinstance(fields, str) else json.dumps(fields, ensure_ascii=False)

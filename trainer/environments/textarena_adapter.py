@@ -83,8 +83,12 @@ class TextArenaAdapter:
     def _make(self, args: Mapping[str, Any]) -> Any:
         try:
             return self.textarena.make(self.environment, **{**self.args, **args})
-        except (ValueError, TypeError, ImportError, LookupError) as error:
+        except (ValueError, TypeError, ImportError, LookupError, SyntaxError) as error:
             remedy = "correct the name, or `textarena.args`; some games fetch word lists once, which needs a network"
+            if isinstance(error, ImportError):
+                remedy = f"run `mtrl-train env install textarena --add {error.name or 'PACKAGE'}`"
+            elif isinstance(error, SyntaxError):
+                remedy = "its code is for a newer Python: name one that has TextArena as `textarena.python`"
             raise HostError(f"{self.environment!r} cannot be made: {str(error).strip()[:400]}", remedy) from error
 
     def _find_players(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Self
 import anyio
 
 from gateway.errors import ConfigError
+from gateway.native.class_environment import GET_REWARD, RESET, make_method_tool, tool_methods
 from gateway.native.function import FunctionTool
 from gateway.native.thread_pool import ThreadPool
 from gateway.native.tool_results import exception_result, invalid_arguments_result
@@ -30,7 +31,6 @@ from trainer.trl.caller_thread import DeadlinePassed
 from trainer.trl.function_tools import CallerTools
 from trainer.trl.rows import ENVIRONMENT
 
-RESET, GET_REWARD = "reset", "get_reward"
 Factory = Callable[[], Any]
 
 
@@ -80,13 +80,10 @@ class Environments:
         tools: dict[str, FunctionTool] = {}
         for name, probe in probes.items():
             for method in self.methods[name]:
-                place, remedy = f"{type(probe).__name__}.{method}", "give every parameter a name and a type hint"
-                try:
-                    tool = FunctionTool(getattr(probe, method), owner=type(probe).__name__)
-                except (TypeError, NameError) as error:
-                    raise ConfigError(f"cannot be a tool: {error}", field=place, remedy=remedy) from error
+                tool = make_method_tool(probe, method, type(probe).__name__)
                 if tools.setdefault(method, tool).spec.parameters != tool.spec.parameters:
                     problem = f"has other parameters than the method of {tools[method].spec.owner}"
+                    place = f"{type(probe).__name__}.{method}"
                     raise ConfigError(problem, field=place, remedy="rename one of them")
         return tools
 
@@ -129,12 +126,6 @@ def rollout_name(key: str) -> str:
     """The name of a rollout, which its further attempts share."""
     head, _, index = key.rpartition("/")
     return f"{head}/{index.partition('.')[0]}"
-
-
-def tool_methods(cls: type) -> tuple[str, ...]:
-    """The names of a class's public methods but `reset` and `get_reward`."""
-    members = inspect.getmembers(cls, inspect.isfunction)
-    return tuple(name for name, _ in members if not name.startswith("_") and name not in (RESET, GET_REWARD))
 
 
 def _make_reward_function(cls: type[Any]) -> Callable[..., Any]:

@@ -11,6 +11,8 @@ from hashlib import sha1
 from random import Random
 from typing import Any
 
+from tests.toolset_conformance.sample_tools import PNG
+
 ACTION = {
     "title": "GuessAction",
     "type": "object",
@@ -18,6 +20,22 @@ ACTION = {
     "properties": {"number": {"type": "integer"}, "metadata": {"type": "object"}},
     "required": ["number"],
 }
+
+TOOLS = [
+    {
+        "name": "guess",
+        "description": "Guesses.",
+        "input_schema": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+    }
+]
+FRAMES = {
+    "bytes": b"\x82\x04\x00\x01\x02\x03",
+    "huge": b"\x81\x7f" + (2**40).to_bytes(8, "big"),
+    "masked": b"\x81\x82abcd",
+}
+"""What breaks the protocol."""
+ERRORS = {0: "invalid_args", -1: "execution_error", -2: "timeout"}
+"""What a call of the tool with these numbers fails with."""
 
 
 class OpenEnvServer:
@@ -95,36 +113,22 @@ class OpenEnvServer:
         self, data: dict[str, Any], secret: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """False if the connection is to end."""
-        number = data.get("number")
-        if data.get("type") == "list_tools":
-            schema = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
-            tools = [{"name": "guess", "description": "Guesses.", "input_schema": schema}]
-            await send(writer, {"type": "observation", "data": {"observation": {"tools": tools}, "done": False}})
-            return True
-        if data.get("type") == "call_tool":
-            number = data["arguments"]["number"]
         if self.trouble == "silence":
             await reader.read()  # Until the client closes the connection.
             return False
         if self.trouble == "close":
             writer.write(b"\x88\x05\x03\xe8bye")
             return False
-        if self.trouble == "bytes":
-            writer.write(b"\x82\x04\x00\x01\x02\x03")
-        elif self.trouble == "huge":
-            writer.write(b"\x81\x7f" + (2**40).to_bytes(8, "big"))
-        elif self.trouble == "masked":
-            writer.write(b"\x81\x82abcd")
+        if self.trouble in FRAMES:
+            writer.write(FRAMES[self.trouble])
         elif self.trouble == "raise":
             await send(writer, {"type": "error", "data": {"message": "it broke", "code": "EXECUTION_ERROR"}})
-        elif not isinstance(number, int) or number > 9:
-            errors = [{"loc": ["number"], "msg": "should be at most 9"}]
-            data = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}
-            await send(writer, {"type": "error", "data": data})
+        elif data.get("type") == "list_tools":
+            await send(writer, {"type": "observation", "data": {"observation": {"tools": TOOLS}, "done": False}})
+        elif data.get("type") == "call_tool":
+            await send(writer, call_tool(data["arguments"]["number"], secret))
         else:
-            right = number == secret
-            text = "right" if right else "higher" if number < secret else "lower"
-            await send(writer, observation(text, reward=1.0 if right else -0.1, done=right))
+            await send(writer, guess(data.get("number"), secret))
         return True
 
     async def _receive(self, reader: asyncio.StreamReader) -> dict[str, Any] | None:
@@ -144,6 +148,30 @@ class OpenEnvServer:
                 continue
             message: dict[str, Any] = json.loads(data)
             return message
+
+
+def guess(number: Any, secret: int) -> dict[str, Any]:
+    """The answer to a guess."""
+    if not isinstance(number, int) or number > 9:
+        errors = [{"loc": ["number"], "msg": "should be at most 9"}]
+        data = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}
+        return {"type": "error", "data": data}
+    right = number == secret
+    text = "right" if right else "higher" if number < secret else "lower"
+    return observation(text, reward=1.0 if right else -0.1, done=right)
+
+
+def call_tool(number: int, secret: int) -> dict[str, Any]:
+    """The answer to a guess by a call of the environment's own tool."""
+    if number in ERRORS:
+        error = {"error_type": ERRORS[number], "message": "it cannot be"}
+        fields = {"tool_name": "guess", "result": None, "error": error}
+        return {"type": "observation", "data": {"observation": fields, "done": False}}
+    answer = guess(number, secret)
+    text = {"type": "text", "text": answer["data"]["observation"]["hint"]}
+    content = [text, {"type": "image", "data": b64encode(PNG).decode(), "mimeType": "image/png"}]
+    answer["data"]["observation"] = {"tool_name": "guess", "result": {"content": content}, "error": None}
+    return answer
 
 
 def observation(text: str, reward: float | None = None, done: bool = False) -> dict[str, Any]:

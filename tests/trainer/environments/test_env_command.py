@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_interpreter_is_installed_extended_listed_and_removed(
     installed = run("env", "install", "gymnasium")
     assert installed.exit_code == 0, installed.output
     assert "Successfully installed tiny-one-1.0" in installed.output.replace("_", "-")
-    assert "environment: gymnasium:NAME" in installed.output
+    assert "environment: gymnasium:NAME" in installed.output and " MB in " in installed.output
     python = Path(run("env", "where", "gymnasium").output.strip())
     assert python.exists() and python.is_relative_to(tmp_path / "data/mtrl/environments")
     assert run("env", "install", "gymnasium", "--add", str(second)).exit_code == 0
@@ -55,9 +56,30 @@ def test_interpreter_is_installed_extended_listed_and_removed(
     assert str(second) in listed.replace("\n", "") and "textarena  not installed" in listed
     failed = run("env", "install", "gymnasium", "--add", "no-such-package-xyz")
     assert failed.exit_code != 0 and python.exists()
-    assert run("env", "remove", "gymnasium").output == "gymnasium is removed\n"
+    monkeypatch.setattr(interpreters, "RELEASES", {"gymnasium": (str(second),)})
+    assert f"; tested is {second}: run `mtrl-train env install gymnasium`" in run("env", "list").output.replace(
+        "\n", ""
+    )
+    assert re.fullmatch(r"gymnasium is removed \(\d+ MB\)\n", run("env", "remove", "gymnasium").output)
     assert run("env", "remove", "gymnasium").output == "gymnasium was not installed\n"
     assert "gymnasium is not installed" in run("env", "where", "gymnasium").output
+
+
+def test_earlier_release_is_brought_to_the_tested_one_and_added_packages_stay(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+    folder = tmp_path / "data/mtrl/environments/gymnasium"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/python").touch()
+    (folder / "mtrl.json").write_text('{"packages": ["gymnasium==1.3.0", "gymnasium[toy-text]", "ale-py"]}')
+    monkeypatch.setattr(interpreters, "_run", lambda command, *_: commands.append(command))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert run("env", "install", "gymnasium", "--add", "./mine").exit_code == 0
+    assert commands[0][-4:] == ["gymnasium==1.4.0", "gymnasium[toy-text]", "ale-py", str(tmp_path / "mine")]
+    assert "tested is" not in run("env", "list").output
+    assert "--add pygame" in run("env", "install", "--help").output
 
 
 def test_installation_that_fails_leaves_nothing_behind_and_says_what_to_do(
@@ -78,7 +100,9 @@ def test_installation_that_fails_leaves_nothing_behind_and_says_what_to_do(
     ],
 )
 def test_missing_network_is_told_from_other_failures(line: str) -> None:
-    error = interpreters._failure(["python", "-m", "pip", "install"], "openenv", 1, [line])
+    tries = [f"WARNING: Retrying (Retry(total={left}))" for left in (2, 1, 0)]
+    error = interpreters._failure(["python", "-m", "pip", "install"], "openenv", 1, [*tries, line])
+    assert error.problem.count("WARNING: Retrying") == 1  # pip's last attempt is enough.
     assert "the package index cannot be reached" in (error.remedy or "")
     assert "openenv==0.10.0" in (error.remedy or "")
 

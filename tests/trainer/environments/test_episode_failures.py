@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[3]
         ("raise", "step: ValueError: the physics exploded"),
         ("die", "ended (exit code 3)"),
         ("nan", "gave the reward nan, which is not a number"),
+        ("raise in reset", "open: OSError: no such world"),
+        ("far too huge", "an answer of 65 MB is too long"),
     ],
 )
 async def test_environment_that_breaks_costs_the_rollout_and_is_never_scored(trouble: str, reason: str) -> None:
@@ -34,6 +36,27 @@ async def test_environment_that_breaks_costs_the_rollout_and_is_never_scored(tro
         group = await runs.score(rollout)
     assert rollout.stop is StopReason.TOOL_FAILED and reason in rollout.reason
     assert not group.scored and not rollout.rewards
+
+
+async def test_what_an_environment_prints_does_not_reach_the_wire() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "print"}) as runs:
+        rollout = await runs.run(act(2), act(3), act(4))
+        log = get_host(runs.settings.environment_settings).start().describe_log()
+    assert rollout.infos["environment"]["return"] == 1.5
+    assert "noise" in log and "not a line of JSON" in log
+
+
+async def test_huge_observation_is_cut_and_says_how_much_is_left_out() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "huge"}) as runs:
+        limits = runs.limits.model_copy(update={"rollout_tokens": 2**22})
+        rollout = await runs.run(act(2), "I stop.", limits=limits)
+    assert "x\n(and 7 more characters)\nreward: 0" in observations(rollout)[1]
+
+
+async def test_reset_that_never_answers_is_given_up() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "hang in reset"}, timeout_s=3) as runs:
+        rollout = await runs.run("I stop.")
+    assert rollout.stop is StopReason.TOOL_FAILED and "did not answer 'open' within 3 s" in rollout.reason
 
 
 async def test_step_that_hangs_is_given_up_and_later_rollouts_get_another_process() -> None:

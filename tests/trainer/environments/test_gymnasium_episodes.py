@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,8 +52,8 @@ async def test_actions_are_calls_and_rewards_are_shown_with_each_step() -> None:
 async def test_rewards_of_scripted_episodes_are_those_of_gymnasium_alone(name: str) -> None:
     draw = Random(name)
     scripts = [(seed, [draw.randrange(ACTIONS[name]) for _ in range(12)]) for seed in range(8)]
-    command = [str(GYM_PYTHON), str(REFERENCE), name, json.dumps(scripts)]
-    expected = json.loads((await anyio.run_process(command)).stdout)
+    command = [str(GYM_PYTHON), str(REFERENCE), name]
+    expected = json.loads((await anyio.run_process(command, input=json.dumps(scripts).encode())).stdout)
     async with open_run(f"gymnasium:{name}", n_tasks=8) as runs:
         names = runs.gateway.specs[0].parameters["properties"]["action"]["enum"]
         rollouts = [
@@ -126,6 +127,29 @@ async def test_what_is_no_action_is_the_policys_mistake_and_no_step() -> None:
     assert [message["role"] for message in written.ledger.messages][:3] == ["user", "assistant", "user"]
 
 
+async def test_action_that_the_environment_refuses_is_the_policys_mistake() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "refuse"}) as runs:
+        rollout = await runs.run(act(2), "I stop.")
+    assert observations(rollout)[1] == "This is no action: that square is taken"
+    assert (rollout.stop, rollout.infos["environment"]["steps"]) == (StopReason.DONE, 0)
+
+
+async def test_action_that_is_nested_too_deeply_is_the_policys_mistake() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"space": "box"}, actions="text", max_steps=1) as runs:
+        limits = runs.limits.model_copy(update={"turn_tokens": 100_000})
+        rollout = await runs.run("[" * 3000 + "]" * 3000, "[0.5, 0.5]", limits=limits)
+    assert "write it as JSON, alone in the last line" in observations(rollout)[1]
+    assert rollout.infos["environment"]["return"] == 0.5
+
+
+@pytest.mark.parametrize("space", ["box", "multi_discrete", "dict", "tuple"])
+async def test_composed_actions_are_called_with_and_refused_before_the_environment_sees_them(space: str) -> None:
+    _, action, wrong, echo = SPACES[space]
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"space": space}) as runs:
+        rollout = await runs.run(act(wrong), act(action), "I stop.")
+    assert echo in observations(rollout)[2] and rollout.infos["environment"]["steps"] == 1
+
+
 def test_each_space_of_actions_has_a_schema_and_takes_its_values() -> None:
     code = (
         "import json, sys, sample_gym, gymnasium_spaces as spaces\n"
@@ -171,6 +195,9 @@ async def test_pictures_in_observations_and_of_what_is_rendered_are_images() -> 
     parts = rollout.ledger.entries[2].parts
     images = [part for part in parts if isinstance(part, Image)]
     assert [image.data[:4] for image in images] == [b"\x89PNG"] * 2
+    async with open_run("gymnasium:sample_gym:Grey-v0") as runs:
+        grey = await runs.run(act(2), "I stop.")
+    assert [image.data[:4] for image in grey.ledger.entries[2].parts if isinstance(image, Image)] == [b"\x89PNG"]
     assert parts[0].text == '{"eye": "(image 1)", "speed": 0.333333}'  # type: ignore[union-attr]
 
 
@@ -180,6 +207,9 @@ async def test_pictures_in_observations_and_of_what_is_rendered_are_images() -> 
         ("FrozenLak-v1", {}, "Did you mean: `FrozenLake`", "env install gymnasium --add"),
         ("FrozenLake-v1", {"args": {"size": 3}}, "cannot be made", "gymnasium.args"),
         ("sample_gym:Echo-v0", {"args": {"space": "graph"}}, "a Graph space cannot be", "wrap the environment"),
+        ("sample_gym:Nope-v0", {}, "cannot be made", "correct the name"),
+        ("no_such_package:Echo-v0", {}, "cannot be made", "mtrl-train env install gymnasium --add"),
+        ("FrozenLake-v1", {"python": sys.executable}, "has no gymnasium", "mtrl-train env install gymnasium"),
         ("FrozenLake-v1", {"python": "/no/python"}, "'/no/python' cannot be started", "/path/to/venv"),
         ("FrozenLake-v1", {"python": None}, "gymnasium is not installed", "mtrl-train env install gymnasium"),
     ],

@@ -9,6 +9,8 @@ import anyio
 import pytest
 
 from gateway.errors import ConfigError
+from gateway.types import Image, Text
+from tests.toolset_conformance.sample_tools import PNG
 from tests.trainer.environments.environment_runs import make_settings, observations, open_run, rewards
 from tests.trainer.environments.openenv_server import ACTION, open_server
 from tests.trainer.policy_scripts import render_calls
@@ -121,8 +123,13 @@ async def test_tools_of_an_environment_that_has_some_are_called_by_their_names()
     action = {"properties": {"type": {"const": "call_tool"}, "tool_name": {}, "arguments": {}}}
     async with open_server(action=action) as server, open_run(f"openenv:{server.url}") as runs:
         names = [spec.name for spec in runs.gateway.specs if spec.audience == "policy"]
-        rollout = await runs.run(guess(secret(0), "guess"))
+        rollout = await runs.run(*(guess(number, "guess") for number in (0, -1, secret(0))))
+        late = await runs.run(guess(-2, "guess"))
     assert names == ["guess"] and rewards(rollout) == [1.0]
+    refused, failed, _ = observations(rollout)[1:]
+    assert (refused, failed) == ("This is no action: it cannot be", "Error: it cannot be")
+    assert rollout.ledger.entries[-1].parts[:2] == (Text("right"), Image(PNG))
+    assert late.stop is StopReason.TOOL_FAILED and "it cannot be" in late.reason
 
 
 async def test_turn_may_be_the_action() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 
 import gymnasium
@@ -35,6 +36,10 @@ class Echo(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
+        if self.trouble == "raise in reset":
+            raise OSError("no such world")
+        if self.trouble == "hang in reset":
+            threading.Event().wait()
         return f"{self.np_random.integers(1000)} {options}", {}
 
     def step(self, action):
@@ -47,6 +52,17 @@ class Echo(gymnasium.Env):
             threading.Event().wait()
         if self.trouble == "child":
             return str(subprocess.Popen(["sleep", "600"]).pid), 0.0, False, False, {}
+        if self.trouble == "print":
+            sys.stdout.write('{"id": 2, "ok": {}}\n')
+            sys.stdout.flush()
+            os.write(1, b"not a line of JSON")
+            subprocess.run(["sh", "-c", "echo noise; cat"], check=True)
+        if self.trouble == "refuse":
+            raise gymnasium.error.InvalidAction("that square is taken")
+        if self.trouble == "huge":
+            return "x" * (2**20 + 7), 0.0, False, False, {}
+        if self.trouble == "far too huge":
+            return "x" * (65 * 2**20), 0.0, False, False, {}
         if self.trouble == "nan":
             return "", float("nan"), False, False, {}
         return repr(action), 0.5, self.steps == 3, False, {}
@@ -76,5 +92,13 @@ class Pixels(gymnasium.Env):
         return {"eye": numpy.full((8, 9, 3), value, numpy.uint8), "speed": numpy.float32(1 / 3)}
 
 
+class Grey(Echo):
+    """Shows pictures without channels."""
+
+    def step(self, action):
+        return numpy.zeros((32, 40), numpy.uint8), 0.0, False, False, {}
+
+
+gymnasium.register("Grey-v0", Grey, disable_env_checker=True)
 gymnasium.register("Echo-v0", Echo, disable_env_checker=True, order_enforce=False)
 gymnasium.register("Pixels-v0", Pixels, disable_env_checker=True)
