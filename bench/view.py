@@ -51,7 +51,7 @@ WORDS = (
 
 VIEWS = {
     "#/": "document.querySelectorAll('.chart path').length > 1",
-    "#/RUN/rollouts": "document.querySelectorAll('.rows a.line').length > 10",
+    "#/RUN/rollouts": "document.querySelectorAll('.rows .line.filled').length > 10",
     "#/RUN/rollouts/50": "document.querySelectorAll('.t').length > 100",
 }
 """The views that are opened, and the condition for each to be drawn."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from gateway.http.settings import Settings
 from tests.browser.page import NARROW, Page
-from tests.browser.sample_run import add_metrics_of_ranks, write_sample_run
+from tests.browser.sample_run import STATUS, add_metrics_of_ranks, write_sample_run
 from tests.browser.views import Stage, View
+from trainer.storage.run_status import StatusFile
 from trainer.web.app import serve_in_thread
 from trainer.web.runs import name_runs
 
@@ -34,7 +35,7 @@ def _serve() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         first = write_sample_run(Path(folder) / "cities")
         second = write_sample_run(Path(folder) / "cities-lr-3e-6", seed=1, steps=14, finished=False)
-        with serve_runs(first, second) as url:
+        with StatusFile(second, lambda: STATUS), serve_runs(first, second) as url:
             yield url
 
 
@@ -62,7 +63,7 @@ def _run(page: Page, url: str) -> None:
 
 def _table(page: Page, url: str) -> None:
     page.open(f"{url}#/cities/rollouts?step=10-14")
-    page.until("document.querySelectorAll('.rows a.line').length > 10")
+    page.until("document.querySelectorAll('.rows .line.filled').length > 10")
     page.press("j")
 
 

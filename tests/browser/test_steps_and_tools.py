@@ -81,7 +81,7 @@ def test_parts_of_the_change_add_up_to_the_whole_as_the_page_computes_them(page:
 
 def test_keys_alone_reach_steps_tools_and_the_heat_map(page: Page, url: str) -> None:
     page.open(f"{url}#/over/rollouts?step=7")
-    page.until("document.querySelector('.rows a.line')")
+    page.until("document.querySelector('.rows .line.filled')")
     page.press("w")
     page.sees("What changed from step 6 to step 7", "h1")
     page.press("j")
