@@ -41,13 +41,56 @@ def url(sample_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield url
 
 
+HAS_OUTLINE = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+REACHABLE = """[...document.querySelectorAll("a[href], button, input, select, summary, [tabindex='0']")]
+  .filter(node => node.tabIndex >= 0 && node.checkVisibility() && !node.matches(":disabled, .unseen"))"""
+
+
 def tab_to(page: Page, selector: str) -> None:
-    """Presses Tab until the focus is on an element that matches."""
+    """Presses Tab until the focus, which is seen at each stop, is on an element that matches."""
     for _ in range(TABS):
         page.press("Tab")
+        assert page.js(HAS_OUTLINE), page.js("document.activeElement.outerHTML.slice(0, 200)")
         if page.js(f"document.activeElement.matches({selector!r})"):
             return
     raise AssertionError(f"{TABS} presses of Tab do not reach {selector}")
+
+
+def test_keys_alone_lead_from_a_curve_to_the_cause_and_to_a_rollout(page: Page, url: str) -> None:
+    page.open(f"{url}#/over")
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    tab_to(page, ".plot")
+    for _ in range(8):
+        page.press("ArrowRight")
+    page.sees("step 7", ".when")
+    assert page.js("document.activeElement.ariaValueText").startswith("step 7: ")
+    page.press("Enter")
+    page.until("location.hash === '#/over/rollouts?step=7' && document.activeElement.matches('main')")
+    tab_to(page, ".summary a")
+    page.press("Enter")
+    page.sees("What changed from step 6 to step 7", "h1")
+    page.until("document.activeElement.matches('main[aria-label^=\"Steps 6 and 7\"]')")
+    tab_to(page, ".causes a[aria-label^='an example of step 7']")
+    page.press("Enter")
+    page.until("location.hash.startsWith('#/over/rollouts/') && document.querySelector('.inspector')")
+
+
+@pytest.mark.parametrize("view", ["rollouts?step=7", "rollouts/40", "tools", "group/11-0-2"])
+def test_tab_reaches_everything_that_can_be_used(page: Page, url: str, view: str) -> None:
+    page.open(f"{url}#/over/{view}")
+    page.until("document.querySelector('.view')?.innerText.length > 200 && !document.querySelector('.choices:empty')")
+    wanted = page.js(f"{REACHABLE}.forEach((node, place) => {{ node.dataset.stop = place; }}), {REACHABLE}.length")
+    stops = set()
+    for _ in range(wanted + 1):
+        page.press("Tab")
+        stop, seen = page.js(f"[document.activeElement.dataset.stop, {HAS_OUTLINE}]")
+        assert seen or stop is None, page.js("document.activeElement.outerHTML.slice(0, 200)")
+        stops.add(stop)
+    missed = page.js(
+        f"{REACHABLE}.filter(node => !{sorted(filter(None, stops))}.includes(node.dataset.stop))"
+        ".map(node => node.outerHTML.slice(0, 200))"
+    )
+    assert missed == []
 
 
 def test_table_of_a_step_leads_to_what_changed(page: Page, url: str) -> None:

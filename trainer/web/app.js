@@ -58,7 +58,7 @@ function placeFrame(frame, title) {
 
 function errorPanel(error) {
   console.info(error);
-  return el("div", { class: "panel empty", role: "alert" }, el("h2", {}, "This cannot be shown"), el("p", {}, error.message),
+  return el("div", { class: "panel empty", role: "alert" }, el("h1", {}, "This cannot be shown"), el("p", {}, error.message),
     error.remedy ? el("p", {}, error.remedy) : null);
 }
 

@@ -32,7 +32,7 @@ export async function view({ frame, run, address }) {
   const rows = el("div", { class: "rows", role: "rowgroup" });
   const list = el("div", { class: "list", role: "grid", "aria-label": "Rollouts; j and k or the arrow keys choose, Enter opens", tabindex: 0 }, head(), rows);
   const summary = el("p", { class: "summary dim small", role: "status" });
-  const nothing = el("div", { class: "empty" });
+  const nothing = el("div", { class: "empty", hidden: true });
   Object.assign(lastTable, { run: run.name, params });
 
   function head() {
@@ -119,7 +119,7 @@ export async function view({ frame, run, address }) {
     rows.style.setProperty("height", `${total * height}px`);
     list.setAttribute("aria-rowcount", total);
     put(nothing, el("p", {}, response.known ? "No rollout matches." : "No rollout has ended yet."));
-    total ? nothing.remove() : rows.append(nothing);
+    nothing.hidden = total > 0;
     put(summary, summaryParts());
   }
   function summaryParts() {
@@ -162,7 +162,7 @@ export async function view({ frame, run, address }) {
 
   const filters = el("div", { class: "choices" }), choose = async () => { const result = await filterForm(run, params, change); if (!over) put(filters, result); };
   const chosen = choose();
-  put(frame, el("h1", { class: "unseen" }, "Rollouts"), filters, summary, el("div", { class: "panel flush holder" }, list));
+  put(frame, el("h1", { class: "unseen" }, "Rollouts"), filters, summary, el("div", { class: "panel flush holder" }, list, nothing));
   let waiting = false;
   list.addEventListener("scroll", () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; draw(); }); } }, { passive: true });
   await fetchPage(0);
