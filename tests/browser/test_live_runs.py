@@ -64,7 +64,7 @@ def test_step_that_is_being_made_moves_on_the_page(page: Page, tmp_path: Path) -
         page.sees("1,530 tokens/s · 84,210 tokens in 37 turns · slowest tool draw_bars, p95 360 ms", ".live")
         page.sees("about 41 s left of the step · 3 h 50 min of the run", ".live")
         states = "5 of 16 ended 6 generating 3 calling tools 2 waiting"
-        assert page.text(".live .legend").split() == states.split()
+        assert page.text(".live .states").split() == states.split()
         assert page.text(".live [role=status]") == "Step 15 of 140: rolling out for 72 s, 25 % of the rollouts"
         before = len(page.requests)
         write_status(live, replace(STATUS, ended=11, generating=0))

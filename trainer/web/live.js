@@ -10,7 +10,7 @@ export const isAlive = now => Boolean(now) && now.age_s < SILENT_S;
 /** The panel of a run: `node`, and `set(now, several)` with the latest news, or null. */
 export function livePanel(run) {
   const title = el("h2"), bar = el("div", { class: "live-bar", role: "progressbar", "aria-label": `${run.name}: progress`, "aria-valuemin": 0 });
-  const legend = el("ul", { class: "legend" }), pace = el("p", { class: "small number" }), trouble = el("p", { class: "notice small", hidden: true });
+  const legend = el("ul", { class: "states" }), pace = el("p", { class: "small number" }), trouble = el("p", { class: "notice small", hidden: true });
   const spoken = el("p", { class: "unseen", role: "status" });
   const node = el("section", { class: "panel live", "aria-label": `${run.name}, now`, hidden: true }, el("div", { class: "row between" }, title, pace), bar, legend, trouble, spoken);
   let said = "";
