@@ -19,7 +19,7 @@ export function livePanel(run) {
     if (!now) return;
     const alive = isAlive(now), { done, all, unit } = progressOf(now);
     put(title, several ? `${run.name}: ` : "", headline(now));
-    put(pace, paceOf(now));
+    put(pace, paceOf(now, alive));
     trouble.hidden = alive;
     put(trouble, alive ? "" : `No sign of life for ${seconds(now.age_s)}: the process was killed, or its machine stands still. `, alive ? "" : "If it has ended, --resume continues it.");
     bar.hidden = !all;
@@ -37,8 +37,10 @@ function progressOf(now) {
   return { done: now.ended, all: now.total, unit: "rollouts" };
 }
 const headline = now => [`Step ${integer(now.step)} of ${integer(now.steps)}`, now.phase ? `: ${now.phase} for ${seconds(Math.round(now.phase_s))}` : ""];
-function paceOf(now) {
-  const parts = [`${number(Math.round(now.written_per_s))} tokens/s`, `${count(now.written, "token")} in ${count(now.turns, "turn")}`];
+function paceOf(now, alive) {
+  const parts = [`${count(now.written, "token")} in ${count(now.turns, "turn")}`];
+  if (!alive) return parts[0];
+  parts.unshift(`${number(Math.round(now.written_per_s))} tokens/s`);
   if (now.slowest_tool && now.slowest_p95_s !== null) parts.push(`slowest tool ${now.slowest_tool}, p95 ${seconds(now.slowest_p95_s)}`);
   if (now.left_s !== null) parts.push(`about ${seconds(Math.round(now.left_s))} left ${now.left_of}`);
   if (now.run_left_s !== null) parts.push(`${seconds(Math.round(now.run_left_s))} of the run`);
