@@ -1,15 +1,15 @@
 """Response times of the web UI on a large run: 200 steps of 256 generated rollouts of 2,000 tokens.
 
-    .venv/bin/python -m bench.view [FOLDER]
+    .venv/bin/python -m bench.view [FOLDER] [--steps 30]
 
-Makes the run in the folder unless it exists (more than a GB), and first measures without its index.
+Makes the run in the folder unless it exists (more than a GB with 200 steps), and first measures without its index.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from trainer.storage.run_files import dump_metrics as dump_metrics
 from trainer.web.app import serve_in_thread
 from trainer.web.runs import name_runs
 
-STEPS, GROUPS, SIBLINGS, TURNS, TOKENS = 200, 32, 8, 5, 2000
+GROUPS, SIBLINGS, TURNS, TOKENS = 32, 8, 5, 2000
 KINDS = 64
 """The number of different rollouts, which are repeated."""
 WORDS = (
@@ -51,8 +51,11 @@ WORDS = (
 
 VIEWS = {
     "#/": "document.querySelectorAll('.chart path').length > 1",
-    "#/RUN/rollouts": "document.querySelectorAll('.rows a.line').length > 10",
+    "#/RUN/rollouts": "document.querySelectorAll('.rows .line.filled').length > 10",
     "#/RUN/rollouts/50": "document.querySelectorAll('.t').length > 100",
+    "#/RUN/group/7-0-3": "document.querySelectorAll('.heat-grid a').length > 10",
+    "#/RUN/compare/6-7": "document.querySelectorAll('.data tbody tr').length > 10",
+    "#/RUN/tools": "document.querySelectorAll('.data tbody tr').length > 10",
 }
 """The views that are opened, and the condition for each to be drawn."""
 FRAMES = 120
@@ -60,7 +63,7 @@ SCROLL = f"""new Promise(done => {{ let left = {FRAMES}; const list = document.q
   (function step() {{ list.scrollTop += 90; --left ? requestAnimationFrame(step) : done(); }})(); }})"""
 
 
-def make_run(folder: Path) -> int:
+def make_run(folder: Path, steps: int) -> int:
     """Writes a run's folder; returns the size of its rollouts."""
     folder.mkdir(parents=True, exist_ok=True)
     blobs, rng = BlobFolder(folder / "blobs"), random.Random(0)
@@ -69,19 +72,19 @@ def make_run(folder: Path) -> int:
         (folder / "rollouts.jsonl").open("wb", buffering=1 << 22) as lines,
         (folder / "metrics.jsonl").open("wb") as metrics,
     ):
-        for step in range(1, STEPS + 1):
+        for step in range(1, steps + 1):
             for group in range(GROUPS):
                 for index in range(SIBLINGS):
                     line = rng.choice(kinds)
                     line = line.replace(b'"group":"0-0-0"', b'"group":"%d-0-%d"' % (step, group), 1)
                     lines.write(line.replace(b'"index":0', b'"index":%d' % index, 1))
             metrics.write(
-                dump_metrics(step, {f"area/{name}": rng.random() for name in range(60)} | {"reward/mean": step / 200})
+                dump_metrics(step, {f"area/{name}": rng.random() for name in range(60)} | {"reward/mean": step / steps})
             )
     run_info = {
         "model": "nowhere",
         "engine": "torch",
-        "settings": {"steps": STEPS, "reward": {"components": {"right": {}}}},
+        "settings": {"steps": steps, "reward": {"components": {"right": {}}}},
     }
     (folder / "run.json").write_text(json.dumps(run_info))
     return (folder / "rollouts.jsonl").stat().st_size
@@ -106,6 +109,7 @@ def _entry(rng: random.Random, author: Author, size: int, turn: int = 0) -> Entr
     policy = author is Author.POLICY
     role = {Author.TASK: "user", Author.POLICY: "assistant", Author.TOOL: "tool"}[author]
     calls = (ToolCall(f"call_{turn}", rng.choice(["look_up", "calculate"]), '{"name": "Olga"}'),) if policy else ()
+    call = {"name": rng.choice(["look_up", "calculate"]), "outcome": "ok", "elapsed_s": rng.random()}
     return Entry(
         author,
         ids,
@@ -116,6 +120,7 @@ def _entry(rng: random.Random, author: Author, size: int, turn: int = 0) -> Entr
         calls=calls,
         parts=(Text(text),) if author is Author.TOOL else (),
         outcomes=(Outcome.OK,) if author is Author.TOOL else (),
+        info={"tools": [call]} if author is Author.TOOL else {},
     )
 
 
@@ -126,19 +131,20 @@ def print_time(title: str, action: Callable[[], int]) -> None:
     print(f"{title:<58} {(time.perf_counter() - began) * 1000:8.0f} ms {size / 1024:9.0f} KiB", flush=True)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, steps: int) -> None:
     if not (folder / "run.json").exists():
-        print_time("making the run", lambda: make_run(folder))
+        print_time("making the run", lambda: make_run(folder, steps))
     (folder / "rollouts.jsonl.index").unlink(missing_ok=True)
     for visit in ("first visit", "second visit"):
         print(visit)
         with serve_in_thread(name_runs([folder]), Settings(port=0)) as url:
-            _time_requests(url)
+            _time_requests(url, steps)
             if visit == "second visit":
                 _time_browser(url)
 
 
-def _time_requests(url: str) -> None:
+def _time_requests(url: str, steps: int) -> None:
+    total = steps * GROUPS * SIBLINGS
     run = (
         f"{url.removesuffix('/ui/')}/v1/runs/{json.loads(_get(url.removesuffix('ui/') + 'v1/runs'))['runs'][0]['name']}"
     )
@@ -147,7 +153,7 @@ def _time_requests(url: str) -> None:
         return lambda: len(_get(run + path))
 
     print_time(
-        "the page's files", lambda: sum(len(_get(url + name)) for name in ("", "app.js", "look.css", "page.css"))
+        "the page's files", lambda: sum(len(_get(url + name)) for name in ("", "app.js", "theme.css", "page.css"))
     )
     print_time("curves", get("/metrics?from=0"))
     print_time("alarms", get("/alarms"))
@@ -157,17 +163,23 @@ def _time_requests(url: str) -> None:
         "until all rollouts are listed",
         lambda: _wait_until(lambda: json.loads(_get(run + "/rollouts?limit=0"))["listed"] == 1.0),
     )
-    print_time("100 rollouts in the middle", get("/rollouts?limit=100&offset=30000"))
-    print_time("100 rollouts by reward, the last of them", get("/rollouts?limit=100&offset=51000&sort=-reward"))
-    print_time("failed rollouts of one step with one tool", get("/rollouts?limit=100&step=120&tool=look_up&success=no"))
+    print_time("100 rollouts in the middle", get(f"/rollouts?limit=100&offset={total // 2}"))
+    print_time(
+        "100 rollouts by reward, the last of them", get(f"/rollouts?limit=100&offset={total - 200}&sort=-reward")
+    )
+    middle = steps // 2
+    failed = f"/rollouts?limit=100&step={middle}&tool=look_up&success=no"
+    print_time("failed rollouts of one step with one tool", get(failed))
+    print_time("two steps compared", lambda: sum(get(f"/steps?step={step}")() for step in (middle, middle + 1)))
+    print_time("tools by step", get("/tools"))
     print_time("filter choices, all rollouts listed", get("/choices"))
-    print_time("one rollout, 2,000 tokens", get("/rollouts/40000"))
-    print_time("eight siblings", get("/group?name=100-0-7"))
+    print_time("one rollout, 2,000 tokens", get(f"/rollouts/{total // 2}"))
+    print_time("eight siblings", get(f"/group?name={middle}-0-7"))
     words = "/rollouts?limit=100&q=numbers+are+looked"
     print_time("text search: the first answer", get(words))
     print_time(
-        "text search: all 51,200 rollouts",
-        lambda: _wait_until(lambda: json.loads(_get(run + words))["looked"] == STEPS * GROUPS * SIBLINGS),
+        f"text search: all {total:,} rollouts",
+        lambda: _wait_until(lambda: json.loads(_get(run + words))["looked"] == total),
     )
 
 
@@ -206,9 +218,12 @@ def _get(url: str) -> bytes:
 
 
 if __name__ == "__main__":
-    args = sys.argv[1:]
-    if args:
-        main(Path(args[0]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    if arguments.folder:
+        main(arguments.folder, arguments.steps)
     else:
         with tempfile.TemporaryDirectory(prefix="mtrl-view-") as temporary:
-            main(Path(temporary) / "large")
+            main(Path(temporary) / "large", arguments.steps)

@@ -33,6 +33,18 @@ export function put(parent, ...children) { parent.replaceChildren(...flat(childr
 export const $ = (selector, within = document) => within.querySelector(selector);
 export const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 
+const FOCUSABLE = "a[href], button, input, select, textarea, summary, [tabindex]";
+const focusKey = node => node.id || [node.tagName, ...["href", "name", "aria-label"].map(name => node.getAttribute(name)), node.textContent].join("|");
+/** Updates a part of the page. If the focused control is replaced, the focus moves to its successor. */
+export function keepFocus(within, update) {
+  const active = document.activeElement, key = within.contains(active) ? focusKey(active) : null;
+  const alike = () => $$(FOCUSABLE, within).filter(node => focusKey(node) === key), place = key === null ? -1 : alike().indexOf(active);
+  update();
+  if (key === null || active.isConnected) return;
+  const successors = alike();
+  (successors[place] ?? successors[0])?.focus({ preventScroll: true });
+}
+
 /** The current value of a colour such as "policy", light or dark; for canvas, which cannot use CSS variables. */
 export function colour(name) {
   const probe = el("i", { style: { color: `var(--${name})` } });

@@ -20,7 +20,7 @@ export function tools(state, [wanted]) {
     const groups = new Map();
     for (const tool of found) groups.set(groupOf(tool), [...groups.get(groupOf(tool)) ?? [], tool]);
     put(list, [...groups].sort(byGroup).map(([group, members]) => el("section", { class: "group", "aria-label": `${group || IN_PROCESS}, ${count(members.length, "tool")}` },
-      el("h3", { class: "label row between" }, group ? el("a", { class: "plain", href: serverLink(group) }, group) : IN_PROCESS, el("span", { class: "number" }, String(members.length))),
+      el("h2", { class: "label row between" }, group ? el("a", { class: "plain", href: serverLink(group) }, group) : IN_PROCESS, el("span", { class: "number" }, String(members.length))),
       el("ul", { class: "list" }, members.map(item)))),
       found.length ? null : el("p", { class: "dim small" }, state.tools.length ? "No tool matches." : "No tool is offered."));
     summary.textContent = words.length ? `${count(found.length, "tool")} of ${state.tools.length}` : "";

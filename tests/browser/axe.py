@@ -11,7 +11,6 @@ from tests.browser.page import Page
 FILE = Path(os.environ.get("MTRL_AXE") or Path(__file__).parents[2] / ".npm-peers/node_modules/axe-core/axe.min.js")
 """`make peers` installs it; MTRL_AXE may name another."""
 _RUN = """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
-  .filter(({impact}) => ["serious", "critical"].includes(impact))
   .flatMap(({id, help, nodes}) => nodes.slice(0, 4).map(({html}) => `${id} (${help}): ${html.slice(0, 160)}`)))"""
 
 
@@ -22,7 +21,7 @@ def _script() -> str:
     return FILE.read_text(encoding="utf-8")
 
 
-def serious_barriers(page: Page) -> list[str]:
-    """Violations of axe's rules whose impact is serious or critical."""
+def find_barriers(page: Page) -> list[str]:
+    """Violations of axe's rules and of its best practices, from minor to critical."""
     page.js(f"if (!window.axe) {{ {_script()}\n }} 0")
     return list(page.js(_RUN))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.http.settings import Settings
 from tests.browser.page import NARROW, Page
-from tests.browser.sample_run import add_metrics_of_ranks, write_sample_run
+from tests.browser.sample_run import STATUS, add_metrics_of_ranks, write_sample_run
 from tests.browser.views import Stage, View
+from trainer.ledger import Author, Entry, Ledger
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.storage.rollout_file import RolloutWriter
+from trainer.storage.run_status import StatusFile, write_status
 from trainer.web.app import serve_in_thread
 from trainer.web.runs import name_runs
 
@@ -34,7 +41,7 @@ def _serve() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         first = write_sample_run(Path(folder) / "cities")
         second = write_sample_run(Path(folder) / "cities-lr-3e-6", seed=1, steps=14, finished=False)
-        with serve_runs(first, second) as url:
+        with StatusFile(second, lambda: STATUS), serve_runs(first, second) as url:
             yield url
 
 
@@ -44,6 +51,34 @@ def _serve_ranks() -> Iterator[str]:
         run = write_sample_run(Path(folder) / "cities")
         add_metrics_of_ranks(run)
         with serve_runs(run) as url:
+            yield url
+
+
+@contextmanager
+def _serve_starting() -> Iterator[str]:
+    """A run whose first step is being made."""
+    first = replace(STATUS, step=1, phase="evaluating", left_s=None, run_left_s=None, ended=0, turns=0, written=0)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "new"
+        run.mkdir()
+        with StatusFile(run, lambda: replace(first, written_per_s=0.0, slowest_tool="")), serve_runs(run) as url:
+            yield url
+
+
+@contextmanager
+def _serve_odd() -> Iterator[str]:
+    """A run that was killed in its fourth step, and one with a single rollout that calls no tool."""
+    with tempfile.TemporaryDirectory() as folder:
+        killed, single = write_sample_run(Path(folder) / "killed", steps=3, finished=False), Path(folder) / "single"
+        write_status(killed, replace(STATUS, step=4))
+        hour_ago = time.time() - 3600
+        for file in killed.iterdir():
+            os.utime(file, (hour_ago, hour_ago))
+        single.mkdir()
+        prompt = Entry(Author.TASK, (1, 2), ({"role": "user", "content": "How many people live in Oslo?"},))
+        with RolloutWriter(single) as writer:
+            writer.add(Rollout("city-Oslo", Ledger((prompt,)), StopReason.ENGINE_FAILED, "1-0-0", reason="it is gone"))
+        with serve_runs(killed, single) as url:
             yield url
 
 
@@ -62,7 +97,7 @@ def _run(page: Page, url: str) -> None:
 
 def _table(page: Page, url: str) -> None:
     page.open(f"{url}#/cities/rollouts?step=10-14")
-    page.until("document.querySelectorAll('.rows a.line').length > 10")
+    page.until("document.querySelectorAll('.rows .line.filled').length > 10")
     page.press("j")
 
 
@@ -94,6 +129,24 @@ def _tools(page: Page, url: str) -> None:
     page.until("document.querySelectorAll('.data tbody tr').length > 10")
 
 
+def _values(page: Page, url: str) -> None:
+    page.open(url)
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    page.js("document.querySelector('.values').open = true")
+    page.until("document.querySelectorAll('.values tbody tr').length > 10")
+    page.js("document.querySelector('.values').scrollIntoView()")
+
+
+def _seen(address: str, text: str) -> Callable[[Page, str], None]:
+    """Opens an address, and waits for a text."""
+
+    def show(page: Page, url: str) -> None:
+        page.open(url + address)
+        page.sees(text)
+
+    return show
+
+
 RUNS = Stage(
     _serve,
     (
@@ -104,8 +157,32 @@ RUNS = Stage(
         View("siblings", _siblings),
         View("compare", _compare),
         View("tools", _tools),
+        View("values", _values),
         View("rollout-narrow", _rollout, size=NARROW),
         View("run-narrow", _run, size=NARROW),
+        View("rollouts-narrow", _table, size=NARROW),
+        View("siblings-narrow", _siblings, size=NARROW),
+        View("compare-narrow", _compare, size=NARROW),
+        View("tools-narrow", _tools, size=NARROW),
+    ),
+)
+STARTING_RUN = Stage(
+    _serve_starting,
+    (
+        View("starting-run", _seen("#/", "No metrics yet")),
+        View("starting-rollouts", _seen("#/new/rollouts", "No rollout has ended yet")),
+        View("starting-tools", _seen("#/new/tools", "No tool has been called yet")),
+    ),
+)
+ODD_RUNS = Stage(
+    _serve_odd,
+    (
+        View("killed-run", _seen("#/", "No sign of life")),
+        View("single-rollout", _seen("#/single/rollouts/0", "it is gone")),
+        View("single-sibling", _seen("#/single/group/1-0-0", "No token of this group was pushed")),
+        View("single-tools", _seen("#/single/tools", "No tool has been called yet")),
+        View("single-compare", _seen("#/single/compare/0-1", "No rollout of step 0")),
+        View("unknown-run", _seen("#/elsewhere", "There is no run elsewhere here")),
     ),
 )
 RANKS = Stage(_serve_ranks, (View("run-ranks", _run_of_ranks, size=(1280, 2600)),))

@@ -21,6 +21,7 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, Span, StopReason
 from trainer.storage.rollout_file import RolloutWriter
 from trainer.storage.run_files import dump_metrics
+from trainer.storage.run_status import RunStatus
 
 STEPS, GROUPS, SIBLINGS = 24, 4, 4
 CITIES = ("Oslo", "Haifa", "Nantes", "Lima", "Jaffa", "Cairo", "Ōsaka", "Turin")
@@ -42,6 +43,14 @@ SETTINGS: dict[str, Any] = {
         "success_at": 1.0,
     },
 }
+
+
+STATUS = RunStatus(
+    step=15, steps=140, phase="rolling out", phase_s=72.0, left_s=41.0, left_of="of the step", run_left_s=13_800.0,
+    ended=5, total=16, pending=2, generating=6, calling=3, turns=37, written=84_210, written_per_s=1530.0,
+    slowest_tool="draw_bars", slowest_p95_s=0.36,
+)  # fmt: skip
+"""What the running sample run does."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,9 @@ def _metrics(rng: random.Random, step: int) -> dict[str, float]:
         "update/grad_norm": 0.4 + rng.random() / 4, "engine/tokens/written_per_s": 1500 + 300 * rng.random(),
         "engine/tokens/cached_of_possible": 0.86 + 0.1 * rng.random(), "time/rolling_out_s": 2 + rng.random(),
         "time/learning_s": 0.8, "time/publishing_s": 0.05, "time/saving_s": 0.1,
+        "rollout/kind/near": 0.5, "rollout/kind/far": 0.5, "time/tools/look_up/p95_s": 0.012 + rng.random() / 100,
+        "time/tools/draw_bars/p95_s": 0.3 + rng.random() / 10, "time/rewards/right/mean_s": 0.002,
+        "time/rewards/brief/mean_s": 0.04 + rng.random() / 50,
     }  # fmt: skip
     if step % 6 == 0:
         evaluation = {"eval/greedy": success, "eval/greedy/near": success, "eval/greedy/far": success * 0.9}

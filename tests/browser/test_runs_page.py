@@ -140,7 +140,7 @@ def test_rollouts_are_filtered_searched_and_sorted(page: Page, url: str) -> None
     )
     page.click(".head button", "Reward")
     page.until("document.querySelector('.head .reward').ariaSort === 'descending'")
-    page.until("Number(document.querySelector('.rows a.line .reward').innerText) > 1")
+    page.until("Number(document.querySelector('.rows .line.filled .reward').innerText) > 1")
 
 
 def test_searches_run_one_at_a_time(page: Page, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,18 +162,20 @@ def test_searches_run_one_at_a_time(page: Page, url: str, monkeypatch: pytest.Mo
 def test_scrolling_keeps_visible_rows(page: Page, url: str) -> None:
     page.open(f"{url}#/over/rollouts")
     page.sees("384 rollouts", ".summary")
-    page.until("document.querySelectorAll('.rows a.line').length > 20")
+    page.until("document.querySelectorAll('.rows .line.filled').length > 20")
     page.js(
         "window.made = 0, new MutationObserver(seen => seen.forEach(one => made += one.addedNodes.length))"
         ".observe(document.querySelector('.rows'), {childList: true})"
     )
-    page.js("document.querySelector('.list').scrollTop += 3 * document.querySelector('.rows a.line').offsetHeight")
+    page.js(
+        "document.querySelector('.list').scrollTop += 3 * document.querySelector('.rows .line.filled').offsetHeight"
+    )
     page.until("made > 0")
     assert page.js("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(made))))") <= 4
     page.js("document.querySelector('.list').scrollTop = 1e6")
     page.until("document.querySelector('.rows').lastChild.ariaRowIndex === '384'")
     assert page.count(".rows .line") < 50
-    order = page.js("[...document.querySelectorAll('.rows a.line')].map(one => Number(one.ariaRowIndex))")
+    order = page.js("[...document.querySelectorAll('.rows .line.filled')].map(one => Number(one.ariaRowIndex))")
     assert order == sorted(order), "read aloud in the order in which they stand"
 
 

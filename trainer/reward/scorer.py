@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum, sqrt
@@ -60,6 +61,8 @@ class ScoredGroup:
     task: Task
     scored: tuple[ScoredRollout, ...]
     failed: tuple[UnscoredRollout, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """How long each component took to score the group."""
 
 
 def compute_reward_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float]:
@@ -75,6 +78,19 @@ def compute_reward_metrics(groups: Iterable[ScoredGroup]) -> dict[str, float]:
         f"reward/{name}": _mean(scored.components[name] for scored in rollouts) for name in rollouts[0].components
     }
     return metrics | {"success/sampled": _mean(float(scored.success) for scored in rollouts)}
+
+
+def compute_reward_times(groups: Iterable[ScoredGroup]) -> dict[str, float]:
+    """The mean and the longest time that each component took to score a group."""
+    seconds: dict[str, list[float]] = {}
+    for group in groups:
+        for name, spent in group.seconds.items():
+            seconds.setdefault(name, []).append(spent)
+    return {
+        f"time/rewards/{name}/{statistic}_s": value
+        for name, spent in seconds.items()
+        for statistic, value in (("mean", _mean(spent)), ("max", max(spent)))
+    }
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -134,14 +150,15 @@ class Scorer:
             if score.attempt.stop.is_infrastructure:
                 score.fail(f"rollout {score.attempt.rollout.name} ended with {score.attempt.stop}")
         success_component = self.settings.success_component
-        await self._run_component(success_component, _not_failed(pending))
+        seconds: dict[str, float] = {}
+        await self._run_component(success_component, _not_failed(pending), seconds)
         left = _not_failed(pending)
         for score in left:
             score.attempt = replace(score.attempt, success=self._is_success(score.components))
         async with anyio.create_task_group() as tasks:
             for name in self._components:
                 if name != success_component:
-                    tasks.start_soon(self._run_component, name, left)
+                    tasks.start_soon(self._run_component, name, left, seconds)
         scored = tuple(result for score in _not_failed(pending) if (result := self._combine(score)) is not None)
         failed = tuple(UnscoredRollout(score.attempt.rollout, score.reason) for score in pending if score.reason)
         self.given.on_scored(rollouts)
@@ -149,7 +166,7 @@ class Scorer:
             self._warnings += 1
             level = logging.WARNING if self._warnings <= MAX_WARNINGS else logging.INFO
             log.log(level, "not scored: %s", failure.reason)
-        return ScoredGroup(task, scored, failed)
+        return ScoredGroup(task, scored, failed, seconds)
 
     def score_recorded(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
         """Scores rollouts by their recorded components, without calling a function.
@@ -166,10 +183,13 @@ class Scorer:
     def _is_success(self, components: Mapping[str, float]) -> bool:
         return components[self.settings.success_component] >= self.settings.success_at
 
-    async def _run_component(self, name: str, pending: Sequence[_PendingScore]) -> None:
+    async def _run_component(self, name: str, pending: Sequence[_PendingScore], seconds: dict[str, float]) -> None:
+        """Scores the attempts by one component, and adds to `seconds` how long that took."""
         if not pending:
             return
+        began = time.monotonic()
         values = await self._components[name].score([score.attempt for score in pending])
+        seconds[name] = time.monotonic() - began
         for score, value in zip(pending, values, strict=True):
             if isinstance(value, ScoringError):
                 score.fail(str(value))

@@ -87,6 +87,12 @@ class Evaluation:
         """A metric for each kind, if there is more than one."""
         return {f"{name}/{kind}": rate.value for kind, rate in self.kinds.items()} if len(self.kinds) > 1 else {}
 
+    def kind_shares(self, name: str) -> dict[str, float]:
+        """The share of each kind in the scored rollouts, if there is more than one."""
+        if len(self.kinds) < 2 or not self.all.tried:
+            return {}
+        return {f"{name}/{kind}": rate.tried / self.all.tried for kind, rate in self.kinds.items()}
+
 
 async def evaluate(
     runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task], admission: AdmissionSettings, kind_column: str

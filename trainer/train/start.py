@@ -27,6 +27,7 @@ from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import LOGS_FOLDER, METRICS_FILE, MetricsWriter
+from trainer.storage.run_status import StatusFile
 from trainer.train import modes
 from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import Checkpoint
@@ -183,6 +184,7 @@ async def _build_train_loop(
     history = metrics.truncate_after(step if checkpoint else -1)  # Without a checkpoint, step 0 is repeated too.
     writer = stack.enter_context(RolloutWriter(folder.path, resume_hint(folder.path)))
     progress = stack.enter_context(TrainingProgress(settings.steps, console=console, history=history))
+    stack.enter_context(StatusFile(folder.path, progress.status))
     reporters = Reporters(settings.report, folder.path, dumped, folder.path.name, warn=progress.print_message)
     stack.callback(reporters.close)
     updater = await to_thread.run_sync(_make_updater, policy, settings, engine.capabilities)

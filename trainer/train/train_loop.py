@@ -21,7 +21,7 @@ from trainer.policy import rng
 from trainer.policy.lora import LoraWeights
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
-from trainer.reward.scorer import compute_reward_metrics
+from trainer.reward.scorer import compute_reward_metrics, compute_reward_times
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
 from trainer.train.agent_metrics import compute_agent_metrics
@@ -126,10 +126,12 @@ class TrainLoop:
         metrics = (
             {"step": float(step), "policy/version": float(self.step)}
             | compute_reward_metrics(rollouts.scored)
+            | compute_reward_times(rollouts.scored)
             | self.job.scorer.given.take_metrics()
             | rollouts.metrics(self.step)
             | compute_agent_metrics(rollouts.finished)
             | by_kind.metrics_by_kind("success/sampled")
+            | by_kind.kind_shares("rollout/kind")
             | ({} if is_synchronous else rollouts.staleness_metrics(self.step))
             | (self.job.workers.take_metrics() if self.job.workers else {})
             | {f"engine/{name}": now - counters_before.get(name, 0) for name, now in self.engine.counters.items()}

@@ -16,6 +16,7 @@ from rich.text import Text
 from trainer.engine.base import Generation
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.steppers import Step
+from trainer.storage.run_status import RunStatus
 from trainer.view.counters import STATES, CounterSnapshot, RolloutCounters
 from trainer.view.learning_summary import LearningSummary
 from trainer.view.panel import (
@@ -69,7 +70,7 @@ class TrainingProgress(Display):
         self._step_times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._last_step_end = self._began
         """The end of the last step."""
-        self._rate = TokenRate()
+        self._rate, self._status_rate = TokenRate(), TokenRate()
         self._counts = self._shown = RolloutCounters(clock=now)
         """The counters of the step's rollouts, and the shown ones: an evaluation has its own."""
         self._written, self._writing_s = 0, 0.0
@@ -205,6 +206,32 @@ class TrainingProgress(Display):
         """The shown counters, with the tokens of turns that are still being written."""
         counters = self._shown.snapshot()
         return replace(counters, written=max(counters.written, self._read_sampled() - self._sampled_before))
+
+    def status(self) -> RunStatus:
+        """What the run is doing now, for other processes."""
+        counters, (phase, since) = self._snapshot(), self._phase()
+        left_s, left_of = self.step_left or (None, "")
+        tool, durations = counters.slowest or ("", None)
+        is_learning = phase == LEARNING
+        return RunStatus(
+            step=self.step,
+            steps=self.steps,
+            phase=phase,
+            phase_s=self._now() - since,
+            left_s=left_s,
+            left_of=left_of,
+            run_left_s=self.left_s,
+            ended=counters.ended,
+            total=counters.total,
+            **{state: counters.states.get(state, 0) for state in STATES},
+            turns=counters.turns,
+            written=counters.written,
+            written_per_s=self._status_rate.per_s(counters, over=False),
+            passes=self._update.passes if is_learning else 0,
+            total_passes=self._update.total if is_learning else 0,
+            slowest_tool=tool,
+            slowest_p95_s=durations.quantile_s(0.95) if durations else None,
+        )
 
     def render(self, *, over: bool) -> RenderableType:
         shown = self._shown

@@ -1,6 +1,6 @@
 // The page's frame: shows the view for the address, the bar, and handles keys.
 
-import { $, count, el, storeToken, keys, put, token } from "./dom.js";
+import { $, count, el, keepFocus, storeToken, keys, put, token } from "./dom.js";
 import { exported, fetchRuns } from "./data.js";
 import { view as runView } from "./run.js";
 import { view as tableView } from "./table.js";
@@ -12,7 +12,7 @@ import { linkTo, parseAddress } from "./address.js";
 
 const VIEWS = { run: runView, rollouts: tableView, rollout: rolloutView, group: groupView, compare: compareView, tools: toolsView };
 const main = $("#main");
-const state = { runs: [], leave: null, actions: {}, shown: 0 };
+const state = { runs: [], leave: null, actions: {}, shown: 0, frame: null };
 /** The run of an address, by default the first; undefined if there is no such run. */
 const findRun = name => name === null ? state.runs[0] : state.runs.find(run => run.name === name);
 
@@ -40,16 +40,25 @@ async function show() {
     state.actions = shown?.actions ?? {};
     if (shown?.title) document.title = `${shown.title} · mtrl`;
   } catch (error) {
-    if (turn === state.shown) put(main, errorPanel(error));
+    if (turn === state.shown) placeFrame(errorPanel(error), "This cannot be shown");
     return;
   }
-  put(main, frame);
+  placeFrame(frame, document.title);
   if (address.view !== "rollout" || !(address.params.token || address.params.turn)) scrollTo(0, 0);
+}
+
+/** Shows a view. The focus stays on the control that it was on, if the new view has it too; else it moves to the view. */
+function placeFrame(frame, title) {
+  const isFirst = state.frame === null;
+  keepFocus(main, () => put(main, frame));
+  main.setAttribute("aria-label", title);
+  if (!isFirst && document.activeElement === document.body) main.focus({ preventScroll: true });
+  state.frame = frame;
 }
 
 function errorPanel(error) {
   console.info(error);
-  return el("div", { class: "panel empty", role: "alert" }, el("h2", {}, "This cannot be shown"), el("p", {}, error.message),
+  return el("div", { class: "panel empty", role: "alert" }, el("h1", {}, "This cannot be shown"), el("p", {}, error.message),
     error.remedy ? el("p", {}, error.remedy) : null);
 }
 

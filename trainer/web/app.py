@@ -2,7 +2,7 @@
 
 /ui/                              the page and its files
 /v1/runs                          the runs with their settings
-/v1/runs/RUN/metrics?from=BYTE    metrics since a position in the file
+/v1/runs/RUN/metrics?from=BYTE    metrics since a position in the file, and what the run is doing now
 /v1/runs/RUN/alarms               alarms
 /v1/runs/RUN/rollouts?...         rows of the table of rollouts; see `search.py`
 /v1/runs/RUN/choices              values to filter by

@@ -57,7 +57,7 @@ const formatPower = value => `10${[...String(Math.round(Math.log10(value)))].map
 
 /** A chart's axes, crosshair, zoom and legend; `paint` draws its content. */
 function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners }) {
-  const plot = svg("svg", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, ${unit}: a step`, "aria-valuenow": 0, height: HEIGHT });
+  const plot = svg("svg", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, ${unit}: a step`, "aria-describedby": "chart-keys", "aria-valuenow": 0, height: HEIGHT });
   const legendList = el("ul", { class: "legend" });
   const when = el("span", { class: "when number" });
   const node = el("section", { class: "panel chart" },

@@ -27,6 +27,20 @@ WEB_CHARTS = (
         "names": {"engine/tokens/written_per_s": "generated"},
     },
     {
+        "title": "Tool latency",
+        "unit": "p95, seconds",
+        "scale": "linear",
+        "within": "time/tools/",
+        "ending": "/p95_s",
+    },
+    {
+        "title": "Reward functions",
+        "unit": "seconds to score a group",
+        "scale": "linear",
+        "within": "time/rewards/",
+        "ending": "/mean_s",
+    },
+    {
         "title": "Truncated and rejected",
         "unit": "share of rollouts",
         "scale": "share",
@@ -70,7 +84,8 @@ WEB_CHARTS = (
 
 
 def list_charts() -> list[dict[str, Any]]:
-    """The charts as JSON: `names` maps metrics to labels; `within` is the prefix of metrics that depend on the run."""
+    """The charts as JSON: `names` maps metrics to labels; `within` and `ending` are the beginning and the end of the
+    names of metrics that depend on the run."""
     reward = {
         "title": "Reward", "unit": "mean of a step", "scale": "linear", "names": {"reward/mean": "reward"},
         "within": "reward/", "without": sorted(REWARD_STATISTICS),
@@ -86,5 +101,6 @@ def list_charts() -> list[dict[str, Any]]:
             "within": "success/sampled/",
         },
         {"title": "Success by kind, greedy", "unit": "share of held out", "scale": "share", "within": "eval/greedy/"},
+        {"title": "Mix of kinds", "unit": "share of rollouts", "scale": "share", "within": "rollout/kind/"},
     ]
     return [reward, named[0], *kinds, *named[1:], *WEB_CHARTS]

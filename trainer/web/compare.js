@@ -6,6 +6,7 @@ import { dataTable } from "./data_table.js";
 import { linkTo } from "./address.js";
 
 const PROPERTIES = { kind: "Kinds of task", source: "Data sources", stop: "Endings", tool: "Tools used", outcome: "Outcomes of tool calls", blame: "Failures" };
+const HEADS = { kind: "Kind", source: "Source", stop: "Ending", tool: "Tool", outcome: "Outcome", blame: "Failure of" };
 const DIVIDES = ["kind", "source", "stop"]; // a rollout has one value of these, so that the change of the mean is the sum of their parts
 const MEASURES = [["turns", "Turns", number], ["calls", "Tool calls", number], ["tokens", "Tokens", number], ["written", "Tokens of the policy", number], ["seconds", "Time of a rollout", seconds]];
 const MAX_CAUSES = 5;
@@ -85,7 +86,7 @@ function propertyTable(run, before, after, property, title) {
   if (!rows.some(row => row.name !== null)) return null;
   const share = (digest, value) => value.rollouts / digest.rollouts, divides = rows.some(row => row.part !== null);
   const side = (digest, value) => [[integer(value.rollouts), example(run, digest, value)], percent(share(digest, value)), number(value.reward)];
-  const heads = [title, ...[before, after].flatMap(({ step }) => [`step ${step}`, "share", "reward"]), "share changed by", divides ? "part of the reward's change" : null];
+  const heads = [HEADS[property], ...[before, after].flatMap(({ step }) => [`step ${step}`, "share", "reward"]), "share changed by", divides ? "part of the reward's change" : null];
   return dataTable(title, heads.filter(Boolean), rows.map(row => [named(run, after, property, row.name), ...side(before, row.before), ...side(after, row.after),
     `${signed((share(after, row.after) - share(before, row.before)) * 100)} %`, ...(divides ? [signed(row.part)] : [])]));
 }

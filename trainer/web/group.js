@@ -1,6 +1,6 @@
 // The rollouts of a group: as a heat map, by the tokens that were pushed most, and side by side where they diverge.
 
-import { el, number, put, integer } from "./dom.js";
+import { count, el, number, put, integer } from "./dom.js";
 import { fetchGroup } from "./data.js";
 import { paintTokens, tokenScale, ledgerTokens } from "./ledger.js";
 import { tokenChunks } from "./token_chunks.js";
@@ -19,8 +19,9 @@ export async function view({ frame, run, address }) {
   const first = attempts[0].rollout.row;
   const merged = mergeEqual(attempts), drawn = tokenChunks((node, list) => paintDivergence(run, node, list, sharedTokens));
   put(frame, el("header", { class: "top stack" }, el("h1", { class: "question" }, first.question || first.task),
-      el("p", { class: "dim small" }, `${attempts.length} attempts at `, el("span", { class: "mono" }, first.task), first.step === null ? "" : [" in ", el("a", { href: linkTo(run.name, "rollouts", null, { step: first.step }) }, `step ${first.step}`)],
-        ` · ${integer(sharedTokens)} tokens are the same in all`, spread ? "" : " · all have the same reward, so their advantages are 0"), differences(merged)), heatMap(run, attempts, address.params), pushedTokens(run, attempts),
+      el("p", { class: "dim small" }, `${count(attempts.length, "attempt")} at `, el("span", { class: "mono" }, first.task), first.step === null ? "" : [" in ", el("a", { href: linkTo(run.name, "rollouts", null, { step: first.step }) }, `step ${first.step}`)],
+        attempts.length < 2 ? " · there is no other to compare it with" : [` · ${integer(sharedTokens)} tokens are the same in all`, spread ? "" : rewards.length ? " · all have the same reward, so their advantages are 0" : " · none has a reward"]),
+      attempts.length < 2 ? null : differences(merged)), heatMap(run, attempts, address.params), pushedTokens(run, attempts),
     el("h2", {}, "Side by side"), el("div", { class: "scroll siblings-all", tabindex: 0, role: "group", "aria-label": "Attempts" }, merged.map(attempt => column(run, attempt, sharedTokens, drawn))));
   return { title: `Group ${group.group} of ${run.name}`, leave: drawn.clear, actions: { Escape: () => history.back() } };
 }

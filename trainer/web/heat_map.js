@@ -4,7 +4,7 @@ import { $$, el, integer, number, put, signed } from "./dom.js";
 import { linkTo, updateAddress } from "./address.js";
 import { isTrained } from "./ledger.js";
 
-const PARTS = 24, MAX_COLUMNS = 64;
+const PARTS = 24, MAX_COLUMNS = 64, SMALLEST = 1e-6;
 const QUANTITIES = { advantage: "Advantage", logprob: "Logprob", reward: "Reward" };
 const COLUMNS = { turns: "Turns", parts: "Parts of the tokens" };
 const chosen = { heat: "advantage", columns: "turns" }; // kept between groups
@@ -25,8 +25,9 @@ export function heatMap(run, attempts, params) {
 
 function grid(run, attempts) {
   const rows = attempts.map(attempt => (chosen.columns === "turns" ? turnCells(attempt) : partCells(attempt, partSize(attempts))).map(cell => ({ ...cell, value: quantity(cell) })));
+  if (!rows.some(row => row.length)) return el("p", { class: "dim small" }, "The policy wrote nothing.");
   const columns = Math.min(MAX_COLUMNS, Math.max(...rows.map(row => row.length))), cut = Math.max(...rows.map(row => row.length)) - columns;
-  const most = Math.max(1e-6, ...rows.flat().map(cell => Math.abs(cell.value ?? 0)));
+  const most = Math.max(SMALLEST, ...rows.flat().map(cell => Math.abs(cell.value ?? 0)));
   const head = index => chosen.columns === "turns" ? String(index) : integer(index * partSize(attempts));
   const table = el("table", { class: "heat-grid", role: "grid", "aria-label": `${QUANTITIES[chosen.heat]} by attempt and ${COLUMNS[chosen.columns].toLowerCase()}; arrow keys move, Enter opens`, on: { keydown: move } },
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, chosen.columns === "turns" ? "Turn" : "From token"), [...Array(columns).keys()].map(index => el("th", { scope: "col", class: "number" }, head(index))))),
@@ -72,6 +73,7 @@ function cellLink(run, { rollout }, { name, params, tokens, value }, most) {
 }
 function legend(most) {
   const item = (value, text) => el("li", {}, el("i", { class: "swatch", style: { background: shade(value, most) } }), text);
+  if (most === SMALLEST) return el("ul", { class: "legend" }, el("li", { class: "dim" }, "0 everywhere, or · not known"));
   return el("ul", { class: "legend" }, chosen.heat === "logprob" ? [item(0, "0"), item(-most, number(-most, 2))] : [item(-most, signed(-most)), item(0, "0"), item(most, signed(most))], el("li", { class: "dim" }, "· none: not trained, or not known"));
 }
 

@@ -1,15 +1,17 @@
 // One or several runs: facts, alarms, charts of metrics and time, and settings.
 
-import { $, Refusal, clock, count, el, number, percent, put, seconds, integer } from "./dom.js";
+import { $, Refusal, clock, count, el, keepFocus, number, percent, put, seconds, integer } from "./dom.js";
 import { fetchAlarms, exported, fetchMetrics, fetchRuns as listed } from "./data.js";
 import { chartGroup, dashOf, colourOf, lineChart, stackedChart } from "./chart.js";
+import { isAlive, livePanel } from "./live.js";
+import { valuesTable } from "./values_table.js";
 import { linkTo } from "./address.js";
 
 const POLL_MS = 2000, FRESH_S = 90, MANY = 12;
 const hiddenRuns = { hidden: new Set() }; // names of runs that are switched off
 
 export async function view({ frame, runs }) {
-  const histories = runs.map((run, index) => ({ run, place: index, lines: [], from: 0, alarms: [], changed: run.changed }));
+  const histories = runs.map((run, index) => ({ run, place: index, lines: [], from: 0, alarms: [], changed: run.changed, now: null, live: livePanel(run) }));
   const shared = chartGroup();
   shared.span = () => {
     const steps = histories.filter(history => !hiddenRuns.hidden.has(history.run.name)).flatMap(history => [history.lines[0]?.step, history.lines.at(-1)?.step]).filter(step => step !== undefined);
@@ -18,21 +20,33 @@ export async function view({ frame, runs }) {
   shared.open = (step, owner) => { location.hash = linkTo(owner ?? runs[0].name, "rollouts", null, { step }); };
   await Promise.all(histories.map(readMetrics));
 
-  const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), alarms: el("div", { class: "stack" }), charts: el("div", { class: "charts" }), settings: el("div") };
+  const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), live: el("div", { class: "stack" }, histories.map(history => history.live.node)), alarms: el("div", { class: "stack", "aria-live": "polite" }), charts: el("div", { class: "charts" }), settings: el("div") };
+  const values = valuesTable(runs[0]);
   const tools = toolbar(shared, histories, () => update());
-  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.alarms, tools, el("h2", { class: "unseen" }, "Curves"), parts.charts, parts.settings);
+  put(frame, el("h1", { class: "unseen" }, runs.length > 1 ? "Runs" : `Run ${runs[0].name}`), parts.server, parts.facts, parts.live, parts.alarms, tools, el("h2", { class: "unseen" }, "Curves"), parts.charts, values.node, parts.settings);
   const drawn = new Map();
   let timer = 0, closed = false, trouble = null;
-  const updateFacts = () => put(parts.facts, histories.map(history => runFacts(history, histories.length > 1, trouble)));
+  const updateFacts = () => {
+    const facts = histories.map(history => runFacts(history, histories.length > 1, trouble));
+    if (!facts.every((node, index) => node.isEqualNode(parts.facts.children[index]))) keepFocus(parts.facts, () => put(parts.facts, facts));
+    for (const history of histories) history.live.set(hasFinished(history) || trouble ? null : history.now, histories.length > 1);
+  };
+  let alarmed = "";
+  const updateAlarms = () => {
+    const latest = JSON.stringify(histories.map(history => history.alarms)), open = $("details", parts.alarms)?.open;
+    if (latest === alarmed) return;
+    alarmed = latest;
+    keepFocus(parts.alarms, () => { put(parts.alarms, alarmList(histories)); if (open) $("details", parts.alarms)?.setAttribute("open", ""); });
+  };
   const update = () => {
     const shown = histories.filter(history => !hiddenRuns.hidden.has(history.run.name));
     updateFacts();
-    put(parts.alarms, alarmList(histories));
-    drawCharts(parts.charts, shared, drawn, shown, histories.length > 1);
+    updateAlarms();
+    values.set(drawCharts(parts.charts, shared, drawn, shown, histories.length > 1));
   };
   put(parts.settings, settingsPanel(runs));
   update();
-  Promise.all(histories.map(async history => { history.alarms = await fetchAlarms(history.run.name); })).then(() => closed || put(parts.alarms, alarmList(histories)), () => {});
+  Promise.all(histories.map(async history => { history.alarms = await fetchAlarms(history.run.name); })).then(() => closed || updateAlarms(), () => {});
   /** Reads what is new, and returns true if there was anything. A run's settings appear when it starts. */
   const checkForNews = async () => {
     const unstarted = histories.filter(({ run }) => !hasStarted(run));
@@ -70,6 +84,7 @@ async function readMetrics(history) {
   history.lines = history.lines.concat(response.lines);
   history.from = response.at;
   history.changed = response.changed ?? history.changed;
+  history.now = response.now ?? null;
   return response.again || response.lines.length > 0;
 }
 
@@ -81,11 +96,12 @@ function latest(history, name) {
   return [null, null];
 }
 
+const hasFinished = ({ lines, run }) => Boolean(run.steps) && (lines.at(-1)?.step ?? 0) >= run.steps;
 function runFacts(history, several, trouble) {
   const step = history.lines.at(-1)?.step ?? 0, all = history.run.steps;
   const age = history.changed ? Date.now() / 1000 - history.changed : null;
-  const finished = all && step >= all, live = !finished && !trouble && !exported && age !== null && age < FRESH_S;
-  const state = !history.lines.length ? "no metrics yet" : finished ? "finished" : trouble ? "no answer" : live ? "running" : exported ? "exported" : `no change since ${clock(history.changed)}`;
+  const finished = hasFinished(history), live = !finished && !trouble && !exported && (history.now ? isAlive(history.now) : age !== null && age < FRESH_S);
+  const state = !history.lines.length && !history.now ? "no metrics yet" : finished ? "finished" : trouble ? "no answer" : live ? "running" : exported ? "exported" : `no change since ${clock(history.changed)}`;
   const spent = history.lines.reduce((sum, line) => sum + Object.entries(line).filter(([name]) => /^time\/[^/]+_s$/.test(name)).reduce((all, [, value]) => all + (value ?? 0), 0), 0);
   const [reward] = latest(history, "reward/mean"), [sampled] = latest(history, "success/sampled"), [greedy, when] = latest(history, "eval/greedy");
   const fact = (label, value, more) => el("div", { class: "fact" }, el("dt", { class: "label" }, label), el("dd", {}, el("b", { class: "number" }, value), more ? el("span", { class: "dim small" }, " ", more) : null));
@@ -124,7 +140,7 @@ function toolbar(shared, histories, fill) {
     el("span", { class: "swatch", style: { background: colourOf(history.place) } }), history.run.name)) : null;
   return el("div", { class: "row centre toolbar" }, toggles, el("span", { class: "grow" }), reset,
     el("label", { class: "row centre", for: "smooth" }, el("span", { class: "label" }, "Smoothing"), slider),
-    el("span", { class: "label hint" }, "click, or Enter: the step's rollouts; drag, or ⇧ ← → and Enter: zoom"));
+    el("span", { class: "label hint", id: "chart-keys" }, "click, or Enter: the step's rollouts; drag, or ⇧ ← → and Enter: zoom"));
 }
 
 function drawCharts(parent, shared, drawn, shown, several) {
@@ -135,11 +151,12 @@ function drawCharts(parent, shared, drawn, shown, several) {
       name: several ? `${history.run.name} ${name}` : name, hue: colourOf(several ? history.place : place), dash: dashOf(several ? (place + all.length * Math.floor(history.place / 6)) % 6 : place),
       owner: history.run.name, sparse: metric.startsWith("eval/"), points: history.lines.filter(line => line[metric] !== undefined && line[metric] !== null).map(line => [line.step, line[metric]]) })))
       .filter(curve => curve.points.length);
-    if (curves.length) nodes.push(place(drawn, chart.title, () => lineChart(shared, chart), curves));
+    if (curves.length) nodes.push([...place(drawn, chart.title, () => lineChart(shared, chart), curves), chart]);
   }
   for (const history of shown) {
     const layers = phaseLayers(history);
-    if (layers.length) nodes.push(place(drawn, several ? `Time, ${history.run.name}` : "Time", title => stackedChart(shared, { title, unit: "seconds a step" }), layers, "wide"));
+    const about = { title: several ? `Time, ${history.run.name}` : "Time", unit: "seconds a step", scale: "time" };
+    if (layers.length) nodes.push([...place(drawn, about.title, () => stackedChart(shared, about), layers, "wide"), about]);
   }
   function place(histories, title, make, values, also) {
     let history = histories.get(title);
@@ -151,6 +168,7 @@ function drawCharts(parent, shared, drawn, shown, several) {
   if (wanted.length !== parent.children.length || wanted.some((node, hiddenRuns) => node !== parent.children[hiddenRuns])) put(parent, wanted);
   if (!wanted.length) put(parent, el("div", { class: "panel empty wide" }, el("h2", {}, "No metrics yet"), el("p", {}, "Curves appear here when the first step has ended.")));
   for (const [history, values] of nodes) history.set(values);
+  return nodes.map(([, curves, { title, unit, scale }]) => ({ title, unit, scale, curves }));
 }
 const byNumber = new Intl.Collator("en", { numeric: true }).compare;
 /** Of many ranks or workers, those with the lowest and the highest values of the latest step: a chart can show a dozen. */
@@ -164,8 +182,9 @@ function outermost(history, names) {
 function chartMetrics(chart, history) {
   const names = Object.entries(chart.names ?? {});
   if (!chart.within) return names;
-  const inside = new Set(history.lines.flatMap(line => Object.keys(line).filter(name => name.startsWith(chart.within) && !(chart.without ?? []).includes(name))));
-  const more = outermost(history, [...inside].sort(byNumber)).map(name => [name, name.slice(chart.within.length).replace(/^rank_/, "rank ")]);
+  const ending = chart.ending ?? "";
+  const inside = new Set(history.lines.flatMap(line => Object.keys(line).filter(name => name.startsWith(chart.within) && name.endsWith(ending) && !(chart.without ?? []).includes(name))));
+  const more = outermost(history, [...inside].sort(byNumber)).map(name => [name, name.slice(chart.within.length, name.length - ending.length).replace(/^rank_/, "rank ")]);
   return [...names, ...(names.length && more.length < 2 ? [] : more)];
 }
 function phaseLayers(history) {

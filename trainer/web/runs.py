@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import takewhile
 from math import isfinite
@@ -22,6 +22,7 @@ from trainer.storage.rollout_file import RunError
 from trainer.storage.rollout_line import load_rollout
 from trainer.storage.run_files import METRICS_FILE as METRICS
 from trainer.storage.run_files import RUN_INFO_FILE, find_run_folder, read_run_info
+from trainer.storage.run_status import read_status
 from trainer.storage.token_credit import CreditReader
 from trainer.train.alarms import Alarms
 from trainer.view.curves import SuccessCriterion
@@ -122,10 +123,15 @@ class ViewedRun:
                 start = 0 if restarted else start
                 lines = list(takewhile(lambda line: line.is_complete, iterate_lines(opened, start)))
         except OSError:
-            return {"lines": [], "at": 0, "again": start > 0}
+            return {"lines": [], "at": 0, "again": start > 0, "now": self._now()}
         parsed = [values for line in lines if (values := _parse_metrics(line.data)) is not None]
         end = lines[-1].end if lines else start
-        return {"lines": parsed, "at": end, "again": restarted, "changed": self._last_change()}
+        return {"lines": parsed, "at": end, "again": restarted, "changed": self._last_change(), "now": self._now()}
+
+    def _now(self) -> dict[str, Any] | None:
+        """What the run is doing, and how old that news is; None if it does not train."""
+        found = read_status(self.folder)
+        return asdict(found[0]) | {"age_s": found[1]} if found else None
 
     def alarms(self) -> list[dict[str, Any]]:
         """The alarms of all steps, as they were printed during training."""

@@ -1,6 +1,6 @@
 // The table of rollouts: virtual scrolling that loads only visible rows, with filters, sorting and search.
 
-import { $, count, el, number, percent, put, integer } from "./dom.js";
+import { $, count, el, keepFocus, number, percent, put, integer } from "./dom.js";
 import { fetchChoices, exported, fetchRows } from "./data.js";
 import { linkTo, updateAddress } from "./address.js";
 
@@ -30,9 +30,9 @@ export async function view({ frame, run, address }) {
   const drawnRows = new Map();
 
   const rows = el("div", { class: "rows", role: "rowgroup" });
-  const list = el("div", { class: "list", role: "table", "aria-label": "Rollouts", tabindex: 0 }, head(), rows);
+  const list = el("div", { class: "list", role: "grid", "aria-label": "Rollouts; j and k or the arrow keys choose, Enter opens", tabindex: 0 }, head(), rows);
   const summary = el("p", { class: "summary dim small", role: "status" });
-  const nothing = el("div", { class: "empty" });
+  const nothing = el("div", { class: "empty", hidden: true });
   Object.assign(lastTable, { run: run.name, params });
 
   function head() {
@@ -40,7 +40,7 @@ export async function view({ frame, run, address }) {
       if (!SORTED.has(name)) return el("span", { class: `cell ${name}`, role: "columnheader" }, title);
       const up = params.sort === name || (name === "place" && !params.sort), down = params.sort === `-${name}`;
       return el("span", { class: `cell ${name}`, role: "columnheader", "aria-sort": up ? "ascending" : down ? "descending" : "none" },
-        el("button", { class: "sort", on: { click: () => change({ sort: up ? `-${name}` : down ? (name === "place" ? "" : name) : ["reward", "step"].includes(name) ? `-${name}` : name }) } }, title, el("span", { class: "way", "aria-hidden": true }, up ? "↑" : down ? "↓" : "")));
+        el("button", { class: "sort", id: `sort-${name}`, on: { click: () => change({ sort: up ? `-${name}` : down ? (name === "place" ? "" : name) : ["reward", "step"].includes(name) ? `-${name}` : name }) } }, title, el("span", { class: "way", "aria-hidden": true }, up ? "↑" : down ? "↓" : "")));
     }));
   }
   async function change(changes) {
@@ -53,7 +53,7 @@ export async function view({ frame, run, address }) {
     pending.clear();
     selected = 0;
     list.scrollTop = 0;
-    list.replaceChild(head(), list.firstChild);
+    keepFocus(list, () => list.replaceChild(head(), list.firstChild));
     await fetchPage(0);
     schedule();
   }
@@ -112,13 +112,14 @@ export async function view({ frame, run, address }) {
     if (drawn.picked === (index === selected)) return;
     drawn.picked = index === selected;
     drawn.node.setAttribute("aria-selected", String(drawn.picked));
+    if (drawn.picked) list.setAttribute("aria-activedescendant", drawn.node.id);
   }
   function updateSummary() {
     summarized = response;
     rows.style.setProperty("height", `${total * height}px`);
     list.setAttribute("aria-rowcount", total);
     put(nothing, el("p", {}, response.known ? "No rollout matches." : "No rollout has ended yet."));
-    total ? nothing.remove() : rows.append(nothing);
+    nothing.hidden = total > 0;
     put(summary, summaryParts());
   }
   function summaryParts() {
@@ -132,13 +133,13 @@ export async function view({ frame, run, address }) {
   }
   function line(row, index, height) {
     const style = { transform: `translateY(${index * height}px)` };
-    if (!row) return el("div", { class: "line ghost", style, role: "row" });
-    const cell = (name, ...inside) => el("span", { class: `cell ${name}`, role: "cell" }, inside);
+    if (!row) return el("div", { class: "line ghost", style, role: "row", id: `row-${index}` });
+    const cell = (name, ...inside) => el("span", { class: `cell ${name}`, role: "gridcell" }, inside);
     const share = row.reward === null ? null : Math.max(0, Math.min(1, row.reward));
-    return el("a", { class: "line", style, role: "row", "aria-rowindex": index + 1, tabindex: -1, href: linkTo(run.name, "rollout", row.place),
-        data: { infra: row.success === null && row.reward === null ? "yes" : null }, on: { click: () => remember(index, row) } },
+    const link = el("a", { class: "question", tabindex: -1, href: linkTo(run.name, "rollout", row.place), on: { click: () => remember(index, row) } }, row.question || row.task);
+    return el("div", { class: "line filled", style, role: "row", id: `row-${index}`, "aria-rowindex": index + 1, data: { infra: row.success === null && row.reward === null ? "yes" : null } },
       cell("place number dim", row.place), cell("step number", row.step ?? "–"),
-      cell("task", el("span", { class: "question" }, row.question || row.task), " ", el("span", { class: "dim" }, row.answer ? `→ ${row.answer}` : "")),
+      cell("task", link, " ", el("span", { class: "dim" }, row.answer ? `→ ${row.answer}` : "")),
       cell("reward number", el("span", { class: "meter", "aria-hidden": true }, share === null ? null : el("i", { data: { success: row.success === 1 ? "yes" : row.success === 0 ? "no" : "none" }, style: { width: `${share * 100}%` } })), el("span", { class: "figure" }, number(row.reward, 3))),
       cell("stop", row.stop.replaceAll("_", " ")), cell("turns number", row.turns), cell("tokens number", integer(row.tokens)),
       cell("tools", Object.entries(row.tools).map(([name, times]) => el("span", { class: "tag" }, times > 1 ? `${name} ×${times}` : name))),
@@ -161,7 +162,7 @@ export async function view({ frame, run, address }) {
 
   const filters = el("div", { class: "choices" }), choose = async () => { const result = await filterForm(run, params, change); if (!over) put(filters, result); };
   const chosen = choose();
-  put(frame, el("h1", { class: "unseen" }, "Rollouts"), filters, summary, el("div", { class: "panel flush holder" }, list));
+  put(frame, el("h1", { class: "unseen" }, "Rollouts"), filters, summary, el("div", { class: "panel flush holder" }, list, nothing));
   let waiting = false;
   list.addEventListener("scroll", () => { if (!waiting) { waiting = true; requestAnimationFrame(() => { waiting = false; draw(); }); } }, { passive: true });
   await fetchPage(0);

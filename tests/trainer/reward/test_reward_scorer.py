@@ -18,7 +18,7 @@ from tests.trainer.reward.attempts import (
     tool_entry,
 )
 from tests.trainer.sample_rollouts import policy
-from trainer.reward.scorer import ScoredGroup, Scorer, compute_reward_metrics
+from trainer.reward.scorer import ScoredGroup, Scorer, compute_reward_metrics, compute_reward_times
 from trainer.reward.settings import RewardSettings
 from trainer.rollout.rollout import StopReason
 
@@ -132,3 +132,17 @@ async def test_metrics_have_each_component_and_count_failures() -> None:
     assert compute_reward_metrics(groups[1:]) == {"reward/failed": 1.0} and compute_reward_metrics([]) == {
         "reward/failed": 0.0
     }
+
+
+async def test_each_component_is_timed_by_group() -> None:
+    right, gave = {"function": "answer"}, {"function": "calc_reward"}
+    group = await score_group(None, answer_group("#### 7"), right=right, gave=gave)
+    assert set(group.seconds) == {"right", "gave"} and all(spent >= 0 for spent in group.seconds.values())
+    groups = [ScoredGroup(TASK, (), seconds={"right": 1.0}), ScoredGroup(TASK, (), seconds={"right": 3.0, "gave": 0.5})]
+    assert compute_reward_times(groups) == {
+        "time/rewards/right/mean_s": 2.0,
+        "time/rewards/right/max_s": 3.0,
+        "time/rewards/gave/mean_s": 0.5,
+        "time/rewards/gave/max_s": 0.5,
+    }
+    assert compute_reward_times([ScoredGroup(TASK, ())]) == {}

@@ -14,7 +14,9 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from tests.trainer.train.jobs import small_job
 from trainer.storage.rollout_file import Rollouts
+from trainer.storage.run_files import read_metrics
 from trainer.storage.run_layout import describe_run_file
+from trainer.storage.run_status import STATUS_FILE, RunStatus, read_status
 from trainer.train.dry_run import dry_run
 from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
@@ -38,11 +40,41 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+class StatusReader(io.StringIO):
+    """Reads the run's status whenever a line is printed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.statuses = folder, list[RunStatus | None]()
+
+    def write(self, text: str) -> int:
+        found = read_status(self.folder)
+        self.statuses.append(found[0] if found else None)
+        return super().write(text)
+
+
 @pytest.fixture(scope="module")
-async def run(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    await train(small_job(), folder, string_console())
-    return folder
+async def watched_run(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> StatusReader:
+    reader = StatusReader(tmp_path_factory.mktemp("runs") / "whole")
+    await train(small_job(), reader.folder, Console(file=reader, width=200))
+    return reader
+
+
+@pytest.fixture(scope="module")
+def run(watched_run: StatusReader) -> Path:
+    return watched_run.folder
+
+
+def test_status_is_in_the_folder_only_while_the_run_trains(watched_run: StatusReader, run: Path) -> None:
+    statuses = [status for status in watched_run.statuses if status]
+    assert statuses and {status.steps for status in statuses} == {3}
+    assert not (run / STATUS_FILE).exists()
+
+
+def test_time_of_reward_functions_and_mix_of_kinds_are_metrics(run: Path) -> None:
+    for metrics in read_metrics(run / "metrics.jsonl")[1:]:
+        assert 0 <= metrics["time/rewards/outcome/mean_s"] <= metrics["time/rewards/outcome/max_s"]
+        assert metrics["rollout/kind/fact"] + metrics["rollout/kind/sum"] == pytest.approx(1)
 
 
 async def test_run_folder_has_the_documented_files(run: Path) -> None:

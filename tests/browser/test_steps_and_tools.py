@@ -1,0 +1,198 @@
+"""Tests the views of steps, tools and siblings in a browser: links, keys, sums, and names that are hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.browser.page import Page
+from tests.browser.runs_stage import serve_runs
+from tests.browser.sample_run import HOSTILE, write_sample_run
+from tests.trainer.web.test_web_steps import make_rollout, tool_entry
+from trainer.storage.rollout_file import RolloutWriter
+from trainer.web.export import export_runs
+from trainer.web.runs import name_runs
+
+HOSTILE_GROUP = "2-0-1"
+"""The sample run's group in which a rollout wrote hostile text."""
+TABS = 80
+"""Presses of Tab within which a part of a page is reached."""
+
+
+@pytest.fixture(scope="module")
+def sample_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample_run(tmp_path_factory.mktemp("runs") / "over", steps=12)
+
+
+@pytest.fixture(scope="module")
+def url(sample_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    hostile = tmp_path_factory.mktemp("runs") / "hostile"
+    hostile.mkdir()
+    with RolloutWriter(hostile) as writer:
+        for step in (1, 2):
+            for index, name in enumerate((HOSTILE, "plain")):
+                reward = {"right": float(step == index)}
+                call = tool_entry(name, 0.5)
+                writer.add(make_rollout(step, call, kind=name, source=f"{name}:1", index=index, rewards=reward))
+    with serve_runs(sample_run, hostile) as url:
+        yield url
+
+
+HAS_OUTLINE = "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+REACHABLE = """[...document.querySelectorAll("a[href], button, input, select, summary, [tabindex='0']")]
+  .filter(node => node.tabIndex >= 0 && node.checkVisibility() && !node.matches(":disabled, .unseen"))"""
+
+
+def tab_to(page: Page, selector: str) -> None:
+    """Presses Tab until the focus, which is seen at each stop, is on an element that matches."""
+    for _ in range(TABS):
+        page.press("Tab")
+        assert page.js(HAS_OUTLINE), page.js("document.activeElement.outerHTML.slice(0, 200)")
+        if page.js(f"document.activeElement.matches({selector!r})"):
+            return
+    raise AssertionError(f"{TABS} presses of Tab do not reach {selector}")
+
+
+def test_keys_alone_lead_from_a_curve_to_the_cause_and_to_a_rollout(page: Page, url: str) -> None:
+    page.open(f"{url}#/over")
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    tab_to(page, ".plot")
+    for _ in range(8):
+        page.press("ArrowRight")
+    page.sees("step 7", ".when")
+    assert page.js("document.activeElement.ariaValueText").startswith("step 7: ")
+    page.press("Enter")
+    page.until("location.hash === '#/over/rollouts?step=7' && document.activeElement.matches('main')")
+    tab_to(page, ".summary a")
+    page.press("Enter")
+    page.sees("What changed from step 6 to step 7", "h1")
+    page.until("document.activeElement.matches('main[aria-label^=\"Steps 6 and 7\"]')")
+    tab_to(page, ".causes a[aria-label^='an example of step 7']")
+    page.press("Enter")
+    page.until("location.hash.startsWith('#/over/rollouts/') && document.querySelector('.inspector')")
+
+
+@pytest.mark.parametrize("view", ["rollouts?step=7", "rollouts/40", "tools", "group/11-0-2"])
+def test_tab_reaches_everything_that_can_be_used(page: Page, url: str, view: str) -> None:
+    page.open(f"{url}#/over/{view}")
+    page.until("document.querySelector('.view')?.innerText.length > 200 && !document.querySelector('.choices:empty')")
+    wanted = page.js(f"{REACHABLE}.forEach((node, place) => {{ node.dataset.stop = place; }}), {REACHABLE}.length")
+    stops = set()
+    for _ in range(wanted + 1):
+        page.press("Tab")
+        stop, seen = page.js(f"[document.activeElement.dataset.stop, {HAS_OUTLINE}]")
+        assert seen or stop is None, page.js("document.activeElement.outerHTML.slice(0, 200)")
+        stops.add(stop)
+    missed = page.js(
+        f"{REACHABLE}.filter(node => !{sorted(filter(None, stops))}.includes(node.dataset.stop))"
+        ".map(node => node.outerHTML.slice(0, 200))"
+    )
+    assert missed == []
+
+
+def test_table_of_a_step_leads_to_what_changed(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts?step=7")
+    page.click(".summary a", "what changed since step 6")
+    page.sees("What changed from step 6 to step 7", "h1")
+    page.until("document.querySelectorAll('.causes li').length > 1")
+    page.sees("16 of 16 rollouts scored in step 6, then 16 of 16 rollouts scored in step 7")
+    for table in ("Kinds of task", "Endings", "Outcomes of tool calls", "Lengths and times", "Tool calls"):
+        assert page.count(f"section.data[aria-label='{table}'] tbody tr")
+    page.click(".causes a[aria-label^='an example of step 7']")
+    page.until("location.hash.startsWith('#/over/rollouts/')")
+
+
+def test_parts_of_the_change_add_up_to_the_whole_as_the_page_computes_them(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/compare/6-7")
+    sums = page.js("""Promise.all([import("/ui/compare.js"), fetch("../v1/runs/over/steps").then(said => said.json())])
+      .then(([{ propertyRows }, steps]) => steps.slice(1).flatMap((after, at) =>
+        ["kind", "source", "stop"].map(name => {
+          const parts = propertyRows(steps[at], after, name).map(row => row.part);
+          return [parts.reduce((sum, part) => sum + part, 0), after.reward - steps[at].reward]; })))""")
+    assert len(sums) == 33 and all(parts == pytest.approx(whole, abs=1e-9) for parts, whole in sums)
+    cut = page.js("""import("/ui/compare.js").then(({ propertyRows }) => {
+      const digest = (reward, rollouts, scored, kind) => ({ reward, rollouts, scored, values: { kind } });
+      const listed = (rollouts, reward) => ({ rollouts, scored: rollouts, reward });
+      const before = digest(.5, 4, 4, { near: listed(2, 1) }), after = digest(.25, 9, 4, { far: listed(1, 1) });
+      return propertyRows(before, after, "kind"); })""")
+    assert [row["name"] for row in cut] == ["near", "far", None]
+    assert sum(row["part"] for row in cut) == pytest.approx(-0.25)
+
+
+def test_keys_alone_reach_steps_tools_and_the_heat_map(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/rollouts?step=7")
+    page.until("document.querySelector('.rows .line.filled')")
+    page.press("w")
+    page.sees("What changed from step 6 to step 7", "h1")
+    page.press("j")
+    page.sees("What changed from step 7 to step 8", "h1")
+    page.press("o")
+    page.until("document.querySelectorAll('.data tbody tr').length > 10")
+    tab_to(page, "th[scope=row] a:not([aria-current])")
+    page.press("Enter")
+    page.until("location.hash.includes('tool=look_up') && document.querySelector('[aria-label=\"look_up by step\"]')")
+    page.open(f"{url}#/over/group/{HOSTILE_GROUP}")
+    page.until("document.querySelector('.heat-grid a')")
+    tab_to(page, ".heat-grid a")
+    page.press("ArrowDown")
+    page.press("ArrowRight")
+    page.until("document.activeElement.matches('tr:nth-child(2) > td:nth-child(3) a')")
+    aim = page.js("document.activeElement.hash")
+    page.press("Enter")
+    page.until(f"location.hash === {aim!r}")
+
+
+def test_click_or_enter_on_a_curve_opens_the_rollouts_of_its_step(page: Page, url: str) -> None:
+    page.open(f"{url}#/over")
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    page.js("document.querySelector('.plot').focus()")
+    page.press("ArrowRight")
+    page.press("ArrowRight")
+    page.sees("step 1", ".when")
+    page.press("Enter")
+    page.until("location.hash === '#/over/rollouts?step=1'")
+    page.sees("16 rollouts", ".summary")
+    page.press("g")
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    page.hover(".plot")
+    step = page.until("/step (\\d+)/.exec(document.querySelector('.when').textContent)?.[1]")
+    page.click(".plot")
+    page.until(f"location.hash === '#/over/rollouts?step={step}'")
+
+
+def test_siblings_are_seen_as_a_heat_map_and_by_their_most_pushed_tokens(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/group/11-0-2?heat=logprob")
+    page.until("document.querySelectorAll('.heat-grid tbody tr').length === 4")
+    assert page.js("[...document.querySelectorAll('.heat-grid a')].every(cell => /: logprob .0/.test(cell.ariaLabel))")
+    page.choose("select[name=columns]", "parts")
+    page.until("document.querySelectorAll('.heat-grid thead th').length > 20")
+    page.until("location.hash.includes('columns=parts')")
+    page.open("about:blank#")
+    page.open(f"{url}#/over/group/{HOSTILE_GROUP}")
+    page.sees("Tokens that were pushed most")
+    page.click("[aria-label='Pushed down'] tbody th a")
+    page.until("location.hash.includes('by=advantage')")
+    page.sees("Trained", ".inspector")
+
+
+def test_hostile_names_stay_text_in_the_new_views(page: Page, url: str) -> None:
+    for view, times in (("compare/1-2", 3), ("tools", 1), (f"tools?tool={quote(HOSTILE)}", 2)):
+        page.open("about:blank#")
+        page.open(f"{url}#/hostile/{view}")
+        page.until(f"document.querySelector('main').innerText.split('<script>').length > {times}")
+        assert page.count("main script, main img") == 0 and page.js("document.title") != "run"
+    page.open(f"{url}#/over/group/{HOSTILE_GROUP}")
+    page.until("document.querySelector('.pushed')")
+    assert page.count("main script, main img[onerror]") == 0 and page.js("document.title") != "run"
+
+
+def test_exported_file_has_steps_and_tools(page: Page, sample_run: Path, tmp_path: Path) -> None:
+    export_runs(name_runs([sample_run]), tmp_path / "sent.html")
+    page.open(f"{(tmp_path / 'sent.html').as_uri()}#/over/compare/6-7")
+    page.until("document.querySelector('.causes li')")
+    page.press("o")
+    page.until("document.querySelectorAll('.data tbody tr').length > 10")
+    assert {url.split(":")[0] for url in page.requests} <= {"file", "data", "about"}

@@ -1,0 +1,122 @@
+"""What a run is doing now, in progress.json of its folder: written every second while it trains, read by the web UI.
+
+A run that ends removes the file. One that was killed leaves it, and its age says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from pathlib import Path
+from threading import Event, Thread
+from types import TracebackType
+from typing import Any, Self
+
+from gateway.disk_errors import write_atomically
+
+log = logging.getLogger(__name__)
+
+STATUS_FILE = "progress.json"
+WRITE_S = 1.0
+"""The time between two writes."""
+JOIN_TIMEOUT_S = 2.0
+MAX_BYTES = 1 << 16
+MAX_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A training run at one moment. Times are in seconds, None where nothing is known yet."""
+
+    step: int = 0
+    steps: int = 0
+    phase: str = ""
+    """Such as "rolling out", "learning" or "evaluating"; empty between two."""
+    phase_s: float = 0.0
+    left_s: float | None = None
+    left_of: str = ""
+    """What `left_s` is the remaining time of, such as "of the rollouts"."""
+    run_left_s: float | None = None
+    ended: int = 0
+    total: int = 0
+    """The expected number of rollouts; 0 if it is unknown."""
+    pending: int = 0
+    generating: int = 0
+    calling: int = 0
+    interacting: int = 0
+    turns: int = 0
+    written: int = 0
+    """Tokens that the policy has written."""
+    written_per_s: float = 0.0
+    passes: int = 0
+    """Micro-batches of the update that are done."""
+    total_passes: int = 0
+    slowest_tool: str = ""
+    slowest_p95_s: float | None = None
+
+
+def write_status(folder: Path, status: RunStatus) -> None:
+    """Writes a run's status. It is not worth a wait for the disk."""
+    write_atomically(folder / STATUS_FILE, json.dumps(asdict(status)).encode(), sync=False)
+
+
+def read_status(folder: Path) -> tuple[RunStatus, float] | None:
+    """The status and its age in seconds; None if the run does not train, or the file is damaged."""
+    file = folder / STATUS_FILE
+    try:
+        with file.open("rb") as stream:
+            values = json.loads(stream.read(MAX_BYTES))
+        age_s = max(0.0, time.time() - file.stat().st_mtime)
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict):
+        return None
+    return RunStatus(
+        **{field.name: _convert(field.default, values.get(field.name)) for field in fields(RunStatus)}
+    ), age_s
+
+
+def _convert(default: Any, value: Any) -> Any:
+    """The value if it is of its field's type, else the default."""
+    if isinstance(default, str):
+        return value[:MAX_CHARS] if isinstance(value, str) else default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return default
+    return int(value) if isinstance(default, int) else float(value)
+
+
+class StatusFile:
+    """A context manager that writes a run's status from a thread of its own, and removes it at the end."""
+
+    def __init__(self, folder: Path, read: Callable[[], RunStatus], every_s: float = WRITE_S) -> None:
+        self._folder, self._read, self._every_s = folder, read, every_s
+        self._ended = Event()
+        self._thread = Thread(target=self._keep_writing, name="run status", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join(JOIN_TIMEOUT_S)
+        with suppress(OSError):
+            (self._folder / STATUS_FILE).unlink()
+
+    def _keep_writing(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            write_status(self._folder, self._read())
+        except Exception as problem:  # boundary: a full disk must not end the run, which tells of it itself
+            log.debug("the run's status cannot be written: %s", problem)
