@@ -70,7 +70,8 @@ def parse_result(text: str, structured: Any = None) -> Any:
 
 
 def _parse_lines(text: str) -> Any:
-    lines = [line for line in text.splitlines() if line.strip()]
+    all_lines = text.rstrip().splitlines()
+    lines = [line for line in all_lines if line.strip()]
     listed = [match for line in lines if (match := _LISTED.fullmatch(line.strip()))]
     if listed and len(listed) == len(lines):
         return {"file": [match[2] for match in listed if match[1] == "FILE"],
@@ -78,7 +79,7 @@ def _parse_lines(text: str) -> Any:
     labelled = [match for line in lines if (match := _LABELLED.fullmatch(line))]
     if len(labelled) == len(lines) and len({match[1] for match in labelled}) == len(lines) > 0:
         return {match[1].strip(): match[2] for match in labelled}
-    return lines if len(lines) > 1 else text.strip()
+    return all_lines if len(lines) > 1 else text.strip()
 
 
 def leaves(value: Any, key: str = "", path: Path = ()) -> Iterator[tuple[str, Path, Scalar]]:
@@ -130,12 +131,28 @@ def fresh_word(draw: Random) -> str:
     return "".join(draw.choice(_SYLLABLES) for _ in range(draw.randint(3, 4))).capitalize()
 
 
-def fresh_value(kind: str, key: str, split: str, draw: Random, bounds: tuple[int, int] = (1, 9999)) -> Scalar:
-    """A new value of a split."""
+FORMATS = {
+    "date": "2031-{month:02}-{day:02}",
+    "date-time": "2031-{month:02}-{day:02}T{hour:02}:00:00Z",
+    "time": "{hour:02}:{day:02}:00",
+    "email": "{word}@example.com",
+    "uri": "https://example.com/{word}",
+    "url": "https://example.com/{word}",
+}
+"""Texts of the formats that a schema may ask for."""
+
+
+def fresh_value(
+    kind: str, key: str, split: str, draw: Random, bounds: tuple[int, int] = (1, 9999), form: str = ""
+) -> Scalar:
+    """A new value of a split; a text in a format, if it has to be."""
     for _ in range(200):
         value: Scalar
         if kind in ("integer", "number"):
             value = draw.randint(*bounds)
+        elif form in FORMATS:
+            numbers = {"month": draw.randint(1, 12), "day": draw.randint(1, 28), "hour": draw.randint(0, 23)}
+            value = FORMATS[form].format(word=fresh_word(draw).lower(), **numbers)
         elif key_words(key) & ALIASES[3]:
             value = f"{fresh_word(draw)} {fresh_word(draw).lower()}"
         else:
@@ -157,8 +174,8 @@ def derived_value(known: str, split: str, draw: Random) -> str:
 
 
 def known_values(values: Sequence[Value], key: str, kind: str, split: str) -> list[Value]:
-    """The values that fit a parameter best, of a split."""
+    """The values that may fit a parameter, of a split: those of the same name first."""
     kinds: tuple[type, ...] = (str,) if kind == "string" else (int, float)
-    fits = [(key_fit(key, value.key), value) for value in values if isinstance(value.value, kinds)]
-    best = max((fit for fit, value in fits if split_of(value.value) == split), default=0)
-    return [value for fit, value in fits if fit == best > 0 and split_of(value.value) == split]
+    usable = (value for value in values if isinstance(value.value, kinds) and split_of(value.value) == split)
+    fits = [(fit, value) for value in usable if (fit := key_fit(key, value.key))]
+    return [value for _, value in sorted(fits, key=lambda one: -one[0])]
