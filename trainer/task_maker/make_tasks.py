@@ -121,13 +121,13 @@ class TaskMaker:
         ]
         if not missing:
             return ""
+        made = f"{self.report.total} of {self._settings.n} tasks"
+        if self._without < MOST_WITHOUT:
+            return f"{made}: it was stopped."
         reasons = "; ".join(f"{reason} ({number})" for reason, number in self.report.dropped.most_common(2))
-        ended = (
-            f"the last {self._without} chains made no new task" if self._without >= MOST_WITHOUT else "it was stopped"
-        )
         return (
-            f"{self.report.total} of {self._settings.n} tasks: {ended}. Missing: {', '.join(missing)}. Most chains were"
-            f" dropped because: {reasons or 'none was'}. {MORE_TASKS}"
+            f"{made}: the last {self._without} chains made no new task. Missing: {', '.join(missing)}. Most chains were"
+            f" dropped because: {reasons}. {MORE_TASKS}"
         )
 
     def _next_batch(self, numbers: Iterator[int]) -> list[tuple[int, int, str]]:

@@ -79,6 +79,12 @@ def _check_tools(tools: tuple[str, ...], specs: Mapping[str, Any]) -> None:
 
 
 def _states(config: ServerConfig, opened: ServerGateway, state: str | None) -> tuple[str, ...]:
+    names = opened.state_names if config.states is not None else ()
+    if state is not None and state not in names:
+        close = closest_match(state, list(names))
+        known = f"there are: {', '.join(names)}" if names else "give the server a folder of them with `states`"
+        remedy = f"did you mean {close!r}?" if close else known
+        raise ConfigError(f"the server has no state {state!r}", field="--state", remedy=remedy)
     if state is not None:
         return (state,)
     return opened.state_names if config.states is not None and opened.state_names else ("",)

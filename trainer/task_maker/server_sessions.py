@@ -14,7 +14,7 @@ from gateway.errors import ConfigError, GatewayError, Unavailable, unwrap_error
 from gateway.state.state_hash import has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
 from trainer.task_maker.chain import Dropped
-from trainer.task_maker.values import Value, parse_result
+from trainer.task_maker.values import Value, parse_result, reports_error
 
 T = TypeVar("T")
 CALL_S = 60.0
@@ -69,7 +69,8 @@ class ServerSession:
             raise Dropped("a call ended the server")
         if result.outcome is Outcome.UNAVAILABLE:
             raise ConfigError(f"the server cannot be used: {result.reason}", remedy="correct its entry")
-        return CallResult(result.outcome is Outcome.OK, parse_result(result.text, result.structured), result.text)
+        value = parse_result(result.text, result.structured)
+        return CallResult(result.outcome is Outcome.OK and not reports_error(value), value, result.text)
 
     async def state(self) -> Mapping[str, str]:
         """The hashes of the state as it is now; empty for a server without a folder."""

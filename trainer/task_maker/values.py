@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ Path = tuple[str | int, ...]
 MAX_TEXT = 20_000
 """Characters of a result that are read for values."""
 MAX_LEAVES = 400
+MAX_LINE = 200
 MAX_VALUE = 60
 """Characters of a value."""
 HELD_OUT_SHARE = 5
@@ -69,6 +71,18 @@ def parse_result(text: str, structured: Any = None) -> Any:
     return _parse_lines(text)
 
 
+def reports_error(value: Any) -> bool:
+    """Whether a result says that the call failed, though the protocol does not: `{"status": "error"}`, `Error: ...`."""
+    if isinstance(value, list):
+        value = value[0] if value else ""
+    if isinstance(value, str):
+        return value.lstrip().lower().startswith(("error", "fatal:"))
+    if not isinstance(value, Mapping):
+        return False
+    is_refused = value.get("success") is False or value.get("ok") is False
+    return is_refused or bool(value.get("error")) or str(value.get("status")).lower() in ("error", "failed", "failure")
+
+
 def _parse_lines(text: str) -> Any:
     all_lines = text.rstrip().splitlines()
     lines = [line for line in all_lines if line.strip()]
@@ -93,8 +107,23 @@ def leaves(value: Any, key: str = "", path: Path = ()) -> Iterator[tuple[str, Pa
             stack.extend((item[one], str(one), (*place, str(one))) for one in reversed(list(item)))
         elif isinstance(item, list | tuple):
             stack.extend((item[at], name, (*place, at)) for at in reversed(range(min(len(item), MAX_LEAVES))))
-        elif isinstance(item, str | int | float) and not isinstance(item, bool) and is_usable(item):
-            yield name, place, item
+        elif isinstance(item, str | int | float) and not isinstance(item, bool):
+            if is_usable(item):
+                yield name, place, item
+            if isinstance(item, str) and (inside := read_text(item)):
+                stack.append((inside, name, place))
+
+
+@lru_cache(maxsize=1024)
+def read_text(text: str) -> list[dict[str, str]] | dict[str, str] | None:
+    """What is in a text: the rows of a Markdown table by its heads, or the value of a line such as `code: 12`."""
+    if (match := _LABELLED.fullmatch(text[:MAX_LINE])) and not match[2].startswith("//"):
+        return {match[1].strip(): match[2]}
+    lines = [line.strip() for line in text[:MAX_TEXT].splitlines()]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    if len(rows) < 3 or set("".join(rows[1])) - set("-: "):
+        return None
+    return [dict(zip(rows[0], row, strict=False)) for row in rows[2:]]
 
 
 def is_usable(value: Scalar) -> bool:
@@ -107,7 +136,7 @@ def look_up(value: Any, path: Path) -> Any:
     """The part of a value at a path; None if there is none."""
     for step in path:
         try:
-            value = value[step]
+            value = (read_text(value) or {})[step] if isinstance(value, str) else value[step]
         except (KeyError, IndexError, TypeError):
             return None
     return value
@@ -121,9 +150,13 @@ def key_words(key: str) -> set[str]:
 
 def key_fit(wanted: str, seen: str) -> int:
     """How well a value seen under a key fits a parameter: 2 for the same name, 1 for related words, 0 otherwise."""
-    if wanted.lower() == seen.lower():
+    if _letters(wanted) == _letters(seen):
         return 2
     return int(bool(key_words(wanted) & key_words(seen)))
+
+
+def _letters(key: str) -> str:
+    return "".join(filter(str.isalnum, key)).lower()
 
 
 def fresh_word(draw: Random) -> str:

@@ -13,7 +13,16 @@ from trainer.task_maker.arguments import ArgumentWriter, SourceStatistics
 from trainer.task_maker.chain import Chain, Step, prune, with_links, without_step
 from trainer.task_maker.explore import Constants
 from trainer.task_maker.questions import missing_values, tells_answer, write_question
-from trainer.task_maker.values import Value, derived_value, key_fit, leaves, look_up, parse_result, split_of
+from trainer.task_maker.values import (
+    Value,
+    derived_value,
+    key_fit,
+    leaves,
+    look_up,
+    parse_result,
+    reports_error,
+    split_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +48,28 @@ def test_leaves_have_their_nearest_keys_and_paths() -> None:
     assert found == [("name", ("people", 0, "name"), "Ann"), ("age", ("people", 0, "age"), 7)]
     assert all(look_up(result, path) == value for _, path, value in found)
     assert look_up(result, ("people", 3, "name")) is None
+
+
+@pytest.mark.parametrize(
+    "value", [{"status": "error"}, {"error": "none"}, {"success": False}, "Error: none", ["error: x", "y"]]
+)
+def test_results_that_tell_of_an_error_are_failures(value: Any) -> None:
+    assert reports_error(value)
+
+
+@pytest.mark.parametrize("value", [{"status": "ok", "error": None}, {"success": True}, "no error", [], [{"a": 1}], 7])
+def test_other_results_are_none(value: Any) -> None:
+    assert not reports_error(value)
+
+
+def test_values_inside_texts_are_found_by_their_labels_and_heads() -> None:
+    table = "Open requests:\n| Request ID | Title |\n|---|---|\n| req-1 | Fence |\n| req-2 | Roof |\n"
+    result = {"message": table, "notes": ["code: 12", "see https://example.com"]}
+    found = {(key, value): path for key, path, value in leaves(result)}
+    assert found["Request ID", "req-2"] == ("message", 1, "Request ID") and found["code", "12"] == ("notes", 0, "code")
+    assert all(look_up(result, path) == value for (_, value), path in found.items())
+    assert look_up(result, ("message", 9, "Title")) is None and look_up("plain", ("message",)) is None
+    assert key_fit("requestId", "Request ID") == 2
 
 
 def test_keys_of_one_meaning_fit() -> None:
