@@ -161,11 +161,11 @@ SERVERS = {
     ),
     "filesystem": ServerOfOthers("server-filesystem", (FOLDER,), write_files, 48, is_npm=True),
     "sqlite": ServerOfOthers(
-        "mcp-server-sqlite", ("--db-path", f"{FOLDER}/people.db"), write_database, 24,
+        "mcp-server-sqlite", ("--db-path", f"{FOLDER}/people.db"), write_database, 20,
         examples=tuple({"tool": tool, "arguments": {"query": query}} for tool in SQL for query in SQL[tool]),
     ),
     "git": ServerOfOthers(
-        "mcp-server-git", ("--repository", f"{FOLDER}/repo"), write_repository, 24,
+        "mcp-server-git", ("--repository", f"{FOLDER}/repo"), write_repository, 20,
         examples=tuple({"tool": tool, "arguments": {"repo_path": REPOSITORY, **GIT[tool]}} for tool in GIT),
     ),
 }  # fmt: skip
