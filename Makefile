@@ -125,7 +125,14 @@ bars-mcp-tasks: install  ## The job on tasks made from an MCP server, on three s
 	npm install --prefix .npm-servers --ignore-scripts --no-audit --no-fund --loglevel=error @modelcontextprotocol/server-memory@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31
 	@touch $@
 
-bench-made-tasks: install .npm-servers/installed  ## Tasks made from two servers of npm: how many, of which levels, and why chains were dropped
+.pip-servers/installed:  # MCP servers in Python, from which tasks are made; one needs mcp 1, the other mcp 2
+	$(PYTHON) -m venv .pip-servers/mcp-server-sqlite
+	.pip-servers/mcp-server-sqlite/bin/python -m pip install --quiet --disable-pip-version-check mcp-server-sqlite==2025.4.25 mcp==1.30.0
+	$(PYTHON) -m venv .pip-servers/mcp-server-git
+	.pip-servers/mcp-server-git/bin/python -m pip install --quiet --disable-pip-version-check mcp-server-git==2026.10.19
+	@touch $@
+
+bench-made-tasks: install .npm-servers/installed .pip-servers/installed  ## Tasks made from four servers of others: how many, of which levels, and why chains were dropped
 	$(BIN)/python bench/made_tasks.py
 
 ablations: install  ## The default job without masking, and with credit by turn

@@ -89,6 +89,7 @@ async def test_tasks_are_made_from_it(tmp_path: Path, monkeypatch: pytest.Monkey
     with anyio.fail_after(100):
         async with open_server(file, "memory", None, ("create_entities", "delete_entities")) as server:
             maker = TaskMaker(server, MakeSettings(2, (1,), 0.5), None, lambda *_: None)
-            made = await maker.make()
+            await maker.make()
+    made = maker.made
     assert {task.chain.split for task in made} == {"train", "held_out"}
     assert all(task.chain.end_state["memory"].startswith("sha256:") for task in made)

@@ -8,17 +8,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from random import Random
 from typing import Any
 
-from trainer.task_maker.values import Path, Value, derived_value, fresh_value, known_values
+from trainer.task_maker.values import Path, Value, derived_value, fresh_value, is_usable, key_fit, known_values
 
 Source = str
+"""`fresh`; `named` in the schema; or where values were seen: `known:KEY` in the state, `linked:KEY` in an earlier
+result, `derived:KEY` for a new one like a known one."""
 OPTIONAL_SHARE = 0.15
 SECOND_ITEM_SHARE = 0.1
 MAX_DEPTH = 6
-LINK_SHARE = 0.6
-"""How often a value of an earlier result is taken where one fits."""
+LINK_FACTOR = 2.0
+"""How much more often a value of an earlier result is taken than another that works as well."""
+MAX_GROUPS = 8
+"""Keys of values that are tried for a parameter."""
 
 
 @dataclass
@@ -90,6 +95,7 @@ class ArgumentWriter:
     def _example_value(self, key: str) -> Any:
         name, kind = key.lstrip("+#"), "integer" if key.startswith("#") else "string"
         found = [] if key[0] in "+#" else known_values(self._known, name, kind, self._split)
+        found = [value for value in found if key_fit(name, value.key) == key_fit(name, found[0].key)]
         value = self._draw.choice(found).value if found else fresh_value(kind, name, self._split, self._draw)
         self._literals.append(value)
         return value
@@ -132,39 +138,58 @@ class ArgumentWriter:
         return schema if isinstance(schema, Mapping) else {}
 
     def _scalar(self, schema: Mapping[str, Any], kind: str, path: Path, key: str) -> Any:
-        candidates = self._candidates(kind, key)
+        """A value from one of the sources that have one; sources that worked are taken more often."""
+        sources = self._sources_for(schema, kind, key)
         name = ".".join(step for step in path if isinstance(step, str))
-        weights = [1.0 if self._explores else self._statistics.weight(self._tool, name, one) ** 2 for one in candidates]
-        source = self._draw.choices(list(candidates), weights)[0]
-        if source == "linked" and not self._explores and self._draw.random() > LINK_SHARE and len(candidates) > 1:
-            source = next(one for one in candidates if one != "linked")
+        weights = [1.0 if self._explores else self._weight(name, source) for source in sources]
+        source = self._draw.choices(list(sources), weights)[0]
         self._sources[name] = source
-        if source == "fresh":
+        origin = source.partition(":")[0]
+        if origin == "named":
+            return self._draw.choice(sources[source]).value  # Of the schema: no split owns it.
+        if origin == "fresh":
             low = int(schema.get("minimum", 1))
             bounds = low, max(low, int(schema.get("maximum", low + 9998)))
-            value: Any = fresh_value(kind, key, self._split, self._draw, bounds)
-        elif source == "derived":
-            value = derived_value(self._draw.choice(candidates["known"]).text, self._split, self._draw)
+            value: Any = fresh_value(kind, key, self._split, self._draw, bounds, _format(schema))
         else:
-            chosen = self._draw.choice(candidates[source])
-            value = chosen.value
-            if source == "linked":
+            chosen = self._draw.choice(sources[source])
+            value = derived_value(chosen.text, self._split, self._draw) if origin == "derived" else chosen.value
+            if origin == "linked":
                 self._links[path] = chosen
         self._literals.append(value)
         return value
 
-    def _candidates(self, kind: str, key: str) -> dict[Source, list[Value]]:
-        """The sources that have a value for a parameter."""
-        known = known_values([value for value in self._known if value.step is None], key, kind, self._split)
-        linked = known_values([value for value in self._known if value.step is not None], key, kind, self._split)
-        candidates: dict[Source, list[Value]] = {"fresh": []}
-        if linked:
-            candidates["linked"] = linked
-        if known:
-            candidates["known"] = known
-            if kind == "string":
-                candidates["derived"] = []
-        return candidates
+    def _weight(self, parameter: str, source: Source) -> float:
+        weight = self._statistics.weight(self._tool, parameter, source) ** 2
+        return LINK_FACTOR * weight if source.startswith("linked") else weight
+
+    def _sources_for(self, schema: Mapping[str, Any], kind: str, key: str) -> dict[Source, list[Value]]:
+        """The sources that have a value for a parameter; values that were seen under one key are one source."""
+        sources: dict[Source, list[Value]] = {"fresh": []}
+        if named := _named_values(schema, kind):
+            sources["named"] = named
+        groups: dict[Source, list[Value]] = {}
+        for value in known_values(self._known, key, kind, self._split):
+            groups.setdefault(f"{'known' if value.step is None else 'linked'}:{value.key}", []).append(value)
+        for source, values in islice(groups.items(), MAX_GROUPS):
+            sources[source] = values
+            if kind == "string" and source.startswith("known"):
+                sources[source.replace("known", "derived", 1)] = values
+        return sources
+
+
+def _named_values(schema: Mapping[str, Any], kind: str) -> list[Value]:
+    """The default and the examples of a schema."""
+    kinds: tuple[type, ...] = (str,) if kind == "string" else (int, float)
+    examples = schema.get("examples")
+    named = [schema.get("default"), *(examples if isinstance(examples, list) else ())]
+    return [Value(one, "") for one in named if isinstance(one, kinds) and not isinstance(one, bool) and is_usable(one)]
+
+
+def _format(schema: Mapping[str, Any]) -> str:
+    """The format of a text; the one that its description tells, where the schema does not."""
+    described = "date" if "YYYY-MM-DD" in str(schema.get("description", "")) else ""
+    return str(schema.get("format", described))
 
 
 def _kind(schema: Any) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -12,16 +12,37 @@ from random import Random
 from typing import Any
 
 from trainer.task_maker.arguments import ArgumentWriter, SourceStatistics, Written
-from trainer.task_maker.chain import Chain, Dropped, Step, prune, with_links, without_step
+from trainer.task_maker.chain import Chain, Dropped, Step, prune
 from trainer.task_maker.server_sessions import CallResult, Server, ServerSession
-from trainer.task_maker.values import Value, is_usable, leaves, look_up, split_of
+from trainer.task_maker.values import Path, Scalar, Value, leaves, split_of
 
 SURVEY_SESSIONS = 12
 SURVEY_CALLS = 24
-TRIES_PER_STEP = 5
+TRIES_PER_STEP = 12
+MIN_CONSTANT = 3
+"""How many different calls have to hold a value before it counts as constant."""
 MAX_KNOWN = 2000
 MIN_TOOL_WEIGHT = 0.005
 Examples = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass
+class Constants:
+    """Values that a tool's results hold whatever its arguments, such as "done": no task asks for them."""
+
+    _arguments: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _seen: dict[tuple[str, Path, Scalar], set[str]] = field(default_factory=lambda: defaultdict(set))
+    """The arguments with which a tool's results had a value in a place."""
+
+    def record(self, tool: str, arguments: Mapping[str, Any], result: Any) -> None:
+        key = repr(arguments)
+        self._arguments[tool].add(key)
+        for _, path, value in leaves(result):
+            self._seen[tool, path, value].add(key)
+
+    def has(self, tool: str, value: Value) -> bool:
+        calls = self._arguments.get(tool, set())
+        return len(calls) >= MIN_CONSTANT and self._seen.get((tool, value.path, value.value)) == calls
 
 
 @dataclass
@@ -36,14 +57,16 @@ class Explorer:
     """The values of each prepared state."""
     writers: set[str] = field(default_factory=set)
     """The tools that changed the state in the survey."""
+    constants: Constants = field(default_factory=Constants)
     used: Counter[str] = field(default_factory=Counter)
     """How many tasks use a tool so far: rare ones are tried more often."""
 
-    async def survey(self) -> None:
+    async def survey(self, report: Callable[[str], None]) -> None:
         """Calls every tool in several fresh sessions, with every source of arguments alike."""
         for state in self.server.states:
             self.known.setdefault(state, list(self.server.files.get(state, ())))
             for number in range(SURVEY_SESSIONS):
+                report(f"session {number + 1} of {SURVEY_SESSIONS}{f' of state {state!r}' if state else ''}")
                 draw = Random(f"{self.seed}/survey/{state}/{number}")  # noqa: S311 - not security-relevant
                 with suppress(Dropped):  # What was learned before stays.
                     async with self.server.open(state) as session:
@@ -67,6 +90,7 @@ class Explorer:
             before = after
             if not result.ok:
                 continue
+            self.constants.record(tool, written.arguments, result.value)
             found = new_values(result.value, tool, {str(literal) for literal in written.literals})
             if is_untouched or not self.server.has_folder:
                 self._learn(state, found)
@@ -94,16 +118,17 @@ class Explorer:
         state = draw.choice(self.server.states)
         async with self.server.open(state) as session:
             steps, end = await self._walk(session, state, level, split, draw)
-        return choose_goal(steps, split, state, end, draw)
+        return self._choose_goal(steps, split, state, end, draw)
 
     async def _walk(
         self, session: ServerSession, state: str, level: int, split: str, draw: Random
     ) -> tuple[list[Step], Mapping[str, str]]:
+        """Calls until `level` of them are needed: what leads back to an earlier state is forgotten."""
         tools = list(self.server.specs)
         weights = [self._tool_weight(tool) for tool in tools]
         steps: list[Step] = []
         known, stated = list(self.known[state]), set[str]()
-        before = await session.state()
+        passed = [await session.state()]
         for _ in range(TRIES_PER_STEP * level):
             tool = draw.choices(tools, weights)[0]
             written = self._write(tool, known, split, draw, explores=False)
@@ -111,16 +136,48 @@ class Explorer:
             if not result.ok:
                 continue
             after = await session.state()
+            if after != passed[-1] and after in passed:
+                kept = len(passed) - 1 - passed[::-1].index(after)
+                steps, passed = steps[:kept], passed[: kept + 1]
+                known = [value for value in known if value.step is None or value.step < kept]
+                continue
             stated |= {str(literal) for literal in written.literals}
-            steps.append(_make_step(tool, written, result, writes=after != before))
+            steps.append(_make_step(tool, written, result, writes=after != passed[-1]))
             known += [replace(value, step=len(steps) - 1) for value in new_values(result.value, tool, stated)]
-            before = after
-            if len(prune(steps, keeps_last=not steps[-1].writes)) >= level:
+            passed.append(after)
+            if self._is_goal(steps, split) and len(prune(steps, keeps_last=not steps[-1].writes)) >= level:
                 return steps, after
         raise Dropped("too few of its calls worked")
 
+    def _is_goal(self, steps: Sequence[Step], split: str) -> bool:
+        """Whether a chain may end here: its last call changes the state, or reads a value to ask for."""
+        return steps[-1].writes or bool(self._answers(steps, split))
+
     def _tool_weight(self, tool: str) -> float:
         return max(MIN_TOOL_WEIGHT, self.statistics.tool_weight(tool) ** 2) / sqrt(1 + self.used[tool])
+
+    def _choose_goal(
+        self, steps: Sequence[Step], split: str, state: str, end: Mapping[str, str], draw: Random
+    ) -> Chain:
+        """The chain with what to grade: a value of the last result, or the state, or both; raises Dropped."""
+        candidates = [] if steps[-1].writes else self._answers(steps, split)
+        answer = draw.choice(candidates) if candidates else None
+        pruned = prune(steps, keeps_last=answer is not None)
+        if not pruned:
+            raise Dropped("it changes nothing, and its result has no value to ask for")
+        return Chain(pruned, split, state, answer, end if any(step.writes for step in steps) else {})
+
+    def _answers(self, steps: Sequence[Step], split: str) -> list[Value]:
+        """Values of the last result that the question will not tell, that depend on the call, and are of the split."""
+        last = steps[-1]
+        stated = {str(literal) for step in steps for literal in step.literals}
+        return [
+            value
+            for value in new_values(last.result, last.tool, stated)
+            if split_of(value.value) == split
+            and not any(value.text in one for one in stated)
+            and not self.constants.has(last.tool, value)
+        ]
 
     async def random_call(self, state: str, number: int) -> tuple[CallResult, Mapping[str, str]]:
         """A random call in a fresh state, with the state that it leaves."""
@@ -140,56 +197,3 @@ def new_values(result: Any, key: str, stated: set[str]) -> list[Value]:
 
 def _make_step(tool: str, written: Written, result: CallResult, *, writes: bool) -> Step:
     return Step(tool, written.arguments, written.links, written.literals, result.value, writes, result.text)
-
-
-def choose_goal(steps: Sequence[Step], split: str, state: str, end: Mapping[str, str], draw: Random) -> Chain:
-    """The chain with what to grade: a value of the last result, or the state, or both; raises Dropped."""
-    writes = any(step.writes for step in steps)
-    answer = None if steps[-1].writes else _choose_answer(steps, split, draw)
-    pruned = prune(steps, keeps_last=answer is not None)
-    if not pruned:
-        raise Dropped("it changes nothing, and its result has no value to ask for")
-    return Chain(pruned, split, state, answer, end if writes else {})
-
-
-def _choose_answer(steps: Sequence[Step], split: str, draw: Random) -> Value | None:
-    """A value of the last result that the question will not tell and that belongs to the split."""
-    stated = {str(literal) for step in steps for literal in step.literals}
-    candidates = [
-        value
-        for value in new_values(steps[-1].result, steps[-1].tool, stated)
-        if split_of(value.value) == split and is_usable(value.value) and not any(value.text in one for one in stated)
-    ]
-    return draw.choice(candidates) if candidates else None
-
-
-async def find_spare_step(server: Server, chain: Chain) -> int | None:
-    """A writing step without which the chain does the same; None if all are needed. Each is left out and executed."""
-    linked = {value.step for step in chain.steps for value in step.links.values()}
-    for at, step in enumerate(chain.steps):
-        if len(chain.steps) == 1 or at in linked or not step.writes:
-            continue
-        shorter = replace(chain, steps=without_step(chain.steps, at))
-        try:
-            results, end = await execute(server, shorter)
-        except Dropped:
-            continue
-        answer = chain.answer
-        if end == chain.end_state and (answer is None or look_up(results[-1], answer.path) == answer.value):
-            return at
-    return None
-
-
-async def execute(server: Server, chain: Chain) -> tuple[list[Any], Mapping[str, str]]:
-    """Executes a chain in a fresh state: its results and the state at the end; raises Dropped if a call fails."""
-    results: list[Any] = []
-    async with server.open(chain.state) as session:
-        for step in chain.steps:
-            arguments = with_links(step, results, look_up)
-            if arguments is None:
-                raise Dropped("a value that a step needs was not in the results again")
-            result = await session.call(step.tool, arguments)
-            if not result.ok:
-                raise Dropped("a call failed when it was executed again")
-            results.append(result.value)
-        return results, await session.state()

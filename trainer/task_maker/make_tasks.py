@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any
 
-import anyio
-
-from gateway.errors import ConfigError, unwrap_error
+from gateway.errors import ConfigError
 from trainer.task_maker.chain import Chain, Dropped
-from trainer.task_maker.explore import Examples, Explorer, execute, find_spare_step
+from trainer.task_maker.execute import check_again, find_shorter
+from trainer.task_maker.explore import Examples, Explorer
 from trainer.task_maker.questions import MAX_QUESTION, tells_answer, write_question
 from trainer.task_maker.random_policy import KnowsNothing, try_random_policies
 from trainer.task_maker.rewording import Rewording
-from trainer.task_maker.server_sessions import Server
+from trainer.task_maker.server_sessions import AT_ONCE, Server, run_concurrently
 
-BATCH = 8
-"""Chains that are explored at once."""
-ATTEMPTS_PER_TASK = 25
-MIN_ATTEMPTS = 200
+MOST_WITHOUT = 200
+"""Chains without a new task after which the server is taken to have no more."""
 MAX_GOLD_RESULT = 2_000
 """Characters of a result that a row keeps beside its call."""
 
@@ -48,8 +46,6 @@ class Report:
     graded: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     tools: Counter[str] = field(default_factory=Counter)
-    shared_values: int = 0
-    """Values of held-out tasks that training tasks have; 0 by construction, and counted."""
 
     @property
     def total(self) -> int:
@@ -90,81 +86,96 @@ class TaskMaker:
     """Makes the tasks of a server. The same seed and server give the same tasks."""
 
     def __init__(self, server: Server, settings: MakeSettings, rewording: Rewording | None, progress: Progress) -> None:
-        self._server, self._settings, self._rewording, self._progress = server, settings, rewording, progress
+        self.server, self._settings, self.rewording, self._progress = server, settings, rewording, progress
         self._explorer = Explorer(server, settings.seed, settings.examples)
         self._wanted = _quotas(settings)
         self._keys: set[str] = set()
+        self._knows_nothing = KnowsNothing({}, {})
+        self._without = 0
+        """Chains since the last new task."""
+        self.made: list[MadeTask] = []
         self.report = Report()
 
-    async def make(self) -> list[MadeTask]:
-        """The tasks; fewer than wanted where the server does not yield them. Raises ConfigError if there are none."""
-        self._progress(0, self._settings.n, "surveying the server")
-        await self._explorer.survey()
+    async def make(self) -> None:
+        """Makes the tasks into `made`: fewer than wanted where the server does not yield them.
+
+        Raises ConfigError if there are none.
+        """
+        await self._explorer.survey(lambda part: self._progress(0, self._settings.n, f"surveying the server, {part}"))
         self._progress(0, self._settings.n, "trying random calls")
-        knows_nothing = await try_random_policies(self._explorer)
-        made: list[MadeTask] = []
-        most = max(MIN_ATTEMPTS, ATTEMPTS_PER_TASK * self._settings.n)
-        numbers = iter(range(most))
-        while len(made) < self._settings.n and (batch := self._next_batch(numbers)):
-            for chain in await self._explore(batch):
-                await self._settle(chain, knows_nothing, made)
-            self._progress(len(made), self._settings.n, f"{self.report.dropped.total()} chains dropped")
-        self.report.shared_values = _count_shared(made)
-        if not made:
+        self._knows_nothing = await try_random_policies(self._explorer)
+        numbers = count()
+        while self._without < MOST_WITHOUT and (batch := self._next_batch(numbers)):
+            before = len(self.made)
+            for found in await self._explore(batch):
+                self._settle(found)
+            self._without = 0 if len(self.made) > before else self._without + len(batch)
+            self._progress(len(self.made), self._settings.n, f"{self.report.dropped.total()} chains dropped")
+        if not self.made:
             raise ConfigError(_no_tasks_problem(self.report), remedy=NO_TASKS_REMEDY)
-        return made
+
+    def describe_limit(self) -> str:
+        """Why there are fewer tasks than wanted; empty if there are not."""
+        missing = [
+            f"{left} of level {level}, {SPLITS[split]}" for (level, split), left in self._wanted.items() if left > 0
+        ]
+        if not missing:
+            return ""
+        made = f"{self.report.total} of {self._settings.n} tasks"
+        if self._without < MOST_WITHOUT:
+            return f"{made}: it was stopped."
+        reasons = "; ".join(f"{reason} ({number})" for reason, number in self.report.dropped.most_common(2))
+        return (
+            f"{made}: the last {self._without} chains made no new task. Missing: {', '.join(missing)}. Most chains were"
+            f" dropped because: {reasons}. {MORE_TASKS}"
+        )
 
     def _next_batch(self, numbers: Iterator[int]) -> list[tuple[int, int, str]]:
         """Numbers, levels and splits of the next chains: those that are wanted most."""
         open_quotas = sorted(((left, key) for key, left in self._wanted.items() if left > 0), reverse=True)
         if not open_quotas:
             return []
-        picks = [open_quotas[at % len(open_quotas)][1] for at in range(BATCH)]
+        picks = [open_quotas[at % len(open_quotas)][1] for at in range(AT_ONCE)]
         return [(number, level, split) for number, (level, split) in zip(numbers, picks, strict=False)]
 
-    async def _explore(self, batch: Sequence[tuple[int, int, str]]) -> list[Chain | Dropped]:
-        found: list[Chain | Dropped] = [Dropped("it did not end")] * len(batch)
-
-        async def explore(at: int) -> None:
+    async def _explore(self, batch: Sequence[tuple[int, int, str]]) -> list[MadeTask | Dropped]:
+        async def explore(at: int) -> MadeTask | Dropped:
             try:
                 chain = await self._explorer.explore(*batch[at])
-                self._check_again(chain, *await execute(self._server, chain))
-                if await find_spare_step(self._server, chain) is not None:
-                    raise Dropped("one of its calls can be left out")
-                found[at] = chain
+                self._make_task(chain)  # What this drops is not executed again.
+                task = self._make_task(await self._confirm(chain))
             except Dropped as reason:
-                found[at] = reason
+                return reason
+            if self.rewording is None:
+                return task
+            return MadeTask(task.chain, await self.rewording.reword(task.question, task.chain))
 
-        try:
-            async with anyio.create_task_group() as tasks:
-                for at in range(len(batch)):
-                    tasks.start_soon(explore, at)
-        except BaseExceptionGroup as group:
-            raise unwrap_error(group) from group
-        return found
+        return await run_concurrently(len(batch), explore)
 
-    @staticmethod
-    def _check_again(chain: Chain, results: Sequence[Any], end: Mapping[str, str]) -> None:
-        if [step.result for step in chain.steps] != list(results):
-            raise Dropped("its results differ when it is executed again")
-        if chain.end_state and chain.end_state != end:
-            raise Dropped("its end state differs when it is executed again")
+    async def _confirm(self, chain: Chain) -> Chain:
+        """The chain, executed a second time, without calls that it does not need; raises Dropped."""
+        await check_again(self.server, chain)
+        while (shorter := await find_shorter(self.server, chain)) is not None:
+            if self._wanted.get((shorter.level, shorter.split), 0) <= 0:
+                raise Dropped("one of its calls can be left out")
+            self._make_task(shorter)
+            await check_again(self.server, shorter)
+            chain = shorter
+        return chain
 
-    async def _settle(self, found: Chain | Dropped, knows_nothing: KnowsNothing, made: list[MadeTask]) -> None:
-        """Keeps a chain as a task, or counts why not."""
+    def _settle(self, found: MadeTask | Dropped) -> None:
+        """Keeps a task, or counts why there is none; those of the same batch count too."""
         self.report.explored += 1
         try:
             if isinstance(found, Dropped):
                 raise found
-            self._explorer.learn_from(found)
-            task = self._make_task(found, knows_nothing)
+            self._explorer.learn_from(found.chain)
+            self._check_wanted(found.chain)
         except Dropped as reason:
             self.report.dropped[str(reason)] += 1
             return
-        chain = task.chain
-        if self._rewording is not None:
-            task = MadeTask(chain, await self._rewording.reword(task.question, chain))
-        made.append(task)
+        chain = found.chain
+        self.made.append(found)
         self._keys.add(chain.key)
         self._wanted[chain.level, chain.split] -= 1
         self.report.kept[chain.level, chain.split] += 1
@@ -174,15 +185,19 @@ class TaskMaker:
         graded = ["state"] * bool(chain.end_state) + ["answer"] * (chain.answer is not None)
         self.report.graded[" and ".join(graded)] += 1
 
-    def _make_task(self, chain: Chain, knows_nothing: KnowsNothing) -> MadeTask:
+    def _check_wanted(self, chain: Chain) -> None:
         if chain.key in self._keys:
             raise Dropped("the same as another task")
         if self._wanted.get((chain.level, chain.split), 0) <= 0:
             raise Dropped("enough tasks of its level")
-        if problem := knows_nothing.find_problem(chain):
+
+    def _make_task(self, chain: Chain) -> MadeTask:
+        """The chain with its question; raises Dropped with what is wrong with it."""
+        self._check_wanted(chain)
+        if problem := self._knows_nothing.find_problem(chain):
             raise Dropped(problem)
         draw = Random(f"{self._settings.seed}/question/{chain.key}")  # noqa: S311 - not security-relevant
-        question = write_question(chain, self._server.specs, draw)
+        question = write_question(chain, self.server.specs, draw)
         if len(question) > MAX_QUESTION:
             raise Dropped("its question is too long")
         if chain.answer is not None and tells_answer(question, chain.answer):
@@ -190,6 +205,11 @@ class TaskMaker:
         return MadeTask(chain, question)
 
 
+SPLITS = {"train": "training", "held_out": "held out"}
+MORE_TASKS = (
+    "More come from a `state` with more in it, `--examples` for arguments that no schema tells, other `--levels`, or"
+    " fewer `--tool`."
+)
 NO_TASKS_REMEDY = (
     "give it a `state` with something in it, tools that read or change it, and `--examples` for arguments that no"
     " schema tells, such as SQL"
@@ -197,7 +217,7 @@ NO_TASKS_REMEDY = (
 
 
 def _no_tasks_problem(report: Report) -> str:
-    reasons = "; ".join(f"{reason} ({count})" for reason, count in report.dropped.most_common(3))
+    reasons = "; ".join(f"{reason} ({number})" for reason, number in report.dropped.most_common(3))
     return f"no chain of {report.explored} makes a task: {reasons or 'no call worked'}"
 
 
@@ -205,13 +225,14 @@ def _quotas(settings: MakeSettings) -> dict[tuple[int, str], int]:
     """How many tasks of each level and split are wanted."""
     held_out = round(settings.n * settings.held_out)
     quotas = {}
-    for split, count in (("train", settings.n - held_out), ("held_out", held_out)):
+    for split, wanted in (("train", settings.n - held_out), ("held_out", held_out)):
         for at, level in enumerate(settings.levels):
-            quotas[level, split] = count // len(settings.levels) + (at < count % len(settings.levels))
+            quotas[level, split] = wanted // len(settings.levels) + (at < wanted % len(settings.levels))
     return quotas
 
 
-def _count_shared(made: Sequence[MadeTask]) -> int:
+def count_shared_values(made: Sequence[MadeTask]) -> int:
+    """How many values of held-out tasks training tasks have: 0 by construction, and counted."""
     values: dict[str, set[str]] = {"train": set(), "held_out": set()}
     for task in made:
         values[task.chain.split] |= task.chain.values

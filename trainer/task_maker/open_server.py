@@ -42,7 +42,21 @@ async def open_server(mcp: Path, name: str, state: str | None, tools: tuple[str,
             raise ConfigError(f"server {name!r} offers no tools", file=mcp, remedy="see `mtrl-gateway list`")
         states = _states(config, opened, state)
         files = {one: tuple(_paths(opened.find_state(one))) for one in states} if has_folder else {}
-        yield Server(opened.gateway, name, chosen, has_folder, states, files)
+        is_prepared = config.state is not None or config.states is not None
+        yield Server(opened.gateway, name, chosen, has_folder, states, files, is_prepared)
+
+
+def describe_server(server: Server) -> str:
+    """What tasks can be made from, and what limits them."""
+    text = f"server {server.name}: {len(server.specs)} tools"
+    if not server.has_folder:
+        return (
+            f"{text}; its entry has no ${{MTRL_ROLLOUT_DIR}}, so that its state cannot be compared: only answers are"
+            " graded, and what its tools change does not count"
+        )
+    if server.states == ("",) and not server.is_prepared:
+        return f"{text}; every task begins with an empty folder, since its entry has no `state`"
+    return f"{text}, {len(server.states)} prepared state{'s' * (len(server.states) > 1)}"
 
 
 def _paths(folder: Path | None) -> Iterator[Value]:
@@ -53,7 +67,7 @@ def _paths(folder: Path | None) -> Iterator[Value]:
         inside = path.relative_to(folder)
         if is_usable(str(inside)) and not any(part.startswith(".") for part in inside.parts):
             yield Value(f"{POLICY_PATH}/{inside.as_posix()}", "directory" if path.is_dir() else "file")
-            yield Value(inside.as_posix(), "relative" if path.is_dir() else "relative_file")
+            yield Value(inside.as_posix(), "relative_directory" if path.is_dir() else "relative_file")
 
 
 def _check_tools(tools: tuple[str, ...], specs: Mapping[str, Any]) -> None:
@@ -65,6 +79,12 @@ def _check_tools(tools: tuple[str, ...], specs: Mapping[str, Any]) -> None:
 
 
 def _states(config: ServerConfig, opened: ServerGateway, state: str | None) -> tuple[str, ...]:
+    names = opened.state_names if config.states is not None else ()
+    if state is not None and state not in names:
+        close = closest_match(state, list(names))
+        known = f"there are: {', '.join(names)}" if names else "give the server a folder of them with `states`"
+        remedy = f"did you mean {close!r}?" if close else known
+        raise ConfigError(f"the server has no state {state!r}", field="--state", remedy=remedy)
     if state is not None:
         return (state,)
     return opened.state_names if config.states is not None and opened.state_names else ("",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -26,7 +26,7 @@ def write_question(chain: Chain, specs: Mapping[str, ToolSpec], draw: Random) ->
     if len(steps) > 1:
         steps = [f"{number}. {text}" for number, text in enumerate(steps, 1)]
     if chain.answer is not None:
-        steps.append(ANSWER.format(what=_answer_text(chain.answer, chain.steps[-1].result, len(chain.steps))))
+        steps.append(ANSWER.format(what=_answer_text(chain.answer, chain.steps[-1], len(chain.steps))))
     separator = "\n" if len(chain.steps) > 1 else " "
     return (draw.choice(OPENINGS) + separator.join(steps)).strip()
 
@@ -69,22 +69,27 @@ def _value_text(value: Any, path: Path, links: Mapping[Path, Value]) -> str:
 
 def _link_text(value: Value) -> str:
     place, step = _place_text(value.path), f"the result of step {(value.step or 0) + 1}"
-    return f"(the {place} in {step})" if place else f"({step})"
+    if not place:
+        return f"({step})"
+    return f"({place} in {step})" if place.startswith("item") else f"(the {place} in {step})"
 
 
 def _place_text(path: Path) -> str:
-    return ".".join(str(step) for step in path)
+    """A place in a result, counted from 1, such as `name of item 8 of entities`."""
+    return " of ".join(f"item {step + 1}" if isinstance(step, int) else step for step in reversed(path))
 
 
-def _answer_text(answer: Value, result: Any, steps: int) -> str:
-    """Where the answer is: its key alone if the result has it once."""
+def _answer_text(answer: Value, last: Step, steps: int) -> str:
+    """Where the answer is: its key alone if the result has it once, and its line in a text."""
     of_step = f" in the result of step {steps}" if steps > 1 else ""
-    keys = [str(path[-1]) for _, path, _ in leaves(result) if path]
-    last = str(answer.path[-1]) if answer.path else ""
-    if not last:
+    if not answer.path:
         return f"the result{f' of step {steps}' if steps > 1 else ''}"
-    is_named = isinstance(answer.path[-1], str) and keys.count(last) == 1
-    return f"the {last if is_named else _place_text(answer.path)}{of_step}"
+    end, keys = answer.path[-1], [path[-1] for _, path, _ in leaves(last.result) if path]
+    if isinstance(end, int) and len(answer.path) == 1:
+        is_text = all(isinstance(one, str) for one in last.result) and not last.text.lstrip().startswith("[")
+        return f"{'line' if is_text else 'item'} {end + 1}{of_step}"
+    place = str(end) if isinstance(end, str) and keys.count(end) == 1 else _place_text(answer.path)
+    return f"the {place}{of_step}"
 
 
 def tells_answer(question: str, answer: Value) -> bool:
@@ -94,5 +99,20 @@ def tells_answer(question: str, answer: Value) -> bool:
 
 def missing_values(question: str, chain: Chain) -> list[str]:
     """The values that a question must tell and does not; empty for one of the templates."""
-    quoted = {json.dumps(value, ensure_ascii=False).strip('"') for value in chain.literals}
-    return sorted(text for text in quoted if text not in question)
+    linked = {(at, path) for at, step in enumerate(chain.steps) for path in step.links}
+    named = {
+        json.dumps(value, ensure_ascii=False).strip('"')
+        for at, step in enumerate(chain.steps)
+        for path, value in _scalars(step.arguments)
+        if (at, path) not in linked
+    }
+    return sorted(text for text in named if text not in question)
+
+
+def _scalars(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The texts and numbers of arguments, with their places; a person says what a boolean means in other words."""
+    if isinstance(value, Mapping | list):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _scalars(item, (*path, key))
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield path, value

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from gateway.errors import ConfigError
 from trainer.task_maker.chain import Chain, Dropped
 from trainer.task_maker.explore import Explorer
+from trainer.task_maker.server_sessions import run_concurrently
 from trainer.task_maker.values import leaves
 
 RANDOM_CALLS = 24
@@ -53,7 +55,7 @@ async def try_random_policies(explorer: Explorer) -> KnowsNothing:
             raise ConfigError(
                 f"server {explorer.server.name!r}: {error}", remedy="give it a smaller `state`"
             ) from error
-        tries[state] = tuple([await _try_once(explorer, state, number) for number in range(RANDOM_CALLS)])
+        tries[state] = tuple(await run_concurrently(RANDOM_CALLS, partial(_try_once, explorer, state)))
     return KnowsNothing(untouched, tries)
 
 

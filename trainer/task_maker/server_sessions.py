@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
-from gateway.errors import ConfigError, GatewayError, Unavailable
+from gateway.errors import ConfigError, GatewayError, Unavailable, unwrap_error
 from gateway.state.state_hash import has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
 from trainer.task_maker.chain import Dropped
-from trainer.task_maker.values import Value, parse_result
+from trainer.task_maker.values import Value, parse_result, reports_error
 
+T = TypeVar("T")
 CALL_S = 60.0
+AT_ONCE = 8
+"""Sessions that are open at the same time."""
+
+
+async def run_concurrently(count: int, work: Callable[[int], Awaitable[T]]) -> list[T]:
+    """The results of `work` for 0 to `count` - 1, some at the same time; the first error is raised as it is."""
+    results: dict[int, T] = {}
+    numbers = iter(range(count))
+
+    async def run() -> None:
+        for number in numbers:
+            results[number] = await work(number)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(AT_ONCE, count)):
+                tasks.start_soon(run)
+    except ExceptionGroup as group:
+        raise unwrap_error(group) from group
+    return [results[number] for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +69,8 @@ class ServerSession:
             raise Dropped("a call ended the server")
         if result.outcome is Outcome.UNAVAILABLE:
             raise ConfigError(f"the server cannot be used: {result.reason}", remedy="correct its entry")
-        return CallResult(result.outcome is Outcome.OK, parse_result(result.text, result.structured), result.text)
+        value = parse_result(result.text, result.structured)
+        return CallResult(result.outcome is Outcome.OK and not reports_error(value), value, result.text)
 
     async def state(self) -> Mapping[str, str]:
         """The hashes of the state as it is now; empty for a server without a folder."""
@@ -74,6 +96,8 @@ class Server:
     """The names of the states that its tasks begin from."""
     files: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     """The paths of the files in each of them."""
+    is_prepared: bool = True
+    """Whether its states have something in them."""
 
     @asynccontextmanager
     async def open(self, state: str) -> AsyncIterator[ServerSession]:

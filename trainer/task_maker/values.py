@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ Path = tuple[str | int, ...]
 MAX_TEXT = 20_000
 """Characters of a result that are read for values."""
 MAX_LEAVES = 400
+MAX_LINE = 200
 MAX_VALUE = 60
 """Characters of a value."""
 HELD_OUT_SHARE = 5
@@ -69,8 +71,21 @@ def parse_result(text: str, structured: Any = None) -> Any:
     return _parse_lines(text)
 
 
+def reports_error(value: Any) -> bool:
+    """Whether a result says that the call failed, though the protocol does not: `{"status": "error"}`, `Error: ...`."""
+    if isinstance(value, list):
+        value = value[0] if value else ""
+    if isinstance(value, str):
+        return value.lstrip().lower().startswith(("error", "fatal:"))
+    if not isinstance(value, Mapping):
+        return False
+    is_refused = value.get("success") is False or value.get("ok") is False
+    return is_refused or bool(value.get("error")) or str(value.get("status")).lower() in ("error", "failed", "failure")
+
+
 def _parse_lines(text: str) -> Any:
-    lines = [line for line in text.splitlines() if line.strip()]
+    all_lines = text.rstrip().splitlines()
+    lines = [line for line in all_lines if line.strip()]
     listed = [match for line in lines if (match := _LISTED.fullmatch(line.strip()))]
     if listed and len(listed) == len(lines):
         return {"file": [match[2] for match in listed if match[1] == "FILE"],
@@ -78,7 +93,7 @@ def _parse_lines(text: str) -> Any:
     labelled = [match for line in lines if (match := _LABELLED.fullmatch(line))]
     if len(labelled) == len(lines) and len({match[1] for match in labelled}) == len(lines) > 0:
         return {match[1].strip(): match[2] for match in labelled}
-    return lines if len(lines) > 1 else text.strip()
+    return all_lines if len(lines) > 1 else text.strip()
 
 
 def leaves(value: Any, key: str = "", path: Path = ()) -> Iterator[tuple[str, Path, Scalar]]:
@@ -92,8 +107,23 @@ def leaves(value: Any, key: str = "", path: Path = ()) -> Iterator[tuple[str, Pa
             stack.extend((item[one], str(one), (*place, str(one))) for one in reversed(list(item)))
         elif isinstance(item, list | tuple):
             stack.extend((item[at], name, (*place, at)) for at in reversed(range(min(len(item), MAX_LEAVES))))
-        elif isinstance(item, str | int | float) and not isinstance(item, bool) and is_usable(item):
-            yield name, place, item
+        elif isinstance(item, str | int | float) and not isinstance(item, bool):
+            if is_usable(item):
+                yield name, place, item
+            if isinstance(item, str) and (inside := read_text(item)):
+                stack.append((inside, name, place))
+
+
+@lru_cache(maxsize=1024)
+def read_text(text: str) -> list[dict[str, str]] | dict[str, str] | None:
+    """What is in a text: the rows of a Markdown table by its heads, or the value of a line such as `code: 12`."""
+    if (match := _LABELLED.fullmatch(text[:MAX_LINE])) and not match[2].startswith("//"):
+        return {match[1].strip(): match[2]}
+    lines = [line.strip() for line in text[:MAX_TEXT].splitlines()]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    if len(rows) < 3 or set("".join(rows[1])) - set("-: "):
+        return None
+    return [dict(zip(rows[0], row, strict=False)) for row in rows[2:]]
 
 
 def is_usable(value: Scalar) -> bool:
@@ -106,7 +136,7 @@ def look_up(value: Any, path: Path) -> Any:
     """The part of a value at a path; None if there is none."""
     for step in path:
         try:
-            value = value[step]
+            value = (read_text(value) or {})[step] if isinstance(value, str) else value[step]
         except (KeyError, IndexError, TypeError):
             return None
     return value
@@ -120,9 +150,13 @@ def key_words(key: str) -> set[str]:
 
 def key_fit(wanted: str, seen: str) -> int:
     """How well a value seen under a key fits a parameter: 2 for the same name, 1 for related words, 0 otherwise."""
-    if wanted.lower() == seen.lower():
+    if _letters(wanted) == _letters(seen):
         return 2
     return int(bool(key_words(wanted) & key_words(seen)))
+
+
+def _letters(key: str) -> str:
+    return "".join(filter(str.isalnum, key)).lower()
 
 
 def fresh_word(draw: Random) -> str:
@@ -130,12 +164,28 @@ def fresh_word(draw: Random) -> str:
     return "".join(draw.choice(_SYLLABLES) for _ in range(draw.randint(3, 4))).capitalize()
 
 
-def fresh_value(kind: str, key: str, split: str, draw: Random, bounds: tuple[int, int] = (1, 9999)) -> Scalar:
-    """A new value of a split."""
+FORMATS = {
+    "date": "2031-{month:02}-{day:02}",
+    "date-time": "2031-{month:02}-{day:02}T{hour:02}:00:00Z",
+    "time": "{hour:02}:{day:02}:00",
+    "email": "{word}@example.com",
+    "uri": "https://example.com/{word}",
+    "url": "https://example.com/{word}",
+}
+"""Texts of the formats that a schema may ask for."""
+
+
+def fresh_value(
+    kind: str, key: str, split: str, draw: Random, bounds: tuple[int, int] = (1, 9999), form: str = ""
+) -> Scalar:
+    """A new value of a split; a text in a format, if it has to be."""
     for _ in range(200):
         value: Scalar
         if kind in ("integer", "number"):
             value = draw.randint(*bounds)
+        elif form in FORMATS:
+            numbers = {"month": draw.randint(1, 12), "day": draw.randint(1, 28), "hour": draw.randint(0, 23)}
+            value = FORMATS[form].format(word=fresh_word(draw).lower(), **numbers)
         elif key_words(key) & ALIASES[3]:
             value = f"{fresh_word(draw)} {fresh_word(draw).lower()}"
         else:
@@ -157,8 +207,8 @@ def derived_value(known: str, split: str, draw: Random) -> str:
 
 
 def known_values(values: Sequence[Value], key: str, kind: str, split: str) -> list[Value]:
-    """The values that fit a parameter best, of a split."""
+    """The values that may fit a parameter, of a split: those of the same name first."""
     kinds: tuple[type, ...] = (str,) if kind == "string" else (int, float)
-    fits = [(key_fit(key, value.key), value) for value in values if isinstance(value.value, kinds)]
-    best = max((fit for fit, value in fits if split_of(value.value) == split), default=0)
-    return [value for fit, value in fits if fit == best > 0 and split_of(value.value) == split]
+    usable = (value for value in values if isinstance(value.value, kinds) and split_of(value.value) == split)
+    fits = [(fit, value) for value in usable if (fit := key_fit(key, value.key))]
+    return [value for _, value in sorted(fits, key=lambda one: -one[0])]

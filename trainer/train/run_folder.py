@@ -26,6 +26,7 @@ from typing import Self
 from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
 from gateway.user_code import Journal, read_journal
+from trainer.algorithms.settings import MismatchSettings
 from trainer.rollout.settings import flatten_settings
 from trainer.storage.rollout_file import ROLLOUTS_FILE, RunError, resume_hint
 from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
@@ -142,14 +143,19 @@ class RunFolder:
         """Whether a run was started in this folder."""
         return (self.path / RUN_INFO_FILE).exists()
 
-    def write_run_info(self, settings: TrainSettings, model: Path, engine: str) -> None:
-        """Writes run.json atomically, before the first step."""
+    def write_run_info(
+        self, settings: TrainSettings, model: Path, engine: str, mismatch: MismatchSettings, step: int
+    ) -> None:
+        """Writes run.json atomically, before the first step. Steps after `step` correct the engine by `mismatch`."""
+        corrections = {first: value for first, value in read_mismatch(self.path).items() if first <= step}
+        corrections[step + 1] = mismatch
         siblings = [file.parent for file in self.path.absolute().parent.glob(f"*/{RUN_INFO_FILE}")]
         run_info = {
             "start": 1 + max(map(_start_number, siblings), default=0),
             "versions": {name: _version(name) for name in VERSIONS} | {"python": platform.python_version()},
             "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
             "engine": engine,
+            "mismatch": {str(first): value.model_dump(mode="json") for first, value in corrections.items()},
             "model": str(model),
             "settings": settings.model_dump(mode="json"),
         }
@@ -202,6 +208,19 @@ def load_run_settings(run: Path) -> TrainSettings:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         remedy = "name a folder that `mtrl-train --out` made"
         raise ConfigError(f"not a training run ({type(error).__name__})", file=run, remedy=remedy) from error
+
+
+def read_mismatch(run: Path) -> dict[int, MismatchSettings]:
+    """How a run corrected the engine's logprobs, by the first steps that did; empty for runs of older versions.
+
+    It depends on the engine, too, which may be another after a resume.
+    """
+    try:
+        written = read_run_info(run).get("mismatch", {})
+        corrections = {int(first): MismatchSettings.model_validate(value) for first, value in written.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ConfigError("`mismatch` cannot be read", file=run / RUN_INFO_FILE, remedy="restore the file") from error
+    return dict(sorted(corrections.items()))
 
 
 def changed_settings(before: TrainSettings, after: TrainSettings) -> list[str]:

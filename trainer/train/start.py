@@ -192,7 +192,8 @@ async def _build_train_loop(
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     thread = stack.enter_context(WorkerThread("learning"))
-    folder.write_run_info(kept, job.model, engine.capabilities.name)
+    mismatch = correct_mismatch(settings.algorithm, engine.capabilities).mismatch
+    folder.write_run_info(kept, job.model, engine.capabilities.name, mismatch, step)
     if job.workers is not None:
         progress.describe_workers = job.workers.describe
     loop = TrainLoop(

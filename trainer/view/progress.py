@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -121,7 +122,11 @@ LOG_LINES = 5
 
 @contextmanager
 def show_task_making(console: Console) -> Iterator[Callable[[int, int, str], None]]:
-    """Shows how many tasks are made: yields a function that takes tasks made, tasks wanted, and what is being done."""
+    """Shows how many tasks are made, and how long the rest takes.
+
+    Yields a function that takes tasks made, tasks wanted, and what is being done.
+    """
+    started = monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("tasks", total=None)
@@ -132,7 +137,9 @@ def show_task_making(console: Console) -> Iterator[Callable[[int, int, str], Non
             bar.update(task, completed=made, total=wanted, description=f"tasks, {doing}")
             if not console.is_terminal and made * LOG_LINES >= lines * wanted:
                 lines += 1
-                console.print(f"{made} of {wanted} tasks: {doing}", markup=False)
+                spent = monotonic() - started
+                left = f", about {spent / made * (wanted - made):.0f} s left" if 0 < made < wanted else ""
+                console.print(f"{made} of {wanted} tasks after {spent:.0f} s{left}: {doing}", markup=False)
 
         yield report
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
@@ -13,16 +14,21 @@ import pytest
 
 from gateway.errors import ConfigError
 from gateway.state import state_hash
-from gateway.types import Outcome, ToolCall
+from gateway.types import Outcome, ToolCall, ToolSpec
 from tests.waiting import PATIENCE_S
 from trainer.data.tasks import load_rows
 from trainer.demo.shelves.shelves_demo import FILES, FOLDER
 from trainer.setup import open_server_gateway
 from trainer.task_maker import explore, make_tasks, random_policy, server_sessions
-from trainer.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker
-from trainer.task_maker.open_server import open_server, read_examples
+from trainer.task_maker.chain import Chain, Dropped, Step
+from trainer.task_maker.execute import check_again, execute, find_shorter
+from trainer.task_maker.explore import Explorer
+from trainer.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker, count_shared_values
+from trainer.task_maker.open_server import describe_server, open_server, read_examples
 from trainer.task_maker.output import held_out_file, write_tasks
-from trainer.task_maker.server_sessions import ServerSession
+from trainer.task_maker.random_policy import KnowsNothing, RandomTry
+from trainer.task_maker.server_sessions import CallResult, Server, ServerSession
+from trainer.task_maker.values import Value
 
 SERVERS = FOLDER / "servers.json"
 
@@ -39,7 +45,8 @@ async def make(n: int, seed: int = 0, file: Path = SERVERS, name: str = "shelves
     with anyio.fail_after(PATIENCE_S):
         async with open_server(file, name, None, ()) as server:
             maker = TaskMaker(server, settings, None, lambda *_: None)
-            return await maker.make(), maker.report
+            await maker.make()
+            return maker.made, maker.report
 
 
 async def test_same_seed_makes_the_same_tasks_and_splits_share_no_value() -> None:
@@ -47,7 +54,7 @@ async def test_same_seed_makes_the_same_tasks_and_splits_share_no_value() -> Non
     assert made == again and len(made) == report.total == 4
     by_split = [{value for task in made if task.chain.split == split for value in task.chain.values}
                 for split in ("train", "held_out")]  # fmt: skip
-    assert all(by_split) and not by_split[0] & by_split[1] and report.shared_values == 0
+    assert all(by_split) and not by_split[0] & by_split[1] and count_shared_values(made) == 0
     assert set(report.kept.values()) == {1} and {task.chain.level for task in made} == {1, 2}
 
 
@@ -87,7 +94,8 @@ async def test_files_that_are_written_load_as_data_and_as_a_run_file(tmp_path: P
     with anyio.fail_after(PATIENCE_S):
         async with open_server(SERVERS, "shelves", None, ("move",)) as server:
             maker = TaskMaker(server, MakeSettings(4, (1,), 0.5), None, lambda *_: None)
-            files = write_tasks(tmp_path / "made.jsonl", await maker.make(), server, SERVERS)
+            await maker.make()
+            files = write_tasks(tmp_path / "made.jsonl", maker.made, server, SERVERS)
     assert files == [tmp_path / "made.jsonl", held_out_file(tmp_path / "made.jsonl"), tmp_path / "made.yaml"]
     tasks = [*load_rows(files[0]), *load_rows(files[1])]
     assert len(tasks) == 4 and {task.session_task.tools for task in tasks} == {("move",)}
@@ -120,6 +128,55 @@ async def test_server_that_cannot_be_used_is_refused(
         await make(2, file=write_servers(tmp_path, **changes), name=name)
 
 
+async def test_server_without_tools_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="offers no tools"):
+        await make(2, file=write_faulty_server(tmp_path))
+
+
+async def test_server_whose_tools_tell_nothing_makes_no_task_and_says_what_to_give_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_tasks, "MOST_WITHOUT", 8)
+    with pytest.raises(ConfigError, match="too few of its calls worked") as raised:
+        await make(2, file=write_faulty_server(tmp_path, "look"))
+    assert "give it a `state` with something in it" in str(raised.value.remedy)
+
+
+async def test_tools_that_only_read_make_tasks_with_answers() -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async with open_server(SERVERS, "shelves", None, ("shelf_of",)) as server:
+            maker = TaskMaker(server, MakeSettings(3, (1,), 0), None, lambda *_: None)
+            await maker.make()
+    assert maker.report.graded == {"answer": 3} and maker.describe_limit() == ""
+
+
+async def test_server_without_more_tasks_ends_the_command_which_says_what_is_missing_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its only tool does the same whatever its arguments, so that a random call solves any task of level 1."""
+    monkeypatch.setattr(make_tasks, "MOST_WITHOUT", 16)
+    with anyio.fail_after(PATIENCE_S):
+        async with open_server(write_faulty_server(tmp_path, "same"), "shelves", None, ()) as server:
+            maker = TaskMaker(server, MakeSettings(2, (1, 2), 0), None, lambda *_: None)
+            await maker.make()
+    assert [task.chain.level for task in maker.made] == [2]
+    limit = maker.describe_limit()
+    assert limit.startswith("1 of 2 tasks: the last 16 chains made no new task. Missing: 1 of level 1, training.")
+    assert "Most chains were dropped because: " in limit and "solved by one random call (" in limit
+
+
+async def test_servers_are_described_with_what_limits_their_tasks(tmp_path: Path) -> None:
+    described = []
+    args = ["-I", "-S", str(tmp_path / "faulty.py")]
+    for changes in ({}, {"args": [*args, str(tmp_path), "write"]}, {"args": [*args, "${MTRL_ROLLOUT_DIR}", "write"]}):
+        write_faulty_server(tmp_path)
+        file = write_servers(tmp_path, **changes, **({"state": None} if changes else {}))
+        async with open_server(file, "shelves", None, ()) as server:
+            described.append(describe_server(server))
+    assert described[0] == "server shelves: 4 tools, 1 prepared state"
+    assert "only answers are graded" in described[1] and "an empty folder, since" in described[2]
+
+
 async def test_unknown_tools_and_broken_examples_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no tool 'mvoe'"):
         async with open_server(SERVERS, "shelves", None, ("mvoe",)):
@@ -140,7 +197,7 @@ async def test_tool_that_hangs_costs_its_call_and_not_the_command(monkeypatch: p
 
 
 FAULTY_SERVER = """
-import json, os, sys
+import json, os, sys, time
 for line in sys.stdin:
     message = json.loads(line)
     method, result = message.get("method"), {}
@@ -150,13 +207,16 @@ for line in sys.stdin:
     if method == "tools/list":
         schema = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
         result = {"tools": [{"name": name, "inputSchema": schema} for name in sys.argv[2:]]}
-    if method == "tools/call" and message["params"]["name"] == "end":
-        os._exit(1)
     if method == "tools/call":
-        with open(os.path.join(sys.argv[1], "keys"), "a") as file:
-            file.write(message["params"]["arguments"]["key"])
-            file.write("x" * 100_000 * (message["params"]["name"] == "fill"))
-        result = {"content": [{"type": "text", "text": "ok"}]}
+        name, key = message["params"]["name"], message["params"]["arguments"]["key"]
+        if name == "end":
+            os._exit(1)
+        written = {"write": key, "fill": "x" * 100_000, "stamp": str(time.time_ns()), "same": "again"}.get(name, "")
+        if written:
+            with open(os.path.join(sys.argv[1], "keys"), "a") as file:
+                file.write(written)
+        text = json.dumps({"at": time.time_ns()}) if name == "clock" else "ok"
+        result = {"content": [{"type": "text", "text": text}]}
     if "id" in message:
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
 """
@@ -176,6 +236,76 @@ async def require_dropped(folder: Path, tool: str, reason: str) -> None:
     assert report.dropped[reason] > 0
 
 
+@pytest.mark.parametrize(
+    ("tool", "reason"),
+    [
+        ("clock", "its results differ when it is executed again"),
+        ("stamp", "its end state differs when it is executed again"),
+    ],
+)
+async def test_chains_that_cannot_be_repeated_are_dropped_and_counted(tmp_path: Path, tool: str, reason: str) -> None:
+    await require_dropped(tmp_path, tool, reason)
+
+
+async def test_tasks_that_a_random_call_solves_are_dropped_and_counted(tmp_path: Path) -> None:
+    made, report = await make(4, file=write_faulty_server(tmp_path, "write", "same"))
+    assert report.dropped["solved by one random call"] > 0
+    assert all(task.chain.steps[0].tool == "write" for task in made if task.chain.level == 1)
+
+
+def test_policies_that_know_nothing_are_held_against_state_and_answer() -> None:
+    untouched, changed = {"s": "sha256:0"}, {"s": "sha256:1"}
+    knows_nothing = KnowsNothing({"": untouched}, {"": (RandomTry(changed, "Ann"),)})
+    step, answer = Step("find", {}, {}, ()), Value("ANN", "name")
+    problems = {
+        "solved by doing nothing": Chain((step,), "train", end_state=untouched),
+        "solved by one random call": Chain((step,), "train", answer=answer, end_state=changed),
+    }
+    assert {problem: knows_nothing.find_problem(chain) for problem, chain in problems.items()} == {
+        problem: problem for problem in problems
+    }
+    assert knows_nothing.find_problem(Chain((step,), "train", answer=answer, end_state=untouched)) is None
+    assert knows_nothing.find_problem(Chain((step,), "train", answer=Value("Bob", "name"))) is None
+
+
+async def test_calls_that_are_not_needed_are_left_out(tmp_path: Path) -> None:
+    """Moving a box twice does what the second move does, which is then the chain."""
+    moves = tuple(
+        Step("move", {"box": 100, "shelf": shelf}, {}, (100, shelf), {"done": 1}, True) for shelf in (555, 666)
+    )
+    with anyio.fail_after(PATIENCE_S):
+        async with open_server(SERVERS, "shelves", None, ()) as server:
+            _, end = await execute(server, Chain(moves, "train"))
+            shorter = await find_shorter(server, Chain(moves, "train", end_state=end))
+            assert shorter is not None and [dict(step.arguments) for step in shorter.steps] == [
+                {"box": 100, "shelf": 666}
+            ]
+            await check_again(server, shorter)
+            assert await find_shorter(server, shorter) is None
+            with pytest.raises(Dropped, match="end state differs"):
+                await check_again(server, Chain(moves[:1], "train", end_state=end))
+
+
+async def test_calls_that_lead_back_to_an_earlier_state_are_no_part_of_a_chain() -> None:
+    """A session whose state is the shelf of a box: the explorer moves it away and back before it moves it on."""
+    calls = iter([1, 0, 2, 3])
+
+    class OneBox:
+        shelf = 0
+
+        async def call(self, tool: str, arguments: object) -> CallResult:
+            self.shelf = next(calls)
+            return CallResult(True, {"done": 1}, "")
+
+        async def state(self) -> dict[str, str]:
+            return {"box": str(self.shelf)}
+
+    explorer = Explorer(Server(None, "box", {"move": ToolSpec("move")}, has_folder=True), 0, known={"": []})
+    session: Any = OneBox()
+    steps, end = await explorer._walk(session, "", 2, "train", Random(0))
+    assert (len(steps), end) == (2, {"box": "3"})
+
+
 async def test_calls_that_end_the_server_cost_their_chain_and_are_counted(tmp_path: Path) -> None:
     await require_dropped(tmp_path, "end", "a call ended the server")
 
@@ -190,7 +320,6 @@ async def test_states_too_large_to_compare_cost_their_chain_and_are_counted(
 async def test_server_that_every_call_ends_makes_no_task_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(make_tasks, "MIN_ATTEMPTS", 8)
-    monkeypatch.setattr(make_tasks, "ATTEMPTS_PER_TASK", 4)
+    monkeypatch.setattr(make_tasks, "MOST_WITHOUT", 8)
     with pytest.raises(ConfigError, match="a call ended the server"):
         await make(2, file=write_faulty_server(tmp_path, "end"))

@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from gateway.errors import ConfigError
+from trainer.task_maker import rewording as rewording_module
 from trainer.task_maker.chain import Chain, Step
 from trainer.task_maker.rewording import Rewording
 from trainer.task_maker.values import Value
@@ -62,3 +64,19 @@ async def test_only_texts_that_keep_values_and_do_not_tell_are_taken(
     assert question.startswith(text) if taken else question == QUESTION
     assert "####" in question
     assert (rewording.taken, rewording.refused + rewording.failed) == (int(taken), int(not taken))
+
+
+async def test_endpoint_that_does_not_answer_is_told_before_tasks_are_made(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"no question can be reworded: .* answered with status 400") as raised:
+        await Rewording(url, "any").check()
+    assert raised.value.field == "--reword-url"
+
+
+async def test_endpoint_that_stops_answering_is_not_asked_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewording_module, "MOST_FAILED", 2)
+    rewording = Rewording(url, "any")
+    for _ in range(2):
+        assert await rewording.reword(QUESTION, CHAIN) == QUESTION
+    monkeypatch.setattr(ChatHandler, "text", "Which box holds item 412? ####")
+    assert await rewording.reword(QUESTION, CHAIN) == QUESTION and rewording.failed == 3
+    await rewording.aclose()

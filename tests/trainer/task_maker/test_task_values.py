@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any
 
@@ -10,8 +11,18 @@ import pytest
 from gateway.types import ToolSpec
 from trainer.task_maker.arguments import ArgumentWriter, SourceStatistics
 from trainer.task_maker.chain import Chain, Step, prune, with_links, without_step
+from trainer.task_maker.explore import Constants
 from trainer.task_maker.questions import missing_values, tells_answer, write_question
-from trainer.task_maker.values import Value, derived_value, key_fit, leaves, look_up, parse_result, split_of
+from trainer.task_maker.values import (
+    Value,
+    derived_value,
+    key_fit,
+    leaves,
+    look_up,
+    parse_result,
+    reports_error,
+    split_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +48,28 @@ def test_leaves_have_their_nearest_keys_and_paths() -> None:
     assert found == [("name", ("people", 0, "name"), "Ann"), ("age", ("people", 0, "age"), 7)]
     assert all(look_up(result, path) == value for _, path, value in found)
     assert look_up(result, ("people", 3, "name")) is None
+
+
+@pytest.mark.parametrize(
+    "value", [{"status": "error"}, {"error": "none"}, {"success": False}, "Error: none", ["error: x", "y"]]
+)
+def test_results_that_tell_of_an_error_are_failures(value: Any) -> None:
+    assert reports_error(value)
+
+
+@pytest.mark.parametrize("value", [{"status": "ok", "error": None}, {"success": True}, "no error", [], [{"a": 1}], 7])
+def test_other_results_are_none(value: Any) -> None:
+    assert not reports_error(value)
+
+
+def test_values_inside_texts_are_found_by_their_labels_and_heads() -> None:
+    table = "Open requests:\n| Request ID | Title |\n|---|---|\n| req-1 | Fence |\n| req-2 | Roof |\n"
+    result = {"message": table, "notes": ["code: 12", "see https://example.com"]}
+    found = {(key, value): path for key, path, value in leaves(result)}
+    assert found["Request ID", "req-2"] == ("message", 1, "Request ID") and found["code", "12"] == ("notes", 0, "code")
+    assert all(look_up(result, path) == value for (_, value), path in found.items())
+    assert look_up(result, ("message", 9, "Title")) is None and look_up("plain", ("message",)) is None
+    assert key_fit("requestId", "Request ID") == 2
 
 
 def test_keys_of_one_meaning_fit() -> None:
@@ -66,6 +99,43 @@ def test_arguments_match_the_schema_and_have_values_of_one_split(split: str) -> 
         assert written.arguments["mode"] in ("a", "b") and written.arguments["count"] in (5, 6)
         names = [entity["name"] for entity in written.arguments["entities"]]
         assert names and all(split_of(name) == split for name in names)
+
+
+def test_values_of_keys_that_worked_are_taken() -> None:
+    known = [Value(f"/rollout/{number}", "directory") for number in range(9)]
+    known += [Value(f"/rollout/{number}.txt", "file") for number in range(9)]
+    statistics = SourceStatistics()
+    for _ in range(30):
+        statistics.record("read", {"path": "known:file"}, ok=True)
+        for source in ("fresh", "known:directory", "derived:directory", "derived:file"):
+            statistics.record("read", {"path": source}, ok=False)
+    schema = {"properties": {"path": {"type": "string"}}, "required": ["path"]}
+    writer = ArgumentWriter(statistics, known, "train", Random(0), explores=False)
+    written = [writer.write("read", schema).arguments["path"] for _ in range(20)]
+    assert all(path.endswith(".txt") for path in written)
+
+
+def test_defaults_and_examples_of_a_schema_are_tried_and_belong_to_no_split() -> None:
+    schema = {"properties": {"unit": {"type": "string", "default": "kg", "examples": ["lb", 7]}}, "required": ["unit"]}
+    writers = [ArgumentWriter(SourceStatistics(), [], "train", Random(seed), explores=True) for seed in range(30)]
+    written = [writer.write("weigh", schema) for writer in writers]
+    assert {one.arguments["unit"] for one in written if not one.literals} == {"kg", "lb"}
+    assert any(one.literals for one in written)
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ({"format": "date"}, r"\d{4}-\d\d-\d\d"),
+        ({"description": "When it is due (YYYY-MM-DD)"}, r"\d{4}-\d\d-\d\d"),
+        ({"format": "date-time"}, r"\d{4}-\d\d-\d\dT\d\d:00:00Z"),
+        ({"format": "email"}, r"\w+@example\.com"),
+    ],
+)
+def test_new_texts_have_the_format_that_the_schema_asks_for(schema: dict[str, str], pattern: str) -> None:
+    asked = {"properties": {"due": {"type": "string", **schema}}, "required": ["due"]}
+    written = ArgumentWriter(SourceStatistics(), [], "held_out", Random(0), explores=True).write("add", asked)
+    assert re.fullmatch(pattern, written.arguments["due"]) and split_of(written.arguments["due"]) == "held_out"
 
 
 def test_arguments_of_examples_are_filled() -> None:
@@ -114,3 +184,34 @@ def test_question_for_an_answer_says_where_it_is_and_not_what() -> None:
     assert "What is the box? Answer with #### and the value." in question
     assert chain.answer is not None and not tells_answer(question, chain.answer)
     assert tells_answer("The box is 77.", Value(77, "box")) and not tells_answer("It is 177.", Value(77, "box"))
+
+
+@pytest.mark.parametrize(
+    ("result", "path", "words"),
+    [
+        ({"people": [{"name": "Ann"}, {"name": "Bob"}]}, ("people", 1, "name"), "the name of item 2 of people"),
+        ({"people": [{"name": "Ann"}]}, ("people", 0, "name"), "the name"),
+        (["one", "", "two"], (2,), "line 3"),
+        ([7, 8], (0,), "item 1"),
+        ("plain", (), "the result"),
+    ],
+)
+def test_places_of_answers_are_counted_from_one(result: Any, path: tuple[str | int, ...], words: str) -> None:
+    value = look_up(result, path)
+    chain = Chain((Step("count", {}, {}, (), result),), "train", answer=Value(value, "", None, path))
+    assert f"What is {words}? " in write_question(chain, SPECS, Random(0))
+
+
+def test_values_that_the_schema_names_have_to_be_told_too() -> None:
+    chain = Chain((Step("sort", {"by": "size", "up": True, "most": 3}, {}, (3,)),), "train", end_state={"a": "b"})
+    assert missing_values("Sort the first 3 by their size, smallest first.", chain) == []
+    assert missing_values("Sort the first few.", chain) == ["3", "size"]
+
+
+def test_values_that_results_always_have_are_constant() -> None:
+    constants = Constants()
+    for number in range(3):
+        assert not constants.has("delete", Value("deleted", "message", None, ("message",)))
+        constants.record("delete", {"item": number}, {"message": "deleted", "left": number})
+    assert constants.has("delete", Value("deleted", "message", None, ("message",)))
+    assert not constants.has("delete", Value(1, "left", None, ("left",)))

@@ -127,6 +127,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "update": {"checkpointing": True},
     },
+    "bfloat16": {"engine_dtype": "bfloat16", "update": {"minibatches": 2}},
     "drop": {"kinds": ["sum"], "groups": {"on_failure": "drop"}, "sampling": {"temperature": 1.5}},
     "rest": {"kinds": ["sum"], "groups": {"on_failure": "rest"}, "sampling": {"temperature": 1.5}},
     "stages": {"curriculum": {"stages": [{"tools": ["look_up"], "until": {"step": 1}}, {"interaction": "judge"}]}},

@@ -116,5 +116,5 @@ def build_warm_start(folder: Path) -> WarmStartSetup:
     return WarmStartSetup(writer, draw_problems, compute_text_loss)
 
 
-HABIT_RECIPE = Recipe(demo="shelves", kinds=KINDS)
+HABIT_RECIPE = Recipe(demo="shelves", kinds=KINDS, skill_steps=1600)
 DEMO = Demo(KINDS, draw_problem, {"habit": HABIT_RECIPE}, build_model, build_warm_start)
