@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +26,14 @@ from gateway.large_json import run_beside
 from gateway.mcp_client.reaper import Reaper
 from gateway.native.process_protocol import MAX_VALUES
 from gateway.sandbox.bubblewrap import Confined, python_folders
-from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.confined_process import (
+    ConfinedProcess,
+    SandboxEnded,
+    SandboxKilled,
+    SandboxLate,
+    answer_time_s,
+    excuse_late_start,
+)
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import open_command
@@ -123,18 +131,20 @@ class _SandboxedSession:
         except Unavailable as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
+        started_at = time.monotonic()
         try:
             with anyio.move_on_after(answer_time_s()):
                 result = await _read_result(await process.ask(dumps(message), MAX_CALL_S))
                 return add_refusals(result, process.take_refusals())
-            raise SandboxEnded("it did not answer in time")
+            raise SandboxLate
         except SandboxKilled as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNKNOWN, reason=str(error))
         except SandboxEnded as error:
             await process.stop()
             text = f"The tool's sandbox was ended: {error}."
-            return ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            result = ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            return excuse_late_start(result, started_at) if isinstance(error, SandboxLate) else result
 
     async def _started(self, tool: SandboxedTool) -> ConfinedProcess:
         name = tool.spec.name

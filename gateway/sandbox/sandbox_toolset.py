@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,14 @@ import anyio
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import Unavailable
-from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.command_server import TOO_LONG
+from gateway.sandbox.confined_process import (
+    SandboxEnded,
+    SandboxKilled,
+    SandboxLate,
+    answer_time_s,
+    excuse_late_start,
+)
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
@@ -110,13 +118,15 @@ class _SandboxSession:
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         if call.name not in {spec.name for spec in self.specs}:
             return unknown_tool_result(call.name, self.specs)
-        arguments = parse_arguments(call.arguments)
+        arguments, started_at = parse_arguments(call.arguments), time.monotonic()
         try:
             sandbox = await self._started()
+            started_at = time.monotonic()
             with anyio.move_on_after(answer_time_s()):
-                return await _ask(sandbox, call.name, arguments)
+                result = await _ask(sandbox, call.name, arguments)
+                return excuse_late_start(result, started_at) if result.reason == TOO_LONG else result
             await sandbox.stop()
-            raise SandboxEnded("it did not answer in time")
+            raise SandboxLate
         except SandboxKilled as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNKNOWN, reason=str(error))
@@ -125,7 +135,8 @@ class _SandboxSession:
             return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
         except SandboxEnded as error:
             text = f"The sandbox was ended: {error}. {NEW_SANDBOX}"
-            return ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            result = ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            return excuse_late_start(result, started_at) if isinstance(error, SandboxLate) else result
         except (OSError, FileProblem) as error:
             return ToolResult((Text(f"Error: {error}"),), Outcome.ERROR, reason=str(error))
 
