@@ -179,9 +179,12 @@ class Connection:
         self.pending.add(pending)
         try:
             self._has_sent_calls = self._has_sent_calls or method == "tools/call"
-            with self.late_answers.request(pending, self.transport.sandbox):
-                with anyio.move_on_after(self._answer_time_s()), self.health.watch_request(pending):
-                    return await self._dispatcher.send_raw_request(method, prepared, options)
+            with (
+                self.late_answers.request(pending, self.transport.sandbox),
+                anyio.move_on_after(self._answer_time_s()),
+                self.health.watch_request(pending),
+            ):
+                return await self._dispatcher.send_raw_request(method, prepared, options)
             raise self.late_answers.late_error(pending)
         except MCPError as error:
             raise await self._to_upstream_error(error, pending) from None

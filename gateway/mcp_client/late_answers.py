@@ -1,8 +1,8 @@
 """Late answers of a server in a sandbox of its rollout: whose fault they are.
 
-The policy has called the server, and may have hung it. It is not to blame where the call's time went into a queue or the
-start of the sandbox, or where the server waited for something outside: a host to be reached, or an answer to its own
-question.
+The policy has called the server, and may have hung it. It is not to blame where the call's time went into a queue or
+the start of the sandbox, or where the server waited for something outside: for a host to be reached, or for an answer
+to its own question.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ class LateAnswers:
 
     @property
     def excuses_hang(self) -> bool:
-        """Whether a server that answers no ping may wait for something outside, or is busy with a call that it got late."""
+        """Whether a server that answers no ping may wait for something outside, or be busy with what it got late."""
         return self._was_excused or any(waits.is_slow for waits in self._waits())

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from gateway.sandbox import host_proxy, proxy_listener
@@ -20,10 +20,13 @@ from gateway.sandbox.system_call_filter import filter_program, has_filter
 
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache")
 """What programs need to run at all."""
-MORE_SYSTEM_FILES = ("/etc/alternatives", "/etc/ssl/certs", "/etc/mime.types", "/etc/fonts", "/etc/localtime")
+MORE_SYSTEM_FILES = ("/etc/alternatives", "/etc/mime.types", "/etc/fonts", "/etc/localtime")
+CERTIFICATES = "/etc/ssl/certs"
+"""Needed only where hosts are reached."""
 ROLLOUT = "/rollout"
 """The working folder inside, in memory: it is gone with the sandbox."""
 MEMORY_FOLDERS = (ROLLOUT, "/tmp", "/dev/shm")  # noqa: S108 - inside
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": ROLLOUT, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
 NEEDED_PROGRAMS = ("bwrap", "setpriv", "mount")
 OPEN_FILES = 1024
 FILE_BLOCK_BYTES = 512
@@ -44,12 +47,13 @@ mount -a -T /dev/fd/8 || exit 125
 ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
 ulimit -u "$4" 2> /dev/null || ulimit -p "$4" || exit 125  # bash, dash
 cd "$6" || exit 125
-shift 6
+export LANG="$7"
+shift 7
 echo >&5
 exec "$@" 5>&- 8<&-
 """
 """Runs inside, before all rights are given up: mounts the folders in memory, which bubblewrap makes without a limit on
-files, and sets the limits of single processes."""
+files, and sets the limits of single processes. With a language, the programs that do this would look for its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +114,14 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     """
     settings = confined.settings
     listen = (*LISTENER_COMMAND, host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
-    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder)
+    environment = _environment(confined)
+    language = environment.pop("LANG")
+    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
     inner = (*enter, *listen, *_drop_rights(confined))
-    folders = _memory_folders(confined, with_paths=False)
+    folders = _layout(confined).own_memory_folders
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
     started, info = _memory_descriptor(b""), _memory_descriptor(b"")
-    held = (started, info, _memory_descriptor("\0".join(_options(confined)).encode()))
+    held = (started, info, _memory_descriptor("\0".join(_options(confined, environment)).encode()))
     files = (*map(_descriptor_path, held), *shared)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
     bubblewrap = (shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
@@ -141,7 +147,7 @@ def _drop_rights(confined: Confined) -> Iterator[str]:
         yield from (f"--reuid={confined.user}", f"--regid={confined.user}", "--clear-groups")
 
 
-def _options(confined: Confined) -> Iterator[str]:
+def _options(confined: Confined, environment: Mapping[str, str]) -> Iterator[str]:
     is_root = os.geteuid() == 0
     yield from ("--die-with-parent", "--clearenv", "--cap-drop", "ALL", "--info-fd", str(INFO_DESCRIPTOR))
     if confined.is_first_process and not is_root:
@@ -155,55 +161,80 @@ def _options(confined: Confined) -> Iterator[str]:
     if has_filter():
         yield from ("--seccomp", str(FILTER_DESCRIPTOR))
     yield from _mounts(confined)
-    proxied = host_proxy.ENVIRONMENT if confined.proxy_socket else {}
-    for name, value in (_environment() | proxied | dict(confined.settings.env) | dict(confined.env or {})).items():
+    for name, value in environment.items():
         yield from ("--setenv", name, value)
 
 
-def _environment() -> dict[str, str]:
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": ROLLOUT, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+def _environment(confined: Confined) -> dict[str, str]:
+    proxied = host_proxy.ENVIRONMENT if confined.proxy_socket else {}
+    return {**ENVIRONMENT, **proxied, **confined.settings.env, **(confined.env or {})}
 
 
-def _readable(confined: Confined) -> list[str]:
-    listener = (*python_folders(), LISTENER_COMMAND[-1]) if confined.proxy_socket else ()
-    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *listener, *confined.readable)
-    there = {path: Path(path).parents for path in wanted if os.path.exists(path)}
-    outermost = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
-    return [
-        *outermost,
-        *map(str, confined.settings.readable),
-    ]  # One of these that is missing is an error of bubblewrap.
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The paths of this machine that a sandbox has."""
+
+    readable: tuple[str, ...]
+    writable: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+    """Links of the system into its folders, with their targets: a link costs less than a mount."""
+    parents: tuple[str, ...]
+    """The folders above all these."""
+    shared_memory_folders: tuple[str, ...]
+    """Folders in memory in which some of them are seen. They are made before these, by bubblewrap, which cannot limit
+    how many files they may have."""
+
+    @property
+    def own_memory_folders(self) -> tuple[str, ...]:
+        return tuple(folder for folder in MEMORY_FOLDERS if folder not in self.shared_memory_folders)
 
 
-def _writable(confined: Confined) -> list[str]:
-    return [*confined.writable, *map(str, confined.settings.writable)]
+def _layout(confined: Confined) -> _Layout:
+    needs_hosts = (*python_folders(), LISTENER_COMMAND[-1], CERTIFICATES) if confined.proxy_socket else ()
+    system = tuple(path for path in (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES) if os.path.exists(path))
+    needed = tuple(path for path in (*needs_hosts, *confined.readable) if os.path.exists(path))
+    named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
+    return _make_layout(system, needed, named, (*confined.writable, *map(str, confined.settings.writable)))
 
 
-def _memory_folders(confined: Confined, *, with_paths: bool) -> list[str]:
-    """The folders in memory in which paths of this machine are seen too, or those in which there are none.
+@lru_cache(maxsize=256)
+def _make_layout(
+    system: tuple[str, ...], needed: tuple[str, ...], named: tuple[str, ...], writable: tuple[str, ...]
+) -> _Layout:
+    """The layout; of what is there anyway, the outermost folders."""
+    links = {path: target for path in system if (target := _system_target(path))}
+    there = {path: Path(path).parents for path in (*system, *needed) if path not in links}
+    readable = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
+    paths = [Path(path) for path in (*readable, *named, *writable)]
+    parents = {parent for path in (*paths, *map(Path, links)) for parent in path.parents} - {Path("/")}
+    shared = tuple(folder for folder in MEMORY_FOLDERS if any(path.is_relative_to(folder) for path in paths))
+    return _Layout((*readable, *named), writable, tuple(links.items()), tuple(map(str, sorted(parents))), shared)
 
-    The first are made before these paths, by bubblewrap, which cannot limit how many files they may have.
-    """
-    paths = [Path(path) for path in (*_readable(confined), *_writable(confined))]
-    return [folder for folder in MEMORY_FOLDERS if any(path.is_relative_to(folder) for path in paths) is with_paths]
+
+def _system_target(path: str) -> str:
+    """Where a link of the system leads that stays in its first folder; empty for what is no such link."""
+    target = os.path.realpath(path)
+    return target if os.path.islink(path) and target.startswith(f"{SYSTEM_FOLDERS[0]}/") else ""
 
 
 def _mounts(confined: Confined) -> Iterator[str]:
+    layout = _layout(confined)
     yield from ("--proc", "/proc", "--dev", "/dev")
     for folder in MEMORY_FOLDERS:
         yield from ("--dir", folder)
-    for folder in _memory_folders(confined, with_paths=True):
+    for folder in layout.shared_memory_folders:
         yield from ("--perms", "1777", "--size", str(confined.settings.disk_mb * 2**20), "--tmpfs", folder)
-    paths = (*_readable(confined), *_writable(confined))
-    for parent in sorted({parent for path in paths for parent in Path(path).parents} - {Path("/")}):
-        yield from ("--perms", "0755", "--dir", str(parent))
-    for path in _readable(confined):
+    for parent in layout.parents:
+        yield from ("--perms", "0755", "--dir", parent)
+    for path in layout.readable:
         yield from ("--ro-bind", path, path)
+    for path, target in layout.links:
+        yield from ("--symlink", target, path)
     proxy = {host_proxy.INSIDE: confined.proxy_socket} if confined.proxy_socket else {}
     for inside, path in {**confined.files, **proxy}.items():
         yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
-    for path in _writable(confined):
+    for path in layout.writable:
         yield from ("--bind", path, path)
     yield from ("--remount-ro", "/")
 
@@ -237,6 +268,11 @@ def _descriptor_path(descriptor: int) -> str:
 def python_folders() -> tuple[str, ...]:
     """Where the interpreter of this process and its packages are."""
     return tuple(dict.fromkeys((sys.base_prefix, os.path.realpath(sys.prefix), sys.prefix)))
+
+
+def is_known_to_work() -> bool:
+    """Whether bubblewrap has worked in this process."""
+    return bool(_WORKS)
 
 
 def find_problem() -> str | None:

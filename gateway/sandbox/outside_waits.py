@@ -1,6 +1,6 @@
-"""How long what runs in a sandbox has waited for something outside: a host to be reached, an answer to its question.
+"""How long what runs in a sandbox has waited for something outside: for a host, or an answer to its own question.
 
-Quick waits do not count. Otherwise a program that hangs could look as if it waited, by opening connections all the time.
+Quick waits do not count. Else a program that hangs could look as if it waited, by opening connections all the time.
 """
 
 from __future__ import annotations
