@@ -38,6 +38,7 @@ from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import open_command
 from gateway.schema import parse_arguments
+from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from gateway.verl.base import kwargs_by_method
@@ -63,6 +64,8 @@ class SandboxedTool:
     settings: SandboxSettings
     readable: tuple[str, ...]
     """Where its module is."""
+    states: PreparedStates | None = None
+    """What its working folder begins as, if it is to begin as something."""
 
 
 def module_path(module_name: str) -> Path:
@@ -90,17 +93,26 @@ class SandboxedToolset:
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:
+        for tool in self.tools.values():
+            if tool.states is not None:
+                tool.states.check(task, tool.spec.owner)
         session = _SandboxedSession(self, task)
         try:
             yield session
         finally:
             await session.close()
 
-    async def start(self, tool: SandboxedTool, kwargs: Mapping[str, Any]) -> ConfinedProcess:
+    @property
+    def prepared_states(self) -> PreparedStates | None:
+        """The prepared states that rollouts may name: an entry has one tool."""
+        return next((tool.states for tool in self.tools.values()), None)
+
+    async def start(self, tool: SandboxedTool, kwargs: Mapping[str, Any], state_name: str = "") -> ConfinedProcess:
         """A process that has loaded the tool; raises Unavailable."""
         readable = (*python_folders(), str(GATEWAY_FOLDER), *tool.readable)
         env = {"PYTHONPATH": str(GATEWAY_FOLDER.parent)}
-        confined = Confined(COMMAND, tool.settings, readable, env=env)
+        state = None if tool.states is None else tool.states.find_resolved(state_name)
+        confined = Confined(COMMAND, tool.settings, readable, env=env, state=str(state or ""))
         process = await ConfinedProcess.start(open_command(confined, self.reaper), self.reaper)
         try:
             await process.ask(dumps({**tool.start, "kwargs": dict(kwargs)}), LOAD_S)
@@ -156,7 +168,7 @@ class _SandboxedSession:
                 given = kwargs_by_method(self._task.create.get(name, {}))
                 # Not what rewards are computed with: what runs inside could read it.
                 kwargs = {key: given[key] for key in SENT_KWARGS if key in given and tool.start["is_class"]}
-                process = self._processes[name] = await self._toolset.start(tool, kwargs)
+                process = self._processes[name] = await self._toolset.start(tool, kwargs, self._task.state)
             return process
 
     async def finish(self) -> Mapping[str, float]:

@@ -10,22 +10,23 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
-from gateway.sandbox import host_proxy, proxy_listener
+from gateway.sandbox import host_proxy, proxy_listener, state_mount
 from gateway.sandbox.cgroups import OWN_PROCESSES
+from gateway.sandbox.sandbox_layout import (
+    CERTIFICATES,
+    MEMORY_FOLDERS,
+    MORE_SYSTEM_FILES,
+    ROLLOUT,
+    SYSTEM_FOLDERS,
+    SandboxLayout,
+    make_layout,
+)
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.system_call_filter import filter_program, has_filter
 
-SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache")
-"""What programs need to run at all."""
-MORE_SYSTEM_FILES = ("/etc/alternatives", "/etc/mime.types", "/etc/fonts", "/etc/localtime")
-CERTIFICATES = "/etc/ssl/certs"
-"""Needed only where hosts are reached."""
-ROLLOUT = "/rollout"
-"""The working folder inside, in memory: it is gone with the sandbox."""
-MEMORY_FOLDERS = (ROLLOUT, "/tmp", "/dev/shm")  # noqa: S108 - inside
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": ROLLOUT, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
 NEEDED_PROGRAMS = ("bwrap", "setpriv", "mount")
 OPEN_FILES = 1024
@@ -33,7 +34,11 @@ FILE_BLOCK_BYTES = 512
 INFO_DESCRIPTOR, OPTIONS_DESCRIPTOR, FILTER_DESCRIPTOR = 6, 7, 9
 INFO_BYTES = 4096
 LISTENER_COMMAND = (sys.executable, "-I", "-S", "-B", proxy_listener.__file__)
+STATE_COMMAND = (sys.executable, "-I", "-S", "-B", state_mount.__file__)
+OWN_FILES = 16
+"""Folders that an overlay has besides the files of its user."""
 PROBE_S = 20.0
+PROBE_USER = 65_534
 JOIN = """
 started=$1 info=$2 options=$3 mounts=$4 filter=$5; shift 5
 while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
@@ -76,6 +81,8 @@ class Confined:
     """Files outside that can be read, by their path inside."""
     proxy_socket: str = ""
     """The socket file of the proxy for its list of hosts."""
+    state: str = ""
+    """The prepared folder or archive that the working folder begins as."""
     is_first_process: bool = False
     """Whether the command itself may be process 1 inside, which reaps the others. It is, where the gateway is not
     root's: bubblewrap's own process 1 would be of the same user as the others, which could open it."""
@@ -118,18 +125,44 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     language = environment.pop("LANG")
     enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
     inner = (*enter, *listen, *_drop_rights(confined))
-    folders = _layout(confined).own_memory_folders
+    folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not confined.state]
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
     started, info = _memory_descriptor(b""), _memory_descriptor(b"")
     held = (started, info, _memory_descriptor("\0".join(_options(confined, environment)).encode()))
     files = (*map(_descriptor_path, held), *shared)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
-    bubblewrap = (shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
+    with_state = _mount_state(confined) if confined.state else ()
+    bubblewrap = (*with_state, shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
     try:
         yield CommandLine((*outer, *bubblewrap, *inner, *confined.command), info, started)
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def find_copy_reason(state: Path) -> str:
+    """Why sandboxes begin with a copy of a prepared state; empty if it lies under an overlay instead."""
+    confined = Confined((), SandboxSettings(), state=str(state.resolve()), user=PROBE_USER if os.geteuid() == 0 else 0)
+    words = _mount_state(confined, is_probe=True)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return done.stdout if done.returncode == 0 else done.stderr.strip()
+
+
+def _mount_state(confined: Confined, *, is_probe: bool = False) -> tuple[str, ...]:
+    """The command that makes the working folder of the state, and goes on as what follows it."""
+    settings = confined.settings
+    values = {
+        "place": _state_place(confined), "state": confined.state, "user": confined.user,
+        "bytes": settings.disk_mb * 2**20, "files": settings.files + OWN_FILES, "probe": is_probe,
+    }  # fmt: skip
+    return (*STATE_COMMAND, json.dumps(values))
+
+
+def _state_place(confined: Confined) -> str:
+    return _layout(confined).find_state_place((*confined.files.values(), confined.state))
 
 
 def _limits(confined: Confined) -> Iterator[str]:
@@ -170,51 +203,12 @@ def _environment(confined: Confined) -> dict[str, str]:
     return {**ENVIRONMENT, **proxied, **confined.settings.env, **(confined.env or {})}
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The paths of this machine that a sandbox has."""
-
-    readable: tuple[str, ...]
-    writable: tuple[str, ...]
-    links: tuple[tuple[str, str], ...]
-    """Links of the system into its folders, with their targets: a link costs less than a mount."""
-    parents: tuple[str, ...]
-    """The folders above all these."""
-    shared_memory_folders: tuple[str, ...]
-    """Folders in memory in which some of them are seen. They are made before these, by bubblewrap, which cannot limit
-    how many files they may have."""
-
-    @property
-    def own_memory_folders(self) -> tuple[str, ...]:
-        return tuple(folder for folder in MEMORY_FOLDERS if folder not in self.shared_memory_folders)
-
-
-def _layout(confined: Confined) -> _Layout:
+def _layout(confined: Confined) -> SandboxLayout:
     needs_hosts = (*python_folders(), LISTENER_COMMAND[-1], CERTIFICATES) if confined.proxy_socket else ()
     system = tuple(path for path in (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES) if os.path.exists(path))
     needed = tuple(path for path in (*needs_hosts, *confined.readable) if os.path.exists(path))
     named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
-    return _make_layout(system, needed, named, (*confined.writable, *map(str, confined.settings.writable)))
-
-
-@lru_cache(maxsize=256)
-def _make_layout(
-    system: tuple[str, ...], needed: tuple[str, ...], named: tuple[str, ...], writable: tuple[str, ...]
-) -> _Layout:
-    """The layout; of what is there anyway, the outermost folders."""
-    links = {path: target for path in system if (target := _system_target(path))}
-    there = {path: Path(path).parents for path in (*system, *needed) if path not in links}
-    readable = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
-    paths = [Path(path) for path in (*readable, *named, *writable)]
-    parents = {parent for path in (*paths, *map(Path, links)) for parent in path.parents} - {Path("/")}
-    shared = tuple(folder for folder in MEMORY_FOLDERS if any(path.is_relative_to(folder) for path in paths))
-    return _Layout((*readable, *named), writable, tuple(links.items()), tuple(map(str, sorted(parents))), shared)
-
-
-def _system_target(path: str) -> str:
-    """Where a link of the system leads that stays in its first folder; empty for what is no such link."""
-    target = os.path.realpath(path)
-    return target if os.path.islink(path) and target.startswith(f"{SYSTEM_FOLDERS[0]}/") else ""
+    return make_layout(system, needed, named, (*confined.writable, *map(str, confined.settings.writable)))
 
 
 def _mounts(confined: Confined) -> Iterator[str]:
@@ -236,6 +230,8 @@ def _mounts(confined: Confined) -> Iterator[str]:
     yield from ("--remount-ro", "/dev")
     for path in layout.writable:
         yield from ("--bind", path, path)
+    if confined.state:
+        yield from ("--bind", f"{_state_place(confined)}/merged", ROLLOUT)
     yield from ("--remount-ro", "/")
 
 

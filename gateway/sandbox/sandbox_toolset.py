@@ -152,10 +152,12 @@ class _SandboxSession:
 
     async def _start(self) -> Sandbox:
         """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
-        sandbox = await self._toolset.provider.start(self._toolset.settings)
+        states, provider = self._toolset.states, self._toolset.provider
+        state = None if states is None else states.prepared.find_resolved(self._state)
+        sandbox = await provider.start(self._toolset.settings, state)
         try:
-            if self._toolset.states is not None:
-                await self._toolset.states.put(sandbox, self._state)
+            if states is not None and state is not None and not provider.mounts_states:
+                await states.put(sandbox, state)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await sandbox.stop()
