@@ -205,6 +205,7 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
     settings = in_folder(folder, entry.sandbox)
     provider = choose_provider(settings, services.reaper)
     inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
+    inner.warm = entry.warm
     inner.states = SandboxStates(_prepared_states(entry, folder, entry.state_ignore), services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)

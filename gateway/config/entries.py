@@ -161,6 +161,8 @@ class SandboxToolsEntry(Entry, Limits, Prepared):
     """The tools to offer; they share one sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
     """What exists in the sandbox, and its limits."""
+    warm: Annotated[int, Field(ge=0, le=256)] = 0
+    """Sandboxes started in advance, each for one rollout, whose first call then does not wait for the start."""
     state_ignore: tuple[str, ...] = ()
     """Patterns of files that do not count when the state at a rollout's end is compared, such as `*.log`."""
     prefix: str = ""

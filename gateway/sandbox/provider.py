@@ -66,6 +66,11 @@ class Sandbox(Protocol):
     def alive(self) -> bool: ...
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended by itself."""
+        ...
+
+    @property
     def python(self) -> str:
         """The Python program inside."""
         ...
@@ -131,6 +136,10 @@ class LocalSandbox:
     @property
     def alive(self) -> bool:
         return self._process.alive
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.process.exit_code is not None
 
     @property
     def python(self) -> str:

@@ -92,6 +92,11 @@ class RemoteSandbox:
     def alive(self) -> bool:
         return not self._is_stopped
 
+    @property
+    def has_ended(self) -> bool:
+        """Its server tells, at the next request."""
+        return False
+
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
         request = {"command": list(command), "stdin": await encode_base64(stdin)}
         return await self._completed(await self._ask("run", request, timeout_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
+from gateway.sandbox.spare_sandboxes import SpareSandboxes
 from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
@@ -35,7 +36,7 @@ from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task,
 log = logging.getLogger(__name__)
 
 ToolName = SandboxTool
-MAX_TIME_S = 3600.0
+MAX_TIME_S, SPARE_S = 3600.0, 30.0
 MARGIN_S, MARGIN_SHARE = 3.0, 0.3
 """Code ends this long before its call's deadline, or this share of the time before it, so that the policy gets what it
 printed, and its endless loop is its own error rather than a timeout of the infrastructure."""
@@ -78,6 +79,10 @@ class SandboxToolset:
         self.settings, self.provider = settings, provider
         self.states: SandboxStates | None = None
         """What sandboxes begin from."""
+        self.warm = 0
+        """How many sandboxes are started in advance."""
+        self.spares: SpareSandboxes | None = None
+        self._stack = AsyncExitStack()
 
     @property
     def prepared_states(self) -> PreparedStates | None:
@@ -85,12 +90,42 @@ class SandboxToolset:
         return None if self.states is None else self.states.prepared
 
     async def __aenter__(self) -> Self:
+        if self.warm:
+            self.spares = SpareSandboxes(self._start_spare, self.warm)
+            tasks = await self._stack.enter_async_context(anyio.create_task_group())
+            self._stack.callback(tasks.cancel_scope.cancel)
+            tasks.start_soon(self.spares.run)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to close: sandboxes end with their sessions."""
+        """Stops the spare sandboxes; others end with their sessions."""
+        self.spares = None
+        await self._stack.aclose()
+
+    async def take(self, state: str) -> Sandbox:
+        """A sandbox for a rollout that begins from a state, or without a name from the default."""
+        spare = await self.spares.take() if self.spares is not None and not state else None
+        return spare or await self.start(state)
+
+    async def start(self, state_name: str) -> Sandbox:
+        """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
+        states, provider = self.states, self.provider
+        state = None if states is None else states.prepared.find_resolved(state_name)
+        sandbox = await provider.start(self.settings, state)
+        async with _stopped_on_error(sandbox):
+            if states is not None and state is not None and not provider.mounts_states:
+                await states.put(sandbox, state)
+        return sandbox
+
+    async def _start_spare(self) -> Sandbox:
+        """A sandbox with the default state whose Python is running, if there is a tool for it."""
+        sandbox = await self.start("")
+        async with _stopped_on_error(sandbox):
+            if any(spec.name == "python" for spec in self.specs):
+                await sandbox.run_python("", SPARE_S)
+        return sandbox
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:
@@ -101,6 +136,19 @@ class SandboxToolset:
             yield session
         finally:
             await session.close()
+
+
+@asynccontextmanager
+async def _stopped_on_error(sandbox: Sandbox) -> AsyncIterator[None]:
+    """A block that prepares a sandbox; raises Unavailable if it ends meanwhile."""
+    try:
+        yield
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            await sandbox.stop()
+        if isinstance(error, SandboxEnded | SandboxKilled | OSError):
+            raise Unavailable(f"a sandbox ended at its start: {error}") from error
+        raise
 
 
 class _SandboxSession:
@@ -147,22 +195,8 @@ class _SandboxSession:
                 sandbox, self._sandbox = self._sandbox, None
                 if sandbox is not None:
                     await sandbox.stop()
-                self._sandbox = await self._start()
+                self._sandbox = await self._toolset.take(self._state)
             return self._sandbox
-
-    async def _start(self) -> Sandbox:
-        """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
-        states, provider = self._toolset.states, self._toolset.provider
-        state = None if states is None else states.prepared.find_resolved(self._state)
-        sandbox = await provider.start(self._toolset.settings, state)
-        try:
-            if states is not None and state is not None and not provider.mounts_states:
-                await states.put(sandbox, state)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await sandbox.stop()
-            raise
-        return sandbox
 
     async def finish(self) -> Mapping[str, float]:
         """No rewards: what scores is not within reach of what is scored."""
