@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,7 @@ from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.native.sandboxed_toolset import SandboxedToolset
+from gateway.sandbox.bubblewrap import find_copy_reason, measure_start
 from gateway.sandbox.cgroups import find_hierarchies, make_group
 from gateway.sandbox.choose_provider import describe_provider, find_provider_problem
 from gateway.sandbox.python_programs import DESCRIPTIONS
@@ -28,6 +29,7 @@ from gateway.sandbox.system_call_filter import has_filter
 from gateway.terminal import show_start
 
 Grade = Literal["ok", "note", "wrong"]
+COPY_REMEDY = "use a folder whose files have one owner, and Linux 5.19 or newer, to start large states quickly"
 MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
 
 
@@ -115,6 +117,22 @@ def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
                 yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
 
 
+async def _check_states(backends: Iterable[object]) -> AsyncIterator[Finding]:
+    """How sandboxes of bubblewrap begin with their prepared states."""
+    for backend in backends:
+        if isinstance(backend, SandboxToolset):
+            prepared = backend.prepared_states if backend.provider.mounts_states else None
+        else:
+            prepared = backend.prepared_states if isinstance(backend, SandboxedToolset) else None
+        for state in () if prepared is None else prepared.examples():
+            reason = await to_thread.run_sync(find_copy_reason, state)
+            if not reason:
+                yield Finding("ok", f"sandboxes: nothing of the state {state} is copied: it lies under an overlay")
+            else:
+                text = f"sandboxes: each rollout gets a copy of the state {state}: {reason}"
+                yield Finding("note", text, COPY_REMEDY)
+
+
 async def _check_sandboxes(gateway: Gateway) -> AsyncIterator[Finding]:
     """Whether sandboxes can be started, if there are tools that need one, by each provider, and what limits them."""
     backends = [source.backend for source in gateway.sources]
@@ -131,20 +149,23 @@ async def _check_sandboxes(gateway: Gateway) -> AsyncIterator[Finding]:
         elif settings.container is not None or settings.remote is not None:
             yield Finding("ok", f"sandboxes: {name}")
         else:
-            for finding in _check_bubblewrap():
+            start_s = await to_thread.run_sync(measure_start)
+            for finding in _check_bubblewrap("" if start_s is None else f"; one starts in {start_s * 1000:.0f} ms"):
+                yield finding
+            async for finding in _check_states(backends):
                 yield finding
 
 
-def _check_bubblewrap() -> Iterator[Finding]:
-    """What limits the sandboxes of this machine."""
+def _check_bubblewrap(start: str) -> Iterator[Finding]:
+    """What limits the sandboxes of this machine, and how long one takes to start, as text."""
     group = make_group(SandboxSettings())
     group.remove()
     if not group.problem:
         names = " and ".join(map(str, sorted({hierarchy.version for hierarchy in find_hierarchies()})))
-        yield Finding("ok", f"sandboxes: bubblewrap, with limits by control groups (version {names})")
+        yield Finding("ok", f"sandboxes: bubblewrap, with limits by control groups (version {names}){start}")
     else:
         limits = f"{group.problem}, so that memory is limited for each process, and not for all together"
-        yield Finding("note", f"sandboxes: bubblewrap; {limits}", "let the gateway's user write a control group")
+        yield Finding("note", f"sandboxes: bubblewrap; {limits}{start}", "let the gateway's user write a control group")
     if not has_filter():
         text = "sandboxes: system calls are not filtered on this processor; `network: none` is as `loopback`"
         yield Finding("note", text, "use x86_64 or aarch64")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import anyio
@@ -26,6 +26,30 @@ FIRST_RETRY_DELAY_S = 0.05
 """Delay before the first retry; doubled for each further one."""
 call_began: ContextVar[float | None] = ContextVar("call_began", default=None)
 """When the call began that this task passes on; its deadline counts from there, with the check of its arguments."""
+FAIR_SHARE = 0.5
+"""The part of its limit that a tool must have had, so that a late answer is its own fault."""
+
+
+@dataclass(slots=True)
+class CallTime:
+    """The time limit of a call, and how much of that its tool has had: the rest went into queues and starts."""
+
+    limit_s: float
+    tool_s: float = 0.0
+
+    def count(self, seconds: float) -> bool:
+        """Adds what the tool has had; whether that makes a fair share of the limit."""
+        self.tool_s += seconds
+        return self.tool_s >= FAIR_SHARE * self.limit_s
+
+
+call_time: ContextVar[CallTime | None] = ContextVar("call_time", default=None)
+"""The time of the call that this task passes on."""
+
+
+def count_tool_time(seconds: float) -> bool:
+    """Counts time that a tool has had of its call; whether a late answer is the tool's own fault by now."""
+    return (time := call_time.get()) is None or time.count(seconds)
 
 
 def timeout_of(toolset: Toolset, name: str) -> float:
@@ -190,9 +214,19 @@ class _LimitedSession:
         limiter = self._owner.limiter(call.name)
         limits = limiter.limits
         queued_at = monotonic()
-        started_at: float | None = None
         began_at = call_began.get() or queued_at
         call_began.set(None)  # Calls that the tool makes begin when they are made.
+        token = call_time.set(CallTime(limits.timeout_s))
+        try:
+            return await self._call_within(limiter, call, context, queued_at, began_at)
+        finally:
+            call_time.reset(token)
+
+    async def _call_within(
+        self, limiter: ToolLimiter, call: ToolCall, context: Context, queued_at: float, began_at: float
+    ) -> ToolResult:
+        limits = limiter.limits
+        started_at: float | None = None
         with anyio.move_on_after(limits.timeout_s - (queued_at - began_at)):
             if not await limiter.acquire():
                 waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"

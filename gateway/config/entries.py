@@ -85,7 +85,16 @@ ImportPath = Annotated[str, Field(min_length=1, pattern=r"^[\w.]+(:[\w.]+|\.\w+)
 """`package.module:name` or `package.module.name`; the folder of the file is importable."""
 
 
-class Confinable(FrozenModel):
+class Prepared(FrozenModel):
+    """What the folder `/rollout` of a sandbox begins as."""
+
+    state: Path | None = None
+    """Folder or archive (tar, zip) that `/rollout` begins as a copy of; relative to the file."""
+    states: Path | None = None
+    """Folder of such folders and archives: a task's `state` names the one that it begins from instead."""
+
+
+class Confinable(Prepared):
     """Whether a native tool runs in a sandbox."""
 
     isolation: Literal["none", "sandbox"] = "none"
@@ -97,6 +106,9 @@ class Confinable(FrozenModel):
     def _check_isolation(self) -> Self:
         if self.isolation == "none" and "sandbox" in self.model_fields_set:
             raise rule_error("`sandbox` belongs to `isolation: sandbox`", "write `isolation: sandbox`, or remove it")
+        if self.isolation == "none" and (self.state or self.states):
+            problem = "`state` and `states` belong to `isolation: sandbox`"
+            raise rule_error(problem, "write `isolation: sandbox`, or remove them")
         check_is_local(self.sandbox)
         return self
 
@@ -142,17 +154,15 @@ class FunctionEntry(Entry, Limits, Confinable):
         return self.prefix + self.name if self.name else None
 
 
-class SandboxToolsEntry(Entry, Limits):
+class SandboxToolsEntry(Entry, Limits, Prepared):
     """The shipped tools that work in a sandbox of the rollout: `python`, `shell` and `files`."""
 
     sandbox_tools: Annotated[tuple[SandboxTool, ...], Field(min_length=1)]
     """The tools to offer; they share one sandbox."""
     sandbox: SandboxSettings = SandboxSettings()
     """What exists in the sandbox, and its limits."""
-    state: Path | None = None
-    """Folder or archive (tar, zip) that `/rollout` begins as a copy of; relative to the file."""
-    states: Path | None = None
-    """Folder of such folders and archives: a task's `state` names the one that it begins from instead."""
+    warm: Annotated[int, Field(ge=0, le=256)] = 0
+    """Sandboxes started in advance, each for one rollout, whose first call then does not wait for the start."""
     state_ignore: tuple[str, ...] = ()
     """Patterns of files that do not count when the state at a rollout's end is compared, such as `*.log`."""
     prefix: str = ""

@@ -31,6 +31,7 @@ from gateway.mcp_client.errors import (
     to_upstream_error,
 )
 from gateway.mcp_client.health import ConnectionHealth
+from gateway.mcp_client.late_answers import LateAnswers
 from gateway.mcp_client.protocol_version import NegotiatedProtocol, negotiate
 from gateway.mcp_client.rollout_folder import FolderError
 from gateway.mcp_client.server_requests import answer_server_request, request_with_inputs
@@ -74,7 +75,7 @@ class Connection:
         self.retire_reason: str | None = None
         self.pending, self.health = set[PendingRequest](), ConnectionHealth(transport.config, cuts)
         self._stopping, self._draining = anyio.Event(), anyio.Event()
-        self._has_sent_calls, self._has_waited_outside, self._answering = False, False, 0
+        self._has_sent_calls, self.late_answers = False, LateAnswers()
         self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=cuts)
         self._refused_request: PendingRequest | None = None
         """Of the handshake. A server that wants a login may fail the next request in another way."""
@@ -178,9 +179,13 @@ class Connection:
         self.pending.add(pending)
         try:
             self._has_sent_calls = self._has_sent_calls or method == "tools/call"
-            with anyio.move_on_after(self._answer_time_s()), self.health.watch_request(pending):
+            with (
+                self.late_answers.request(pending, self.transport.sandbox),
+                anyio.move_on_after(self._answer_time_s()),
+                self.health.watch_request(pending),
+            ):
                 return await self._dispatcher.send_raw_request(method, prepared, options)
-            raise self._late_error(pending)
+            raise self.late_answers.late_error(pending)
         except MCPError as error:
             raise await self._to_upstream_error(error, pending) from None
         finally:
@@ -193,18 +198,6 @@ class Connection:
     def _answer_time_s(self) -> float:
         """How long the server may take: in a sandbox a little less than the call, so that a late answer is told."""
         return math.inf if self.transport.sandbox is None else answer_time_s()
-
-    def _late_error(self, pending: PendingRequest) -> UpstreamError:
-        """The error of a call that its server, which is in a sandbox of the rollout, does not answer.
-
-        It is the policy's, unless the server waits for something outside: a host, or an answer to its own question.
-        """
-        self._has_waited_outside = self._waits_outside
-        if not pending.sent or self._waits_outside:
-            reason = "no answer in time from a server that waits for something outside of its sandbox"
-            return UpstreamError(Outcome.TIMEOUT, reason, policy_text="The tool did not answer in time.")
-        text = "The server of this tool did not answer in time."
-        return UpstreamError(Outcome.ERROR, "no answer in time from what runs in the sandbox", policy_text=text)
 
     async def _to_upstream_error(self, error: MCPError, pending: PendingRequest) -> UpstreamError:
         if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:
@@ -233,15 +226,9 @@ class Connection:
     def close_hung(self, reason: str) -> None:
         """Closes the connection to a server that hangs: the doing of the policy that has called it in its own sandbox,
         unless the server waits for something outside."""
-        is_policys = self._is_policys and not self._has_waited_outside and not self._waits_outside
+        is_policys = self._is_policys and not self.late_answers.excuses_hang
         self._set_close_reason(CloseReason(reason, policy_doing="it hangs" if is_policys else ""))
         self._stopping.set()
-
-    @property
-    def _waits_outside(self) -> bool:
-        """Whether the server waits for a host, or for an answer to its own question."""
-        sandbox = self.transport.sandbox
-        return self._answering > 0 or (sandbox is not None and sandbox.waits_for_hosts)
 
     @property
     def _is_policys(self) -> bool:
@@ -264,13 +251,9 @@ class Connection:
         self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         self.health.hear()
-        self._answering += 1
-        try:
-            return await answer_server_request(
-                method, params, self._related_request(), self.pending, is_shared=self._shared
-            )
-        finally:
-            self._answering -= 1
+        related = self._related_request()
+        with self.late_answers.questions.wait():
+            return await answer_server_request(method, params, related, self.pending, is_shared=self._shared)
 
     async def _handle_notification(
         self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None

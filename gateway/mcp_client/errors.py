@@ -49,6 +49,9 @@ class PendingRequest:
 
     context: Context
     sent: bool = False
+    began_at: float = 0.0
+    had_fair_share: bool = False
+    """Whether its server had a fair share of the call's time when the request ended."""
     undelivered_reason: str | None = None
     """Why the server cannot have acted on it."""
     unreachable: bool = False

@@ -12,7 +12,8 @@ from pathlib import Path
 from gateway.config.models import Server
 from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.rollout_folder import StartSettings
-from gateway.sandbox.bubblewrap import ROLLOUT, SYSTEM_FOLDERS, Confined
+from gateway.sandbox.bubblewrap import Confined
+from gateway.sandbox.sandbox_layout import ROLLOUT, SYSTEM_FOLDERS
 from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
 
 LIBRARIES = ("lib/python*", "lib/node_modules")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -25,11 +26,19 @@ from gateway.large_json import run_beside
 from gateway.mcp_client.reaper import Reaper
 from gateway.native.process_protocol import MAX_VALUES
 from gateway.sandbox.bubblewrap import Confined, python_folders
-from gateway.sandbox.confined_process import ConfinedProcess, SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.confined_process import (
+    ConfinedProcess,
+    SandboxEnded,
+    SandboxKilled,
+    SandboxLate,
+    answer_time_s,
+    excuse_late_start,
+)
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandboxed_command import open_command
 from gateway.schema import parse_arguments
+from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from gateway.verl.base import kwargs_by_method
@@ -55,6 +64,8 @@ class SandboxedTool:
     settings: SandboxSettings
     readable: tuple[str, ...]
     """Where its module is."""
+    states: PreparedStates | None = None
+    """What its working folder begins as, if it is to begin as something."""
 
 
 def module_path(module_name: str) -> Path:
@@ -82,17 +93,26 @@ class SandboxedToolset:
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:
+        for tool in self.tools.values():
+            if tool.states is not None:
+                tool.states.check(task, tool.spec.owner)
         session = _SandboxedSession(self, task)
         try:
             yield session
         finally:
             await session.close()
 
-    async def start(self, tool: SandboxedTool, kwargs: Mapping[str, Any]) -> ConfinedProcess:
+    @property
+    def prepared_states(self) -> PreparedStates | None:
+        """The prepared states that rollouts may name: an entry has one tool."""
+        return next((tool.states for tool in self.tools.values()), None)
+
+    async def start(self, tool: SandboxedTool, kwargs: Mapping[str, Any], state_name: str = "") -> ConfinedProcess:
         """A process that has loaded the tool; raises Unavailable."""
         readable = (*python_folders(), str(GATEWAY_FOLDER), *tool.readable)
         env = {"PYTHONPATH": str(GATEWAY_FOLDER.parent)}
-        confined = Confined(COMMAND, tool.settings, readable, env=env)
+        state = None if tool.states is None else tool.states.find_resolved(state_name)
+        confined = Confined(COMMAND, tool.settings, readable, env=env, state=str(state or ""))
         process = await ConfinedProcess.start(open_command(confined, self.reaper), self.reaper)
         try:
             await process.ask(dumps({**tool.start, "kwargs": dict(kwargs)}), LOAD_S)
@@ -123,18 +143,20 @@ class _SandboxedSession:
         except Unavailable as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
+        started_at = time.monotonic()
         try:
             with anyio.move_on_after(answer_time_s()):
                 result = await _read_result(await process.ask(dumps(message), MAX_CALL_S))
                 return add_refusals(result, process.take_refusals())
-            raise SandboxEnded("it did not answer in time")
+            raise SandboxLate
         except SandboxKilled as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNKNOWN, reason=str(error))
         except SandboxEnded as error:
             await process.stop()
             text = f"The tool's sandbox was ended: {error}."
-            return ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            result = ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            return excuse_late_start(result, started_at) if isinstance(error, SandboxLate) else result
 
     async def _started(self, tool: SandboxedTool) -> ConfinedProcess:
         name = tool.spec.name
@@ -146,7 +168,7 @@ class _SandboxedSession:
                 given = kwargs_by_method(self._task.create.get(name, {}))
                 # Not what rewards are computed with: what runs inside could read it.
                 kwargs = {key: given[key] for key in SENT_KWARGS if key in given and tool.start["is_class"]}
-                process = self._processes[name] = await self._toolset.start(tool, kwargs)
+                process = self._processes[name] = await self._toolset.start(tool, kwargs, self._task.state)
             return process
 
     async def finish(self) -> Mapping[str, float]:

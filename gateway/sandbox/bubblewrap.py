@@ -7,30 +7,39 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from gateway.sandbox import host_proxy, proxy_listener
+from gateway.sandbox import host_proxy, proxy_listener, state_mount
 from gateway.sandbox.cgroups import OWN_PROCESSES
+from gateway.sandbox.sandbox_layout import (
+    CERTIFICATES,
+    MEMORY_FOLDERS,
+    MORE_SYSTEM_FILES,
+    ROLLOUT,
+    SYSTEM_FOLDERS,
+    SandboxLayout,
+    make_layout,
+)
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.system_call_filter import filter_program, has_filter
 
-SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache")
-"""What programs need to run at all."""
-MORE_SYSTEM_FILES = ("/etc/alternatives", "/etc/ssl/certs", "/etc/mime.types", "/etc/fonts", "/etc/localtime")
-ROLLOUT = "/rollout"
-"""The working folder inside, in memory: it is gone with the sandbox."""
-MEMORY_FOLDERS = (ROLLOUT, "/tmp", "/dev/shm")  # noqa: S108 - inside
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": ROLLOUT, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
 NEEDED_PROGRAMS = ("bwrap", "setpriv", "mount")
 OPEN_FILES = 1024
 FILE_BLOCK_BYTES = 512
 INFO_DESCRIPTOR, OPTIONS_DESCRIPTOR, FILTER_DESCRIPTOR = 6, 7, 9
 INFO_BYTES = 4096
 LISTENER_COMMAND = (sys.executable, "-I", "-S", "-B", proxy_listener.__file__)
+STATE_COMMAND = (sys.executable, "-I", "-S", "-B", state_mount.__file__)
+OWN_FILES = 16
+"""Folders that an overlay has besides the files of its user."""
 PROBE_S = 20.0
+PROBE_USER = 65_534
 JOIN = """
 started=$1 info=$2 options=$3 mounts=$4 filter=$5; shift 5
 while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
@@ -44,12 +53,13 @@ mount -a -T /dev/fd/8 || exit 125
 ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
 ulimit -u "$4" 2> /dev/null || ulimit -p "$4" || exit 125  # bash, dash
 cd "$6" || exit 125
-shift 6
+export LANG="$7"
+shift 7
 echo >&5
 exec "$@" 5>&- 8<&-
 """
 """Runs inside, before all rights are given up: mounts the folders in memory, which bubblewrap makes without a limit on
-files, and sets the limits of single processes."""
+files, and sets the limits of single processes. With a language, the programs that do this would look for its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,8 @@ class Confined:
     """Files outside that can be read, by their path inside."""
     proxy_socket: str = ""
     """The socket file of the proxy for its list of hosts."""
+    state: str = ""
+    """The prepared folder or archive that the working folder begins as."""
     is_first_process: bool = False
     """Whether the command itself may be process 1 inside, which reaps the others. It is, where the gateway is not
     root's: bubblewrap's own process 1 would be of the same user as the others, which could open it."""
@@ -110,20 +122,48 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     """
     settings = confined.settings
     listen = (*LISTENER_COMMAND, host_proxy.INSIDE, str(host_proxy.PORT)) if confined.proxy_socket else ()
-    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder)
+    environment = _environment(confined)
+    language = environment.pop("LANG")
+    enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
     inner = (*enter, *listen, *_drop_rights(confined))
-    folders = _memory_folders(confined, with_paths=False)
+    folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not confined.state]
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
     started, info = _memory_descriptor(b""), _memory_descriptor(b"")
-    held = (started, info, _memory_descriptor("\0".join(_options(confined)).encode()))
+    held = (started, info, _memory_descriptor("\0".join(_options(confined, environment)).encode()))
     files = (*map(_descriptor_path, held), *shared)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
-    bubblewrap = (shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
+    with_state = _mount_state(confined) if confined.state else ()
+    bubblewrap = (*with_state, shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
     try:
         yield CommandLine((*outer, *bubblewrap, *inner, *confined.command), info, started)
     finally:
         for descriptor in held:
             os.close(descriptor)
+
+
+def find_copy_reason(state: Path) -> str:
+    """Why sandboxes begin with a copy of a prepared state; empty if it lies under an overlay instead."""
+    confined = Confined((), SandboxSettings(), state=str(state.resolve()), user=PROBE_USER if os.geteuid() == 0 else 0)
+    words = _mount_state(confined, is_probe=True)
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return done.stdout if done.returncode == 0 else done.stderr.strip()
+
+
+def _mount_state(confined: Confined, *, is_probe: bool = False) -> tuple[str, ...]:
+    """The command that makes the working folder of the state, and goes on as what follows it."""
+    settings = confined.settings
+    values = {
+        "place": _state_place(confined), "state": confined.state, "user": confined.user,
+        "bytes": settings.disk_mb * 2**20, "files": settings.files + OWN_FILES, "probe": is_probe,
+    }  # fmt: skip
+    return (*STATE_COMMAND, json.dumps(values))
+
+
+def _state_place(confined: Confined) -> str:
+    return _layout(confined).find_state_place((*confined.files.values(), confined.state))
 
 
 def _limits(confined: Confined) -> Iterator[str]:
@@ -141,7 +181,7 @@ def _drop_rights(confined: Confined) -> Iterator[str]:
         yield from (f"--reuid={confined.user}", f"--regid={confined.user}", "--clear-groups")
 
 
-def _options(confined: Confined) -> Iterator[str]:
+def _options(confined: Confined, environment: Mapping[str, str]) -> Iterator[str]:
     is_root = os.geteuid() == 0
     yield from ("--die-with-parent", "--clearenv", "--cap-drop", "ALL", "--info-fd", str(INFO_DESCRIPTOR))
     if confined.is_first_process and not is_root:
@@ -155,56 +195,44 @@ def _options(confined: Confined) -> Iterator[str]:
     if has_filter():
         yield from ("--seccomp", str(FILTER_DESCRIPTOR))
     yield from _mounts(confined)
-    proxied = host_proxy.ENVIRONMENT if confined.proxy_socket else {}
-    for name, value in (_environment() | proxied | dict(confined.settings.env) | dict(confined.env or {})).items():
+    for name, value in environment.items():
         yield from ("--setenv", name, value)
 
 
-def _environment() -> dict[str, str]:
-    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": ROLLOUT, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
+def _environment(confined: Confined) -> dict[str, str]:
+    proxied = host_proxy.ENVIRONMENT if confined.proxy_socket else {}
+    return {**ENVIRONMENT, **proxied, **confined.settings.env, **(confined.env or {})}
 
 
-def _readable(confined: Confined) -> list[str]:
-    listener = (*python_folders(), LISTENER_COMMAND[-1]) if confined.proxy_socket else ()
-    wanted = (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES, *listener, *confined.readable)
-    there = {path: Path(path).parents for path in wanted if os.path.exists(path)}
-    outermost = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
-    return [
-        *outermost,
-        *map(str, confined.settings.readable),
-    ]  # One of these that is missing is an error of bubblewrap.
-
-
-def _writable(confined: Confined) -> list[str]:
-    return [*confined.writable, *map(str, confined.settings.writable)]
-
-
-def _memory_folders(confined: Confined, *, with_paths: bool) -> list[str]:
-    """The folders in memory in which paths of this machine are seen too, or those in which there are none.
-
-    The first are made before these paths, by bubblewrap, which cannot limit how many files they may have.
-    """
-    paths = [Path(path) for path in (*_readable(confined), *_writable(confined))]
-    return [folder for folder in MEMORY_FOLDERS if any(path.is_relative_to(folder) for path in paths) is with_paths]
+def _layout(confined: Confined) -> SandboxLayout:
+    needs_hosts = (*python_folders(), LISTENER_COMMAND[-1], CERTIFICATES) if confined.proxy_socket else ()
+    system = tuple(path for path in (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES) if os.path.exists(path))
+    needed = tuple(path for path in (*needs_hosts, *confined.readable) if os.path.exists(path))
+    named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
+    return make_layout(system, needed, named, (*confined.writable, *map(str, confined.settings.writable)))
 
 
 def _mounts(confined: Confined) -> Iterator[str]:
+    layout = _layout(confined)
     yield from ("--proc", "/proc", "--dev", "/dev")
     for folder in MEMORY_FOLDERS:
         yield from ("--dir", folder)
-    for folder in _memory_folders(confined, with_paths=True):
+    for folder in layout.shared_memory_folders:
         yield from ("--perms", "1777", "--size", str(confined.settings.disk_mb * 2**20), "--tmpfs", folder)
-    paths = (*_readable(confined), *_writable(confined))
-    for parent in sorted({parent for path in paths for parent in Path(path).parents} - {Path("/")}):
-        yield from ("--perms", "0755", "--dir", str(parent))
-    for path in _readable(confined):
+    for parent in layout.parents:
+        yield from ("--perms", "0755", "--dir", parent)
+    for path in layout.readable:
         yield from ("--ro-bind", path, path)
+    for path, target in layout.links:
+        yield from ("--symlink", target, path)
     proxy = {host_proxy.INSIDE: confined.proxy_socket} if confined.proxy_socket else {}
     for inside, path in {**confined.files, **proxy}.items():
         yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
-    for path in _writable(confined):
+    for path in layout.writable:
         yield from ("--bind", path, path)
+    if confined.state:
+        yield from ("--bind", f"{_state_place(confined)}/merged", ROLLOUT)
     yield from ("--remount-ro", "/")
 
 
@@ -239,6 +267,11 @@ def python_folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys((sys.base_prefix, os.path.realpath(sys.prefix), sys.prefix)))
 
 
+def is_known_to_work() -> bool:
+    """Whether bubblewrap has worked in this process."""
+    return bool(_WORKS)
+
+
 def find_problem() -> str | None:
     """Why bubblewrap cannot be used on this machine, with what to do; None if it can.
 
@@ -252,6 +285,12 @@ def find_problem() -> str | None:
 
 
 _WORKS: list[bool] = []
+
+
+def measure_start() -> float | None:
+    """Seconds that a sandbox takes here from its start to its end; None if it fails."""
+    began = time.perf_counter()
+    return None if _try_it() else time.perf_counter() - began
 
 
 def _try_it() -> str | None:

@@ -21,6 +21,7 @@ CPU_PERIOD_US = 100_000
 NOT_WRITABLE = "control groups cannot be written"
 REMOVE_S = 2.0
 """How long killed processes may stay in a group."""
+REMOVE_POLL_S = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +72,24 @@ def remove_group(folder: Path, wait_s: float = 0.0) -> bool:
     """Kills the processes of a group and removes it; whether it is gone."""
     deadline = time.monotonic() + wait_s
     while True:
-        with suppress(OSError):
-            for pid in (folder / "cgroup.procs").read_text().split():
-                with suppress(OSError):
-                    os.kill(int(pid), 9)
         try:
-            folder.rmdir()
+            os.rmdir(folder)
         except FileNotFoundError:
             return True
         except OSError:
+            _kill_processes(folder)
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(0.01)
+            time.sleep(REMOVE_POLL_S)
         else:
             return True
+
+
+def _kill_processes(folder: Path) -> None:
+    with suppress(OSError):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with suppress(OSError):
+                os.kill(int(pid), 9)
 
 
 def make_group(settings: SandboxSettings) -> Cgroup:
@@ -98,12 +103,26 @@ def make_group(settings: SandboxSettings) -> Cgroup:
             folder.mkdir()
             group.folders |= dict.fromkeys(hierarchy.controllers, folder)
             for file, text in _limits(hierarchy, settings).items():
-                if "sw" not in file or (folder / file).exists():  # Not every kernel counts what is swapped out.
-                    (folder / file).write_text(text)
+                _write(folder / file, text)
     except OSError as error:
         group.remove()
         return Cgroup(problem=f"a control group could not be made: {error.strerror}: {hierarchy.folder}")
     return group
+
+
+def _write(file: Path, text: str) -> None:
+    """Writes a file of a group. Not every kernel counts what is swapped out: it has no such file then."""
+    may_be_missing = "sw" in file.name
+    try:
+        descriptor = os.open(file, os.O_WRONLY if may_be_missing else os.O_WRONLY | os.O_CREAT)
+    except FileNotFoundError:
+        if may_be_missing:
+            return
+        raise
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
 
 
 def _limits(hierarchy: Hierarchy, settings: SandboxSettings) -> dict[str, str]:

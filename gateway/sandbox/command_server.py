@@ -178,7 +178,7 @@ class Server:
         with suppress(BlockingIOError):
             while chunk := os.read(interpreter.output, CHUNK_BYTES):
                 out.add(chunk)
-        return read_reply(reply), reason
+        return read_reply(reply), reason or (stop_reason(out) if out.is_over else "")  # It may have ended meanwhile.
 
 
 def receive(selector: selectors.BaseSelector, output: int, deadline: float, received: bytearray, out: Output) -> None:

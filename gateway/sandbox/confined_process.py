@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from typing import Self
 
 import anyio
 
 from gateway.errors import Unavailable
+from gateway.limits import count_tool_time
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
 from gateway.sandbox.pipe_process import PipeProcess, ProcessEnded
 from gateway.sandbox.sandboxed_command import SandboxedCommand
+from gateway.types import Outcome, ToolResult
 
 START_S = 30.0
 READY_BYTES = 65536
@@ -21,10 +24,18 @@ ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE = 1.5, 0.15
 SIGNAL_CODES = 128
 """Exit codes beyond this one, such as those of container engines, tell of the signal that ended the first process."""
 MAX_ANSWER_BYTES = 128 * 2**20
+LATE_START = "the call reached its time limit, most of which was over when its sandbox was ready"
 
 
 class SandboxEnded(Exception):
     """What ran in a sandbox ended it, or reached a limit that ends it."""
+
+
+class SandboxLate(SandboxEnded):
+    """What ran in a sandbox did not answer in time, so that it was ended."""
+
+    def __init__(self) -> None:
+        super().__init__("it did not answer in time")
 
 
 class SandboxKilled(Exception):
@@ -35,6 +46,14 @@ def answer_time_s() -> float:
     """How long a request may take: a little less than its call, so that a late answer is the policy's error."""
     left_s = anyio.current_effective_deadline() - anyio.current_time()
     return max(0.05, left_s - min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * left_s))
+
+
+def excuse_late_start(result: ToolResult, started_at: float) -> ToolResult:
+    """The result of a call that reached its time limit in a sandbox that was ready at `started_at`: no error of the
+    policy where most of the time was over by then."""
+    if count_tool_time(time.monotonic() - started_at):
+        return result
+    return replace(result, outcome=Outcome.TIMEOUT, reason=LATE_START)
 
 
 class ConfinedProcess:

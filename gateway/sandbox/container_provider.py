@@ -20,12 +20,13 @@ from gateway.errors import Unavailable
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import command_server, host_proxy, interpreter_process, proxy_listener
 from gateway.sandbox import sandbox_statistics as statistics
-from gateway.sandbox.bubblewrap import MEMORY_FOLDERS, OPEN_FILES, ROLLOUT
+from gateway.sandbox.bubblewrap import OPEN_FILES
 from gateway.sandbox.cgroups import OWN_PROCESSES, Cgroup
 from gateway.sandbox.confined_process import SIGNAL_CODES, ConfinedProcess, SandboxEnded, SandboxKilled
 from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
 from gateway.sandbox.host_proxy import HostProxy, open_proxy
 from gateway.sandbox.provider import ENVIRONMENT, LocalSandbox
+from gateway.sandbox.sandbox_layout import MEMORY_FOLDERS, ROLLOUT
 from gateway.sandbox.sandbox_settings import ContainerSettings, SandboxSettings
 from gateway.sandbox.sandboxed_command import SandboxedCommand
 
@@ -45,10 +46,12 @@ START_S, REMOVE_S, ASK_S = 60.0, 20.0, 20.0
 class ContainerProvider:
     """Starts a container for each sandbox."""
 
+    mounts_states = False
+
     def __init__(self, container: ContainerSettings, reaper: Reaper) -> None:
         self._container, self._reaper = container, reaper
 
-    async def start(self, settings: SandboxSettings) -> LocalSandbox:
+    async def start(self, settings: SandboxSettings, state: Path | None = None) -> LocalSandbox:
         command = open_container(self._container, settings, self._reaper)
         process = await ConfinedProcess.start(command, self._reaper, START_S)
         try:

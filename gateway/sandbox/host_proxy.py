@@ -20,6 +20,7 @@ from anyio import from_thread, to_thread
 from anyio.abc import SocketListener, SocketStream
 
 from gateway.sandbox.host_rules import HostRules, parse_address
+from gateway.sandbox.outside_waits import OutsideWaits
 from gateway.sandbox.proxy_request import BadRequest, ProxyRequest, parse_request
 
 INSIDE, PORT = "/run/mtrl-proxy", 3128
@@ -48,6 +49,8 @@ class HostProxy:
     def __init__(self, hosts: Sequence[str], max_bytes: int, socket_file: Path) -> None:
         self.rules, self.max_bytes, self.socket_file = HostRules(hosts), max_bytes, socket_file
         self.bytes = self.connections = 0
+        self.waits = OutsideWaits()
+        """Its waits for hosts to be reached. What happens on a connection is the doing of what runs in the sandbox."""
         self._refusals: list[str] = []
         self._lock = Lock()
         self._handover = socket.socket(socket.AF_UNIX)
@@ -102,7 +105,8 @@ class HostProxy:
             with anyio.fail_after(HEAD_S):
                 head, rest = await _read_head(client)
             request = parse_request(head)
-            server = await self._connect(request)
+            with self.waits.wait():
+                server = await self._connect(request)
         except BadRequest as error:
             await self._refuse(client, "400 Bad Request", str(error))
         except Refused as error:

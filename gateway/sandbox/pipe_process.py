@@ -20,7 +20,7 @@ from gateway.large_json import run_beside
 HEADER_BYTES = 8
 """Size of the length that precedes a message."""
 CHUNK_BYTES = 65536
-EXIT_POLL_S = 0.01
+FIRST_EXIT_POLL_S, EXIT_POLL_S = 0.001, 0.01
 EXIT_S = 5.0
 """How long a killed process may take to be gone."""
 ERROR_BYTES = 2000
@@ -116,9 +116,11 @@ class PipeProcess:
 
     async def wait(self, within_s: float = EXIT_S) -> int | None:
         """The exit code, or None if it still runs after this time."""
+        pause_s = FIRST_EXIT_POLL_S
         with anyio.move_on_after(within_s, shield=True):
-            while self.exit_code is None:  # noqa: ASYNC110 (the process has no event of its own)
-                await anyio.sleep(EXIT_POLL_S)
+            while self.exit_code is None:  # (the process has no event of its own)
+                await anyio.sleep(pause_s)
+                pause_s = min(2 * pause_s, EXIT_POLL_S)
         return self.exit_code
 
     async def kill(self) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.mcp_client.reaper import Reaper
@@ -65,6 +66,11 @@ class Sandbox(Protocol):
     def alive(self) -> bool: ...
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended by itself."""
+        ...
+
+    @property
     def python(self) -> str:
         """The Python program inside."""
         ...
@@ -95,7 +101,10 @@ class Sandbox(Protocol):
 class SandboxProvider(Protocol):
     """Starts sandboxes."""
 
-    async def start(self, settings: SandboxSettings) -> Sandbox:
+    mounts_states: bool
+    """Whether `start` makes the working folder of a prepared state, which is put in after the start otherwise."""
+
+    async def start(self, settings: SandboxSettings, state: Path | None = None) -> Sandbox:
         """A started sandbox, which the caller stops; raises Unavailable."""
         ...
 
@@ -103,13 +112,17 @@ class SandboxProvider(Protocol):
 class BubblewrapProvider:
     """Starts sandboxes on this machine."""
 
+    mounts_states = True
+
     def __init__(self, reaper: Reaper) -> None:
         self._reaper = reaper
 
-    async def start(self, settings: SandboxSettings) -> LocalSandbox:
+    async def start(self, settings: SandboxSettings, state: Path | None = None) -> LocalSandbox:
         scripts = (command_server.__file__, interpreter_process.__file__)
         readable = (*python_folders(), *scripts)
-        confined = Confined(SERVER_COMMAND, settings, readable, env=ENVIRONMENT, is_first_process=True)
+        confined = Confined(
+            SERVER_COMMAND, settings, readable, env=ENVIRONMENT, state=str(state or ""), is_first_process=True
+        )
         return LocalSandbox(await ConfinedProcess.start(open_command(confined, self._reaper), self._reaper))
 
 
@@ -123,6 +136,10 @@ class LocalSandbox:
     @property
     def alive(self) -> bool:
         return self._process.alive
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.process.exit_code is not None
 
     @property
     def python(self) -> str:

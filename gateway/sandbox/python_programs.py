@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 from gateway.sandbox import child_limits, namespaces
-from gateway.sandbox.bubblewrap import SYSTEM_FOLDERS, find_problem
+from gateway.sandbox.bubblewrap import find_problem
 from gateway.sandbox.program_users import unused_user
+from gateway.sandbox.sandbox_layout import SYSTEM_FOLDERS
 
 Confinement = Literal["sandbox", "namespaces", "user", "none"]
 CONFINEMENTS: tuple[Confinement, ...] = ("sandbox", "namespaces", "user")

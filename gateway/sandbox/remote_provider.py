@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -48,10 +49,12 @@ def _headers(remote: RemoteSettings) -> dict[str, str]:
 class RemoteProvider:
     """Starts sandboxes on a server."""
 
+    mounts_states = False
+
     def __init__(self, remote: RemoteSettings) -> None:
         self._remote = remote
 
-    async def start(self, settings: SandboxSettings) -> RemoteSandbox:
+    async def start(self, settings: SandboxSettings, state: Path | None = None) -> RemoteSandbox:
         url = self._remote.url.rstrip("/") + PATH
         http = httpx2.AsyncClient(headers=_headers(self._remote), timeout=None, trust_env=False)
         began = anyio.current_time()
@@ -88,6 +91,11 @@ class RemoteSandbox:
     @property
     def alive(self) -> bool:
         return not self._is_stopped
+
+    @property
+    def has_ended(self) -> bool:
+        """Its server tells, at the next request."""
+        return False
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
         request = {"command": list(command), "stdin": await encode_base64(stdin)}

@@ -1,7 +1,8 @@
-"""The state of a sandbox: a prepared one is packed and put inside at its start, and what is there at the end is hashed.
+"""The state of a sandbox: what is there at the end is packed and hashed.
 
-Both go through the interface that every provider has. What comes out was written by the policy, so that it is unpacked
-by hand, and nothing is written through a link. A state has one hash, wherever it is: the law of `state_hash.py`.
+Bubblewrap mounts a prepared state (`state_mount.py`); into other sandboxes it is packed and put at their start. What
+comes out was written by the policy, so that it is unpacked by hand, and nothing is written through a link. A state has
+one hash, wherever it is: the law of `state_hash.py`.
 """
 
 from __future__ import annotations
@@ -44,12 +45,9 @@ class SandboxStates:
     def __init__(self, prepared: PreparedStates, reaper: Reaper) -> None:
         self.prepared, self._reaper = prepared, reaper
 
-    async def put(self, sandbox: Sandbox, name: str) -> None:
-        """Puts the state of a rollout into its new sandbox; raises Unavailable."""
+    async def put(self, sandbox: Sandbox, state: Path) -> None:
+        """Puts a state into a new sandbox; raises Unavailable."""
         try:
-            state = self.prepared.find(name)
-            if state is None:
-                return
             packed = await to_thread.run_sync(_pack, state)
             await sandbox.put(ARCHIVE, packed)
             done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, UNPACK), b"", PACK_S)

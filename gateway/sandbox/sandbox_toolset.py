@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -13,12 +14,20 @@ import anyio
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import Unavailable
-from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.command_server import TOO_LONG
+from gateway.sandbox.confined_process import (
+    SandboxEnded,
+    SandboxKilled,
+    SandboxLate,
+    answer_time_s,
+    excuse_late_start,
+)
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.provider import Completed, Sandbox, SandboxProvider
 from gateway.sandbox.sandbox_files import FILES_PARAMETERS, FILES_TEXT, FileProblem, run_files
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
+from gateway.sandbox.spare_sandboxes import SpareSandboxes
 from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
@@ -27,7 +36,7 @@ from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Image, Outcome, Task,
 log = logging.getLogger(__name__)
 
 ToolName = SandboxTool
-MAX_TIME_S = 3600.0
+MAX_TIME_S, SPARE_S = 3600.0, 30.0
 MARGIN_S, MARGIN_SHARE = 3.0, 0.3
 """Code ends this long before its call's deadline, or this share of the time before it, so that the policy gets what it
 printed, and its endless loop is its own error rather than a timeout of the infrastructure."""
@@ -70,6 +79,10 @@ class SandboxToolset:
         self.settings, self.provider = settings, provider
         self.states: SandboxStates | None = None
         """What sandboxes begin from."""
+        self.warm = 0
+        """How many sandboxes are started in advance."""
+        self.spares: SpareSandboxes | None = None
+        self._stack = AsyncExitStack()
 
     @property
     def prepared_states(self) -> PreparedStates | None:
@@ -77,12 +90,42 @@ class SandboxToolset:
         return None if self.states is None else self.states.prepared
 
     async def __aenter__(self) -> Self:
+        if self.warm:
+            self.spares = SpareSandboxes(self._start_spare, self.warm)
+            tasks = await self._stack.enter_async_context(anyio.create_task_group())
+            self._stack.callback(tasks.cancel_scope.cancel)
+            tasks.start_soon(self.spares.run)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to close: sandboxes end with their sessions."""
+        """Stops the spare sandboxes; others end with their sessions."""
+        self.spares = None
+        await self._stack.aclose()
+
+    async def take(self, state: str) -> Sandbox:
+        """A sandbox for a rollout that begins from a state, or without a name from the default."""
+        spare = await self.spares.take() if self.spares is not None and not state else None
+        return spare or await self.start(state)
+
+    async def start(self, state_name: str) -> Sandbox:
+        """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
+        states, provider = self.states, self.provider
+        state = None if states is None else states.prepared.find_resolved(state_name)
+        sandbox = await provider.start(self.settings, state)
+        async with _stopped_on_error(sandbox):
+            if states is not None and state is not None and not provider.mounts_states:
+                await states.put(sandbox, state)
+        return sandbox
+
+    async def _start_spare(self) -> Sandbox:
+        """A sandbox with the default state whose Python is running, if there is a tool for it."""
+        sandbox = await self.start("")
+        async with _stopped_on_error(sandbox):
+            if any(spec.name == "python" for spec in self.specs):
+                await sandbox.run_python("", SPARE_S)
+        return sandbox
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:
@@ -93,6 +136,19 @@ class SandboxToolset:
             yield session
         finally:
             await session.close()
+
+
+@asynccontextmanager
+async def _stopped_on_error(sandbox: Sandbox) -> AsyncIterator[None]:
+    """A block that prepares a sandbox; raises Unavailable if it ends meanwhile."""
+    try:
+        yield
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            await sandbox.stop()
+        if isinstance(error, SandboxEnded | SandboxKilled | OSError):
+            raise Unavailable(f"a sandbox ended at its start: {error}") from error
+        raise
 
 
 class _SandboxSession:
@@ -110,13 +166,15 @@ class _SandboxSession:
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         if call.name not in {spec.name for spec in self.specs}:
             return unknown_tool_result(call.name, self.specs)
-        arguments = parse_arguments(call.arguments)
+        arguments, started_at = parse_arguments(call.arguments), time.monotonic()
         try:
             sandbox = await self._started()
+            started_at = time.monotonic()
             with anyio.move_on_after(answer_time_s()):
-                return await _ask(sandbox, call.name, arguments)
+                result = await _ask(sandbox, call.name, arguments)
+                return excuse_late_start(result, started_at) if result.reason == TOO_LONG else result
             await sandbox.stop()
-            raise SandboxEnded("it did not answer in time")
+            raise SandboxLate
         except SandboxKilled as error:
             log.error("tool %s: %s", call.name, error)
             return ToolResult((Text("The tool is not available."),), Outcome.UNKNOWN, reason=str(error))
@@ -125,7 +183,8 @@ class _SandboxSession:
             return ToolResult((Text("The tool is not available."),), Outcome.UNAVAILABLE, reason=str(error))
         except SandboxEnded as error:
             text = f"The sandbox was ended: {error}. {NEW_SANDBOX}"
-            return ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            result = ToolResult((Text(text),), Outcome.ERROR, reason=f"the sandbox was ended: {error}")
+            return excuse_late_start(result, started_at) if isinstance(error, SandboxLate) else result
         except (OSError, FileProblem) as error:
             return ToolResult((Text(f"Error: {error}"),), Outcome.ERROR, reason=str(error))
 
@@ -136,20 +195,8 @@ class _SandboxSession:
                 sandbox, self._sandbox = self._sandbox, None
                 if sandbox is not None:
                     await sandbox.stop()
-                self._sandbox = await self._start()
+                self._sandbox = await self._toolset.take(self._state)
             return self._sandbox
-
-    async def _start(self) -> Sandbox:
-        """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
-        sandbox = await self._toolset.provider.start(self._toolset.settings)
-        try:
-            if self._toolset.states is not None:
-                await self._toolset.states.put(sandbox, self._state)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await sandbox.stop()
-            raise
-        return sandbox
 
     async def finish(self) -> Mapping[str, float]:
         """No rewards: what scores is not within reach of what is scored."""

@@ -14,10 +14,11 @@ from anyio import to_thread
 from gateway.errors import Unavailable
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import sandbox_statistics as statistics
-from gateway.sandbox.bubblewrap import CommandLine, Confined, find_problem, open_command_line
+from gateway.sandbox.bubblewrap import CommandLine, Confined, find_problem, is_known_to_work, open_command_line
 from gateway.sandbox.cgroups import REMOVE_S, Cgroup, make_group, remove_group
 from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
 from gateway.sandbox.host_proxy import HostProxy, open_proxy
+from gateway.sandbox.outside_waits import OutsideWaits
 from gateway.sandbox.program_users import unused_user
 from gateway.sandbox.sandbox_settings import SandboxSettings
 
@@ -46,9 +47,9 @@ class SandboxedCommand:
         return refusals
 
     @property
-    def waits_for_hosts(self) -> bool:
-        """Whether it has connections to hosts: then it may be one of these that does not answer."""
-        return self.proxy is not None and self.proxy.connections > 0
+    def waits(self) -> OutsideWaits | None:
+        """Its waits for hosts, where it has a list of them."""
+        return None if self.proxy is None else self.proxy.waits
 
     def find_limit(self) -> str:
         """The limit that ended its processes, as text; empty if none did."""
@@ -66,7 +67,7 @@ async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterat
 
     Raises Unavailable where nothing can be confined.
     """
-    problem = await to_thread.run_sync(find_problem)
+    problem = find_problem() if is_known_to_work() else await to_thread.run_sync(find_problem)
     if problem is not None:
         statistics.count_refusal()
         raise Unavailable(f"no sandbox can be started: {problem}")

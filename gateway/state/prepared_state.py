@@ -76,12 +76,25 @@ class PreparedStates:
         """The state for a task that names one, or none; raises StateError."""
         return find_prepared_state(self.default, self.states, name)
 
+    def find_resolved(self, name: str) -> Path | None:
+        """The state of a rollout, without links on the way to it; raises Unavailable."""
+        try:
+            state = self.find(name)
+            return state and state.resolve()
+        except (StateError, OSError) as error:
+            raise Unavailable(f"the `state` cannot be put into the sandbox: {error}") from error
+
     def names(self) -> tuple[str, ...]:
         """The names of the states in the folder of states."""
         found = [] if self.states is None else sorted(self.states.iterdir())
         endings = {path: next((end for end in ARCHIVES if path.name.endswith(end)), "") for path in found}
         usable = (path for path in found if is_prepared_state(path) and not path.name.startswith("."))
         return tuple(dict.fromkeys(path.name.removesuffix(endings[path]) for path in usable))
+
+    def examples(self) -> tuple[Path, ...]:
+        """The default and the first of the named states."""
+        named = [self.find(name) for name in self.names()[:1]]
+        return tuple(dict.fromkeys(path.resolve() for path in (self.default, *named) if path is not None))
 
     def check(self, task: Task, owner: str) -> None:
         """Raises SessionError if the task names a state that there is not."""

@@ -21,5 +21,5 @@ def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(t
         row = results[name]
         assert row["bare_ms"] > 0 and row["ratio"] == row["sandbox_ms"] / row["bare_ms"]
     assert (results["many"]["sandboxes"], results["many"]["lost"]) == (SMALL.at_once, 0)
-    assert len(results["promises"]) == 2
+    assert len(results["promises"]) == 3
     assert "0 lost" in (tmp_path / "sandbox.md").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -211,6 +212,7 @@ async def test_check_says_whether_sandboxes_can_be_started(
     findings = await check.run_checks(build_plan(write("tools.yaml", "tools: [{sandbox_tools: [python]}]"), None))
     (found,) = [finding for finding in findings if "sandboxes" in finding.message]
     assert found.grade == grade and text in found.message
+    assert bool(re.search(r"; one starts in \d+ ms$", found.message)) is (problem is None)
     assert problem is None or found.remedy == "install bubblewrap"
 
 

@@ -14,11 +14,13 @@ import anyio
 import pytest
 
 from gateway.build import build_plan
+from gateway.check import run_checks
 from gateway.errors import ConfigError, SessionError
 from gateway.gateway import Gateway
+from gateway.sandbox.bubblewrap import find_copy_reason
 from gateway.sandbox.sandbox_state import unpack
 from gateway.state.state_hash import hash_state
-from gateway.types import Outcome, Task, ToolCall
+from gateway.types import Outcome, Task, ToolCall, ToolResult
 
 
 def make_gateway(folder: Path, **settings: Any) -> Gateway:
@@ -69,11 +71,112 @@ async def test_sandboxes_begin_from_states_and_end_with_the_hash_of_what_is_left
 async def test_state_that_cannot_be_put_in_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     (tmp_path / "large" / "file").write_bytes(bytes(3 * 2**20))
+    state = shutil.make_archive(str(tmp_path / "large"), "tar", tmp_path / "large")  # It is unpacked, not overlaid.
     with anyio.fail_after(100):
-        async with make_gateway(tmp_path, state="large", sandbox={"disk_mb": 1}) as gateway, gateway.open() as session:
+        async with make_gateway(tmp_path, state=state, sandbox={"disk_mb": 1}) as gateway, gateway.open() as session:
             for _ in range(2):
                 result = await session.call(ToolCall("1", "shell", '{"command": "ls"}'))
                 assert result.outcome is Outcome.UNAVAILABLE and "state" in str(result.reason), result
+
+
+@pytest.mark.parametrize("kind", ["folder", "folder of two owners", "archive"])
+async def test_siblings_begin_alike_and_do_not_see_each_others_changes(kind: str, tmp_path: Path, states: Path) -> None:
+    state = states / "zip.zip" if kind == "archive" else states / "one"
+    if kind == "folder of two owners":
+        (state / "docs" / "other.txt").write_text("other")
+        if os.geteuid() == 0:
+            os.chown(state / "docs" / "other.txt", 65_533, 65_533)
+            assert "another owner" in find_copy_reason(state)
+    before = hash_state(states)
+    edit = "cat docs/a.txt; echo mine > docs/a.txt; rm -f docs/other.txt; mkdir new; chmod +x docs/a.txt; ls"
+    async with (
+        make_gateway(tmp_path, state=str(state)) as gateway,
+        gateway.open() as first,
+        gateway.open() as second,
+    ):
+        texts = [
+            (await session.call(ToolCall("1", "shell", json.dumps({"command": command})))).text
+            for session, command in ((first, edit), (second, edit), (first, "cat docs/a.txt"))
+        ]
+    assert texts == ["first\ndocs\nnew", "first\ndocs\nnew", "mine"]
+    assert hash_state(states) == before
+
+
+async def test_large_state_starts_without_being_copied_where_it_can_be_overlaid(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    for number in range(2000):
+        (tmp_path / "large" / f"{number}.txt").write_bytes(b"x" * 1024)
+    limits = {"disk_mb": 1, "files": 100}  # Of what it adds: a copy would not fit.
+    async with make_gateway(tmp_path, state="large", sandbox=limits) as gateway, gateway.open() as session:
+
+        async def shell(command: str) -> ToolResult:
+            return await session.call(ToolCall("1", "shell", json.dumps({"command": command})))
+
+        listed = await shell("ls | wc -l")
+        if find_copy_reason(tmp_path / "large"):
+            assert listed.outcome is Outcome.UNAVAILABLE
+            return
+        assert listed.text == "2000", listed
+        assert "No space left" in (await shell("for n in $(seq 300); do echo > new$n; done")).text
+        assert (
+            "No space left" in (await shell("rm new*; for n in 1 2 3; do head -c 600K /dev/zero > much$n; done")).text
+        )
+
+
+async def test_state_leads_nowhere_outside_and_cannot_be_written_through(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("kept")
+    (tmp_path / "real").mkdir()
+    for name, target in (("up", "../secret"), ("away", str(tmp_path / "secret")), ("folder", str(tmp_path))):
+        (tmp_path / "real" / name).symlink_to(target)
+    (tmp_path / "real" / "own").write_text("prepared")
+    (tmp_path / "state").symlink_to("real")
+    async with make_gateway(tmp_path, state="state") as gateway:
+        reads = "cat up away folder/secret; echo stolen > away; echo stolen > folder/secret; ls /mnt /media /srv"
+        text, _ = await play(gateway, Task(), f"({reads}) 2>&1; echo mine > own; cat own")
+        tricks = "ln own hard; mv own moved; echo stolen > hard; cat moved; ls -A /rollout/../mnt"
+        linked, _ = await play(gateway, Task(), f"({tricks}) 2>&1 || true")
+    assert "kept" not in text and text.endswith("mine") and linked.startswith("stolen"), (text, linked)
+    assert (tmp_path / "secret").read_text() == "kept"
+    assert (tmp_path / "real" / "own").read_text() == "prepared"
+
+
+async def test_native_tools_in_sandboxes_begin_from_the_state_that_the_task_names(tmp_path: Path, states: Path) -> None:
+    shutil.copytree(states / "one", states / "two")
+    (states / "two" / "docs" / "a.txt").write_text("second")
+    (tmp_path / "stateful.py").write_text(
+        "from pathlib import Path\n\ndef appends(text: str) -> str:\n"
+        "    file = Path('/rollout/docs/a.txt')\n    file.write_text(file.read_text().strip() + text)\n"
+        "    return file.read_text()\n"
+    )
+    entry = {"function": "stateful:appends", "isolation": "sandbox", "state": "states/one", "states": "states"}
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
+    async with Gateway.load(tmp_path / "tools.yaml", None) as gateway:
+        texts = []
+        for state, repeats in (("", 2), ("two", 1), ("", 1)):
+            async with gateway.open(Task(state=state)) as session:
+                call = ToolCall("1", "appends", '{"text": "+"}')
+                texts += [(await session.call(call)).text for _ in range(repeats)]
+        with pytest.raises(SessionError, match="three"):
+            await gateway.begin(Task(state="three"))
+    assert texts == ["first+", "first++", "second+", "first+"]
+    assert (states / "one" / "docs" / "a.txt").read_text() == "first\n"
+
+
+async def test_state_of_a_tool_outside_of_sandboxes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"function": "math:sqrt", "state": "x"}]}))
+    with pytest.raises(ConfigError, match="belong to `isolation: sandbox`"):
+        Gateway.load(tmp_path / "tools.yaml", None)
+
+
+async def test_check_tells_how_sandboxes_begin_with_their_states(tmp_path: Path, states: Path) -> None:
+    file = tmp_path / "box.yaml"
+    entries = [{"sandbox_tools": ["shell"], "state": name} for name in ("states/one", "states/zip.zip")]
+    file.write_text(json.dumps({"tools": [{**entry, "prefix": f"a{n}_"} for n, entry in enumerate(entries)]}))
+    findings = {finding.message: finding for finding in await run_checks(build_plan([file], None))}
+    told = [finding for text, finding in findings.items() if "the state" in text]
+    assert [finding.grade for finding in told] == ["note" if find_copy_reason(states / "one") else "ok", "note"]
+    assert "it is an archive" in told[1].message and told[1].remedy
+    assert any(text.startswith("sandboxes: bubblewrap") for text in findings)
 
 
 async def test_each_entry_has_a_hash_under_its_prefix(tmp_path: Path, states: Path) -> None:

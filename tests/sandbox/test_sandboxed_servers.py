@@ -117,23 +117,6 @@ async def test_server_that_its_policy_hangs_is_the_policys_error_also_in_later_c
     assert state == "ended: it hangs"
 
 
-@pytest.mark.parametrize("waits_for", ["a host", "an answer"])
-async def test_server_that_waits_for_something_outside_is_a_timeout_that_is_not_scored(
-    waits_for: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"isolation": "sandbox", "sandbox": {"network": ["pypi.org"]}}
-    async with notes_toolset(**settings) as server, limited_session(server) as (session, hanging):
-        leased = max(server.pool.connections, key=lambda connection: connection.transport.rollout is not LISTING)
-        sandbox = leased.transport.sandbox
-        assert sandbox is not None and sandbox.proxy is not None
-        if waits_for == "a host":
-            monkeypatch.setattr(sandbox.proxy, "connections", 1)
-        else:
-            monkeypatch.setattr(leased, "_answering", 1)
-        late = await session.call(hanging)
-    assert late.outcome is Outcome.TIMEOUT and "outside of its sandbox" in str(late.reason), late
-
-
 async def test_server_that_ends_before_any_call_is_not_the_policys(monkeypatch: pytest.MonkeyPatch) -> None:
     async with notes_toolset(isolation="sandbox") as server, server.open(Task("a")) as session:
         await call(session, "read")

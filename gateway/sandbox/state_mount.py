@@ -1,0 +1,178 @@
+"""Makes the file system that a sandbox's `/rollout` begins with, then replaces itself by the sandbox's command line.
+
+A prepared folder lies under an overlay in memory, so that nothing is copied; where the kernel does not allow that, and
+for archives, a folder in memory gets a copy. All of it is in a namespace of this process, and gone with it. Run as a
+program of its own with `python -I -S`: its argument is JSON, and the command line follows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
+NO_SUID, NO_DEVICES, RECURSIVE, PRIVATE = 2, 4, 16384, 1 << 18
+OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
+HERE, EMPTY_PATH, CLONE_TREE, FROM_EMPTY_PATH = -100, 0x1000, 1, 4
+READ_ONLY, ID_MAP = 1, 0x00100000
+ROOT_OPTIONS, USER_OPTIONS = "index=off,redirect_dir=off,metacopy=off", "index=off,redirect_dir=nofollow,userxattr"
+FAILED = 125
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Mounts, and goes on as the command; with `probe`, prints why the state would be copied instead, if it would."""
+    settings: dict[str, Any] = json.loads(sys.argv[1])
+    try:
+        problem = mount_state(settings)
+    except (OSError, ValueError, EOFError, shutil.Error, tarfile.TarError, zipfile.BadZipFile) as error:
+        sys.stderr.write(f"its `state` cannot be put in: {error}\n")
+        sys.exit(FAILED)
+    if settings["probe"]:
+        sys.stdout.write(problem)
+        return
+    os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command line of a sandbox
+
+
+def mount_state(settings: Mapping[str, Any]) -> str:
+    """Mounts the state at `merged` below the place; returns why it is a copy, if it is one."""
+    enter_namespace()
+    place, state = settings["place"], settings["state"]
+    options = f"size={settings['bytes']},nr_inodes={settings['files']},mode=755"
+    mount("tmpfs", place, "tmpfs", NO_SUID | NO_DEVICES, options)
+    for name in ("lower", "upper", "work", "merged"):
+        os.mkdir(f"{place}/{name}")
+    user = settings["user"]
+    for name in ("upper", "merged"):
+        os.chmod(f"{place}/{name}", 0o777)  # noqa: S103 - it is the sandbox's alone
+        give(f"{place}/{name}", user)
+    problem = "" if os.path.isdir(state) else "it is an archive"
+    try:
+        if not problem:
+            mount_overlay(place, state, user)
+    except OSError as error:
+        problem = str(error)
+    if problem and not settings["probe"]:
+        copy(state, f"{place}/merged", user)
+    return problem
+
+
+def enter_namespace() -> None:
+    """A namespace of mounts of its own; for others than root, with one of users, in which they may mount."""
+    user, group = os.geteuid(), os.getegid()
+    check(_libc.unshare(NEW_MOUNTS if user == 0 else NEW_MOUNTS | NEW_USER), "unshare")
+    if user:
+        write_maps("self", f"{user} {user} 1", f"{group} {group} 1")
+    mount("none", "/", "", RECURSIVE | PRIVATE)
+
+
+def mount_overlay(place: str, state: str, user: int) -> None:
+    """Lays an empty folder in memory over the state; raises OSError where that cannot be done."""
+    lower = open_tree(state, user)
+    check(_libc.syscall(MOVE_MOUNT, lower, b"", HERE, f"{place}/lower".encode(), FROM_EMPTY_PATH), "move_mount")
+    os.close(lower)
+    layers = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
+    options = f"{layers},{ROOT_OPTIONS if os.geteuid() == 0 else USER_OPTIONS}"
+    mount("overlay", f"{place}/merged", "overlay", NO_SUID | NO_DEVICES, options)
+
+
+def open_tree(state: str, user: int) -> int:
+    """The state, read-only, as a mount of its own, in which the files of its owner are the user's."""
+    tree: int = _libc.syscall(OPEN_TREE, HERE, state.encode(), CLONE_TREE)
+    check(min(tree, 0), "open_tree")
+    attributes, namespace = READ_ONLY | NO_SUID | NO_DEVICES, 0
+    owner = os.stat(state)
+    if user:
+        check_owner(state, owner)
+        namespace = open_id_map(f"{owner.st_uid} {user} 1", f"{owner.st_gid} {user} 1")
+        attributes |= ID_MAP
+    changes = (ctypes.c_uint64 * 4)(attributes, 0, 0, namespace)
+    check(_libc.syscall(MOUNT_SETATTR, tree, b"", EMPTY_PATH, changes, ctypes.c_size_t(32)), "mount_setattr")
+    return tree
+
+
+def check_owner(state: str, owner: os.stat_result) -> None:
+    """Raises OSError if files have several owners, only one of whom can become the user."""
+    for folder, folders, files in os.walk(state):
+        for name in (*folders, *files):
+            entry = os.lstat(os.path.join(folder, name))
+            if (entry.st_uid, entry.st_gid) != (owner.st_uid, owner.st_gid):
+                raise OSError(f"{folder}/{name} has another owner than {state}")
+
+
+def open_id_map(users: str, groups: str) -> int:
+    """The descriptor of a namespace of users with these maps."""
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready[1], b"1" if _libc.unshare(NEW_USER) == 0 else b"0")
+        os.read(done[0], 1)
+        os._exit(0)
+    try:
+        if os.read(ready[0], 1) != b"1":
+            raise OSError("no namespace of users can be made")
+        write_maps(str(child), users, groups)
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for end in (*ready, *done):
+            os.close(end)
+
+
+def write_maps(process: str, users: str, groups: str) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
+        with open(f"/proc/{process}/{name}", "w") as file:
+            file.write(text)
+
+
+def copy(state: str, folder: str, user: int) -> None:
+    """Copies a folder, or unpacks an archive, and gives all of it to the user."""
+    if os.path.isdir(state):
+        shutil.copytree(state, folder, symlinks=True, dirs_exist_ok=True, copy_function=copy_file)
+    elif state.endswith(".zip"):
+        with zipfile.ZipFile(state) as zipped:
+            zipped.extractall(folder)  # noqa: S202 - it keeps members inside
+    else:
+        with tarfile.open(state) as tar:
+            tar.extractall(folder, filter="data")
+    os.chmod(folder, 0o777)  # noqa: S103 - it is the sandbox's alone
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            give(os.path.join(place, name), user)
+
+
+def copy_file(source: str, target: str) -> None:
+    if not stat.S_ISREG(os.stat(source).st_mode):  # Opening a pipe would wait for its other end.
+        raise OSError(f"{source} is no regular file")
+    shutil.copy2(source, target)
+
+
+def give(path: str, user: int) -> None:
+    """Makes the user the owner, where there is one."""
+    if user:
+        os.chown(path, user, user, follow_symlinks=False)
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words: Sequence[bytes] = (source.encode(), target.encode(), kind.encode())
+    check(_libc.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
+
+
+def check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()
