@@ -172,7 +172,7 @@ async def _build_train_loop(
     engine = await stack.enter_async_context(job.make_engine(logs, policy, log, serving))
     if engine.version != step:
         await engine.publish(await to_thread.run_sync(lambda: policy.weights), step)
-    await stack.enter_async_context(job.open_workers(engine, logs, log))
+    await stack.enter_async_context(job.open_workers(engine, logs, log, is_last=not settings.evaluation.after))
     for note in _describe_run(job, engine, channel):
         log(note)
     if checkpoint:

@@ -27,7 +27,7 @@ async def retry_while_away(
 
     `on_away` is told of the first failure, and of each that has another reason than the one before.
     """
-    deadline, pause_s, told = anyio.current_time() + within_s, FIRST_PAUSE_S, ""
+    deadline, pause_s, reported = anyio.current_time() + within_s, FIRST_PAUSE_S, ""
     while True:
         try:
             return await attempt()
@@ -35,8 +35,8 @@ async def retry_while_away(
             left_s = deadline - anyio.current_time()
             if left_s <= 0:
                 raise
-            if error.problem != told:
-                told = error.problem
-                on_away(f"{told}; it is tried again for up to {left_s:.0f} s")
+            if error.problem != reported:
+                reported = error.problem
+                on_away(f"{reported}; it is tried again for up to {left_s:.0f} s")
         await anyio.sleep(min(left_s, pause_s * random.uniform(0.7, 1.0)))  # noqa: S311 - spreads many workers
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -23,6 +23,7 @@ from gateway.session import AnyGateway
 from gateway.version import installed_version
 from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import make_agent_host
+from trainer.engine.sglang.direct_requests import DirectClient
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, Span
 from trainer.setup import RECONNECT_S, load_template, make_gateway, make_sampling, make_stepper, unavailable_servers
@@ -32,7 +33,7 @@ from trainer.workers.generation_messages import sampling_from_plain
 from trainer.workers.handshake import ANSWER_S, TOKEN_VARIABLE, StrangerError, greet_trainer
 from trainer.workers.line_channel import Address, ChannelError, LineChannel, require_short
 from trainer.workers.plain_values import Blobs, task_from_plain
-from trainer.workers.remote_engine import EventBuffer, EventObserver, RemoteEngine
+from trainer.workers.remote_engine import Direct, EventBuffer, EventObserver, RemoteEngine
 from trainer.workers.retry import AwayError, retry_while_away
 from trainer.workers.watched_gateway import WatchedGateway
 from trainer.workers.worker_job import TokenizerPrint, WorkerJob
@@ -170,6 +171,7 @@ class Worker:
         self._tell = tell
         self.playing: dict[int, PlayedRollout] = {}
         self._plays = anyio.create_task_group()
+        self.direct: Direct | None = None
         self._runner: RolloutRunner | None = None
 
     async def play_all(self, options: WorkerOptions) -> None:
@@ -181,6 +183,9 @@ class Worker:
                 self._runner = await retry_while_away(
                     lambda: stack.enter_async_context(opening()), RECONNECT_S, self._tell
                 )
+                if self.job.is_direct:
+                    client = await stack.enter_async_context(DirectClient())
+                    self.direct = Direct(client, self._plays.start_soon)
                 await stack.enter_async_context(self._plays)
                 gc.collect()
                 gc.freeze()  # What lives as long as the process is not looked through again and again.
@@ -214,7 +219,7 @@ class Worker:
             self._plays.start_soon(played.play, self._runner, message)
         elif kind == "act" and number in self.playing:
             self.playing[number].may_act.set()
-        elif kind == "generated" and number in self.playing:
+        elif kind in ("generated", "send", "unsend") and number in self.playing:
             self.playing[number].engine.receive(message)
         elif kind == "cancel" and number in self.playing:
             self.playing.pop(number).scope.cancel()
@@ -234,6 +239,7 @@ class PlayedRollout:
         channel, capabilities = worker.channel, worker.job.engine.capabilities
         self.blobs = Blobs(channel.send, number)
         self.engine = RemoteEngine(channel, number, self.blobs, capabilities, worker.events)
+        self.engine.direct = worker.direct
         self.scope = anyio.CancelScope()
         self.may_act = anyio.Event()
         """Set once the training process knows that this rollout does what must not be done twice."""
