@@ -59,7 +59,7 @@ def worker(
             if not wait:
                 raise
             _tell(f"{error.problem}; it is waited for")
-            _begin_anew(options)
+            _restart(options)
 
 
 def _tell(text: str) -> None:
@@ -67,7 +67,7 @@ def _tell(text: str) -> None:
     sys.stderr.flush()
 
 
-def _begin_anew(options: WorkerOptions) -> None:
+def _restart(options: WorkerOptions) -> None:
     """Replaces this process by a new worker, which has imported nothing of the user's tools yet."""
     from trainer.workers.handshake import TOKEN_VARIABLE
 
