@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT)]
 
 import psutil  # noqa: E402
 
+from bench.kills_scale_table import format_results  # noqa: E402
 from bench.machines import PYTHON, Machine, Service, two_machines  # noqa: E402
 from gateway.types import Outcome  # noqa: E402
 from trainer.rollout.steppers import CALLS_INFO  # noqa: E402
@@ -39,7 +40,7 @@ from trainer.storage.rollout_file import Rollouts  # noqa: E402
 from trainer.storage.run_files import read_metrics  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
-KILLS, STEPS_EACH = 20, 2
+KILLS, STEPS_EACH = 20, 1
 """Kills, and the steps of the job for each: each kill hits other steps."""
 SETTLE_S, STEP_S = 240.0, 180.0
 RENDEZVOUS_PORT, WORKERS_PORT, GATEWAY_PORT, SERVER_PORT = 29400, 8790, 8765, 30000
@@ -302,40 +303,6 @@ def difference(pair: tuple[float | None, float | None]) -> float:
     if first is None or second is None:
         return 0.0 if first is second else math.inf
     return abs(first - second) / max(1.0, abs(first))
-
-
-ROWS = {
-    "steps": "steps",
-    "rollouts": "rollouts that are trained",
-    "missing": "rollouts lost",
-    "doubled": "rollouts counted twice",
-    "made_anew": "rollouts that a kill ended, and that were played again",
-    "calls": "tool calls of trained rollouts",
-    "executed_twice": "of these, calls that were carried out twice",
-    "executed": "all calls that were carried out, those of ended rollouts and repeated steps too",
-    "wall_s": "seconds",
-}
-
-
-def format_results(content: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
-    found = content["found"]
-    kinds = Counter(kind for kind, _ in found["killed"]["kills"])
-    lines = [f"{name}: {value}  " for name, value in content["about"].items()]
-    lines += ["killed with -9: " + ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) + "  "]
-    lines += [f"after steps: {', '.join(str(step) for _, step in found['killed']['kills'])}  ", ""]
-    lines += [f"| | killed {sum(kinds.values())} times | undisturbed |", "|---|--:|--:|"]
-    lines += [
-        f"| {title} | {found['killed'][key]:,.0f} | {found['undisturbed'][key]:,.0f} |" for key, title in ROWS.items()
-    ]
-    lines += ["", "| promise | |", "|---|---|"]
-    met = "met" if content["kept"] else "**missed**"
-    lines += [f"| nothing lost, counted twice or carried out twice; losses of all steps equal | {met} |"]
-    lines += [f"| largest difference of loss, gradient norm and reward | {content['apart']:.2g} |"]
-    lines += [
-        f"| steps with a loss, of {content['steps']}; the others have no gradient in either run | {content['losses']} |"
-    ]
-    return "\n".join(["# A job on two machines whose processes are killed", "", *lines]) + "\n"
 
 
 def describe_machine() -> dict[str, str]:

@@ -39,9 +39,9 @@ from gateway.errors import format_error, unwrap_error  # noqa: E402
 RESULTS = ROOT / "bench" / "results"
 RANKS, STEPS = (1, 2, 4), 5
 WORKERS = workers.Size(rollouts=128, turns=8, under_way=(1000, 10_000), paced=(1, 2, 4), paced_rollouts=48)
-PLAN_STEPS = 6
+PLAN_STEPS, UNPACED_STEPS = 6, 12
 PART_S = 400.0
-PARTS = ("ranks", "workers", "plan", "publish")
+PARTS = ("ranks", "workers", "plan", "unpaced", "large", "publish")
 
 
 def main() -> int:
@@ -54,6 +54,8 @@ def main() -> int:
         "ranks": partial(measure_rank_paces, (1, 2) if options.small else RANKS, 1 if options.small else STEPS),
         "workers": partial(measure_workers, workers.SMALL if options.small else WORKERS),
         "plan": partial(measure_plan, 1 if options.small else PLAN_STEPS),
+        "unpaced": partial(measure_plan, 1 if options.small else UNPACED_STEPS, is_paced=False),
+        "large": partial(measure_large_plan, options.small),
         "publish": partial(measure_publish, options.small),
     }
     out = options.out or (None if options.small else RESULTS)
@@ -115,12 +117,18 @@ def pace_to_dict(pace: workers.Pace) -> dict[str, float]:
     }  # fmt: skip
 
 
-def measure_plan(steps: int) -> Any:
-    """Planned and measured steps, with an engine, updates and tools that keep a set pace."""
+def measure_plan(steps: int, *, is_paced: bool = True) -> Any:
+    """Planned and measured steps, with an engine, updates and tools that keep a set pace, or with the real ones."""
     with TemporaryDirectory(prefix="mtrl-plan-") as folder:
-        words = ("--paced", "--rounds", "1", "--steps", str(1 + steps), "--out", folder)
-        run_script("plan.py", *words)
+        words = ["--rounds", "1", "--steps", str(1 + steps), "--out", folder]
+        run_script("plan.py", *words, *["--paced"] * is_paced)
         return json.loads((Path(folder) / "plan.json").read_text())["jobs"]
+
+
+def measure_large_plan(is_small: bool) -> Any:
+    """How long a plan of many devices takes."""
+    size = ("--devices", "64", "--rollouts", "2000") if is_small else ()
+    return json.loads(run_script("plan_large.py", *size))
 
 
 def measure_publish(is_small: bool) -> Any:
@@ -131,12 +139,13 @@ def measure_publish(is_small: bool) -> Any:
         return json.loads(out.read_text())["found"]["qwen3"]
 
 
-def run_script(name: str, *words: str) -> None:
-    """Runs a measurement in a process of its own."""
+def run_script(name: str, *words: str) -> str:
+    """Runs a measurement in a process of its own; returns what it prints."""
     command = [sys.executable, str(ROOT / "bench" / name), *words]
-    done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, timeout=PART_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PART_S, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    return done.stdout
 
 
 def describe_machine() -> dict[str, str]:

@@ -149,7 +149,7 @@ async def open_bench(folder: Path, workers: int, turns: int) -> AsyncIterator[Be
         await stack.enter_async_context(gateway)
         if workers:
             chosen = WorkerSettings(workers=workers)
-            job = make_worker_job(settings, folder / "model", template, "kind", engine.capabilities, chosen.silent_s)
+            job = make_worker_job(settings, folder / "model", template, "kind", engine, chosen.silent_s)
             pool = await stack.enter_async_context(WorkerPool(chosen, job, engine, folder, print))
             runner = with_workers(runner, pool, acts_unseen=False)
         yield Bench(runner, engine, tuple(find_workers()) if workers else ())

@@ -24,6 +24,7 @@ from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.model import configure_torch
 from trainer.policy.errors import PolicyError
+from trainer.policy.memory_plan import free_memory
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
@@ -77,6 +78,7 @@ class Follower:
             "versions": find_versions(),
             "settings": self._settings,
             "model files": digest_model(model) if model.is_dir() else {},
+            "free": free_memory(),
         }
 
     def _load(self, command: Command) -> None:

@@ -35,6 +35,7 @@ from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.distributed.sharded_weights import ShardedWeights
 from trainer.distributed.write_shards import Digests
 from trainer.model import SHARDS_FOLDER
+from trainer.policy.memory_plan import MemoryPart, MemoryPlan
 from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.shards import has_shards, require_same_parts
@@ -126,11 +127,15 @@ class LeadUpdater(PolicyUpdater):
             return super().train_step(train_batch)
 
 
+def count_ranks(settings: DistributedSettings) -> int:
+    """The ranks that a launcher started, or that the settings ask for."""
+    environment = detect_environment()
+    return environment.size if environment else settings.ranks
+
+
 def count_shards(settings: DistributedSettings) -> int:
     """The GPUs that one copy of the weights is split over; 1 without GPUs, since ranks then share their memory."""
-    environment = detect_environment()
-    ranks = environment.size if environment else settings.ranks
-    shard = find_shard(settings, ranks)
+    shard = find_shard(settings, count_ranks(settings))
     return shard if torch.cuda.is_available() else 1
 
 
@@ -166,9 +171,16 @@ class EndSignal:
 
 @asynccontextmanager
 async def open_ranks(
-    settings: DistributedSettings, run_settings: Mapping[str, Any], model: Path, folder: Path
+    settings: DistributedSettings,
+    run_settings: Mapping[str, Any],
+    model: Path,
+    folder: Path,
+    needs: Sequence[MemoryPart] = (),
 ) -> AsyncIterator[LeaderChannel | None]:
-    """Starts the ranks if the settings ask for them, and connects them; None if this process trains alone."""
+    """Starts the ranks if the settings ask for them, and connects them; None if this process trains alone.
+
+    `needs` is the memory of each other rank.
+    """
     environment = detect_environment()
     if environment is None and settings.ranks == 1:
         yield None
@@ -186,7 +198,7 @@ async def open_ranks(
         ranks, names = await to_thread.run_sync(connect, abandon_on_cancel=True)
         channel = LeaderChannel(ranks, find_ended, names)
         stack.callback(_disconnect, channel)
-        await to_thread.run_sync(_check, channel, run_settings, model, folder)
+        await to_thread.run_sync(_check, channel, run_settings, model, folder, needs)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_watch, channel, find_ended)
             try:
@@ -205,7 +217,9 @@ async def _watch(channel: LeaderChannel, find_ended: FindEnded) -> None:
     raise error or LostRankError("a rank has ended", RANK_REMEDY)
 
 
-def _check(channel: LeaderChannel, run_settings: Mapping[str, Any], model: Path, folder: Path) -> None:
+def _check(
+    channel: LeaderChannel, run_settings: Mapping[str, Any], model: Path, folder: Path, needs: Sequence[MemoryPart]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder.absolute(), prefix=".ranks-") as mark:  # All ranks write checkpoints there.
         arguments = {"model": str(model.absolute()), "mark": mark.name}
@@ -215,6 +229,10 @@ def _check(channel: LeaderChannel, run_settings: Mapping[str, Any], model: Path,
         if problem := answer.get("problem"):
             raise RankError(f"{channel.names[rank]}: {problem}", "start all ranks with the same command and run file")
     require_alike(own, channel.answers, channel.names)
+    for rank, answer in enumerate(channel.answers, 1):
+        plan = MemoryPlan(tuple(needs), answer["free"])
+        if not plan.fits:
+            raise RankError(f"{channel.names[rank]}: this run does not fit: {plan}", plan.remedy)
 
 
 def _end(channel: LeaderChannel) -> None:

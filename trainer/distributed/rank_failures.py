@@ -19,6 +19,10 @@ from trainer.policy.memory_plan import is_out_of_memory
 
 FAILURE_KEY, ANY_FAILURE_KEY = "failure/{}", "failed"
 OPERATOR_ERRORS = (PolicyError, ModelError, NotFiniteError)
+MEMORY_REMEDY = (
+    "lower `update.tokens` or `limits.rollout_tokens`, set `update.checkpointing: true`, or use more ranks; continue"
+    " with --resume"
+)
 CONNECTION_WORDS = ("gloo", "nccl", "connection", "socket", "timed out", "timeout")
 
 
@@ -45,6 +49,8 @@ def describe_failure(rank: int, error: Exception) -> RankFailure:
     problem, remedy, is_unexpected = str(error), None, not isinstance(error, OPERATOR_ERRORS)
     if isinstance(error, PolicyError):
         problem, remedy = error.problem, error.remedy
+    elif is_out_of_memory(error):
+        problem, remedy, is_unexpected = f"memory ran out ({type(error).__name__})", MEMORY_REMEDY, False
     elif is_unexpected:
         problem = f"{type(error).__name__}: {error}"
     return RankFailure(name_rank(rank), problem, remedy, is_connection_error(error), is_unexpected)

@@ -94,39 +94,57 @@ class MemoryPlan:
 
 
 def plan_memory(
-    settings: BaseRolloutSettings, folder: Path, available: int | None = None, *, shards: int = 1
+    settings: BaseRolloutSettings, folder: Path, available: int | None = None, *, shards: int = 1, ranks: int = 1
 ) -> MemoryPlan:
     """Plans the memory for rollouts, and for training if the settings are those of a training run.
 
-    `shards`: the GPUs that one copy of the training state is split over; the plan is that of rank 0's.
+    `shards`: the GPUs that one copy of the training state is split over; `ranks`: the processes that train. The plan
+    is that of rank 0's.
     """
     model = load_meta_model(folder)
     update: UpdateSettings | None = getattr(settings, "update", None)
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
     generating, tokens = settings.admission.writing, settings.limits.rollout_tokens
-    holding, kv_bytes = _embedded_holding(settings, model, shards), generating * tokens * kv_bytes_per_token(model)
+    holding, kv_bytes = _embedded_holding(settings, model, ranks), generating * tokens * kv_bytes_per_token(model)
     parts = [
         _engine_weights(model, holding),
         MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, is_generating=holding == "shared"),
     ]
     if update and algorithm:
-        parts += [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
+        state, passes = _plan_rank(model, update, algorithm, shards, tokens)
+        parts += state
         if shards > 1:
             most = weight_bytes(model) if is_embedded(settings) else min(weight_bytes(model), BUCKET_BYTES)
             parts.append(MemoryPart("weights on their way", most, is_transient=True))
-        longest = max(update.tokens, tokens)
-        parts += plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
+        parts += passes
     taken = 0 if torch.cuda.is_available() else resident_memory()
     return MemoryPlan(tuple(parts), free_memory() if available is None else available, taken)
 
 
-def _embedded_holding(settings: BaseRolloutSettings, model: Any, shards: int) -> Holding:
+def plan_other_rank(
+    folder: Path, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int
+) -> tuple[MemoryPart, ...]:
+    """The memory of a rank without an engine: `shards` ranks share a copy of the training state, and a row has up to
+    `tokens`."""
+    state, passes = _plan_rank(load_meta_model(folder), update, algorithm, shards, tokens)
+    return (*state, *passes)
+
+
+def _plan_rank(
+    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int
+) -> tuple[list[MemoryPart], list[MemoryPart]]:
+    """A rank's share of the training state, and its passes over rows."""
+    longest = max(update.tokens, tokens)
+    state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
+    return state, plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
+
+
+def _embedded_holding(settings: BaseRolloutSettings, model: Any, ranks: int) -> Holding:
     """How an engine in this process will hold the weights; as copies, where servers have them."""
     if not is_embedded(settings) or unsupported_reason(model):
         return "copied"
     update: UpdateSettings | None = getattr(settings, "update", None)
-    ranks = getattr(getattr(settings, "distributed", None), "ranks", 1)
-    can_share = update is not None and not update.lora and max(shards, ranks) == 1 and is_synchronous(settings)
+    can_share = update is not None and not update.lora and ranks == 1 and is_synchronous(settings)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parameters = weight_bytes(model) // FLOAT_BYTES
     return choose_holding(settings.engine_dtype, parameters, largest_matrix(model), device=device, can_share=can_share)

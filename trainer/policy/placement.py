@@ -57,13 +57,14 @@ def plan_placement(
     *,
     shares_gpu: bool | None = None,
     shards: int = 1,
+    ranks: int = 1,
 ) -> Placement:
     """Plans how a GPU is shared. The plan may not fit.
 
-    `shards` is as in `plan_memory`. `shares_gpu`: whether a server of this run is on the trainer's GPU; by default
-    found out on this machine.
+    `shards` and `ranks` are as in `plan_memory`. `shares_gpu`: whether a server of this run is on the trainer's GPU; by
+    default found out on this machine.
     """
-    everything = plan_memory(settings, folder, available, shards=shards)
+    everything = plan_memory(settings, folder, available, shards=shards, ranks=ranks)
     if not (_shares_gpu_with_server(settings) if shares_gpu is None else shares_gpu):
         return Placement("beside", everything)
     overhead = MemoryPart("the server's overhead", SERVER_OVERHEAD)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from trainer.check import Finding, check_environment, describe_images, example_rollout, print_finding
-from trainer.distributed.lead import count_shards
+from trainer.distributed.lead import count_ranks, count_shards
 from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_plan import GIB
 from trainer.policy.placement import plan_placement
@@ -33,7 +33,8 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
         console.print_json(job.settings.model_dump_json())
-        placement = plan_placement(settings, job.model, shards=count_shards(settings.distributed))
+        shards, ranks = count_shards(settings.distributed), count_ranks(settings.distributed)
+        placement = plan_placement(settings, job.model, shards=shards, ranks=ranks)
         plan = placement.plan
         console.print(Text(str(placement)), soft_wrap=True)
         if plan.taken:

@@ -252,15 +252,18 @@ class Job:
         return runner if self.agents is None else with_agents(runner, self.agents)
 
     @asynccontextmanager
-    async def open_workers(self, engine: Engine, folder: Path, log: Log) -> AsyncIterator[None]:
-        """Has rollout workers play the rollouts meanwhile, if the settings ask for them; they log to `folder`."""
+    async def open_workers(
+        self, engine: Engine, folder: Path, log: Log, *, is_last: bool = True
+    ) -> AsyncIterator[None]:
+        """Has rollout workers play the rollouts meanwhile, if the settings ask for them; they log to `folder`. Those of
+        other machines end with the part of the run that `is_last`."""
         settings, rollout = self.settings, self.settings.rollout
         if not rollout.is_used:
             yield
             return
         kind_column = settings.evaluation.kind
-        about = make_worker_job(settings, self.model, self.template, kind_column, engine.capabilities, rollout.silent_s)
-        async with WorkerPool(rollout, about, engine, folder, log) as self.workers:
+        about = make_worker_job(settings, self.model, self.template, kind_column, engine, rollout.silent_s)
+        async with WorkerPool(rollout, about, engine, folder, log, is_last=is_last) as self.workers:
             log(f"rollouts are played by rollout workers: {self.workers.describe()}")
             try:
                 yield

@@ -16,12 +16,14 @@ from rich.console import Console
 from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_shards, open_ranks
+from trainer.distributed.connect_ranks import find_shard
+from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, count_shards, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
 from trainer.policy.learning_rate import describe_rates, keep_rates
+from trainer.policy.memory_plan import MemoryPart, plan_other_rank
 from trainer.policy.placement import plan_placement
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
@@ -158,13 +160,15 @@ async def _build_train_loop(
     """`given` are the settings as they were written, which all ranks compare, and whose paths the run keeps."""
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
-    plan = partial(plan_placement, settings, job.model, shards=count_shards(settings.distributed))
+    shards, ranks = count_shards(settings.distributed), count_ranks(settings.distributed)
+    plan = partial(plan_placement, settings, job.model, shards=shards, ranks=ranks)
     placement = await to_thread.run_sync(plan)
     placement.plan.require()
     kept = given.model_copy(update={"update": settings.update})
     dumped = kept.model_dump(mode="json")
     written = given.model_dump(mode="json")
-    channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, logs))
+    needs = await to_thread.run_sync(_plan_other_ranks, job, ranks)
+    channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, logs, needs))
     policy = await to_thread.run_sync(_load_policy, job, checkpoint, channel)
     log = partial(console.print, markup=False, soft_wrap=True)
     serving = placement.apply_to(settings.serving)
@@ -173,7 +177,7 @@ async def _build_train_loop(
     engine = await stack.enter_async_context(job.make_engine(logs, policy, log, serving))
     if engine.version != step:
         await engine.publish(await to_thread.run_sync(lambda: policy.weights), step)
-    await stack.enter_async_context(job.open_workers(engine, logs, log))
+    await stack.enter_async_context(job.open_workers(engine, logs, log, is_last=not settings.evaluation.after))
     for note in _describe_run(job, engine, channel):
         log(note)
     if checkpoint:
@@ -207,6 +211,13 @@ async def _build_train_loop(
     for step_metrics in history:  # Alarms about these steps were printed then.
         loop.alarms.check(step_metrics)
     return loop
+
+
+def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:
+    """The memory that each rank but the first needs."""
+    settings = job.settings
+    shard, tokens = find_shard(settings.distributed, ranks), settings.limits.rollout_tokens
+    return plan_other_rank(job.model, settings.update, settings.algorithm, shard, tokens)
 
 
 def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None) -> Iterator[str]:

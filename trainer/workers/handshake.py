@@ -19,6 +19,10 @@ GREETING_BYTES = 4096
 """The longest line before both sides have proved that they know the token."""
 
 
+class StrangerError(ChannelError):
+    """The other side is none that this process may work with; trying again does not help."""
+
+
 def prove(token: str, role: str, *nonces: str) -> str:
     """A proof of the token for one connection; `role` keeps one side from repeating the other's."""
     return hmac.new(token.encode(), "/".join((role, *nonces)).encode(), "sha256").hexdigest()
@@ -47,20 +51,21 @@ async def accept_worker(channel: LineChannel, token: str, version: str) -> dict[
 
 
 async def greet_trainer(channel: LineChannel, token: str, version: str, **about: Any) -> None:
-    """Proves the token to the training process, and checks its proof. Raises ChannelError if it is refused."""
+    """Proves the token to the training process, and checks its proof. Raises StrangerError if one of them is refused,
+    and ChannelError if the connection ends."""
     hello = await channel.receive(ANSWER_S)
     if hello.get("protocol") != PROTOCOL or not _is_ascii(hello.get("nonce")):
-        raise ChannelError("no training process of this version of mtrl answers there")
+        raise StrangerError("no training process of this version of mtrl answers there")
     nonce = secrets.token_hex(16)
     proof = prove(token, "worker", hello["nonce"], nonce)
     await channel.send_now({**about, "mtrl": version, "nonce": nonce, "proof": proof})
     answer = await channel.receive(ANSWER_S)
     if "refused" in answer:
-        raise ChannelError(str(answer["refused"])[:500])
+        raise StrangerError(str(answer["refused"])[:500])
     expected = prove(token, "trainer", hello["nonce"], nonce)
     its_proof = answer.get("proof")
     if not _is_ascii(its_proof) or not hmac.compare_digest(its_proof, expected):
-        raise ChannelError("the training process does not know the token")
+        raise StrangerError("the training process does not know the token")
 
 
 async def _receive_greeting(channel: LineChannel) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class LocalWorker:
             self.problem = f"{self.log_file} cannot be written ({error.strerror})"
             return
         with log:
-            words = ("-m", "trainer.cli", "worker", "--connect", str(address), "--name", self.name)
+            words = ("-m", "trainer.cli", "worker", "--connect", str(address), "--name", self.name, "--wait", "0")
             environment = {**os.environ, TOKEN_VARIABLE: self.token}
             try:
                 process = await SupervisedProcess.start(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway.config.base import FrozenModel
-from trainer.engine.base import Capabilities
+from trainer.engine.base import Capabilities, Engine, ForwardsRequests
 from trainer.rollout.settings import BaseRolloutSettings
 
 if TYPE_CHECKING:
@@ -78,10 +78,17 @@ class WorkerJob(FrozenModel):
     """Ids of the model are below this."""
     silent_s: float
     """How long either side may be silent."""
+    is_direct: bool = False
+    """Whether workers send requests to the engine's servers themselves."""
 
     def to_plain(self) -> dict[str, Any]:
         """The job as JSON."""
         return self.model_dump(mode="json")
+
+
+def is_forwarding(engine: Engine) -> bool:
+    """Whether workers may send the engine's requests to its servers themselves."""
+    return isinstance(engine, ForwardsRequests) and engine.takes_forwarded
 
 
 def make_worker_job(
@@ -89,7 +96,7 @@ def make_worker_job(
     model: Path,
     template: Template,
     kind_column: str,
-    capabilities: Capabilities,
+    engine: Engine,
     silent_s: float,
 ) -> WorkerJob:
     """The job of a run's workers."""
@@ -98,10 +105,11 @@ def make_worker_job(
         settings=PlayedSettings.model_validate(content),
         model=model,
         kind_column=kind_column,
-        engine=EngineLimits(**asdict(capabilities)),
+        engine=EngineLimits(**asdict(engine.capabilities)),
         tokenizer=TokenizerPrint.take(template),
         vocabulary=_find_vocabulary(model, template),
         silent_s=silent_s,
+        is_direct=is_forwarding(engine),
     )
 
 

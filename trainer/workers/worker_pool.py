@@ -60,9 +60,18 @@ class WorkerPool:
     """An async context manager: workers are up inside. `play` has one of them play a rollout."""
 
     def __init__(
-        self, settings: WorkerSettings, job: WorkerJob, engine: Engine, folder: Path, log: Callable[[str], None]
+        self,
+        settings: WorkerSettings,
+        job: WorkerJob,
+        engine: Engine,
+        folder: Path,
+        log: Callable[[str], None],
+        *,
+        is_last: bool = True,
     ) -> None:
+        """Workers of other machines end with the pool `is_last` of a run, and wait for the next one otherwise."""
         self.settings = settings
+        self._is_last, self._is_over = is_last, False
         self._job, self._engine, self._log = job, engine, log
         self._token = read_worker_token(settings)
         self._reaper = Reaper()
@@ -123,6 +132,7 @@ class WorkerPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        self._is_over = self._is_last and kind is None  # A run that failed may start again, and needs its workers.
         return await self._stack.__aexit__(kind, error, trace)
 
     async def play(self, assignment: Assignment) -> Rollout:
@@ -189,7 +199,8 @@ class WorkerPool:
         channel = LineChannel(stream)
         try:
             greeting = await self._greet(channel, token)
-            await self._serve_link(self._make_link(channel, greeting), owners.get(greeting["name"]))
+            owner = owners.get(greeting["name"])
+            await self._serve_link(self._make_link(channel, greeting, owner is not None), owner)
         except ChannelError as error:
             log.warning("a connection for rollout workers was refused: %s", error)
         except Exception:  # boundary: one connection never ends the run
@@ -209,9 +220,9 @@ class WorkerPool:
         finally:
             self._strangers -= 1
 
-    def _make_link(self, channel: LineChannel, greeting: Mapping[str, Any]) -> WorkerLink:
+    def _make_link(self, channel: LineChannel, greeting: Mapping[str, Any], is_local: bool) -> WorkerLink:
         name = str(greeting["name"])[:MAX_NAME_LENGTH]
-        return WorkerLink(channel, name, self._engine, self._job, self._notify)
+        return WorkerLink(channel, name, self._engine, self._job, self._notify, is_local=is_local)
 
     async def _serve_link(self, link: WorkerLink, owner: LocalWorker | None) -> None:
         """Serves a worker while it is connected."""
@@ -251,13 +262,17 @@ class WorkerPool:
         raise WorkersError(f"{self.alive} of {len(self._locals)} rollout workers were up {waited}; see {logs}")
 
     async def _end_all(self) -> None:
-        """Ends all workers, and what serves them."""
+        """Ends all workers, and what serves them. Workers of other machines are only disconnected if the run is not
+        over."""
         for worker in self._locals.values():
             worker.is_ending = True
+        own = [worker.link for worker in self._locals.values()]
         with anyio.move_on_after(GRACE_S, shield=True):
             async with anyio.create_task_group() as ending:
                 for link in self._links:
-                    ending.start_soon(link.end, GRACE_S)
+                    link.problem = OVER
+                    if self._is_over or link in own:
+                        ending.start_soon(link.end, GRACE_S)
         self._tasks.cancel_scope.cancel()
 
 

@@ -6,9 +6,10 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
@@ -17,21 +18,23 @@ import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
-from gateway.errors import ConfigError, ConfigErrors, GatewayError, format_error, unwrap_error
+from gateway.errors import ConfigError, GatewayError, Unavailable, format_error, unwrap_error
 from gateway.session import AnyGateway
 from gateway.version import installed_version
 from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import make_agent_host
+from trainer.engine.sglang.direct_requests import DirectClient
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, Span
-from trainer.setup import load_template, make_gateway, make_sampling, make_stepper, unavailable_servers
+from trainer.setup import RECONNECT_S, load_template, make_gateway, make_sampling, make_stepper, unavailable_servers
 from trainer.storage.rollout_line import dump_rollout
 from trainer.template import TemplateError
 from trainer.workers.generation_messages import sampling_from_plain
-from trainer.workers.handshake import ANSWER_S, TOKEN_VARIABLE, greet_trainer
+from trainer.workers.handshake import ANSWER_S, TOKEN_VARIABLE, StrangerError, greet_trainer
 from trainer.workers.line_channel import Address, ChannelError, LineChannel, require_short
 from trainer.workers.plain_values import Blobs, task_from_plain
-from trainer.workers.remote_engine import EventBuffer, EventObserver, RemoteEngine
+from trainer.workers.remote_engine import Direct, EventBuffer, EventObserver, RemoteEngine
+from trainer.workers.retry import AwayError, retry_while_away
 from trainer.workers.watched_gateway import WatchedGateway
 from trainer.workers.worker_job import TokenizerPrint, WorkerJob
 
@@ -44,8 +47,13 @@ LARGE_ROLLOUT = 20_000
 """Longer rollouts are encoded in a thread."""
 EXPECTED = (GatewayError, TemplateError)
 """Errors whose messages say what to do."""
+RESTART_REMEDY = "look at the training process; then start the worker again"
 
 log = logging.getLogger(__name__)
+
+
+class TrainerLostError(ConfigError):
+    """The training process was reached, and is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ class WorkerOptions:
     """The model's folder on this machine, if it is another one."""
     tools: str | None = None
     """The tools of this machine, if they are other ones."""
+    wait_s: float = 0.0
+    """How long the training process may be away."""
 
 
 def take_token() -> str:
@@ -70,42 +80,55 @@ def take_token() -> str:
     return token
 
 
-async def run_worker(options: WorkerOptions) -> None:
-    """Plays rollouts until the training process says that it is over. Raises ConfigError if it cannot."""
-    channel = await _connect(options.address)
+async def run_worker(options: WorkerOptions, tell: Callable[[str], None]) -> None:
+    """Plays rollouts until the training process says that it is over. Raises ConfigError if it cannot, and
+    TrainerLostError if the training process is lost after it was reached."""
+    channel, job = await retry_while_away(partial(_connect, options), options.wait_s, tell)
+    worker = Worker(channel, job, tell)
     try:
-        await greet_trainer(channel, options.token, installed_version(), name=options.name, pid=os.getpid())
-        job = WorkerJob.model_validate((await channel.receive(ANSWER_S)).get("job"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(channel.run_sender)
             tasks.start_soon(channel.run_beats)
-            worker = Worker(channel, job)
             tasks.start_soon(worker.receive_all, tasks.cancel_scope)
             await worker.play_all(options)
     except Exception as error:
         cause = unwrap_error(error)
-        if isinstance(cause, ChannelError | ValidationError):
+        if isinstance(cause, ChannelError):
+            if worker.leaving is not None:  # All is closed.
+                worker.leaving.cancel()
             problem = f"the training process at {options.address} is lost: {cause}"
-            raise ConfigError(problem, remedy="look at the training process; then start the worker again") from error
+            raise TrainerLostError(problem, remedy=RESTART_REMEDY) from error
         raise cause from None
     finally:
         await channel.close()
 
 
-async def _connect(address: Address) -> LineChannel:
+async def _connect(options: WorkerOptions) -> tuple[LineChannel, WorkerJob]:
+    """Connects to the training process. Raises AwayError if it cannot be reached, ConfigError if it is another one."""
+    address = options.address
     try:
         with anyio.fail_after(CONNECT_S):
-            return LineChannel(await anyio.connect_tcp(address.host, address.port))
+            channel = LineChannel(await anyio.connect_tcp(address.host, address.port))
     except (OSError, TimeoutError) as error:
-        remedy = "start the training process first, with `rollout: {listen: HOST:PORT}` in its run file"
-        raise ConfigError(f"no training process answers at {address} ({error})", remedy=remedy) from error
+        remedy = "start the training process, with `rollout: {listen: HOST:PORT}` in its run file"
+        raise AwayError(f"no training process answers at {address} ({error})", remedy=remedy) from error
+    try:
+        await greet_trainer(channel, options.token, installed_version(), name=options.name, pid=os.getpid())
+        return channel, WorkerJob.model_validate((await channel.receive(ANSWER_S)).get("job"))
+    except BaseException as error:
+        await channel.close()
+        if not isinstance(error, ChannelError | ValidationError):
+            raise
+        kind = AwayError if not isinstance(error, StrangerError | ValidationError) else ConfigError
+        raise kind(f"the training process at {address} is lost: {error}", remedy=RESTART_REMEDY) from error
 
 
-def _leave_in_time() -> None:
+def _leave_in_time() -> threading.Timer:
     """Ends this process even if a tool or a server does not let go of it."""
     timer = threading.Timer(LEAVE_S, os._exit, (1,))
     timer.daemon = True
     timer.start()
+    return timer
 
 
 @asynccontextmanager
@@ -114,10 +137,12 @@ async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEng
     settings = job.settings if options.tools is None else job.settings.model_copy(update={"tools": options.tools})
     stepper, host = make_stepper(settings), make_agent_host(settings.agent)
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(make_gateway(settings))
-        down = [server for server in unavailable_servers(gateway) if not server.optional]
-        if down:
-            raise ConfigErrors(ConfigError(server.problem, remedy=server.remedy) for server in down)
+        try:
+            gateway = await stack.enter_async_context(make_gateway(settings))
+        except Unavailable as error:
+            raise AwayError(str(error), remedy="start the gateway, or name other tools with --tools") from error
+        if down := [server for server in unavailable_servers(gateway) if not server.optional]:
+            raise AwayError("\n".join(str(ConfigError(server.problem, remedy=server.remedy)) for server in down))
         model = options.model or job.model
         template = await to_thread.run_sync(load_template, model, settings.template, gateway.specs)
         if difference := job.tokenizer.find_difference(TokenizerPrint.take(template)):
@@ -139,17 +164,29 @@ async def _open_runner(job: WorkerJob, options: WorkerOptions, engine: RemoteEng
 class Worker:
     """The rollouts of this process."""
 
-    def __init__(self, channel: LineChannel, job: WorkerJob) -> None:
+    def __init__(self, channel: LineChannel, job: WorkerJob, tell: Callable[[str], None] = log.warning) -> None:
         self.channel, self.job, self.events = channel, job, EventBuffer()
+        self.leaving: threading.Timer | None = None
+        """Ends the process if closing sessions and servers takes too long."""
+        self._tell = tell
         self.playing: dict[int, PlayedRollout] = {}
         self._plays = anyio.create_task_group()
+        self.direct: Direct | None = None
         self._runner: RolloutRunner | None = None
 
     async def play_all(self, options: WorkerOptions) -> None:
-        """Opens what rollouts need, and plays them until it is cancelled."""
-        engine = PlayedRollout(self, -1).engine
+        """Opens what rollouts need, once a gateway or server that is away is back, and plays them until it is
+        cancelled."""
+        opening = partial(_open_runner, self.job, options, PlayedRollout(self, -1).engine)
         try:
-            async with _open_runner(self.job, options, engine) as self._runner, self._plays:
+            async with AsyncExitStack() as stack:
+                self._runner = await retry_while_away(
+                    lambda: stack.enter_async_context(opening()), RECONNECT_S, self._tell
+                )
+                if self.job.is_direct:
+                    client = await stack.enter_async_context(DirectClient())
+                    self.direct = Direct(client, self._plays.start_soon)
+                await stack.enter_async_context(self._plays)
                 gc.collect()
                 gc.freeze()  # What lives as long as the process is not looked through again and again.
                 self.channel.send({"t": "ready"})
@@ -168,7 +205,7 @@ class Worker:
             while (message := await self.channel.receive(self.job.silent_s))["t"] != "end":
                 self.handle(message["t"], message)
         finally:
-            _leave_in_time()
+            self.leaving = _leave_in_time()
         everything.cancel()
 
     def handle(self, kind: str, message: dict[str, Any]) -> None:
@@ -182,7 +219,7 @@ class Worker:
             self._plays.start_soon(played.play, self._runner, message)
         elif kind == "act" and number in self.playing:
             self.playing[number].may_act.set()
-        elif kind == "generated" and number in self.playing:
+        elif kind in ("generated", "send", "unsend") and number in self.playing:
             self.playing[number].engine.receive(message)
         elif kind == "cancel" and number in self.playing:
             self.playing.pop(number).scope.cancel()
@@ -202,6 +239,7 @@ class PlayedRollout:
         channel, capabilities = worker.channel, worker.job.engine.capabilities
         self.blobs = Blobs(channel.send, number)
         self.engine = RemoteEngine(channel, number, self.blobs, capabilities, worker.events)
+        self.engine.direct = worker.direct
         self.scope = anyio.CancelScope()
         self.may_act = anyio.Event()
         """Set once the training process knows that this rollout does what must not be done twice."""

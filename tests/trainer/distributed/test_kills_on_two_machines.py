@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from bench.kills_scale import LOSSES, ROWS, format_results, run_job, summarize
+from bench.kills_scale import LOSSES, run_job, summarize
+from bench.kills_scale_table import ROWS, format_results
 
 STEPS = 5
 
@@ -42,7 +43,7 @@ def test_killed_rank_and_worker_of_another_machine_cost_nothing(
 
 def make_result(**changes: object) -> dict[str, Any]:
     """What is found in a run of two steps, the second of which has no gradient."""
-    found: dict[str, Any] = dict.fromkeys(ROWS, 0) | {"kills": [["worker", 1]]}
+    found: dict[str, Any] = dict.fromkeys(ROWS, 0) | {"kills": [["worker", 1]], "starts": {"worker": 2}}
     return found | {"losses": [dict.fromkeys(LOSSES, 0.5), {"reward/mean": 1.0}]} | changes
 
 
@@ -61,6 +62,7 @@ def test_run_whose_losses_rollouts_or_calls_differ_has_missed_its_promise(change
     kept = summarize({"undisturbed": quiet, "killed": make_result()}) | about
     missed = summarize({"undisturbed": quiet, "killed": make_result(**changes)}) | about
     assert kept["kept"] and not missed["kept"]
+    assert "| worker | 1 | 2 | 2 |" in format_results(kept).splitlines()
     assert "**missed**" in format_results(missed) and "**missed**" not in format_results(kept)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 from torch.distributed import HashStore
 from torch.distributed.fsdp import FSDPModule
 
@@ -19,11 +20,12 @@ from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.distributed.batch_bytes import read_batch, write_batch
-from trainer.distributed.connect_ranks import _answer_asking, _ask_generation
-from trainer.distributed.errors import RankError
+from trainer.distributed.connect_ranks import _answer_asking, _ask_generation, _report_device, find_shard
+from trainer.distributed.errors import RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
 from trainer.distributed.rank_environment import detect_environment, first_node
+from trainer.distributed.rank_failures import read_failures
 from trainer.distributed.settings import DistributedSettings
 from trainer.vision.image_processor import ImageProcessor
 
@@ -70,6 +72,20 @@ def test_ranks_of_torchrun_and_srun_are_detected() -> None:
 def test_broken_environment_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="remedy"):
         detect_environment(TORCHRUN | wrong)
+
+
+def test_number_of_ranks_that_settings_or_machines_cannot_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RankError, match=r"`distributed.shard: 2` does not divide 3 ranks\n  remedy: use"):
+        find_shard(DistributedSettings(shard=2), 3)
+    environment = detect_environment(TORCHRUN)
+    assert environment
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    store = HashStore()
+    with pytest.raises(ReportedRankError, match="rank 1 is number 2 on a machine with 1 GPUs"):
+        _report_device(store, environment)
+    (failure,) = read_failures(store, 2).values()  # Rank 0 reads it, and tells it.
+    assert "number 2 on a machine with 1 GPUs" in failure.problem and failure.remedy
 
 
 async def test_torch_that_is_too_old_is_told_before_any_rank_starts(

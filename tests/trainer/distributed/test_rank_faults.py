@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 import torch
 
@@ -17,11 +18,14 @@ from tests.trainer.distributed.rank_pools import make_updater, random_batch, run
 from tests.trainer.policy.tiny_policies import tiny_model
 from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.algorithms.train_batch import TrainSequence
 from trainer.distributed import rank_commands
 from trainer.distributed.connect_ranks import STAGE_KEY
 from trainer.distributed.errors import RankError
+from trainer.distributed.lead import _check
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.policy.errors import PolicyError
+from trainer.policy.memory_plan import plan_other_rank
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
@@ -62,6 +66,38 @@ def test_rank_whose_rows_are_wrong_is_named(model: Path, tmp_path: Path) -> None
         broken = replace(batch, sequences=(*batch.sequences[:-3], *wrong))
         with pytest.raises(Exception, match=r"an engine logprob of nan"):
             updater.train_step(broken)
+
+
+def test_rank_without_room_for_the_run_is_named_at_the_start(model: Path, tmp_path: Path) -> None:
+    update = UpdateSettings(tokens=2**40)
+    needs = plan_other_rank(model, update, AlgorithmSettings(), shards=2, tokens=64)
+    with running_ranks(2, tmp_path) as channel:
+        small = plan_other_rank(model, UpdateSettings(), AlgorithmSettings(), shards=2, tokens=64)
+        _check(channel, {}, model, tmp_path, small)
+        with pytest.raises(RankError, match=r"rank 1 .*: this run does not fit: memory: weights .*") as refused:
+            _check(channel, {}, model, tmp_path, needs)
+    assert str(refused.value).count("rank 1") == 1 and "lower `update.tokens`" in refused.value.remedy
+
+
+def test_rank_whose_memory_runs_out_in_a_step_is_named_with_the_remedy(model: Path, tmp_path: Path) -> None:
+    tiny = tiny_model(tie_word_embeddings=True)
+    batch = random_batch(tiny, 0)
+    with running_ranks(2, tmp_path) as channel:
+        _, updater = make_updater(channel, model, AlgorithmSettings(), UpdateSettings(tokens=2**20))
+        updater.train_step(batch)
+        long = [repeat_tokens(row, 100) for row in batch.sequences]
+        process = psutil.Process(process_of(channel, 1))
+        most = process.memory_info().vms + 2**20
+        process.rlimit(psutil.RLIMIT_AS, (most, most))
+        with pytest.raises(PolicyError, match=r"rank 1 .*: memory ran out ") as lost:
+            updater.train_step(replace(batch, sequences=tuple(long)))
+    assert "lower `update.tokens`" in lost.value.remedy
+
+
+def repeat_tokens(row: TrainSequence, times: int) -> TrainSequence:
+    """The row with its tokens repeated."""
+    columns = ("ids", "mask", "engine_logprobs", "weights", "turns")
+    return replace(row, **{name: list(getattr(row, name)) * times for name in columns})
 
 
 def test_killed_rank_ends_the_step_by_its_name(model: Path, tmp_path: Path) -> None:

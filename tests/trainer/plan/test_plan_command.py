@@ -13,7 +13,9 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.plan.calibrate import fit_costs, measured_engine_speed, measured_trainer_speed
 from trainer.plan.devices import DEVICES
 from trainer.plan.distributions import read_run
+from trainer.plan.event_queue import EventQueue
 from trainer.plan.memory import cache_room, measure_model, plan_rank
+from trainer.plan.plan_run import PlanOptions, plan_run
 from trainer.rollout.rollout import Rollout, Span, StopReason
 from trainer.storage.rollout_file import RolloutWriter
 from trainer.storage.run_files import MetricsWriter
@@ -186,3 +188,27 @@ def test_plan_needs_no_run_and_says_what_it_assumes(run: RunCommand, tmp_path: P
     model = write_model(tmp_path / "model")
     Path("run.yaml").write_text(json.dumps({"model": str(model), "data": "x", "prompts": 4, "n": 2}))
     assert "no run was measured: assumed are" in plan(run, "run.yaml", "--gpus", 2)
+
+
+def test_plan_of_many_devices_takes_steps_in_proportion_to_its_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`bench/plan_large.py` measures the seconds of 1,024 devices with 100,000 rollouts under way."""
+    events, add = [0], EventQueue.at
+
+    def count(queue: EventQueue, *event: Any) -> None:
+        events[0] += 1
+        add(queue, *event)
+
+    monkeypatch.setattr(EventQueue, "at", count)
+    model, counts = write_model(tmp_path / "model"), []
+    for rollouts in (1000, 5000):
+        settings = TrainSettings.model_validate(
+            {"model": str(model), "data": "x", "prompts": rollouts // 10, "n": 10, "steps": 9,
+             "admission": {"open": rollouts, "writing": rollouts}}
+        )  # fmt: skip
+        events[0] = 0
+        best = plan_run(settings, model, (), PlanOptions(1024, "h100")).plan.recommended
+        assert best.part == 1 and best.simulation.most_under_way >= rollouts
+        counts.append(events[0])
+    assert counts[1] < 5 * counts[0]

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
+from trainer.check import _check_memory
+from trainer.distributed.lead import count_ranks
 from trainer.engine.torch import choose_holding
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import MemoryPlan, free_memory, plan_memory, plan_update_pass, resident_memory
@@ -123,6 +125,22 @@ def test_engine_that_takes_turns_shares_weights_and_frees_its_cache_during_updat
     updating = sum(part.size for part in shared.parts if part.is_transient)
     assert sum(part.size for part in shared.parts) - shared.needed == min(generating, updating) > 0
     assert copied.needed == sum(part.size for part in copied.parts)
+
+
+@pytest.mark.parametrize("launcher", [{}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}])
+def test_ranks_of_any_launcher_share_no_weights_with_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str]
+) -> None:
+    monkeypatch.setattr(choose_holding, "MIN_SHARED", 0)
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    settings = TrainSettings.model_validate({"engine": "torch", "distributed": {"ranks": 1 if launcher else 2}})
+    ranks = count_ranks(settings.distributed)
+    assert ranks == 2 and "shared with the trainer" not in str(plan_memory(settings, folder, GIB, ranks=ranks))
+    alone = plan_memory(settings, folder, GIB)
+    assert part_size(alone, "weights of the engine") == 0
+    (finding,) = _check_memory(settings.model_copy(update={"model": folder}))
+    assert "shared with the trainer" not in finding.text
 
 
 def test_peak_includes_what_the_process_has_already(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def make_settings(folder: Path) -> BaseRolloutSettings:
 def make_job(folder: Path, engine: ScriptedEngine, silent_s: float) -> WorkerJob:
     settings, model = make_settings(folder), folder / "model"
     template = load_template(model, settings.template)
-    return make_worker_job(settings, model, template, "kind", engine.capabilities, silent_s)
+    return make_worker_job(settings, model, template, "kind", engine, silent_s)
 
 
 def make_pool(folder: Path, engine: ScriptedEngine, **settings: Any) -> WorkerPool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import anyio
 import httpx2
@@ -47,6 +48,26 @@ LIMITS = httpx2.Limits(max_connections=4096, max_keepalive_connections=512, keep
 CONNECTION_LOST = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 ERROR_CHARS = 400
 """Length of the quoted part of an error response."""
+
+
+class Answer(Protocol):
+    """An HTTP response, of a server to this process or to a rollout worker."""
+
+    @property
+    def status_code(self) -> int: ...
+
+    @property
+    def is_success(self) -> bool: ...
+
+    @property
+    def text(self) -> str: ...
+
+    def json(self) -> Any: ...
+
+
+Forward = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, Answer]]
+FORWARD: ContextVar[Forward | None] = ContextVar("who sends requests to generate", default=None)
+"""Set by the task of a turn whose rollout worker talks to servers itself: it has the ids, this process their number."""
 
 
 class ServerUnavailable(EngineError):
@@ -99,12 +120,18 @@ class SGLangClient:
 
     async def get(self, path: str, *, within: float = REQUEST_TIMEOUT_S) -> Any:
         """The JSON of a GET request, which is sent again if the connection breaks."""
-        return _json(await self._request(path, within, lambda: self._send("GET", path, None, again=True)))
+        return json_or_none(await self._request(path, within, lambda: self._send("GET", path, None, again=True)))
+
+    async def generate(self, body: Mapping[str, Any], *, within: float) -> Any:
+        """The JSON of a request to generate, which a rollout worker sends if one asked for it."""
+        if (forward := FORWARD.get()) is None:
+            return await self.post("/generate", body, within=within)
+        return json_or_none(await self._request("/generate", within, lambda: forward(self.url + "/generate", body)))
 
     async def post(self, path: str, body: Mapping[str, Any] | bytes, *, within: float = REQUEST_TIMEOUT_S) -> Any:
         """The JSON of a POST request, which is sent once."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return _json(await self._request(path, within, lambda: self._send("POST", path, content, again=False)))
+        return json_or_none(await self._request(path, within, lambda: self._send("POST", path, content, again=False)))
 
     async def post_stream(
         self, path: str, body: Mapping[str, Any], on_event: Callable[[Any], None], *, within: float
@@ -119,9 +146,7 @@ class SGLangClient:
         for scope in self._waiting:
             scope.cancel()
 
-    async def _request(
-        self, path: str, within: float, send: Callable[[], Coroutine[Any, Any, httpx2.Response]]
-    ) -> httpx2.Response:
+    async def _request(self, path: str, within: float, send: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         scope = anyio.CancelScope()
         self._waiting.add(scope)
         try:
@@ -185,7 +210,7 @@ def _parse_event(text: str) -> dict[str, Any]:
     return event
 
 
-def _json(answer: httpx2.Response) -> Any:
+def json_or_none(answer: Answer) -> Any:
     """The JSON of an answer, or None where it is empty or plain text."""
     try:
         return answer.json()
@@ -193,8 +218,8 @@ def _json(answer: httpx2.Response) -> Any:
         return None
 
 
-def _error_text(answer: httpx2.Response) -> str:
-    detail = _json(answer)
+def _error_text(answer: Answer) -> str:
+    detail = json_or_none(answer)
     for name in ("error", "detail", "message"):
         detail = detail.get(name, detail) if isinstance(detail, dict) else detail
     return str(detail or answer.text)[:ERROR_CHARS]
