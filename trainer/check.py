@@ -179,7 +179,8 @@ def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:
 
     try:
         distributed = getattr(settings, "distributed", None)  # Rollouts alone have no ranks.
-        planned = plan_memory(settings, settings.model, shards=count_shards(distributed) if distributed else 1)
+        shards = count_shards(distributed, settings.model) if distributed else 1
+        planned = plan_memory(settings, settings.model, shards=shards)
     except PolicyError as error:
         yield Finding("wrong", error.problem, error.remedy)
         return

@@ -33,7 +33,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
         console.print_json(job.settings.model_dump_json())
-        placement = plan_placement(settings, job.model, shards=count_shards(settings.distributed))
+        placement = plan_placement(settings, job.model, shards=count_shards(settings.distributed, job.model))
         plan = placement.plan
         console.print(Text(str(placement)), soft_wrap=True)
         if plan.taken:

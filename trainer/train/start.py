@@ -157,7 +157,7 @@ async def _build_train_loop(
     """`given` are the settings as they were written, which all ranks compare, and whose paths the run keeps."""
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
-    plan = partial(plan_placement, settings, job.model, shards=count_shards(settings.distributed))
+    plan = partial(plan_placement, settings, job.model, shards=count_shards(settings.distributed, job.model))
     placement = await to_thread.run_sync(plan)
     placement.plan.require()
     kept = given.model_copy(update={"update": settings.update})
