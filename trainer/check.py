@@ -179,7 +179,7 @@ def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:
 
     try:
         distributed = getattr(settings, "distributed", None)  # Rollouts alone have no ranks.
-        shards, ranks = (count_shards(distributed), count_ranks(distributed)) if distributed else (1, 1)
+        shards, ranks = (count_shards(distributed, settings.model), count_ranks(distributed)) if distributed else (1, 1)
         planned = plan_memory(settings, settings.model, shards=shards, ranks=ranks)
     except PolicyError as error:
         yield Finding("wrong", error.problem, error.remedy)

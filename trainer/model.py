@@ -21,6 +21,16 @@ class ModelError(Exception):
     """The folder holds no model that can be loaded; the message has the remedy."""
 
 
+COMPUTE_DEVICE = "_compute_device"
+"""The attribute of a model whose weights are kept on another device than it computes on."""
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """The device that a model computes on."""
+    device: torch.device = getattr(model, COMPUTE_DEVICE, None) or model.device
+    return device
+
+
 SHARDS_FOLDER = "shards"
 """In a checkpoint that several ranks wrote: their tensors."""
 

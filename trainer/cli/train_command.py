@@ -176,13 +176,7 @@ def _load_settings(
     else:
         settings, name = _load_run_settings(options, config, resume=resume)
     distributed = settings.distributed.model_copy(update={name: n for name, n in changes.items() if n is not None})
-    changed = settings.model_copy(update={"distributed": distributed})
-    try:
-        changed.check_ranks()
-    except ValueError as error:
-        problem, _, remedy = str(error).partition("; ")
-        raise ConfigError(problem, field="--ranks", remedy=remedy) from error
-    return changed, name
+    return settings.model_copy(update={"distributed": distributed}), name
 
 
 def _train(

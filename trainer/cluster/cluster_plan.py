@@ -218,10 +218,10 @@ def _notes(settings: TrainSettings, servers: ServerRole | None, nodes: int) -> t
 
 def _check_world_size(settings: TrainSettings, plan: ClusterPlan) -> None:
     """Every rank needs rollouts to train on."""
-    rollouts = settings.prompts * settings.n
-    if plan.ranks > rollouts:
+    rollouts, shares = settings.prompts * settings.n, plan.ranks // settings.distributed.tensor
+    if shares > rollouts:
         problem = f"{plan.ranks} ranks share {rollouts} rollouts a step (`prompts` times `n`): some would have none"
-        remedy = f"ask for fewer nodes, or set `prompts: {-(-plan.ranks // settings.n)}` or more"
+        remedy = f"ask for fewer nodes, or set `prompts: {-(-shares // settings.n)}` or more"
         raise ConfigError(problem, field="prompts", remedy=remedy)
 
 

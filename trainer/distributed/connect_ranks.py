@@ -63,6 +63,11 @@ class ProcessGroupRanks:
         self.background: Future[Any] | None = None
         """What this rank does beside its commands, with the background group."""
 
+    @property
+    def weights_device(self) -> torch.device:
+        """Where this rank keeps its part of weights, gradients and optimizer."""
+        return torch.device("cpu") if self.settings.offload else self.device
+
     @cached_property
     def background_group(self) -> dist.ProcessGroup:
         """A group for what runs beside the commands, whose calls would mix with theirs. Made by all ranks."""
@@ -73,18 +78,43 @@ class ProcessGroupRanks:
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """Copies of the weights by parts of a copy (HSDP); only parts if there is one copy. Made by all ranks."""
-        shard = find_shard(self.settings, self.size)
-        if shard == self.size:
-            return init_device_mesh(self.device.type, (shard,), mesh_dim_names=("shard",))
-        names = ("replicate", "shard")
+        """Copies of the weights, by rows of a copy, by parts of each matrix; without a dimension that is not used."""
+        sizes = find_mesh(self.settings, self.size)
+        used = {name: size for name, size in sizes.items() if name == "shard" or size > 1}
         with _chosen_interface(self.environment):
-            mesh = init_device_mesh(self.device.type, (self.size // shard, shard), mesh_dim_names=names)
-        for name in names:  # Groups of a part of the ranks are made with torch's own timeout.
-            _set_pg_timeout(self.timeout, mesh.get_group(name))
+            mesh = init_device_mesh(self.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+        if len(used) > 1:
+            for name in used:  # Groups of a part of the ranks are made with torch's own timeout.
+                _set_pg_timeout(self.timeout, mesh.get_group(name))
         return mesh
 
+    @cached_property
+    def data_mesh(self) -> DeviceMesh:
+        """The ranks with the same part of each matrix, which compute different rows of a step (FSDP, HSDP)."""
+        if self.tensor_mesh is None:
+            return self.mesh
+        return self.mesh["replicate", "shard"] if self.mesh.ndim == 3 else self.mesh["shard"]
+
+    @cached_property
+    def tensor_mesh(self) -> DeviceMesh | None:
+        """The ranks that compute the same rows, each with a part of every matrix; None if a rank has whole ones."""
+        return self.mesh["tensor"] if self.settings.tensor > 1 else None
+
+    @property
+    def shares(self) -> int:
+        """The number of shares of a step's rows."""
+        return self.size // self.settings.tensor
+
+    @property
+    def share(self) -> int:
+        """Which of them this rank computes, as the others of its tensor-parallel group do."""
+        return self.rank // self.settings.tensor
+
     def add(self, values: Sequence[float]) -> list[float]:
+        is_counted = self.rank % self.settings.tensor == 0
+        return self._add_all(values if is_counted else [0.0] * len(values))
+
+    def _add_all(self, values: Sequence[float]) -> list[float]:
         values_N = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(values_N)
         summed: list[float] = values_N.tolist()
@@ -92,7 +122,7 @@ class ProcessGroupRanks:
 
     def gather(self, value: Any) -> list[Any]:
         text = json.dumps(value).encode()
-        sizes = [int(size) for size in self.add([len(text) * (self.rank == rank) for rank in range(self.size)])]
+        sizes = [int(size) for size in self._add_all([len(text) * (self.rank == rank) for rank in range(self.size)])]
         own = torch.zeros(max(sizes), dtype=torch.uint8)
         own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         parts = [torch.zeros_like(own) for _ in sizes]
@@ -117,13 +147,18 @@ class ProcessGroupRanks:
         dist.destroy_process_group()
 
 
-def find_shard(settings: DistributedSettings, ranks: int) -> int:
-    """The number of ranks that share a copy of the weights."""
-    shard = settings.shard or ranks
-    if ranks % shard:
-        problem = f"`distributed.shard: {shard}` does not divide {ranks} ranks"
-        raise RankError(problem, f"use a multiple of {shard} ranks, or leave `distributed.shard` out")
-    return shard
+def find_mesh(settings: DistributedSettings, ranks: int) -> dict[str, int]:
+    """The sizes of the mesh's dimensions: copies of the weights, ranks that share one by rows, and by matrices."""
+    tensor = settings.tensor
+    if ranks % tensor:
+        problem = f"`distributed.tensor: {tensor}` does not divide {ranks} ranks"
+        raise RankError(problem, f"use a multiple of {tensor} ranks, or leave `distributed.tensor` out")
+    shard = settings.shard or ranks // tensor
+    if ranks % (shard * tensor):
+        named = f"`distributed.shard: {shard}`" + (f" times `distributed.tensor: {tensor}`" if tensor > 1 else "")
+        remedy = f"use a multiple of {shard * tensor} ranks, or leave `distributed.shard` out"
+        raise RankError(f"{named} does not divide {ranks} ranks", remedy)
+    return {"replicate": ranks // (shard * tensor), "shard": shard, "tensor": tensor}
 
 
 def connect_ranks(

@@ -22,7 +22,7 @@ from gateway.types import Image
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.distributed.batch_bytes import write_batch, write_images
-from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, find_shard
+from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, find_mesh
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.launch_ranks import LocalRanks
@@ -33,9 +33,10 @@ from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.distributed.sharded_weights import ShardedWeights
+from trainer.distributed.tensor_parallel import find_styles
 from trainer.distributed.write_shards import Digests
 from trainer.model import SHARDS_FOLDER
-from trainer.policy.memory_plan import MemoryPart, MemoryPlan
+from trainer.policy.memory_plan import MemoryPart, MemoryPlan, load_meta_model
 from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.shards import has_shards, require_same_parts
@@ -133,10 +134,15 @@ def count_ranks(settings: DistributedSettings) -> int:
     return environment.size if environment else settings.ranks
 
 
-def count_shards(settings: DistributedSettings) -> int:
-    """The GPUs that one copy of the weights is split over; 1 without GPUs, since ranks then share their memory."""
-    shard = find_shard(settings, count_ranks(settings))
-    return shard if torch.cuda.is_available() else 1
+def count_shards(settings: DistributedSettings, model: Path) -> int:
+    """The GPUs that one copy of the weights is split over; 1 without GPUs, since ranks then share their memory.
+
+    Raises PolicyError if the ranks or the model cannot be split so.
+    """
+    mesh = find_mesh(settings, count_ranks(settings))
+    if settings.tensor > 1:
+        find_styles(load_meta_model(model), settings.tensor)
+    return mesh["shard"] * mesh["tensor"] if torch.cuda.is_available() else 1
 
 
 class EndSignal:

@@ -80,7 +80,7 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
         if training.saved_step > step:
             step, left, delay_s = training.saved_step, settings.restarts, FIRST_DELAY_S
         elif left < settings.restarts and settings.min_ranks is not None:
-            fewer = ranks - (settings.shard or 1)  # Copies of the weights stay whole.
+            fewer = ranks - settings.unit  # Copies of the weights stay whole.
             ranks = fewer if fewer >= settings.min_ranks else ranks
         if not left:
             log(f"the training {how}, and no restarts are left: continue with --resume --out {training.folder}")

@@ -16,8 +16,17 @@ class DistributedSettings(FrozenModel):
     """Processes that train together on this machine, each on its own GPU if there are any; or `--ranks N`. Under
     torchrun and srun their environment counts instead. A run may be resumed with another number."""
     shard: PositiveInt | None = None
-    """Ranks that one copy of the weights is split over; by default all of them. With fewer, such as the GPUs of a
-    machine, every group of so many ranks has a copy, and only gradients travel between groups."""
+    """Ranks that one copy of the weights is split over, for each part that `tensor` makes; by default all of them. With
+    fewer, such as the GPUs of a machine, every group of so many ranks has a copy, and only gradients travel between
+    groups."""
+    tensor: PositiveInt = 1
+    """Tensor parallelism: ranks that compute the same rows together, each with a part of every matrix and of the
+    attention heads. Helps where a layer's gathered weights or a long row's activations do not fit a device. Such ranks
+    exchange activations in every layer, so they should be GPUs of one machine."""
+    offload: bool = False
+    """Keeps each rank's part of weights, gradients and optimizer in the host's memory; a layer's weights come to the
+    GPU for its own computation, and the optimizer steps on the CPU. Slower, for models that do not fit otherwise.
+    Without a GPU, weights are in the host's memory anyway."""
     timeout_s: PositiveFloat = 600.0
     """Seconds that ranks wait for each other before the run ends with the name of the rank that is late."""
     restarts: NonNegativeInt = 3
@@ -30,6 +39,12 @@ class DistributedSettings(FrozenModel):
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
-        if self.min_ranks is not None and self.shard is not None and self.min_ranks % self.shard:
-            raise ValueError(f"min_ranks {self.min_ranks} is no multiple of shard {self.shard}")
+        if self.min_ranks is not None and self.min_ranks % self.unit:
+            named = "shard" if self.tensor == 1 else "shard times tensor,"
+            raise ValueError(f"min_ranks {self.min_ranks} is no multiple of {named} {self.unit}")
         return self
+
+    @property
+    def unit(self) -> int:
+        """The number of ranks is a multiple of this."""
+        return (self.shard or 1) * self.tensor

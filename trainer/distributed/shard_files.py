@@ -22,7 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class ShardFiles:
-    """The weights in a model's folder, read row by row.
+    """The weights in a model's folder, read part by part.
 
     A model whose weights have another form in memory than in its files, such as stacked experts, is read as a whole.
     """
@@ -49,17 +49,17 @@ class ShardFiles:
     ) -> None:
         self._stack.close()
 
-    def read(self, name: str, shape: torch.Size, rows: slice) -> Tensor:
-        """Rows of a weight of the model, in float32."""
+    def read(self, name: str, shape: torch.Size, place: tuple[slice, ...]) -> Tensor:
+        """A part of a weight of the model, in float32."""
         source = self._find(name, shape)
         if source is not None:
-            part: Tensor = source[rows] if shape else source[:]
+            part: Tensor = source[place or slice(None)]
             return part.float()
         if self._whole is None:
             self._whole = load_model(self._folder).state_dict()
         if name not in self._whole:
             raise ModelError(f"{self._folder}: it has no weight {name}; copy the folder again")
-        return self._whole[name][rows].clone() if shape else self._whole[name].clone()
+        return self._whole[name][place].clone()
 
     def _find(self, name: str, shape: torch.Size) -> Any:
         """The weight's slices in a file; None if it has another name or form there."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
@@ -21,7 +22,9 @@ from transformers import PreTrainedModel
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
 from trainer.distributed.shard_files import ShardFiles
-from trainer.model import build_skeleton
+from trainer.distributed.sharded_state import local_slices
+from trainer.distributed.tensor_parallel import split_layers
+from trainer.model import COMPUTE_DEVICE, build_skeleton
 from trainer.policy import lora
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import SHARDED_RUN
@@ -41,6 +44,9 @@ def build_sharded_model(
     model = build_skeleton(folder)
     prepare(model)
     new = _remove_weights(model)
+    setattr(model, COMPUTE_DEVICE, ranks.device)
+    if ranks.tensor_mesh is not None:
+        split_layers(model, ranks.tensor_mesh)
     _shard(model, ranks, dtype)
     parameters: dict[int, nn.Parameter] = {}
     state: dict[str, Tensor] = {}
@@ -89,11 +95,13 @@ def _shard(model: PreTrainedModel, ranks: ProcessGroupRanks, dtype: torch.dtype)
         raise PolicyError(problem, SPLIT_REMEDY)
     half = dtype != torch.float32
     options: dict[str, Any] = {
-        "mesh": ranks.mesh,
+        "mesh": ranks.data_mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         if half
         else MixedPrecisionPolicy(),
     }
+    if ranks.settings.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     for layer in layers:
         fully_shard(layer, **options)
         ranks.clock.watch(layer)
@@ -110,16 +118,16 @@ def _shard(model: PreTrainedModel, ranks: ProcessGroupRanks, dtype: torch.dtype)
 def _load_part(
     name: str, value: nn.Parameter, new: dict[str, Tensor], files: ShardFiles, ranks: ProcessGroupRanks
 ) -> nn.Parameter:
-    """This rank's rows of a weight."""
+    """This rank's part of a weight."""
     sharded: Any = value
     local: Tensor = sharded.to_local()
-    rows = shard_rows(value.shape[0], ranks)
+    place = local_slices(sharded)
     file_name = name.replace(".base_layer.", ".")
-    part = new[name][rows] if name in new else files.read(file_name, value.shape, rows)
+    part = new[name][place] if name in new else files.read(file_name, value.shape, place)
     if part.shape != local.shape:
         raise PolicyError(f"{name} is split into {tuple(local.shape)}, not {tuple(part.shape)}", SPLIT_REMEDY)
     tensor = DTensor.from_local(
-        part.contiguous().to(ranks.device),
+        part.contiguous().to(ranks.weights_device),
         sharded.device_mesh,
         sharded.placements,
         run_check=False,
@@ -129,17 +137,9 @@ def _load_part(
     return nn.Parameter(tensor, requires_grad=value.requires_grad)
 
 
-def shard_rows(rows: int, ranks: ProcessGroupRanks) -> slice:
-    """The rows of a weight that this rank has."""
-    parts = ranks.mesh.size(ranks.mesh.ndim - 1)
-    size = -(-rows // parts)
-    start = min(rows, size * ranks.mesh.get_local_rank("shard"))
-    return slice(start, min(rows, start + size))
-
-
 def replicate(value: Tensor, ranks: ProcessGroupRanks) -> Tensor:
     """A small weight that every rank has as a whole."""
-    return distribute_tensor(value, ranks.mesh, [Replicate()] * ranks.mesh.ndim)
+    return distribute_tensor(value, ranks.data_mesh, [Replicate()] * ranks.data_mesh.ndim, src_data_rank=None)
 
 
 def _attach_run_pass(model: Any) -> None:

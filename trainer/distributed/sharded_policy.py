@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.sharded_model import SPLIT_REMEDY, build_sharded_model, replicate
+from trainer.distributed.sharded_muon import ShardedMuon
 from trainer.distributed.sharded_state import (
     gather_tensor,
     local_part,
@@ -51,6 +52,7 @@ class ShardedPolicy(Policy):
     """A policy of which each rank has a part."""
 
     ranks: ProcessGroupRanks
+    _muon = ShardedMuon
 
     def __init__(
         self,
@@ -59,9 +61,6 @@ class ShardedPolicy(Policy):
         ranks: ProcessGroupRanks,
         image_processor: ImageProcessor | None = None,
     ) -> None:
-        if settings.optimizer == "muon":
-            problem = "`update.optimizer: muon` orthogonalises whole matrices, of which each rank has only some rows"
-            raise PolicyError(problem, f"set `update.optimizer: adamw`, or {SPLIT_REMEDY}")
         self.ranks, self._source = ranks, folder
         self._kept: dict[str, Tensor] = {}
         """This rank's part of the weights that were published last."""
@@ -149,7 +148,7 @@ class ShardedPolicy(Policy):
         """The whole adapters without the model; without tensors on other ranks than 0."""
         keep = self.ranks.rank == 0
         named = [(name, value) for name, value in self.model.named_parameters() if lora.MARK in name]
-        whole = [(lora.file_name(name), gather_tensor(value.detach(), keep=keep)) for name, value in named]
+        whole = [(lora.file_name(name), self._gather(value, name, kept=False, keep=keep)) for name, value in named]
         return Adapters(lora.adapter_shape(self.model), dict(whole) if keep else {})
 
     @cached_property
@@ -160,8 +159,10 @@ class ShardedPolicy(Policy):
 
     def _gather(self, value: Tensor, name: str, kept: bool, keep: bool) -> Tensor:
         """A whole tensor, given this rank's part of it."""
-        if kept and name in self._kept:
-            value = with_local_part(value, self._kept[name])
+        is_kept = kept and name in self._kept
+        if is_kept or self.ranks.weights_device != self.ranks.device:
+            local = self._kept[name] if is_kept else local_part(value)
+            value = with_local_part(value, local, self.ranks.device)
         return gather_tensor(value.detach(), keep=keep)
 
     def _add_adapters(self, value: Tensor, name: str, layer: Any, kept: bool, keep: bool) -> Tensor:
@@ -252,7 +253,8 @@ class ShardedCritic(Critic):
 
     def step(self) -> None:
         gradient: Any = self._head.grad
-        dist.all_reduce(gradient.to_local())
+        for dimension in range(self._ranks.data_mesh.ndim):
+            dist.all_reduce(gradient.to_local(), group=self._ranks.data_mesh.get_group(dimension))
         super().step()
 
     def scatter_state(self, state: State) -> None:

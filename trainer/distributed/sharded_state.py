@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 
@@ -26,11 +28,17 @@ def local_part(value: Tensor) -> Tensor:
     return local.detach()
 
 
-def with_local_part(value: Tensor, local: Tensor) -> Tensor:
-    """A tensor that is split like another one, with a part of its own."""
+def local_slices(value: DTensor) -> tuple[slice, ...]:
+    """Where this rank's part lies in the whole tensor."""
+    sizes, starts = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def with_local_part(value: Tensor, local: Tensor, device: torch.device) -> Tensor:
+    """A tensor that is split like another one, with a part of its own, on a device."""
     if not isinstance(value, DTensor):
         return local
-    part = local.to(value.to_local().device)
+    part = local.to(device)
     options: dict[str, Any] = {"run_check": False, "shape": value.shape, "stride": value.stride()}
     return DTensor.from_local(part, value.device_mesh, value.placements, **options)
 
@@ -72,13 +80,10 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _scatter_into(target: Tensor, source: Tensor | None, ranks: ProcessGroupRanks) -> None:
-    whole = torch.empty(target.shape) if source is None else source.to(torch.float32)
+    """Sends a whole tensor from rank 0 to all, of which each keeps its part."""
+    whole = (torch.empty(target.shape) if source is None else source.to(torch.float32)).to(ranks.device).contiguous()
+    dist.broadcast(whole, 0)
     if isinstance(target, DTensor):
-        part = distribute_tensor(whole.to(ranks.device), target.device_mesh, target.placements)
-        target.to_local().copy_(part.to_local())
+        target.to_local().copy_(whole[local_slices(target)])
     else:
-        target.copy_(
-            torch.tensor(ranks.add(whole.flatten().tolist() if ranks.rank == 0 else [0.0] * whole.numel())).view(
-                target.shape
-            )
-        )
+        target.copy_(whole)

@@ -7,23 +7,23 @@ from typing import Any
 
 SECTIONS = ("distributed", "update")
 """Where such a key may stand, besides the top of a run file."""
-SHORTER_ROWS = "set `update.checkpointing: true`, or lower `limits.rollout_tokens`"
+SHORTER_ROWS = "set `update.checkpointing: true` or `distributed.tensor: 2`, or lower `limits.rollout_tokens`"
 UNBUILT = (
     (
-        ("tensor", "tensor_parallel", "tensor_model_parallel", "tp"),
-        "the trainer has no tensor parallelism, since its ranks split weights by rows (`distributed.shard`)",
-        "leave it out and use more `distributed.ranks`, or for SGLang servers set `serving.options: [--tp, '2']`",
+        ("tensor_parallel", "tensor_model_parallel", "tp"),
+        "tensor parallelism has another name here",
+        "set `distributed.tensor` for the trainer, or for SGLang servers `serving.options: [--tp, '2']`",
     ),
     (
         ("sequence", "sequence_parallel", "ulysses_sequence_parallel", "ulysses", "context_parallel", "sp", "cp"),
-        "the trainer has no sequence parallelism, so that a row has to fit one device",
+        "the trainer has no sequence parallelism, so that a row has to fit one device or the ranks of `tensor`",
         f"leave it out and {SHORTER_ROWS}",
     ),
     (
-        ("offload", "cpu_offload", "offload_policy", "param_offload", "optimizer_offload", "optimizer_cpu_offload",
+        ("cpu_offload", "offload_policy", "param_offload", "optimizer_offload", "optimizer_cpu_offload",
          "offload_optimizer", "offload_model", "grad_offload"),
-        "the trainer does not offload weights or optimizer to the host's memory",
-        "leave it out and use more `distributed.ranks`, `update.lora: {}`, or `update.checkpointing: true`",
+        "offloading to the host's memory has another name here",
+        "set `distributed.offload: true`, which keeps weights, gradients and optimizer there together",
     ),
     (
         ("pipeline", "pipeline_parallel", "pipeline_model_parallel", "pp"),

@@ -9,6 +9,7 @@ from trainer.plan.devices import Device
 from trainer.policy.memory_plan import (
     BUCKET_BYTES,
     FLOAT_BYTES,
+    GATHERED_LAYERS,
     MemoryPart,
     MemoryPlan,
     kv_bytes_per_token,
@@ -22,8 +23,6 @@ from trainer.train.settings import TrainSettings
 
 HALF_BYTES = 2
 """Of a number in bfloat16, in which servers have weights, keys and values."""
-GATHERED_LAYERS = 2
-"""Layers whose whole weights are in memory at once: the present one, and the next one on its way."""
 
 
 @dataclass(frozen=True, slots=True)

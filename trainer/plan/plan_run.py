@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gateway.errors import ConfigError
+from trainer.distributed.settings import DistributedSettings
 from trainer.plan.calibrate import measured_engine_speed, measured_trainer_speed, optimizer_steps, update_passes
 from trainer.plan.choose_split import MODES, STEPS_AHEAD, Plan, PlannedSplit, Question, Split, choose_split, find_best
 from trainer.plan.devices import CPU, find_device
@@ -54,6 +55,10 @@ class PlannedRun:
 
 def plan_run(settings: TrainSettings, model: Path, runs: Sequence[Path], options: PlanOptions) -> PlannedRun:
     """Simulates a run on devices. Raises ConfigError for what cannot be planned."""
+    for name in ("tensor", "offload"):
+        if getattr(settings.distributed, name) != DistributedSettings.model_fields[name].default:
+            problem = "plans know no tensor parallelism of the trainer and no offloading to the host's memory"
+            raise ConfigError(problem, field=f"distributed.{name}", remedy="leave it out to plan the run without it")
     if options.device.lower() != CPU:
         find_device(options.device)
     measured = [read_run(run) for run in runs]

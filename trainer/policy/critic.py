@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from gateway.types import Image
 from trainer.algorithms.packing import Batch
+from trainer.model import device_of
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.optimizers import clip_gradients, fill_gradients
@@ -35,7 +36,7 @@ class Critic:
         """Trains `body`, a copy of the policy's model."""
         self._reader = LogprobReader(body, update.chunk, dtype, image_processor)
         width: int = body.config.get_text_config(decoder=True).hidden_size
-        self._head = self._make_head(width, body.device)
+        self._head = self._make_head(width, device_of(body))
         self._parameters = [*body.base_model.parameters(), self._head]
         self._body, self._clip = body.base_model, update.clip
         lr = update.critic_rate if settings.lr is None else settings.lr
@@ -77,7 +78,7 @@ class Critic:
     @property
     def trained_part(self) -> TrainedPart:
         """What several ranks save of it."""
-        return TrainedPart("critic", {**saved_tensors(self._body), "head": self._head}, self._optimizer)
+        return TrainedPart("critic", {**saved_tensors(self._body), "head": self._head}, [self._optimizer])
 
     def state_dict(self) -> dict[str, Any]:
         body = self._body.state_dict()

@@ -25,9 +25,9 @@ class DealtBatch:
 
 def deal_batches(rows: Sequence[BatchRow], ranks: Ranks, max_tokens: int) -> tuple[list[DealtBatch], DealtRows]:
     """This rank's micro-batches, and the shares of all ranks."""
-    dealt = deal_rows([row.ids for row in rows], [row.group for row in rows], ranks.size)
+    dealt = deal_rows([row.ids for row in rows], [row.group for row in rows], ranks.shares)
     parts = [list(split_micro_batches([len(rows[index].ids) for index in share], max_tokens)) for share in dealt.shares]
-    own = dealt.shares[ranks.rank]
-    batches = [DealtBatch(pack([rows[index] for index in own[part]]), tuple(own[part])) for part in parts[ranks.rank]]
+    own = dealt.shares[ranks.share]
+    batches = [DealtBatch(pack([rows[index] for index in own[part]]), tuple(own[part])) for part in parts[ranks.share]]
     missing = max(map(len, parts)) - len(batches)
     return batches + [DealtBatch(pack([PADDING_ROW]), ())] * missing, dealt

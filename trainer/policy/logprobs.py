@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from gateway.types import Image
+from trainer.model import device_of
 from trainer.policy.errors import PolicyError
 from trainer.policy.prefix_forest import ATTENTION_NAME, build_forest, register_attention, token_positions
 from trainer.policy.vision_inputs import VisionInputs, language_model_of
@@ -90,11 +91,9 @@ class LogprobReader:
 
     def _probe_forest_attention(self) -> str:
         """Compares forest attention with the model's own on a few tokens, which works for unknown models too."""
-        config = self.model.config.get_text_config(decoder=True)
-        ids_T = torch.tensor([token for row in PROBE_ROWS for token in row], device=self.model.device)
-        sequence_T = torch.tensor(
-            [index for index, row in enumerate(PROBE_ROWS) for _ in row], device=self.model.device
-        )
+        config, device = self.model.config.get_text_config(decoder=True), device_of(self.model)
+        ids_T = torch.tensor([token for row in PROBE_ROWS for token in row], device=device)
+        sequence_T = torch.tensor([index for index, row in enumerate(PROBE_ROWS) for _ in row], device=device)
         inputs = ids_T, sequence_T, token_positions(sequence_T) > 0, 1.0
         problem = ""
         with torch.no_grad():
@@ -132,7 +131,7 @@ class LogprobReader:
         Each image token of the expanded prompt counts as an id, with a logprob of 0.
         """
         vision = self._prepare_vision(images)
-        ids_T = torch.tensor(vision.expand_ids(ids) if vision else ids, device=self.model.device)
+        ids_T = torch.tensor(vision.expand_ids(ids) if vision else ids, device=device_of(self.model))
         compute = self._compute_separately if self.fallback_reason else self._compute_shared
         with torch.no_grad():
             selected_T = (token_positions(torch.zeros_like(ids_T)) > 0) & (ids_T >= 0)
@@ -171,7 +170,7 @@ class LogprobReader:
 
     def _autocast(self) -> AbstractContextManager[None]:
         enabled = self.dtype != torch.float32
-        return torch.autocast(self.model.device.type, self.dtype if enabled else None, enabled)
+        return torch.autocast(device_of(self.model).type, self.dtype if enabled else None, enabled)
 
     def _run_forest(self, ids_T: Tensor, sequence_T: Tensor, images: Sequence[Image]) -> HiddenStates:
         forest, vision = build_forest(ids_T, sequence_T), self._prepare_vision(images)

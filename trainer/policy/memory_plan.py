@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from trainer.vision.family import family_from_config
 GIB = 1024**3
 BUCKET_BYTES = GIB
 """Weights that ranks gather at once for servers."""
+GATHERED_LAYERS = 2
+"""Layers whose weights are gathered at once: the one that computes, and the next."""
 FLOAT_BYTES = 4
 SMALLER_MODEL = "use a smaller model"
 FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
@@ -111,7 +113,8 @@ def plan_memory(
         MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, is_generating=holding == "shared"),
     ]
     if update and algorithm:
-        state, passes = _plan_rank(model, update, algorithm, shards, tokens)
+        is_offloaded = getattr(getattr(settings, "distributed", None), "offload", False)
+        state, passes = _plan_rank(model, update, algorithm, shards, tokens, is_offloaded=is_offloaded)
         parts += state
         if shards > 1:
             most = weight_bytes(model) if is_embedded(settings) else min(weight_bytes(model), BUCKET_BYTES)
@@ -122,20 +125,29 @@ def plan_memory(
 
 
 def plan_other_rank(
-    folder: Path, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int
+    folder: Path,
+    update: UpdateSettings,
+    algorithm: AlgorithmSettings,
+    shards: int,
+    tokens: int,
+    *,
+    is_offloaded: bool = False,
 ) -> tuple[MemoryPart, ...]:
     """The memory of a rank without an engine: `shards` ranks share a copy of the training state, and a row has up to
     `tokens`."""
-    state, passes = _plan_rank(load_meta_model(folder), update, algorithm, shards, tokens)
+    model = load_meta_model(folder)
+    state, passes = _plan_rank(model, update, algorithm, shards, tokens, is_offloaded=is_offloaded)
     return (*state, *passes)
 
 
 def _plan_rank(
-    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int
+    model: Any, update: UpdateSettings, algorithm: AlgorithmSettings, shards: int, tokens: int, *, is_offloaded: bool
 ) -> tuple[list[MemoryPart], list[MemoryPart]]:
     """A rank's share of the training state, and its passes over rows."""
     longest = max(update.tokens, tokens)
     state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
+    if is_offloaded and torch.cuda.is_available():
+        state = list(_offloaded(state, model))
     return state, plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
 
 
@@ -240,6 +252,17 @@ def plan_training(model: Any, update: UpdateSettings, algorithm: AlgorithmSettin
         yield MemoryPart(
             "critic", 4 * weights, "set `algorithm.credit.kind` to another kind than `gae`, without `update.critic`"
         )
+
+
+def _offloaded(training: Sequence[MemoryPart], model: Any) -> Iterator[MemoryPart]:
+    """What a GPU has of a training whose weights are in the host's memory: those that a pass is about to use."""
+    host = sum(part.size for part in training)
+    yield MemoryPart("weights", 0, note=f" (training takes {host / GIB:.2f} GiB of the host's memory)")
+    numbers = {name: value.numel() for name, value in model.named_parameters()}
+    around = sum(size for name, size in numbers.items() if ".layers." not in name)
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    layer = (sum(numbers.values()) - around) // layers
+    yield MemoryPart("gathered layers", FLOAT_BYTES * (around + GATHERED_LAYERS * layer), is_transient=True)
 
 
 def _optimizer_numbers(model: Any, update: UpdateSettings) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import cos, pi
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trainer.policy.settings import UpdateSettings
@@ -14,7 +15,9 @@ from trainer.policy.settings import UpdateSettings
 NamedParameters = Iterable[tuple[str, Tensor]]
 
 
-def build_optimizers(parameters: NamedParameters, settings: UpdateSettings) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    parameters: NamedParameters, settings: UpdateSettings, muon: type[torch.optim.Muon] = torch.optim.Muon
+) -> list[torch.optim.Optimizer]:
     """Builds the optimizers for the parameters that require a gradient."""
     trained = [(name, value) for name, value in parameters if value.requires_grad]
     matrices = [value for name, value in trained if settings.optimizer == "muon" and is_muon_matrix(name, value)]
@@ -22,9 +25,7 @@ def build_optimizers(parameters: NamedParameters, settings: UpdateSettings) -> l
     others = [value for _, value in trained if id(value) not in matrix_ids]
     optimizers: list[torch.optim.Optimizer] = []
     if matrices:
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=settings.rates.muon, weight_decay=settings.weight_decay, momentum=0.95)
-        )
+        optimizers.append(muon(matrices, lr=settings.rates.muon, weight_decay=settings.weight_decay, momentum=0.95))
     if others:
         optimizers.append(
             torch.optim.AdamW(others, lr=settings.rates.adamw, betas=settings.betas, weight_decay=settings.weight_decay)
@@ -32,11 +33,34 @@ def build_optimizers(parameters: NamedParameters, settings: UpdateSettings) -> l
     return optimizers
 
 
+@torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     """Scales the gradients down to a norm of at most `limit`; returns the norm over all ranks before."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return whole
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    if not any(isinstance(gradient, DTensor) for gradient in gradients):
+        norm = torch.nn.utils.get_total_norm(gradients)
+    else:
+        norm = _norm_over_ranks([gradient for gradient in gradients if isinstance(gradient, DTensor)])
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        part = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        part.mul_(factor.to(part.device))
+    return norm
+
+
+def _norm_over_ranks(gradients: Sequence[DTensor]) -> Tensor:
+    """The norm of gradients that are split over ranks, each along some dimensions of its mesh."""
+    parts: dict[tuple[DeviceMesh, tuple[int, ...]], list[Tensor]] = {}
+    for gradient in gradients:
+        split = tuple(index for index, placement in enumerate(gradient.placements) if not placement.is_replicate())
+        parts.setdefault((gradient.device_mesh, split), []).append(gradient.to_local())
+    squares = []
+    for (mesh, split), locals_ in parts.items():
+        square = torch.nn.utils.get_total_norm(locals_).double() ** 2
+        for dimension in split:
+            torch.distributed.all_reduce(square, group=mesh.get_group(dimension))
+        squares.append(square)
+    return torch.stack([square.to(squares[0].device) for square in squares]).sum().sqrt().float()
 
 
 def fill_gradients(optimizer: torch.optim.Optimizer) -> None:

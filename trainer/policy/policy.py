@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from gateway.types import Image
 from trainer.engine.base import AdapterShape
-from trainer.model import SHARDS_FOLDER, load_model
+from trainer.model import SHARDS_FOLDER, device_of, load_model
 from trainer.policy import lora
 from trainer.policy.critic import Critic
 from trainer.policy.errors import PolicyError
@@ -55,6 +55,7 @@ class Policy:
     """A causal language model with its optimizers."""
 
     ranks: Ranks = ONE_RANK
+    _muon = torch.optim.Muon
 
     def __init__(
         self,
@@ -68,12 +69,12 @@ class Policy:
         self.model, self.settings, self.folder, self.image_processor = model, settings, folder, image_processor
         self.steps = 0
         """Optimizer steps made so far."""
-        dtype = compute_dtype(settings, model.device)
+        dtype = compute_dtype(settings, self.device)
         self.critic = self._make_critic(settings.critic, dtype) if settings.critic else None
         self.logprob_reader = LogprobReader(model, settings.chunk, dtype, image_processor)
         self._select_trained_weights()
         _configure_checkpointing(model, settings.checkpointing)
-        self._optimizers = build_optimizers(model.named_parameters(), settings)
+        self._optimizers = build_optimizers(model.named_parameters(), settings, self._muon)
         self._rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
 
     def _make_critic(self, settings: CriticSettings, dtype: torch.dtype) -> Critic:
@@ -98,7 +99,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        return device_of(self.model)
 
     def compute_batch_logprobs(
         self,
@@ -190,9 +191,7 @@ class Policy:
         tensors = saved_tensors(self.model)
         if self.settings.lora:
             tensors = {name: value for name, value in tensors.items() if lora.MARK in name}
-        if len(self._optimizers) != 1:
-            raise ValueError("it has the state of another optimizer")
-        parts = [TrainedPart(MODEL, tensors, self._optimizers[0])]
+        parts = [TrainedPart(MODEL, tensors, self._optimizers)]
         return [*parts, self.critic.trained_part] if self.critic else parts
 
     def load_shards(self, folder: Path) -> None:

@@ -12,8 +12,18 @@ class Ranks(Protocol):
     rank: int
     size: int
 
+    @property
+    def shares(self) -> int:
+        """The number of shares that a step's rows are dealt into: as many as ranks, without tensor parallelism."""
+        ...
+
+    @property
+    def share(self) -> int:
+        """Which of them this rank computes."""
+        ...
+
     def add(self, values: Sequence[float]) -> list[float]:
-        """The sum over ranks of each value, in double precision; the same on every rank."""
+        """The sum over shares of each value, in double precision; the same on every rank."""
         ...
 
     def gather(self, value: Any) -> list[Any]:
@@ -32,8 +42,8 @@ class Ranks(Protocol):
 class OneRank:
     """A single process, which shares its work with nobody."""
 
-    rank = 0
-    size = 1
+    rank = share = 0
+    size = shares = 1
 
     def add(self, values: Sequence[float]) -> list[float]:
         return list(values)

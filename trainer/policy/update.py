@@ -152,7 +152,7 @@ class PolicyUpdater:
         dealt_batches, shares = deal_batches(rows, self._ranks, self._policy.settings.tokens)
         if self._ranks.size > 1:
             step_means.add({"distributed/imbalance": shares.imbalance}, 1)
-            self._tokens += shares.costs[self._ranks.rank]
+            self._tokens += shares.costs[self._ranks.share]
         micro_batches = []
         for dealt in dealt_batches:
             batch = dealt.batch.to(self._policy.device)

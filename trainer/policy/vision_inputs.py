@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gateway.types import Image
+from trainer.model import device_of
 from trainer.vision.image_processor import ImageProcessor, PreparedImage
 
 
@@ -78,6 +79,6 @@ class VisionInputs:
         return torch.cat(parts, dim=1).to(ids_T.device)
 
     def _stack_pixels(self, images: Sequence[PreparedImage]) -> tuple[Tensor, Tensor]:
-        device = self._model.device
+        device = device_of(self._model)
         pixels = torch.cat([image.pixels for image in images]).to(device, self._model.dtype)
         return pixels, torch.tensor([image.grid for image in images], device=device)

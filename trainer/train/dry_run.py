@@ -33,7 +33,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
         console.print_json(job.settings.model_dump_json())
-        shards, ranks = count_shards(settings.distributed), count_ranks(settings.distributed)
+        shards, ranks = count_shards(settings.distributed, job.model), count_ranks(settings.distributed)
         placement = plan_placement(settings, job.model, shards=shards, ranks=ranks)
         plan = placement.plan
         console.print(Text(str(placement)), soft_wrap=True)

@@ -131,7 +131,6 @@ class TrainSettings(BaseRolloutSettings):
             raise ValueError(f"the model of `{self.model}` has only one warm start; leave `warm` out")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
-        self.check_ranks()
         if self.rollout.is_used:
             self._check_workers()
         if self.mode != "synchronous" and self.serving.placement == "together":
@@ -139,12 +138,6 @@ class TrainSettings(BaseRolloutSettings):
         if not self.sampling.temperature:
             raise ValueError("training needs sampling at a temperature above 0; raise `sampling.temperature`")
         return self
-
-    def check_ranks(self) -> None:
-        """Raises ValueError for settings that several ranks cannot have."""
-        if self.distributed.ranks > 1 and self.update.optimizer == "muon":
-            problem = "`update.optimizer: muon` orthogonalises whole matrices, of which each rank has only some rows"
-            raise ValueError(f"{problem}; set `update.optimizer: adamw`, or train with one rank")
 
     def _check_workers(self) -> None:
         """Raises for settings that rollout workers cannot have."""

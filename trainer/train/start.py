@@ -16,7 +16,7 @@ from rich.console import Console
 from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.connect_ranks import find_shard
+from trainer.distributed.connect_ranks import find_mesh
 from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, count_shards, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.engine.base import Capabilities, CountsTokens, Engine
@@ -160,7 +160,7 @@ async def _build_train_loop(
     """`given` are the settings as they were written, which all ranks compare, and whose paths the run keeps."""
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
-    shards, ranks = count_shards(settings.distributed), count_ranks(settings.distributed)
+    shards, ranks = count_shards(settings.distributed, job.model), count_ranks(settings.distributed)
     plan = partial(plan_placement, settings, job.model, shards=shards, ranks=ranks)
     placement = await to_thread.run_sync(plan)
     placement.plan.require()
@@ -215,9 +215,10 @@ async def _build_train_loop(
 
 def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:
     """The memory that each rank but the first needs."""
-    settings = job.settings
-    shard, tokens = find_shard(settings.distributed, ranks), settings.limits.rollout_tokens
-    return plan_other_rank(job.model, settings.update, settings.algorithm, shard, tokens)
+    settings, distributed, tokens = job.settings, job.settings.distributed, job.settings.limits.rollout_tokens
+    mesh = find_mesh(distributed, ranks)
+    shards, is_offloaded = mesh["shard"] * mesh["tensor"], distributed.offload
+    return plan_other_rank(job.model, settings.update, settings.algorithm, shards, tokens, is_offloaded=is_offloaded)
 
 
 def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None) -> Iterator[str]:

@@ -49,14 +49,6 @@ NOISY = {"mismatch/mean", "mismatch/kl", "mismatch/max", "kl/old", "kl/reference
 """Metrics that are themselves rounding errors here, or means over a few tokens of tiny differences."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model with text, whose head is tied, and one with images."""

@@ -20,7 +20,7 @@ from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.distributed.batch_bytes import read_batch, write_batch
-from trainer.distributed.connect_ranks import _answer_asking, _ask_generation, _report_device, find_shard
+from trainer.distributed.connect_ranks import _answer_asking, _ask_generation, _report_device, find_mesh
 from trainer.distributed.errors import RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
@@ -76,7 +76,7 @@ def test_broken_environment_is_refused(wrong: dict[str, str]) -> None:
 
 def test_number_of_ranks_that_settings_or_machines_cannot_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RankError, match=r"`distributed.shard: 2` does not divide 3 ranks\n  remedy: use"):
-        find_shard(DistributedSettings(shard=2), 3)
+        find_mesh(DistributedSettings(shard=2), 3)
     environment = detect_environment(TORCHRUN)
     assert environment
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

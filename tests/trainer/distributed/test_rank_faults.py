@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,30 +31,8 @@ from trainer.policy.update import PolicyUpdater
 STUCK_S = 10.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model(tie_word_embeddings=True).save_pretrained(folder)
-    return folder
-
-
 def process_of(channel: LeaderChannel, rank: int) -> int:
     return int(channel.names[rank].rpartition(" ")[2].rstrip(")"))
-
-
-def test_optimizer_that_needs_whole_matrices_is_refused(model: Path, tmp_path: Path) -> None:
-    with running_ranks(2, tmp_path) as channel:
-        with pytest.raises(PolicyError, match="muon"):
-            make_updater(channel, model, AlgorithmSettings(), UpdateSettings(optimizer="muon"))
-        assert channel.is_broken
 
 
 def test_rank_whose_rows_are_wrong_is_named(model: Path, tmp_path: Path) -> None:

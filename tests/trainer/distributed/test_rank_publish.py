@@ -37,13 +37,6 @@ UPDATES = {"full": UpdateSettings(), "lora": UpdateSettings(lora=LoraSettings(ra
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model(tie_word_embeddings=True).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeaderChannel]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -186,8 +186,12 @@ def test_run_without_steps_and_missing_target_are_named(run: RunCommand, tmp_pat
 
 def test_plan_needs_no_run_and_says_what_it_assumes(run: RunCommand, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    Path("run.yaml").write_text(json.dumps({"model": str(model), "data": "x", "prompts": 4, "n": 2}))
+    settings: dict[str, Any] = {"model": str(model), "data": "x", "prompts": 4, "n": 2}
+    Path("run.yaml").write_text(json.dumps(settings))
     assert "no run was measured: assumed are" in plan(run, "run.yaml", "--gpus", 2)
+    for name, value in {"tensor": 2, "offload": True}.items():
+        Path("run.yaml").write_text(json.dumps({**settings, "distributed": {name: value}}))
+        assert f"distributed.{name}: plans know no" in plan(run, "run.yaml", "--gpus", 2, code=2)
 
 
 def test_plan_of_many_devices_takes_steps_in_proportion_to_its_rollouts(

@@ -13,6 +13,7 @@ from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.check import _check_memory
 from trainer.distributed.lead import count_ranks
+from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch import choose_holding
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import MemoryPlan, free_memory, plan_memory, plan_update_pass, resident_memory
@@ -175,3 +176,14 @@ def test_free_memory_is_measured_with_and_without_proc(monkeypatch: pytest.Monke
     assert free_memory() > 2**20
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "no such line")
     assert free_memory() > 2**20
+
+
+def test_offloaded_training_leaves_the_gpu_its_gathered_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = TrainSettings(model=folder, engine="torch", out=folder, distributed=DistributedSettings(offload=True))
+    weights = 4 * sum(value.numel() for value in tiny_model().parameters())
+    beside = plan_memory(settings, folder, GIB)
+    assert part_size(beside, "optimizer") == 2 * weights, "without a GPU, all is in the host's memory anyway"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    plan = plan_memory(settings, folder, GIB)
+    assert part_size(plan, "optimizer") == part_size(plan, "gradients") == 0
+    assert 0 < part_size(plan, "gathered layers") <= weights and "GiB of the host's memory" in str(plan)

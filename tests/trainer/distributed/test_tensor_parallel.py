@@ -1,0 +1,163 @@
+"""Tensor parallelism: ranks that share every matrix give the losses, gradient norms and weights of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from tests.trainer.distributed.rank_pools import make_updater, running_ranks
+from tests.trainer.distributed.test_any_number_of_ranks import NOISY, TOLERANCE, batches_of, open_case, run_alone
+from tests.trainer.policy.tiny_policies import SIZES, tiny_model
+from tests.trainer.vision.vision_models import seeing_model
+from trainer.algorithms.settings import AlgorithmSettings
+from trainer.distributed.connect_ranks import find_mesh
+from trainer.distributed.errors import RankError
+from trainer.distributed.lead import count_shards
+from trainer.distributed.rank_commands import LeaderChannel
+from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.sharded_weights import ShardedWeights
+from trainer.distributed.tensor_parallel import find_styles
+from trainer.policy.errors import PolicyError
+from trainer.policy.policy import Policy
+from trainer.policy.settings import UpdateSettings
+from trainer.policy.update import PolicyUpdater
+
+MUON_RATE = 2e-3
+CASES = (
+    "grpo, KL in the loss, two epochs of two minibatches",
+    "gspo, LoRA, KL in the loss",
+    "reinforce_pp, gae",
+    "rloo, gradient checkpointing",
+    "images",
+)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return seeing_model(tmp_path_factory.mktemp("seeing"), "qwen2_5_vl")
+
+
+@pytest.fixture(scope="module", params=[(2, False), (4, True)], ids=["1x2", "2x2, offloaded"])
+def channel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeaderChannel]:
+    """Ranks that stay alive for all tests; two share every matrix."""
+    ranks, offload = request.param
+    with running_ranks(ranks, tmp_path_factory.mktemp("ranks"), tensor=2, offload=offload) as channel:
+        yield channel
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_gradients_and_weights_are_those_of_one_process(
+    case: str, channel: LeaderChannel, model: Path, seeing: Path
+) -> None:
+    model = seeing if case == "images" else model
+    expected, weights = run_alone(case, model)
+    policy, updater = open_case(case, model, channel)
+    for batch, metrics in zip(batches_of(case, model), expected, strict=False):
+        split = {name: value for name, value in updater.train_step(batch).items() if "distributed/" not in name}
+        assert split.keys() == metrics.keys()
+        for name in split.keys() - NOISY:
+            assert split[name] == pytest.approx(metrics[name], rel=TOLERANCE, abs=TOLERANCE), name
+    gathered = policy.weights
+    assert gathered.keys() == weights.keys()
+    assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < 1e-5
+
+
+def open_muon(model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
+    update = UpdateSettings(lr=1e-4, optimizer="muon", muon_lr=MUON_RATE)
+    return make_updater(channel, model, AlgorithmSettings.model_validate({"name": "cispo"}), update)
+
+
+def test_muon_steps_as_in_one_process_and_its_checkpoints_resume_in_both(
+    channel: LeaderChannel, model: Path, tmp_path: Path
+) -> None:
+    batches = batches_of("cispo", model)
+    alone, updater_alone = open_muon(model, None)
+    policy, updater = open_muon(model, channel)
+    require_same(updater.train_step(batches[0]), updater_alone.train_step(batches[0]))
+    finish, _ = policy.save(tmp_path / "ranks"), alone.save(tmp_path / "alone")
+    assert finish is not None and finish()
+    assert isinstance(policy.weights, ShardedWeights)
+    buckets = policy.weights.buckets(3000)
+    gathered = {name: value for bucket in buckets for name, value in bucket}
+    assert len(buckets) > 3
+    changed = max(
+        float((gathered[name] - value).abs().max()) for name, value in tiny_weights().items() if "proj" in name
+    )
+    different = max(float((value - alone.weights[name]).abs().max()) for name, value in gathered.items())
+    assert changed > MUON_RATE / 10 and different < MUON_RATE / 50, "it orthogonalises in bfloat16"
+    expected = {"ranks": updater.train_step(batches[1]), "alone": updater_alone.train_step(batches[1])}
+    for source, metrics in expected.items():
+        for place in (channel, None):
+            resumed, resumed_updater = open_muon(model, place)
+            resumed.resume(tmp_path / source)
+            require_same(resumed_updater.train_step(batches[1]), metrics)
+
+
+def tiny_weights() -> dict[str, torch.Tensor]:
+    return dict(tiny_model(tie_word_embeddings=True).named_parameters())
+
+
+def require_same(metrics: Mapping[str, float], expected: Mapping[str, float]) -> None:
+    for name in ("loss", "update/grad_norm", "update/lr"):
+        assert metrics[name] == pytest.approx(expected[name], rel=TOLERANCE, abs=TOLERANCE), name
+
+
+@pytest.mark.parametrize(
+    ("model_of", "problem"),
+    [
+        (lambda: tiny_model("qwen2"), "`distributed.tensor: 2` does not divide the model's 1 key-value heads"),
+        (lambda: odd_model(), "does not divide the 33 columns of model.layers.0.mlp"),
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=2)),
+            "no plan for the layers of gpt2 models",
+        ),
+        (lambda: mixture_of_experts(), "qwen3_moe models have layers of the style"),
+    ],
+)
+def test_model_that_cannot_be_split_so_is_refused_by_name(
+    model_of: Callable[[], PreTrainedModel], problem: str
+) -> None:
+    with pytest.raises(PolicyError) as caught, torch.device("meta"):
+        find_styles(model_of(), 2)
+    assert problem in caught.value.problem and "distributed.tensor: 1" in str(caught.value.remedy)
+
+
+def odd_model() -> PreTrainedModel:
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES | {"intermediate_size": 33}, num_key_value_heads=2, head_dim=8))  # type: ignore[arg-type]
+
+
+def mixture_of_experts() -> PreTrainedModel:
+    config = Qwen3MoeConfig(**SIZES, num_key_value_heads=2, head_dim=8, num_experts=4, moe_intermediate_size=8)  # type: ignore[arg-type]
+    return Qwen3MoeForCausalLM(config)
+
+
+def test_sizes_of_the_mesh_multiply_to_the_number_of_ranks() -> None:
+    assert find_mesh(DistributedSettings(tensor=2, shard=2), 8) == {"replicate": 2, "shard": 2, "tensor": 2}
+    assert find_mesh(DistributedSettings(tensor=2), 8) == {"replicate": 1, "shard": 4, "tensor": 2}
+    with pytest.raises(RankError, match=r"`distributed.tensor: 3` does not divide 8 ranks"):
+        find_mesh(DistributedSettings(tensor=3), 8)
+    with pytest.raises(RankError, match=r"shard: 4` times `distributed.tensor: 4` does not divide 8 ranks"):
+        find_mesh(DistributedSettings(tensor=4, shard=4), 8)
+    with pytest.raises(ValidationError, match="min_ranks 2 is no multiple of shard times tensor, 4"):
+        DistributedSettings(tensor=2, shard=2, min_ranks=2)
+
+
+def test_model_and_number_of_ranks_are_checked_before_ranks_start(tmp_path: Path) -> None:
+    tiny_model("qwen2").config.save_pretrained(tmp_path)
+    with pytest.raises(PolicyError, match="1 key-value heads"):
+        count_shards(DistributedSettings(ranks=2, tensor=2), tmp_path)
+    with pytest.raises(RankError, match="does not divide 3 ranks"):
+        count_shards(DistributedSettings(ranks=3, tensor=2), tmp_path)
