@@ -163,6 +163,18 @@ def test_click_or_enter_on_a_curve_opens_the_rollouts_of_its_step(page: Page, ur
     page.until(f"location.hash === '#/over/rollouts?step={step}'")
 
 
+def test_curve_of_tool_latency_opens_the_tools_of_its_step(page: Page, url: str) -> None:
+    page.open(f"{url}#/over")
+    page.until("document.querySelectorAll('.chart path').length > 12")
+    page.js("document.querySelector('.plot[aria-label^=\"Tool latency\"]').focus()")
+    for _ in range(4):
+        page.press("ArrowRight")
+    page.until("/draw_bars 0[.]3/.test(document.activeElement.ariaValueText)")
+    page.press("Enter")
+    page.until("location.hash === '#/over/tools?step=3'")
+    page.sees("the calls of step 3 to 3")
+
+
 def test_siblings_are_seen_as_a_heat_map_and_by_their_most_pushed_tokens(page: Page, url: str) -> None:
     page.open(f"{url}#/over/group/11-0-2?heat=logprob")
     page.until("document.querySelectorAll('.heat-grid tbody tr').length === 4")

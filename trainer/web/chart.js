@@ -56,7 +56,7 @@ const SUPERSCRIPTS = { "-": "⁻", ...Object.fromEntries([..."⁰¹²³⁴⁵⁶
 const formatPower = value => `10${[...String(Math.round(Math.log10(value)))].map(sign => SUPERSCRIPTS[sign]).join("")}`;
 
 /** A chart's axes, crosshair, zoom and legend; `paint` draws its content. */
-function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners }) {
+function chartFrame(shared, title, unit, { range, scale, paint, legend, label, owners, opens }) {
   const plot = svg("svg", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, ${unit}: a step`, "aria-describedby": "chart-keys", "aria-valuenow": 0, height: HEIGHT });
   const legendList = el("ul", { class: "legend" });
   const when = el("span", { class: "when number" });
@@ -122,7 +122,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label, o
     dragStart = null;
     clearSelection();
     if (b - a > 8) zoom(clamp(map.step(a)), clamp(map.step(b)));
-    else shared.open?.(clamp(map.step(end)), nearestOwner(clamp(map.step(end)), event.clientY - plot.getBoundingClientRect().top));
+    else shared.open?.(clamp(map.step(end)), nearestOwner(clamp(map.step(end)), event.clientY - plot.getBoundingClientRect().top), opens);
   });
   plot.addEventListener("pointerleave", () => dragStart === null && shared.point(null));
   plot.addEventListener("keydown", event => {
@@ -132,7 +132,7 @@ function chartFrame(shared, title, unit, { range, scale, paint, legend, label, o
       if (event.shiftKey) keyStart ??= clamp(from); else clearSelection();
       shared.point(to);
     } else if (keyStart !== null && event.key === "Enter") zoom(...keySelection());
-    else if (event.key === "Enter" && shared.at !== null) shared.open?.(shared.at, nearestOwner(shared.at, null));
+    else if (event.key === "Enter" && shared.at !== null) shared.open?.(shared.at, nearestOwner(shared.at, null), opens);
     else if (keyStart !== null && event.key === "Escape") { clearSelection(); self.point(); } else return;
     event.preventDefault();
   });
@@ -148,7 +148,7 @@ function legendItem(name, value, stroke, pattern, more) {
 }
 
 /** Curves: {name, points: [[step, value]], hue, dash, sparse}. */
-export function lineChart(shared, { title, unit, scale }) {
+export function lineChart(shared, { title, unit, scale, opens }) {
   let curves = [];
   const range = (first, last) => {
     if (scale === "share") return [0, 1];
@@ -171,7 +171,7 @@ export function lineChart(shared, { title, unit, scale }) {
     ];
   });
   const value = (curve, step) => (step === null ? curve.points.at(-1) : nearest(curve.points, step))?.[1];
-  const self = chartFrame(shared, title, unit, { range, scale, paint,
+  const self = chartFrame(shared, title, unit, { range, scale, paint, opens,
     legend: step => curves.map(curve => legendItem(curve.name, formatValue(scale, value(curve, step)), curve.hue, curve.dash)),
     owners: () => curves.map(curve => ({ owner: curve.owner, value: step => value(curve, step) })),
     label: step => curves.map(curve => `${curve.name} ${formatValue(scale, value(curve, step))}`).join(", ") });

@@ -32,6 +32,7 @@ WEB_CHARTS = (
         "scale": "linear",
         "within": "time/tools/",
         "ending": "/p95_s",
+        "opens": "tools",
     },
     {
         "title": "Reward functions",
@@ -85,7 +86,7 @@ WEB_CHARTS = (
 
 def list_charts() -> list[dict[str, Any]]:
     """The charts as JSON: `names` maps metrics to labels; `within` and `ending` are the beginning and the end of the
-    names of metrics that depend on the run."""
+    names of metrics that depend on the run; `opens` is the view of a step that a click opens, if not its rollouts."""
     reward = {
         "title": "Reward", "unit": "mean of a step", "scale": "linear", "names": {"reward/mean": "reward"},
         "within": "reward/", "without": sorted(REWARD_STATISTICS),

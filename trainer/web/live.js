@@ -21,7 +21,7 @@ export function livePanel(run) {
     put(title, several ? `${run.name}: ` : "", headline(now));
     put(pace, paceOf(now, alive));
     trouble.hidden = alive;
-    put(trouble, alive ? "" : `No sign of life for ${seconds(now.age_s)}: the process was killed, or its machine stands still. `, alive ? "" : "If it has ended, --resume continues it.");
+    put(trouble, alive ? "" : `No sign of life for ${wholeSeconds(now.age_s)}: the process was killed, or its machine stands still. `, alive ? "" : "If it has ended, --resume continues it.");
     bar.hidden = !all;
     for (const [name, value] of Object.entries({ valuemax: all, valuenow: done, valuetext: `${integer(done)} of ${integer(all)} ${unit}` })) bar.setAttribute(`aria-${name}`, value);
     put(bar, now.total_passes ? segment("ended", done, all) : STATES.slice(0, -1).map(([state]) => segment(state, now[state], Math.max(all, 1))));
@@ -36,14 +36,15 @@ function progressOf(now) {
   if (now.total_passes) return { done: now.passes, all: now.total_passes, unit: "micro-batches" };
   return { done: now.ended, all: now.total, unit: "rollouts" };
 }
-const headline = now => [`Step ${integer(now.step)} of ${integer(now.steps)}`, now.phase ? `: ${now.phase} for ${seconds(Math.round(now.phase_s))}` : ""];
+const wholeSeconds = value => seconds(Math.max(1, Math.round(value)));
+const headline = now => [now.step ? `Step ${integer(now.step)} of ${integer(now.steps)}` : "Before the first step", now.phase ? `: ${now.phase} for ${wholeSeconds(now.phase_s)}` : ""];
 function paceOf(now, alive) {
   const parts = [`${count(now.written, "token")} in ${count(now.turns, "turn")}`];
   if (!alive) return parts[0];
   parts.unshift(`${number(Math.round(now.written_per_s))} tokens/s`);
   if (now.slowest_tool && now.slowest_p95_s !== null) parts.push(`slowest tool ${now.slowest_tool}, p95 ${seconds(now.slowest_p95_s)}`);
-  if (now.left_s !== null) parts.push(`about ${seconds(Math.round(now.left_s))} left ${now.left_of}`);
-  if (now.run_left_s !== null) parts.push(`${seconds(Math.round(now.run_left_s))} of the run`);
+  if (now.left_s !== null) parts.push(`about ${wholeSeconds(now.left_s)} left ${now.left_of}`);
+  if (now.run_left_s !== null) parts.push(`${wholeSeconds(now.run_left_s)} of the run`);
   return parts.join(" · ");
 }
 const segment = (state, value, all) => el("i", { data: { state }, style: { width: `${Math.min(100, value / all * 100)}%` } });

@@ -17,7 +17,7 @@ export async function view({ frame, runs }) {
     const steps = histories.filter(history => !hiddenRuns.hidden.has(history.run.name)).flatMap(history => [history.lines[0]?.step, history.lines.at(-1)?.step]).filter(step => step !== undefined);
     return steps.length ? [Math.min(...steps), Math.max(...steps, 1)] : [0, 1];
   };
-  shared.open = (step, owner) => { location.hash = linkTo(owner ?? runs[0].name, "rollouts", null, { step }); };
+  shared.open = (step, owner, view = "rollouts") => { location.hash = linkTo(owner ?? runs[0].name, view, null, { step }); };
   await Promise.all(histories.map(readMetrics));
 
   const parts = { server: el("div", { class: "server-error", role: "status" }), facts: el("div", { class: "facts-all" }), live: el("div", { class: "stack" }, histories.map(history => history.live.node)), alarms: el("div", { class: "stack", "aria-live": "polite" }), charts: el("div", { class: "charts" }), settings: el("div") };
