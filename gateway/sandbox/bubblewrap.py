@@ -40,7 +40,7 @@ STATE_COMMAND = (sys.executable, "-I", "-S", "-B", state_mount.__file__)
 OWN_FILES = 16
 """Folders that an overlay has besides the files of its user."""
 PROBE_S = 20.0
-PROBE_USER = 65_534
+PROBE_USER, NO_STATE = 65_534, "/none.tar"
 JOIN = """
 started=$1 info=$2 options=$3 mounts=$4 filter=$5 first=$6 second=$7; shift 7
 while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
@@ -145,13 +145,26 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
 
 def find_copy_reason(state: Path) -> str:
     """Why sandboxes begin with a copy of a prepared state; empty if it lies under an overlay instead."""
-    confined = Confined((), SandboxSettings(), state=str(state.resolve()), user=PROBE_USER if os.geteuid() == 0 else 0)
-    words = _mount_state(confined, is_probe=True)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
+        done = _probe_state(str(state.resolve()))
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return done.stdout if done.returncode == 0 else done.stderr.strip()
+
+
+@cache
+def can_mount_states() -> bool:
+    """Whether a state can be mounted at all: some systems let nobody but bubblewrap make namespaces."""
+    try:
+        return _probe_state(NO_STATE).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def _probe_state(state: str) -> subprocess.CompletedProcess[str]:
+    confined = Confined((), SandboxSettings(), state=state, user=PROBE_USER if os.geteuid() == 0 else 0)
+    words = _mount_state(confined, is_probe=True)
+    return subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
 
 
 def _mount_state(confined: Confined, *, is_probe: bool = False) -> tuple[str, ...]:
