@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,6 +32,7 @@ from gateway.sandbox.cgroups import find_hierarchies
 from gateway.sandbox.pipe_process import PipeProcess
 from gateway.sandbox.provider import INTERPRETER_COMMAND, SERVER_COMMAND, BubblewrapProvider, opened
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.sandbox.sandboxed_command import open_command
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,14 +52,24 @@ class Sizes:
     calls: int = 500
 
 
+REQUEST = {
+    "do": "python", "code": "1 + 1", "command": list(INTERPRETER_COMMAND), "timeout_s": CALL_S, "output_bytes": 1000,
+}  # fmt: skip
+MESSAGE = json.dumps(REQUEST).encode()
 SMALL = Sizes(starts=5, at_once=8, calls=10)
 Step = Callable[[], Awaitable[object]]
 
 
-async def time_in_turn(count: int, bare: Step, boxed: Step) -> dict[str, float]:
-    """Median milliseconds of two steps, taken in turn, so that the machine is equally busy for both."""
+async def time_in_turn(
+    count: int, bare: Step, boxed: Step, ready: Step = anyio.lowlevel.checkpoint
+) -> dict[str, float]:
+    """Median milliseconds of two steps, taken in turn, so that the machine is equally busy for both.
+
+    Before each turn, `ready` waits for what they need.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(count):
+        await ready()
         for step, kept in zip((bare, boxed), times, strict=True):
             began = time.perf_counter()
             await step()
@@ -108,11 +120,9 @@ async def measure_calls(count: int, reaper: Reaper) -> dict[str, float]:
     """A call of Python in an interpreter that has been called before."""
     bare = PipeProcess.start(SERVER_COMMAND)
     await bare.receive(MAX_BYTES)
-    request = {"do": "python", "code": "1 + 1", "command": list(INTERPRETER_COMMAND), "timeout_s": CALL_S}
-    message = json.dumps(request | {"output_bytes": 1000}).encode()
 
     async def call_bare() -> None:
-        await bare.send(message)
+        await bare.send(MESSAGE)
         await bare.receive(MAX_BYTES)
 
     async with opened(BubblewrapProvider(reaper), SandboxSettings()) as sandbox:
@@ -121,6 +131,31 @@ async def measure_calls(count: int, reaper: Reaper) -> dict[str, float]:
         times = await time_in_turn(count, call_bare, lambda: sandbox.run_python("1 + 1", CALL_S))
     await bare.kill()
     return times
+
+
+async def measure_spares(count: int, reaper: Reaper) -> dict[str, float]:
+    """A first call of Python in a sandbox that was started in advance (`warm`), and the end of that sandbox."""
+    toolset = SandboxToolset(("python",), SandboxSettings(), BubblewrapProvider(reaper))
+    toolset.warm = 1
+
+    async def wait_for_spare() -> None:
+        while toolset.spares is None or not toolset.spares.ready:  # noqa: ASYNC110 - a spare has no event
+            await anyio.sleep(0.01)
+
+    async def call_bare() -> None:
+        process = PipeProcess.start(SERVER_COMMAND)
+        await process.receive(MAX_BYTES)
+        await process.send(MESSAGE)
+        await process.receive(MAX_BYTES)
+        await process.kill()
+
+    async def call_spare() -> None:
+        sandbox = await toolset.take("")
+        await sandbox.run_python("1 + 1", CALL_S)
+        await sandbox.stop()
+
+    async with toolset:
+        return await time_in_turn(count, call_bare, call_spare, wait_for_spare)
 
 
 async def measure_many(count: int, reaper: Reaper) -> dict[str, Any]:
@@ -160,6 +195,7 @@ def format_report(results: dict[str, Any]) -> str:
     names = {
         "commands": "`true`, from its start to its end",
         "servers": "the server of commands (Python), until it is ready, and its end",
+        "spares": "a first call of `python` in a sandbox started in advance (`warm`), and its end",
         "calls": "a warm call of `python`",
     }
     promises = [
@@ -209,6 +245,7 @@ async def measure(sizes: Sizes) -> dict[str, Any]:
             "load": os.getloadavg()[0],
             "commands": await measure_commands(sizes.starts, reaper),
             "servers": await measure_servers(sizes.starts, reaper),
+            "spares": await measure_spares(sizes.starts, reaper),
             "calls": await measure_calls(sizes.calls, reaper),
             "many": await measure_many(sizes.at_once, reaper),
         }

@@ -18,6 +18,7 @@ from gateway.sandbox import host_proxy, proxy_listener, state_mount
 from gateway.sandbox.cgroups import OWN_PROCESSES
 from gateway.sandbox.sandbox_layout import (
     CERTIFICATES,
+    COPIED_FILES,
     MEMORY_FOLDERS,
     MORE_SYSTEM_FILES,
     ROLLOUT,
@@ -39,15 +40,15 @@ STATE_COMMAND = (sys.executable, "-I", "-S", "-B", state_mount.__file__)
 OWN_FILES = 16
 """Folders that an overlay has besides the files of its user."""
 PROBE_S = 20.0
-PROBE_USER = 65_534
+PROBE_USER, NO_STATE = 65_534, "/none.tar"
 JOIN = """
-started=$1 info=$2 options=$3 mounts=$4 filter=$5; shift 5
+started=$1 info=$2 options=$3 mounts=$4 filter=$5 first=$6 second=$7; shift 7
 while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
 shift
-exec "$@" 5> "$started" 6> "$info" 7< "$options" 8< "$mounts" 9< "$filter"
+exec "$@" 3< "$first" 4< "$second" 5> "$started" 6> "$info" 7< "$options" 8< "$mounts" 9< "$filter"
 """
 """Runs outside: joins the groups, and opens what is written and read: whether the command was started, the number of
-bubblewrap's child, its options, the list of mounts, and the filter of system calls."""
+bubblewrap's child, its options, the list of mounts, the filter of system calls, and two files that are copied."""
 ENTER = """
 mount -a -T /dev/fd/8 || exit 125
 ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
@@ -130,7 +131,8 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
     started, info = _memory_descriptor(b""), _memory_descriptor(b"")
     held = (started, info, _memory_descriptor("\0".join(_options(confined, environment)).encode()))
-    files = (*map(_descriptor_path, held), *shared)
+    copied = (path if path in _layout(confined).copied else os.devnull for path in COPIED_FILES.values())
+    files = (*map(_descriptor_path, held), *shared, *copied)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
     with_state = _mount_state(confined) if confined.state else ()
     bubblewrap = (*with_state, shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
@@ -143,13 +145,26 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
 
 def find_copy_reason(state: Path) -> str:
     """Why sandboxes begin with a copy of a prepared state; empty if it lies under an overlay instead."""
-    confined = Confined((), SandboxSettings(), state=str(state.resolve()), user=PROBE_USER if os.geteuid() == 0 else 0)
-    words = _mount_state(confined, is_probe=True)
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
+        done = _probe_state(str(state.resolve()))
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
     return done.stdout if done.returncode == 0 else done.stderr.strip()
+
+
+@cache
+def can_mount_states() -> bool:
+    """Whether a state can be mounted at all: some systems let nobody but bubblewrap make namespaces."""
+    try:
+        return _probe_state(NO_STATE).returncode == 0
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+def _probe_state(state: str) -> subprocess.CompletedProcess[str]:
+    confined = Confined((), SandboxSettings(), state=state, user=PROBE_USER if os.geteuid() == 0 else 0)
+    words = _mount_state(confined, is_probe=True)
+    return subprocess.run(words, capture_output=True, text=True, timeout=PROBE_S, check=False)  # noqa: S603 - ours
 
 
 def _mount_state(confined: Confined, *, is_probe: bool = False) -> tuple[str, ...]:
@@ -219,14 +234,9 @@ def _mounts(confined: Confined) -> Iterator[str]:
         yield from ("--dir", folder)
     for folder in layout.shared_memory_folders:
         yield from ("--perms", "1777", "--size", str(confined.settings.disk_mb * 2**20), "--tmpfs", folder)
-    for parent in layout.parents:
-        yield from ("--perms", "0755", "--dir", parent)
-    for path in layout.readable:
-        yield from ("--ro-bind", path, path)
-    for path, target in layout.links:
-        yield from ("--symlink", target, path)
+    yield from _system_files(layout)
     proxy = {host_proxy.INSIDE: confined.proxy_socket} if confined.proxy_socket else {}
-    for inside, path in {**confined.files, **proxy}.items():
+    for inside, path in {**dict(zip(layout.readable, layout.readable, strict=True)), **confined.files, **proxy}.items():
         yield from ("--ro-bind", path, inside)
     yield from ("--remount-ro", "/dev")
     for path in layout.writable:
@@ -234,6 +244,17 @@ def _mounts(confined: Confined) -> Iterator[str]:
     if confined.state:
         yield from ("--bind", f"{_state_place(confined)}/merged", ROLLOUT)
     yield from ("--remount-ro", "/")
+
+
+def _system_files(layout: SandboxLayout) -> Iterator[str]:
+    """What is made rather than mounted. Folders that are mounted later may lie over it."""
+    for parent in layout.parents:
+        yield from ("--perms", "0755", "--dir", parent)
+    for descriptor, path in COPIED_FILES.items():
+        if path in layout.copied:
+            yield from ("--perms", "0644", "--file", str(descriptor), path)
+    for path, target in layout.links:
+        yield from ("--symlink", target, path)
 
 
 def _filter_file(settings: SandboxSettings) -> str:

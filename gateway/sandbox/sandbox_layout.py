@@ -11,6 +11,8 @@ from pathlib import Path
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache")
 """What programs need to run at all."""
 MORE_SYSTEM_FILES = ("/etc/alternatives", "/etc/mime.types", "/etc/fonts", "/etc/localtime")
+COPIED_FILES = {3: "/etc/ld.so.cache", 4: "/etc/mime.types"}
+"""Small files of the system, by the descriptors from which bubblewrap copies them: a copy costs less than a mount."""
 CERTIFICATES = "/etc/ssl/certs"
 """Needed only where hosts are reached."""
 ROLLOUT = "/rollout"
@@ -27,6 +29,8 @@ class SandboxLayout:
     writable: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     """Links of the system into its folders, with their targets: a link costs less than a mount."""
+    copied: tuple[str, ...]
+    """Files of the system that are copied."""
     parents: tuple[str, ...]
     """The folders above all these."""
     shared_memory_folders: tuple[str, ...]
@@ -52,12 +56,15 @@ def make_layout(
 ) -> SandboxLayout:
     """The layout; of what is there anyway, the outermost folders."""
     links = {path: target for path in system if (target := _system_target(path))}
-    there = {path: Path(path).parents for path in (*system, *needed) if path not in links}
+    copied = tuple(path for path in system if path in COPIED_FILES.values())
+    there = {path: Path(path).parents for path in (*system, *needed) if path not in (*links, *copied)}
     readable = [path for path, parents in there.items() if there.keys().isdisjoint(map(str, parents))]
     paths = [Path(path) for path in (*readable, *named, *writable)]
-    parents = {parent for path in (*paths, *map(Path, links)) for parent in path.parents} - {Path("/")}
+    parents = {parent for path in (*paths, *map(Path, (*links, *copied))) for parent in path.parents} - {Path("/")}
     shared = tuple(folder for folder in MEMORY_FOLDERS if any(path.is_relative_to(folder) for path in paths))
-    return SandboxLayout((*readable, *named), writable, tuple(links.items()), tuple(map(str, sorted(parents))), shared)
+    return SandboxLayout(
+        (*readable, *named), writable, tuple(links.items()), copied, tuple(map(str, sorted(parents))), shared
+    )
 
 
 def _system_target(path: str) -> str:

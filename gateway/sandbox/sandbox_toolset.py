@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+from anyio import to_thread
 
 from gateway.config.entries import SandboxTool
 from gateway.errors import Unavailable
+from gateway.sandbox.bubblewrap import can_mount_states
 from gateway.sandbox.command_server import TOO_LONG
 from gateway.sandbox.confined_process import (
     SandboxEnded,
@@ -113,9 +115,10 @@ class SandboxToolset:
         """A new sandbox with its state; one that could not be given it is stopped, so that no call meets it empty."""
         states, provider = self.states, self.provider
         state = None if states is None else states.prepared.find_resolved(state_name)
-        sandbox = await provider.start(self.settings, state)
+        is_mounted = state is not None and provider.mounts_states and await to_thread.run_sync(can_mount_states)
+        sandbox = await provider.start(self.settings, state if is_mounted else None)
         async with _stopped_on_error(sandbox):
-            if states is not None and state is not None and not provider.mounts_states:
+            if states is not None and state is not None and not is_mounted:
                 await states.put(sandbox, state)
         return sandbox
 

@@ -17,7 +17,7 @@ def test_starts_and_calls_are_measured_beside_their_floors_and_nothing_is_lost(t
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "sandbox.json").read_text())
-    for name in ("commands", "servers", "calls"):
+    for name in ("commands", "servers", "spares", "calls"):
         row = results[name]
         assert row["bare_ms"] > 0 and row["ratio"] == row["sandbox_ms"] / row["bare_ms"]
     assert (results["many"]["sandboxes"], results["many"]["lost"]) == (SMALL.at_once, 0)

@@ -96,6 +96,39 @@ def test_programs_of_a_gateway_that_is_not_roots_cannot_open_its_processes() -> 
     assert done.stdout.splitlines() == [*["held"] * len(OWN_USER), "ended"], done.stdout + done.stderr
 
 
+STATE_OF_UNPRIVILEGED = """
+import ctypes, os, shutil, subprocess, sys, tempfile
+from pathlib import Path
+from gateway.sandbox import bubblewrap, state_mount
+place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
+os.chmod(place.name, 0o755)
+script = shutil.copy(state_mount.__file__, place.name)
+state = Path(place.name) / "state"
+state.mkdir()
+(state / "a").write_text("first\\n")
+for path in (place.name, state, state / "a"):
+    os.chown(path, 60600, 60600)
+bubblewrap.STATE_COMMAND = (sys.argv[1], "-I", "-S", "-B", script)
+os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+os.chdir("/")
+test = "echo more >> a; cat a; grep -h CapEff /proc/self/status"
+confined = bubblewrap.Confined(("/bin/sh", "-c", test), bubblewrap.SandboxSettings(files=9), state=str(state))
+with bubblewrap.open_command_line(confined) as line:
+    done = subprocess.run(line.words, capture_output=True, text=True)
+    print(done.stdout, done.stderr, (state / "a").read_text())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(not Path(SYSTEM_PYTHON).exists(), reason="our interpreter may be root's alone")
+def test_sandboxes_of_a_gateway_that_is_not_roots_begin_from_states_too() -> None:
+    command = [sys.executable, "-c", STATE_OF_UNPRIVILEGED, SYSTEM_PYTHON]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root, check=False)
+    assert done.stdout.split() == ["first", "more", "CapEff:", "0000000000000000", "first"], done.stdout + done.stderr
+
+
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which hierarchies of control groups are mounted, as far as a test makes any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,12 @@ from gateway.config.models import Limits
 from gateway.gateway import Gateway
 from gateway.limits import LimitedToolset
 from gateway.sandbox.cgroups import find_hierarchies
+from gateway.sandbox.sandbox_layout import STATE_PLACES
 from gateway.session import GatewaySession
 from gateway.toolset import Session
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
 from tests.conftest import Write
-from tests.sandbox.conftest import open_session
+from tests.sandbox.conftest import SMALL, open_session
 from tests.waiting import wait_until
 
 TOOLS = """
@@ -191,14 +193,29 @@ anyio.run(main, backend=sys.argv[3])
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_nothing_is_left_of_a_gateway_that_is_killed(write: Write, tmp_path: Path, backend: str) -> None:
-    file, marker = write("tools.yaml", "tools: [{sandbox_tools: [shell]}]"), f"m{tmp_path.name}{os.getpid()}{backend}"
+    (tmp_path / "state").mkdir()
+    entry = f"{{sandbox_tools: [shell], state: '{tmp_path / 'state'}', warm: 1}}"
+    file, marker = write("tools.yaml", f"tools: [{entry}]"), f"m{tmp_path.name}{os.getpid()}{backend}"
     command = [sys.executable, "-c", GATEWAY, str(file), marker, backend]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as gateway:
         assert gateway.stdout is not None and gateway.stdout.readline() == "started\n"
-        assert _processes(marker) and _bubblewraps(gateway.pid)
+        assert _processes(marker) and _bubblewraps(gateway.pid) and not _state_mounts()
         gateway.kill()
     anyio.run(wait_until, lambda: not (_processes(marker) or _groups(gateway.pid)))
+    assert not _state_mounts()
+
+
+async def test_loopback_reaches_the_sandbox_itself_and_nothing_of_the_machine() -> None:
+    code = (
+        "import socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "socket.create_connection(server.getsockname()).close(); print('own')\n"
+        "socket.create_connection(('127.0.0.1', {port}), 5)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        async with open_session(SMALL.model_copy(update={"network": "loopback"})) as session:
+            result = await call(session, "python", code=code.format(port=outside.getsockname()[1]))
+    assert result.text.startswith("own\n") and "ConnectionRefusedError" in str(result.reason), result
 
 
 async def test_limited_toolset_gives_the_sandboxs_reason_before_its_own_timeout() -> None:
@@ -213,6 +230,12 @@ async def test_limited_toolset_gives_the_sandboxs_reason_before_its_own_timeout(
         result = await call(session, "shell", command="sleep 600")
         assert result.outcome is Outcome.ERROR and result.reason == "it reached the time limit", result
     await reaper.stop()
+
+
+def _state_mounts() -> list[str]:
+    """What is mounted, for the machine to see, where sandboxes mount their states."""
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    return [line for line in mounts if line.split()[1] in STATE_PLACES]
 
 
 def _processes(marker: str) -> list[int]:
