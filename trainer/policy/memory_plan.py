@@ -234,7 +234,8 @@ def _optimizer_copies(model: Any) -> int:
     """Bytes of the copies that an optimizer step makes: on a CPU two of one weight, on a GPU of all at once."""
     if torch.cuda.is_available():
         return weight_bytes(model)
-    return 2 * FLOAT_BYTES * max(value.numel() for value in model.parameters())
+    largest: int = max(value.numel() for value in model.parameters())
+    return 2 * FLOAT_BYTES * largest
 
 
 def weight_bytes(model: Any) -> int:

@@ -31,7 +31,8 @@ def _use_libraries(lora: bool) -> None:
     weight = torch.ones(64, 64, requires_grad=True)
     loss = checkpoint(lambda rows: (rows @ rows).log_softmax(-1).sum(), weight, use_reentrant=False)
     loss.backward()
-    torch.optim.AdamW([weight]).step()
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW([weight])
+    optimizer.step()
     torch.bmm(torch.ones(2, 16, 64), torch.ones(2, 64, 64))
     if lora and find_spec("peft"):
         import peft  # noqa: F401

@@ -56,7 +56,7 @@ class KVCache:
     @staticmethod
     def planned_length(length: int) -> int:
         """The positions that a cache has once a sequence has grown to a length from within its first page."""
-        return PAGE_SIZE * 2 ** max(0, (length - 1) // PAGE_SIZE).bit_length()
+        return PAGE_SIZE << max(0, (length - 1) // PAGE_SIZE).bit_length()
 
     def ensure_length(self, length: int) -> None:
         """Grows to at least this many positions; doubling keeps copies rare."""
