@@ -19,7 +19,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox moves images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox bench-memory moves images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -152,6 +152,9 @@ soak: install  ## Hours of calls, sessions and steps with servers killed at rand
 
 bench-routing: install sglang  ## Prefix cache hits on two SGLang servers, with three routing policies
 	$(BIN)/python bench/routing.py
+
+bench-memory: install  ## The memory that --dry-run plans beside the measured peak, up to half a billion weights (10 GB)
+	$(BIN)/python bench/memory.py
 
 bench-publish: install sglang  ## LoRA adapters alone against merged weights on an SGLang server
 	$(BIN)/python bench/publish.py

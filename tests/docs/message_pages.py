@@ -63,7 +63,7 @@ GROUPS: Mapping[str, Sequence[str]] = {
     "model": ("trainer/model.py", "trainer/weight_files.py", "trainer/template/", "trainer/parse/"),
     "engine": ("trainer/engine/torch/", "trainer/engines.py", "trainer/rollout/"),
     "sglang": ("trainer/engine/sglang/",),
-    "memory": ("trainer/policy/memory_plan.py", "trainer/plan/"),
+    "memory": ("trainer/policy/memory_plan.py", "trainer/policy/memory_parts.py", "trainer/plan/"),
     "rewards": ("trainer/reward/",),
     "training": (
         "trainer/algorithms/",

@@ -20,7 +20,7 @@ from trainer import engines
 from trainer.engine.base import EngineError
 from trainer.engine.sglang import launch
 from trainer.engine.sglang.weight_sync.verify import NO_REFERENCE
-from trainer.policy.memory_plan import MemoryPlan
+from trainer.policy.memory_parts import MemoryPlan
 from trainer.policy.placement import Placement
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 from trainer.train import start

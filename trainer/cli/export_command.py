@@ -20,6 +20,9 @@ def export(
         typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints."),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new folder; it must not exist yet.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="Take the run's best step by its evaluations, instead of the latest.")
+    ] = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="With LoRA: write the adapters alone, for peft.")] = False,
     model: Annotated[
         Path | None,
@@ -29,6 +32,8 @@ def export(
     """Write a trained model as a Hugging Face folder: weights, configuration, tokenizer, chat template.
 
     mtrl-train export runs/NAME --out models/mine                     the latest checkpoint of a run
+
+    mtrl-train export runs/NAME --best --out models/mine              its best one by `eval/greedy`
 
     mtrl-train export runs/NAME/checkpoints/000100 --out models/mine  an earlier one
 
@@ -42,8 +47,11 @@ def export(
         from trainer.train.export_checkpoint import export_checkpoint
 
         configure_torch()
-        exported = export_checkpoint(checkpoint, out, adapter=adapter, model=model, warn=_warn)
+        exported = export_checkpoint(checkpoint, out, adapter=adapter, best=best, model=model, warn=_warn)
     sys.stdout.write(f"{exported.kind}, after {exported.step} steps, in {exported.dtype}: {out}\n")
+    if exported.best.step not in (0, exported.step):
+        better = f"step {exported.best.step} was better in the run's evaluations ({exported.best.value:.3f})"
+        sys.stdout.write(f"  {better}; --best takes that one\n")
     if not adapter:
         sys.stdout.write(f"  mtrl-train serve-policy --model {quote(str(out))}  talk to it\n")
 

@@ -14,7 +14,7 @@ from trainer.plan.memory import ModelSize, cache_room, plan_rank, plan_server
 from trainer.plan.simulate import Simulation, simulate
 from trainer.plan.speeds import Cluster
 from trainer.plan.workload import JobLimits, Workload
-from trainer.policy.memory_plan import MemoryPlan
+from trainer.policy.memory_parts import MemoryPlan
 from trainer.train.settings import TrainSettings
 
 MODES = ("synchronous", "one_step_off", "asynchronous")

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.plan.devices import Device
+from trainer.policy.memory_parts import MemoryPart, MemoryPlan
 from trainer.policy.memory_plan import (
     BUCKET_BYTES,
     FLOAT_BYTES,
     GATHERED_LAYERS,
-    MemoryPart,
-    MemoryPlan,
     kv_bytes_per_token,
     load_meta_model,
     plan_training,
@@ -71,8 +70,8 @@ def plan_rank(model: ModelSize, ranks: int, available: float, shard: int | None 
     if shards > 1:
         gathered = GATHERED_LAYERS * HALF_BYTES * model.numbers // max(1, model.layers)
         whole = [
-            MemoryPart("gathered layers", gathered, is_transient=True),
-            MemoryPart("weights on their way", min(FLOAT_BYTES * model.numbers, BUCKET_BYTES), is_transient=True),
+            MemoryPart("gathered layers", gathered, during=("pass",)),
+            MemoryPart("weights on their way", min(FLOAT_BYTES * model.numbers, BUCKET_BYTES), during=("publishing",)),
         ]
     return MemoryPlan((*sharded, *whole, *model.passes), int(MAX_FRACTION * available))
 

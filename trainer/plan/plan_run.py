@@ -22,7 +22,8 @@ from trainer.plan.memory import measure_model
 from trainer.plan.simulate import simulate
 from trainer.plan.speeds import Cluster
 from trainer.plan.workload import JobLimits, Workload
-from trainer.policy.memory_plan import MemoryPlan, plan_memory
+from trainer.policy.memory_parts import MemoryPlan
+from trainer.policy.memory_plan import plan_memory
 from trainer.train.settings import TrainSettings
 
 CPU_STEPS = 8

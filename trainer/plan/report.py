@@ -13,7 +13,7 @@ from rich.text import Text
 from trainer.plan.choose_split import MODES, PlannedSplit
 from trainer.plan.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, CPU
 from trainer.plan.plan_run import PlannedRun
-from trainer.policy.memory_plan import GIB
+from trainer.policy.memory_parts import GIB
 
 COLUMNS = ("mode", "train", "serve", "step s", "engine idle", "trainer idle", "tokens/s", "stale")
 ASSUMED = (

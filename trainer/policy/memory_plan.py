@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,85 +14,34 @@ from transformers import AutoConfig
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
 from trainer.engine.torch.dense_model import unsupported_reason
+from trainer.engine.torch.kv_cache import KVCache
+from trainer.engine.torch.torch_engine import CACHE_BYTES
 from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
 from trainer.model import auto_class
 from trainer.policy.errors import PolicyError
+from trainer.policy.memory_parts import GIB, LOADED, UPDATE, MemoryPart, MemoryPlan, Phase, join_remedies
 from trainer.policy.optimizers import is_muon_matrix
+from trainer.policy.process_memory import measure_floor
 from trainer.policy.settings import UpdateSettings
 from trainer.rollout.settings import BaseRolloutSettings
 from trainer.vision.family import family_from_config
 
-GIB = 1024**3
 BUCKET_BYTES = GIB
 """Weights that ranks gather at once for servers."""
 GATHERED_LAYERS = 2
 """Layers whose weights are gathered at once: the one that computes, and the next."""
 FLOAT_BYTES = 4
-SMALLER_MODEL = "use a smaller model"
+HEAP_BYTES = 2**25
+"""The largest threshold from which glibc gives freed memory back to the system."""
+HEAP_SLACK = 1.75
+"""The freed memory that the heap keeps, as a multiple of a layer's activations: measured with 4,096 tokens of a small
+model, with and without checkpointing and adapters, beside the same passes with a threshold of 1 MiB."""
+SAMPLING_COPIES = 7
+"""Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
 FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
 USE_LORA = "set `update.lora`"
 LOWER_CHUNK = "lower `update.chunk`"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPart:
-    """One use of memory, with the setting that lowers it."""
-
-    name: str
-    size: int
-    """Bytes."""
-    remedy: str = SMALLER_MODEL
-    """What makes it smaller."""
-    is_transient: bool = False
-    """Whether it exists only during an update."""
-    note: str = ""
-    """What cannot be known in advance: shown, but not counted."""
-    is_generating: bool = False
-    """Whether it exists only while rollouts are generated, by an engine that frees it during an update."""
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.size / GIB:.2f} GiB{self.note}"
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """A run's memory at its peak."""
-
-    parts: tuple[MemoryPart, ...]
-    available: int
-    taken: int = 0
-    """What the process has taken already, with its libraries."""
-
-    @property
-    def needed(self) -> int:
-        """What is needed at once: parts of an update and of an engine that takes turns with it are not."""
-        updating = sum(part.size for part in self.parts if part.is_transient)
-        generating = sum(part.size for part in self.parts if part.is_generating)
-        return sum(part.size for part in self.parts) - min(updating, generating)
-
-    @property
-    def peak(self) -> int:
-        """The process's memory at its peak."""
-        return self.taken + self.needed
-
-    @property
-    def fits(self) -> bool:
-        return self.needed < self.available
-
-    @property
-    def remedy(self) -> str:
-        """How to lower the largest parts, the largest first; empty if the plan fits."""
-        return "" if self.fits else _join_remedies(self.parts)
-
-    def __str__(self) -> str:
-        parts = ", ".join(map(str, self.parts))
-        return f"memory: {parts}; together {self.needed / GIB:.2f} GiB of {self.available / GIB:.2f} GiB that are free"
-
-    def require(self) -> None:
-        """Raises PolicyError if the plan does not fit."""
-        if not self.fits:
-            raise PolicyError(f"this run does not fit: {self}", self.remedy)
 
 
 def plan_memory(
@@ -107,10 +56,13 @@ def plan_memory(
     update: UpdateSettings | None = getattr(settings, "update", None)
     algorithm: AlgorithmSettings | None = getattr(settings, "algorithm", None)
     generating, tokens = settings.admission.writing, settings.limits.rollout_tokens
-    holding, kv_bytes = _embedded_holding(settings, model, ranks), generating * tokens * kv_bytes_per_token(model)
+    holding, positions = _embedded_holding(settings, model, ranks), tokens
+    if is_embedded(settings) and not unsupported_reason(model):
+        positions = KVCache.planned_length(tokens)
+    kv_bytes = generating * positions * kv_bytes_per_token(model)
     parts = [
         _engine_weights(model, holding),
-        MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, is_generating=holding == "shared"),
+        MemoryPart("keys and values", kv_bytes, FEWER_SEQUENCES, during=_cache_phases(holding)),
     ]
     if update and algorithm:
         is_offloaded = getattr(getattr(settings, "distributed", None), "offload", False)
@@ -118,9 +70,13 @@ def plan_memory(
         parts += state
         if shards > 1:
             most = weight_bytes(model) if is_embedded(settings) else min(weight_bytes(model), BUCKET_BYTES)
-            parts.append(MemoryPart("weights on their way", most, is_transient=True))
+            parts.append(MemoryPart("weights on their way", most, during=("publishing",)))
         parts += passes
-    taken = 0 if torch.cuda.is_available() else resident_memory()
+        if not torch.cuda.is_available():
+            parts.append(plan_allocator(model, update, max(update.tokens, tokens)))
+    if is_embedded(settings):
+        parts += _plan_embedded(settings, model, holding)
+    taken = 0 if torch.cuda.is_available() else measure_floor(lora=bool(update and update.lora))
     return MemoryPlan(tuple(parts), free_memory() if available is None else available, taken)
 
 
@@ -149,6 +105,25 @@ def _plan_rank(
     if is_offloaded and torch.cuda.is_available():
         state = list(_offloaded(state, model))
     return state, plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
+
+
+def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
+    """When the engine's caches are in memory: it frees them for updates if it shares the trainer's weights."""
+    return ("generating",) if holding == "shared" else LOADED
+
+
+def _plan_embedded(settings: BaseRolloutSettings, model: Any, holding: Holding) -> Iterator[MemoryPart]:
+    """What an engine in this process needs besides its weights, and its keys and values of running sequences."""
+    rollouts, tokens = settings.admission.writing, settings.limits.rollout_tokens
+    step = getattr(settings, "prompts", rollouts) * getattr(settings, "n", 1)
+    cached = min(CACHE_BYTES, step * tokens * kv_bytes_per_token(model))
+    yield MemoryPart("prefixes that are kept", cached, FEWER_SEQUENCES, during=_cache_phases(holding))
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    sampling = SAMPLING_COPIES * FLOAT_BYTES * rollouts * vocabulary
+    phases: tuple[Phase, ...] = ("generating",) if is_synchronous(settings) else LOADED
+    yield MemoryPart("probabilities while sampling", sampling, "lower `admission.writing`", during=phases)
+    if holding != "shared":
+        yield MemoryPart("the model that the engine copies", weight_bytes(model), during=("loading",))
 
 
 def _embedded_holding(settings: BaseRolloutSettings, model: Any, ranks: int) -> Holding:
@@ -198,21 +173,41 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
     if vision_bytes:
         remedy += " or `update.vision: frozen`"
         note = f" (plus {vision_bytes / 2**20:.2g} MiB in the vision encoder for each image token)"
+    logits = FLOAT_BYTES * update.chunk * config.vocab_size
+    # The forward pass has four of these; the backward pass has one and the gradient of the head, which it keeps.
+    gradients = 0 if update.lora else FLOAT_BYTES * config.hidden_size * config.vocab_size
     return [
         MemoryPart(
             f"a pass over {tokens} tokens",
             FLOAT_BYTES * tokens * kept,
             f"{remedy}; a single rollout is never split",
-            True,
+            ("pass",),
             note,
         ),
         MemoryPart(
             f"logits of {update.chunk} tokens",
-            4 * FLOAT_BYTES * update.chunk * config.vocab_size,
+            max(4 * logits, logits + gradients * (1 if update.chunk >= tokens else 2)),
             LOWER_CHUNK,
-            True,
+            ("pass",),
         ),
     ]
+
+
+def plan_allocator(model: Any, update: UpdateSettings, tokens: int) -> MemoryPart:
+    """What the C library keeps of a layer's freed tensors, since its heap is too fragmented to use them again.
+
+    Tensors that are larger than its largest threshold are given back to the system at once.
+    """
+    config = model.config.get_text_config(decoder=True)
+    heads, kv_heads, head_width = _attention_shape(config)
+    inner = getattr(config, "intermediate_size", 4 * config.hidden_size)
+    # How many tensors of each width a layer has; adapters add three to the output of each linear layer.
+    counts = [(config.hidden_size, 10), (heads * head_width, 6), (kv_heads * head_width, 6), (inner, 4)]
+    if update.lora:
+        counts += [(config.hidden_size, 6), (heads * head_width, 3), (kv_heads * head_width, 6), (inner, 6)]
+    kept = sum(width * count for width, count in counts if FLOAT_BYTES * tokens * width < HEAP_BYTES)
+    size = int(HEAP_SLACK * FLOAT_BYTES * tokens * kept)
+    return MemoryPart("what the allocator keeps of freed memory", size, "lower `update.tokens`", ("pass",))
 
 
 def vision_bytes_per_token(model: Any, update: UpdateSettings) -> int:
@@ -242,10 +237,12 @@ def plan_training(model: Any, update: UpdateSettings, algorithm: AlgorithmSettin
         ]
         sides = sum(module.in_features + module.out_features for module in linear)
         yield MemoryPart("adapters", 4 * FLOAT_BYTES * update.lora.rank * sides, "lower `update.lora.rank`")
-        yield MemoryPart("merged weights for the engine", weights, is_transient=True)
+        merged = FLOAT_BYTES * sum(module.weight.numel() for module in linear)
+        yield MemoryPart("merged weights for the engine", merged, during=("publishing",))
     else:
-        yield MemoryPart("gradients", weights, USE_LORA, True)
-        yield MemoryPart("optimizer", FLOAT_BYTES * _optimizer_numbers(model, update), USE_LORA)
+        yield MemoryPart("gradients", weights, USE_LORA, UPDATE)
+        yield MemoryPart("optimizer", FLOAT_BYTES * _optimizer_numbers(model, update), USE_LORA, LOADED)
+        yield MemoryPart("copies in the optimizer", _optimizer_copies(model), USE_LORA, ("optimizer step",))
         if algorithm.kl.coefficient:
             yield MemoryPart("reference", weights, f"{USE_LORA}, or `algorithm.kl.coefficient: 0`")
     if update.critic:
@@ -262,7 +259,7 @@ def _offloaded(training: Sequence[MemoryPart], model: Any) -> Iterator[MemoryPar
     around = sum(size for name, size in numbers.items() if ".layers." not in name)
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     layer = (sum(numbers.values()) - around) // layers
-    yield MemoryPart("gathered layers", FLOAT_BYTES * (around + GATHERED_LAYERS * layer), is_transient=True)
+    yield MemoryPart("gathered layers", FLOAT_BYTES * (around + GATHERED_LAYERS * layer), during=("pass",))
 
 
 def _optimizer_numbers(model: Any, update: UpdateSettings) -> int:
@@ -272,6 +269,14 @@ def _optimizer_numbers(model: Any, update: UpdateSettings) -> int:
         (1 if is_muon and is_muon_matrix(name, value) else 2) * value.numel()
         for name, value in model.named_parameters()
     )
+
+
+def _optimizer_copies(model: Any) -> int:
+    """Bytes of the copies that an optimizer step makes: on a CPU two of one weight, on a GPU of all at once."""
+    if torch.cuda.is_available():
+        return weight_bytes(model)
+    largest: int = max(value.numel() for value in model.parameters())
+    return 2 * FLOAT_BYTES * largest
 
 
 def weight_bytes(model: Any) -> int:
@@ -306,14 +311,6 @@ def free_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def resident_memory() -> int:
-    """Bytes that this process has in memory; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out. On a CPU, only the error's text tells."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -323,13 +320,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def suggest_remedy(model: Any, update: UpdateSettings) -> str:
     """How to lower the memory of a step that ran out of it."""
-    return _join_remedies(plan_update_pass(model, update, update.tokens))
-
-
-def _join_remedies(parts: Any) -> str:
-    total = sum(part.size for part in parts)
-    largest = sorted(parts, key=lambda part: -part.size)
-    return "; ".join(f"{part.remedy} ({part})" for part in largest if part.size * 10 > total)
+    return join_remedies(plan_update_pass(model, update, update.tokens))
 
 
 def is_synchronous(settings: BaseRolloutSettings) -> bool:

@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 
 from trainer.engines import can_use_sglang
-from trainer.policy.memory_plan import GIB, MemoryPart, MemoryPlan, is_synchronous, plan_memory
+from trainer.policy.memory_parts import GIB, MemoryPart, MemoryPlan
+from trainer.policy.memory_plan import is_synchronous, plan_memory
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
 
 SERVER_OVERHEAD = 2 * GIB
@@ -79,7 +80,7 @@ def plan_placement(
     together = requested == "together" or (requested == "auto" and not beside.fits and is_synchronous(settings))
     plan = turns if together else beside
     loaded = sum(part.size for part in training[:1])
-    kept = sum(part.size for part in (resident if together else training)) - loaded + SERVER_OVERHEAD
+    kept = MemoryPlan(tuple(resident if together else training), available).needed - loaded + SERVER_OVERHEAD
     fraction = min(MAX_FRACTION, 1 - kept / (available - loaded)) if plan.fits else 0.0
     return Placement("together" if together else "beside", plan, fraction)
 

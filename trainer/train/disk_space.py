@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from trainer.policy.memory_plan import GIB
+from trainer.policy.memory_parts import GIB
 from trainer.policy.settings import UpdateSettings
 from trainer.train.settings import TrainSettings
 

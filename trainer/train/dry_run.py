@@ -10,7 +10,7 @@ from rich.text import Text
 from trainer.check import Finding, check_environment, describe_images, example_rollout, print_finding
 from trainer.distributed.lead import count_ranks, count_shards
 from trainer.policy.learning_rate import describe_rates
-from trainer.policy.memory_plan import GIB
+from trainer.policy.memory_parts import GIB
 from trainer.policy.placement import plan_placement
 from trainer.template.errors import TemplateError
 from trainer.train import modes
@@ -38,7 +38,8 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         plan = placement.plan
         console.print(Text(str(placement)), soft_wrap=True)
         if plan.taken:
-            console.print(Text(f"the process is expected to take {plan.peak / GIB:.2f} GiB at its peak"))
+            floor = f"{plan.taken / GIB:.2f} GiB of it are the interpreter and its libraries"
+            console.print(Text(f"the process is expected to take {plan.peak / GIB:.2f} GiB at its peak; {floor}"))
         if not plan.fits:
             console.print(Text(f"  it does not fit\n  remedy: {plan.remedy}"), soft_wrap=True)
         task_counts = {name or settings.data: len(source) for name, source in job.tasks.train.items()}

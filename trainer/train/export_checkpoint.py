@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from trainer.policy.errors import PolicyError
 from trainer.policy.export_model import has_adapters, write_adapters, write_model
 from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
+from trainer.train.best_checkpoint import BEST_FILE, METRIC, BestCheckpoint
 from trainer.train.checkpoint import CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint, Checkpoints, load_checkpoint
 from trainer.train.job import PROCESSOR_FILES, TOKENIZER_FILES
 from trainer.train.origin import MODEL, ORIGIN_FOLDER
@@ -26,6 +28,13 @@ class Exported:
     step: int
     dtype: str
     kind: str
+    best: BestCheckpoint
+    """The run's best step; 0 if none is known."""
+
+
+def read_best(run: Path) -> BestCheckpoint:
+    """The best step of a run that has ended or is under way; its value is below 0 if none is known."""
+    return BestCheckpoint(run, sys.maxsize)
 
 
 def export_checkpoint(
@@ -33,16 +42,17 @@ def export_checkpoint(
     out: Path,
     *,
     adapter: bool = False,
+    best: bool = False,
     model: Path | None = None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Writes a Hugging Face folder from a checkpoint, or the latest of a run. The folder is complete or absent.
+    """Writes a Hugging Face folder from a checkpoint, or the latest or best of a run. The folder is complete or absent.
 
     `model` is the folder that training started from; by default the one that the run remembers.
     """
     if out.exists():
         raise ConfigError("the folder exists already", file=out, remedy="name another one with --out, or remove it")
-    checkpoint = find_checkpoint(source, warn)
+    checkpoint = find_best(source) if best else find_checkpoint(source, warn)
     if adapter and not has_adapters(checkpoint.folder):
         problem = "the whole model was trained, so there are no adapters"
         raise ConfigError(problem, file=checkpoint.folder, remedy="leave --adapter out")
@@ -63,7 +73,22 @@ def export_checkpoint(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     merged = "the model, with the adapters merged" if has_adapters(checkpoint.folder) else "the model"
-    return Exported(checkpoint.step, str(dtype).removeprefix("torch."), "the adapters" if adapter else merged)
+    kind = "the adapters" if adapter else merged
+    return Exported(checkpoint.step, str(dtype).removeprefix("torch."), kind, read_best(source))
+
+
+def find_best(run: Path) -> Checkpoint:
+    """The verified checkpoint of the step with the highest `eval/greedy` of a run."""
+    found = read_best(run)
+    if found.value < 0:
+        problem = f"no best step is known: there is no {BEST_FILE} that can be read"
+        remedy = "name a run that was evaluated (`evaluation.every`), or leave --best out for its latest checkpoint"
+        raise ConfigError(problem, file=run, field="--best", remedy=remedy)
+    if not found.step:
+        problem = f"no step was better than the model before training, with `{METRIC}` {found.value:.3f}"
+        remedy = "leave --best out for the latest checkpoint"
+        raise ConfigError(problem, file=run, field="--best", remedy=remedy)
+    return load_checkpoint(run / CHECKPOINTS_FOLDER / f"{found.step:06}")
 
 
 def find_checkpoint(source: Path, warn: Callable[[str], None] = lambda _: None) -> Checkpoint:

@@ -23,7 +23,8 @@ from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
 from trainer.policy.learning_rate import describe_rates, keep_rates
-from trainer.policy.memory_plan import MemoryPart, plan_other_rank
+from trainer.policy.memory_parts import MemoryPart
+from trainer.policy.memory_plan import plan_other_rank
 from trainer.policy.placement import plan_placement
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from trainer.check import _check_memory
 from trainer.distributed.lead import count_ranks
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch import choose_holding
+from trainer.engine.torch.kv_cache import KVCache, KVShape
 from trainer.policy.errors import PolicyError
-from trainer.policy.memory_plan import MemoryPlan, free_memory, plan_memory, plan_update_pass, resident_memory
+from trainer.policy.memory_parts import MemoryPlan
+from trainer.policy.memory_plan import free_memory, load_meta_model, plan_allocator, plan_memory, plan_update_pass
 from trainer.policy.policy import Policy
+from trainer.policy.process_memory import measure_floor, resident_memory
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 from trainer.rollout.settings import RolloutSettings
 from trainer.train.settings import TrainSettings
@@ -65,7 +69,13 @@ def test_weights_gradients_and_optimizer_are_counted(folder: Path) -> None:
 
 def test_rollouts_need_only_the_engines_memory(folder: Path) -> None:
     plan = plan_memory(RolloutSettings(model=folder, data="-", out=folder), folder, GIB)
-    assert [part.name for part in plan.parts] == ["weights of the engine", "keys and values"]
+    assert [part.name for part in plan.parts] == [
+        "weights of the engine",
+        "keys and values",
+        "prefixes that are kept",
+        "probabilities while sampling",
+        "the model that the engine copies",
+    ]
     assert plan.fits and plan.remedy == ""
 
 
@@ -122,10 +132,31 @@ def test_engine_that_takes_turns_shares_weights_and_frees_its_cache_during_updat
     copied = plan_memory(settings.model_copy(update={"mode": "asynchronous"}), folder, GIB)
     assert part_size(shared, "weights of the engine") == 0 < part_size(copied, "weights of the engine")
     assert "shared with the trainer" in str(shared)
-    generating = part_size(shared, "keys and values")
-    updating = sum(part.size for part in shared.parts if part.is_transient)
-    assert sum(part.size for part in shared.parts) - shared.needed == min(generating, updating) > 0
-    assert copied.needed == sum(part.size for part in copied.parts)
+    caches = part_size(shared, "keys and values") + part_size(shared, "prefixes")
+    assert shared.needed_during("generating") > caches > 0
+    passes = sum(part_size(shared, name) for name in ("a pass", "logits", "what the allocator"))
+    trained = part_size(shared, "weights") + part_size(shared, "gradients") + part_size(shared, "optimizer")
+    assert shared.needed_during("pass") == trained + passes
+    sampling, engine = part_size(copied, "probabilities"), part_size(copied, "weights of the engine")
+    assert copied.needed_during("pass") == trained + passes + caches + sampling + engine
+
+
+def test_an_engine_that_copies_a_model_has_it_twice_while_it_loads(folder: Path) -> None:
+    plan = make_plan(folder, lora=LoraSettings())
+    whole = part_size(plan, "weights of the engine")
+    adapters = part_size(plan, "adapters")
+    assert plan.needed_during("loading") == 3 * whole + adapters
+    assert 0 < part_size(plan, "merged") < whole, "embeddings are not adapted, so they are not merged"
+    assert plan.needed_during("publishing") >= 2 * whole + adapters + part_size(plan, "merged")
+
+
+def test_optimizer_step_has_two_copies_of_the_largest_weight_and_no_activations(folder: Path) -> None:
+    plan = make_plan(folder, tokens=10**6)
+    largest = max(value.numel() for value in tiny_model().parameters())
+    assert part_size(plan, "copies in the optimizer") == 2 * 4 * largest
+    assert plan.peak_phase == "pass" and "at once (pass)" in str(plan)
+    passes = sum(part_size(plan, name) for name in ("a pass", "logits", "what the allocator"))
+    assert plan.needed_during("optimizer step") == plan.needed - passes + 8 * largest
 
 
 @pytest.mark.parametrize("launcher", [{}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}])
@@ -149,6 +180,28 @@ def test_peak_includes_what_the_process_has_already(folder: Path, monkeypatch: p
     assert plan.peak - plan.needed == plan.taken > 2**20
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "no such numbers")
     assert resident_memory() == 0
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 128, 129, 700])
+def test_planned_length_of_the_engines_cache_is_that_to_which_it_grows(length: int) -> None:
+    cache = KVCache(KVShape(1, 1, 2, torch.float32, torch.device("cpu")), slots=1)
+    for position in range(1, length + 1):
+        cache.ensure_length(position)
+    assert cache.length == KVCache.planned_length(length)
+
+
+def test_allocator_keeps_freed_tensors_of_the_heap_and_gives_back_large_ones(folder: Path) -> None:
+    model = load_meta_model(folder)
+    small = plan_allocator(model, UpdateSettings(), 1000).size
+    assert plan_allocator(model, UpdateSettings(), 2000).size == pytest.approx(2 * small)
+    assert plan_allocator(model, UpdateSettings(lora=LoraSettings()), 1000).size > 1.5 * small > 0
+    assert plan_allocator(model, UpdateSettings(), 2**25).size == 0
+
+
+def test_floor_is_measured_after_all_that_an_update_uses_was_imported() -> None:
+    random = torch.random.get_rng_state()
+    assert measure_floor(lora=True) > 2**20 and "peft" in sys.modules
+    assert torch.equal(torch.random.get_rng_state(), random), "a run's random numbers do not depend on the plan"
 
 
 def test_large_model_gets_lora_as_a_remedy(folder: Path) -> None:
@@ -179,7 +232,8 @@ def test_free_memory_is_measured_with_and_without_proc(monkeypatch: pytest.Monke
 
 
 def test_offloaded_training_leaves_the_gpu_its_gathered_layers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = TrainSettings(model=folder, engine="torch", out=folder, distributed=DistributedSettings(offload=True))
+    distributed = DistributedSettings(offload=True)
+    settings = TrainSettings(model=str(folder), data="-", engine="torch", out=folder, distributed=distributed)
     weights = 4 * sum(value.numel() for value in tiny_model().parameters())
     beside = plan_memory(settings, folder, GIB)
     assert part_size(beside, "optimizer") == 2 * weights, "without a GPU, all is in the host's memory anyway"

@@ -9,7 +9,8 @@ import pytest
 from transformers import Qwen2Config
 
 from trainer.policy.errors import PolicyError
-from trainer.policy.memory_plan import GIB, plan_memory
+from trainer.policy.memory_parts import GIB, MemoryPlan
+from trainer.policy.memory_plan import plan_memory
 from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_placement
 from trainer.rollout.settings import ServingSettings
 from trainer.train.settings import TrainSettings
@@ -45,7 +46,7 @@ def make_placement(folder: Path, available: int, **more: Any) -> Placement:
 def needed_bytes(folder: Path) -> tuple[int, int]:
     """The bytes that the engine needs, with its overhead, and those of the trainer."""
     parts = plan_memory(make_settings(), folder, LARGE).parts
-    return sum(part.size for part in parts[:2]) + SERVER_OVERHEAD, sum(part.size for part in parts[2:])
+    return sum(part.size for part in parts[:2]) + SERVER_OVERHEAD, MemoryPlan(parts[2:], LARGE).needed
 
 
 def test_both_are_side_by_side_if_they_fit(folder: Path) -> None:

@@ -130,6 +130,41 @@ def test_settings_of_other_frameworks_are_taken_over(
         assert settings["update"]["lora"]["rank"] == 8 and settings["steps"] == 100
 
 
+def test_what_a_script_has_as_python_objects_is_named_instead_of_dropped(run: RunCommand, place: Path) -> None:
+    objects = "GRPOTrainer('models/q', my_reward, args, rows, callbacks=[c], tools=[look])"
+    Path("grpo.py").write_text(f"args = GRPOConfig('out', max_steps=3)\n{objects}\n")
+    output = " ".join(run("init", "my_job", "--from", "trl", "grpo.py").output.split())
+    for name in ("reward_funcs", "train_dataset", "callbacks", "tools"):
+        assert f"{name} (grpo.py:2)" in output, name
+    settings = yaml.safe_load(Path("my_job/run.yaml").read_text())
+    assert settings["model"] == "models/q" and settings["out"] == "out"
+    Path("grpo.py").write_text("GRPOTrainer(model=load(), args=GRPOConfig(max_steps=3))")
+    assert "model (grpo.py:1) - is computed there" in run("init", "other", "--from", "trl", "grpo.py").output
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("GRPOConfig(max_steps=3, **common)", "**: is computed: common"),
+        (
+            "GRPOTrainer(model='q', peft_config=LoraConfig(r=RANK), args=GRPOConfig(max_steps=3))",
+            "r: is computed: RANK",
+        ),
+        (
+            "GRPOTrainer(model='q', peft_config=make(), args=GRPOConfig(max_steps=3))",
+            "peft_config: is computed: make()",
+        ),
+        ("GRPOConfig('out', 3)", "argument 2: unknown key"),
+    ],
+)
+def test_settings_that_only_python_could_compute_are_refused(
+    run: RunCommand, place: Path, script: str, problem: str
+) -> None:
+    Path("grpo.py").write_text(script)
+    done = run("init", "my_job", "--from", "trl", "grpo.py", code=2)
+    assert f"grpo.py:1: {problem}" in " ".join(done.output.split()) and not Path("my_job").exists()
+
+
 def test_nothing_is_overwritten(run: RunCommand, place: Path) -> None:
     Path("my_job").mkdir()
     Path("my_job/mine.txt").write_text("mine")

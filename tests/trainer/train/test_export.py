@@ -22,6 +22,7 @@ from trainer.distributed.lead import LeadPolicy, LeadUpdater
 from trainer.policy.policy import Policy
 from trainer.policy.settings import LoraSettings, UpdateSettings
 from trainer.policy.update import PolicyUpdater
+from trainer.train.best_checkpoint import BestCheckpoint
 from trainer.train.checkpoint import Checkpoints
 
 IDS = torch.tensor([[3, 7, 11, 2, 40, 9]])
@@ -80,6 +81,30 @@ def write_run(run: Path, policy: Policy, start: Path) -> Path:
     checkpoints.save(1, {}, write)
     checkpoints.wait()
     return run
+
+
+def save_three_steps(run: Path, policy: Policy) -> Checkpoints:
+    checkpoints = Checkpoints(run)
+    checkpoints.best_step = 1
+    for step in (1, 2, 3):
+        checkpoints.save(step, {}, policy.save)
+    return checkpoints
+
+
+def test_best_step_of_a_run_is_exported_by_name(start: Path, tmp_path: Path) -> None:
+    (run := tmp_path / "run").mkdir()
+    save_three_steps(run, Policy.load(start, UPDATES["full"]))
+    text = export(run, "--best", "--out", tmp_path / "none", code=2)
+    assert "no best step is known" in text and "evaluation.every" in text
+    BestCheckpoint(run).record(0, 0.4)
+    assert "no step was better than the model before training" in export(
+        run, "--best", "--out", tmp_path / "none", code=2
+    )
+    BestCheckpoint(run).record(1, 0.5)
+    assert "after 1 steps" in export(run, "--best", "--out", tmp_path / "best")
+    latest = export(run, "--out", tmp_path / "latest")
+    assert "after 3 steps" in latest and "step 1 was better in the run's evaluations (0.500); --best" in latest
+    assert not (tmp_path / "none").exists()
 
 
 def trained_logits(run: Path, start: Path, kind: str) -> torch.Tensor:

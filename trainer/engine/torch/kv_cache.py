@@ -53,6 +53,11 @@ class KVCache:
         """Positions in each slot."""
         return self.values.shape[4]
 
+    @staticmethod
+    def planned_length(length: int) -> int:
+        """The positions that a cache has once a sequence has grown to a length from within its first page."""
+        return PAGE_SIZE << max(0, (length - 1) // PAGE_SIZE).bit_length()
+
     def ensure_length(self, length: int) -> None:
         """Grows to at least this many positions; doubling keeps copies rare."""
         if length <= self.length:

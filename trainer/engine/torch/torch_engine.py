@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+CACHE_BYTES = 2**30
+"""The most that the prefix cache takes."""
+
 
 class TorchEngine:
     """Generates with a copy of a model's weights or, with `holding: shared`, with these themselves, on its device.
@@ -41,7 +44,7 @@ class TorchEngine:
         decode: Decode | None = None,
         image_processor: ImageProcessor | None = None,
         max_sequences: int = 64,
-        cache_bytes: int = 2**30,
+        cache_bytes: int = CACHE_BYTES,
         holding: Holding = "copied",
     ) -> None:
         reason = unsupported_reason(model)
