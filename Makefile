@@ -32,8 +32,7 @@ install: .venv/installed  ## Make .venv with everything in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	@touch $@
 
-installs:      ## Everything that the tests of `.ci/run` need, installed side by side
-	@$(MAKE) --no-print-directory --jobs 6 install packages peers agents sglang
+installs: install packages peers agents sglang  ## Everything that the tests of `.ci/run` need; side by side with --jobs
 
 train: install  ## Train a tiny model to use tools, and watch it learn
 	$(BIN)/mtrl-train --tools tool_configs/

@@ -130,6 +130,7 @@ def open_id_map(users: str, groups: str) -> int:
 
 
 def write_maps(process: str, users: str, groups: str) -> None:
+    """Writes which users and groups a namespace of users has."""
     for name, text in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
         with open(f"/proc/{process}/{name}", "w") as file:
             file.write(text)
@@ -152,6 +153,7 @@ def copy(state: str, folder: str, user: int) -> None:
 
 
 def copy_file(source: str, target: str) -> None:
+    """Copies a regular file; raises OSError for anything else."""
     if not stat.S_ISREG(os.stat(source).st_mode):  # Opening a pipe would wait for its other end.
         raise OSError(f"{source} is no regular file")
     shutil.copy2(source, target)
@@ -164,11 +166,13 @@ def give(path: str, user: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """The mount call; raises OSError with the target's name."""
     words: Sequence[bytes] = (source.encode(), target.encode(), kind.encode())
     check(_libc.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
 
 
 def check(result: int, what: str) -> None:
+    """Raises OSError with libc's error if a call failed."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -176,8 +176,8 @@ def _is_image(value: Any) -> bool:
     if not isinstance(value, numpy.ndarray) or value.dtype != numpy.uint8:
         return False
     if value.ndim == 2:
-        return min(value.shape) >= MIN_GREY_SIDE
-    return value.ndim == 3 and value.shape[2] in (1, 3, 4) and min(value.shape[:2]) >= MIN_IMAGE_SIDE
+        return bool(min(value.shape) >= MIN_GREY_SIDE)
+    return value.ndim == 3 and value.shape[2] in (1, 3, 4) and bool(min(value.shape[:2]) >= MIN_IMAGE_SIDE)
 
 
 def image_parts(pixels: Any) -> list[dict[str, Any]]:

@@ -180,9 +180,9 @@ class ArgumentWriter:
 
 def _named_values(schema: Mapping[str, Any], kind: str) -> list[Value]:
     """The default and the examples of a schema."""
-    kinds: tuple[type, ...] = (str,) if kind == "string" else (int, float)
+    kinds = str if kind == "string" else int | float
     examples = schema.get("examples")
-    named = [schema.get("default"), *(examples if isinstance(examples, list) else ())]
+    named: list[Any] = [schema.get("default"), *(examples if isinstance(examples, list) else ())]
     return [Value(one, "") for one in named if isinstance(one, kinds) and not isinstance(one, bool) and is_usable(one)]
 
 

@@ -136,7 +136,8 @@ def look_up(value: Any, path: Path) -> Any:
     """The part of a value at a path; None if there is none."""
     for step in path:
         try:
-            value = (read_text(value) or {})[step] if isinstance(value, str) else value[step]
+            holder: Any = (read_text(value) or {}) if isinstance(value, str) else value
+            value = holder[step]
         except (KeyError, IndexError, TypeError):
             return None
     return value

@@ -162,8 +162,7 @@ async def _build_train_loop(
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
     shards, ranks = count_shards(settings.distributed, job.model), count_ranks(settings.distributed)
-    plan = partial(plan_placement, settings, job.model, shards=shards, ranks=ranks)
-    placement = await to_thread.run_sync(plan)
+    placement = await to_thread.run_sync(partial(plan_placement, settings, job.model, shards=shards, ranks=ranks))
     placement.plan.require()
     kept = given.model_copy(update={"update": settings.update})
     dumped = kept.model_dump(mode="json")
@@ -197,8 +196,7 @@ async def _build_train_loop(
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     thread = stack.enter_context(WorkerThread("learning"))
-    mismatch = correct_mismatch(settings.algorithm, engine.capabilities).mismatch
-    folder.write_run_info(kept, job.model, engine.capabilities.name, mismatch, step)
+    _write_run_info(folder, kept, job, engine, step)
     if job.workers is not None:
         progress.describe_workers = job.workers.describe
     loop = TrainLoop(
@@ -212,6 +210,11 @@ async def _build_train_loop(
     for step_metrics in history:  # Alarms about these steps were printed then.
         loop.alarms.check(step_metrics)
     return loop
+
+
+def _write_run_info(folder: RunFolder, kept: TrainSettings, job: Job, engine: Engine, step: int) -> None:
+    mismatch = correct_mismatch(job.settings.algorithm, engine.capabilities).mismatch
+    folder.write_run_info(kept, job.model, engine.capabilities.name, mismatch, step)
 
 
 def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:

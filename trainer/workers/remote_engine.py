@@ -65,7 +65,7 @@ class Direct:
     """How the rollouts of this process reach the engine's servers: themselves, but for a time after one could not be
     reached."""
 
-    def __init__(self, client: DirectClient, start: Callable[..., None]) -> None:
+    def __init__(self, client: DirectClient, start: Callable[..., object]) -> None:
         """`start` runs an async function beside the caller."""
         self.client, self.start = client, start
         self._indirect_until = 0.0

@@ -96,7 +96,11 @@ class RequestForwarder:
 
 def _read_answer(message: Mapping[str, Any]) -> ForwardedAnswer | Exception:
     if "failed" in message:
-        kinds = {NOT_REACHED: NotReachedError, BROKEN: httpx2.ReadError, UNREADABLE: EngineError}
+        kinds: Mapping[str, type[Exception]] = {
+            NOT_REACHED: NotReachedError,
+            BROKEN: httpx2.ReadError,
+            UNREADABLE: EngineError,
+        }
         return kinds[message["failed"]](str(message["error"])[:2000])
     status, ids, content = message["status"], message["ids"], message["content"]
     if type(status) is not int or type(ids) is not int or not 0 <= ids <= MAX_IDS:
