@@ -25,6 +25,7 @@ RECORDED = {
     "gateway/mcp_server/resumable_calls.py": "when a task was updated, as the protocol has it",
     "trainer/data/dataset.py": "whether a file differs from the one that was read",
     "trainer/web/runs.py": "when a run changed, for its page",
+    "trainer/storage/run_status.py": "the age of a run's status, for its page",
     "trainer/swift/protocol.py": "when a response was created, as the interface has it",
     "trainer/environments/host_endpoint.py": "when a response was created, as the interface has it",
     "gateway/mcp_client/auth/token_file.py": "whether a token in a file has expired, which other processes read, too",
