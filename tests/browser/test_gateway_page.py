@@ -65,6 +65,8 @@ def test_overview_shows_reason_and_remedy_of_a_server_that_is_down(page: Page, s
 def test_overview_shows_sandboxes_with_start_time_refusals_and_limits(
     page: Page, server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(STATISTICS, "starts", 0)  # The counts are the process's: other tests may have started some.
+    monkeypatch.setattr(STATISTICS, "running", 0)
     page.open(f"{server.url}/ui")
     assert "sandboxes" not in page.text(".servers")
     counted = {"starts": 4, "start_s": 0.08, "running": 2, "refusals": 1, "limits_hit": Counter(memory=3)}

@@ -152,7 +152,8 @@ def test_metrics_continue_from_position_and_restart_when_file_was_cut(tmp_path: 
     more = run.metrics(first["at"])
     assert [line["step"] for line in more["lines"]] == [3] and not more["again"]
     os.truncate(live / "metrics.jsonl", 20)
-    assert run.metrics(more["at"]) == {"lines": [], "at": 0, "again": True, "changed": run.metrics(0)["changed"]}
+    restarted = {"lines": [], "at": 0, "again": True, "changed": run.metrics(0)["changed"], "now": None}
+    assert run.metrics(more["at"]) == restarted
 
 
 def test_index_grows_with_run_and_is_rebuilt_when_run_was_cut(tmp_path: Path) -> None:
