@@ -32,7 +32,7 @@ def format_results(content: Mapping[str, Any]) -> str:
     ]
     lines += [
         "",
-        "Starts of each process. An agent starts its rank itself; a worker that ended with the run is started once more.",
+        "Starts of each process. An agent starts its rank itself; a worker that ended with the run is started again.",
         "",
         *format_starts(found),
     ]
