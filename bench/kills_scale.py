@@ -254,24 +254,27 @@ def read_run(folder: Path, steps: int) -> dict[str, Any]:
     settings = json.loads((folder / "run.yaml").read_text())
     rollouts, metrics = list(Rollouts(folder / "run")), read_metrics(folder / "run/metrics.jsonl")
     trained = [rollout for rollout in rollouts if not rollout.stop.is_infrastructure]
-    counts = Counter((rollout.group, rollout.index) for rollout in trained)
-    expected = {(f"{step}-0-{group}", index) for step in range(1, steps + 1)
-                for group in range(settings["prompts"]) for index in range(settings["n"])}  # fmt: skip
     executed = Counter(line.partition("/")[0] for line in (folder / "calls").read_text().splitlines())
     known: Counter[str] = Counter()
     for rollout in trained:
         known.update(name.partition("/")[0] for name in find_executions(rollout))
     return {
         "steps": len(metrics),
-        "rollouts": sum(counts.values()),
-        "missing": len(expected - counts.keys()),
-        "doubled": sum(count - 1 for count in counts.values()),
+        **count_rollouts([(rollout.group, rollout.index) for rollout in trained], steps, settings),
         "made_anew": len(rollouts) - len(trained),
         "calls": sum(known.values()),
         "executed": sum(executed.values()),
         "executed_twice": sum(executed[name] - count for name, count in known.items()),
         "losses": [{name: step[name] for name in LOSSES if name in step} for step in metrics],
     }
+
+
+def count_rollouts(names: Sequence[tuple[str, int]], steps: int, settings: Mapping[str, Any]) -> dict[str, int]:
+    """How many rollouts there are, how many of the job are missing, and how many there are beyond one of each name."""
+    expected = {(f"{step}-0-{group}", index) for step in range(1, steps + 1)
+                for group in range(settings["prompts"]) for index in range(settings["n"])}  # fmt: skip
+    present = expected & {*names}
+    return {"rollouts": len(names), "missing": len(expected - present), "doubled": len(names) - len(present)}
 
 
 def find_executions(rollout: Any) -> list[str]:

@@ -30,7 +30,12 @@ def format_results(content: Mapping[str, Any]) -> str:
     lines += [
         f"| {title} | {found['killed'][key]:,.0f} | {found['undisturbed'][key]:,.0f} |" for key, title in ROWS.items()
     ]
-    lines += ["", "Starts of each process; an agent starts its rank itself.", "", *format_starts(found)]
+    lines += [
+        "",
+        "Starts of each process. An agent starts its rank itself; a worker that ended with the run is started again.",
+        "",
+        *format_starts(found),
+    ]
     lines += ["", "| promise | |", "|---|---|"]
     met = "met" if content["kept"] else "**missed**"
     lines += [f"| nothing lost, counted twice or carried out twice; losses of all steps equal | {met} |"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.kills_scale import LOSSES, run_job, summarize
+from bench.kills_scale import LOSSES, count_rollouts, run_job, summarize
 from bench.kills_scale_table import ROWS, format_results
 
 STEPS = 5
@@ -69,3 +69,11 @@ def test_run_whose_losses_rollouts_or_calls_differ_has_missed_its_promise(change
 def test_runs_without_any_loss_prove_nothing() -> None:
     result = make_result(losses=[{"reward/mean": 1.0}])
     assert not summarize({"undisturbed": result, "killed": result})["kept"]
+
+
+def test_rollout_that_is_played_again_under_another_name_counts_as_doubled() -> None:
+    job = {"prompts": 1, "n": 2}
+    names = [("1-0-0", 0), ("1-0-0", 1)]
+    assert count_rollouts(names, 1, job) == {"rollouts": 2, "missing": 0, "doubled": 0}
+    assert count_rollouts([*names, ("1-1-0", 0)], 1, job) == {"rollouts": 3, "missing": 0, "doubled": 1}
+    assert count_rollouts([names[0], names[0]], 1, job) == {"rollouts": 2, "missing": 1, "doubled": 1}
