@@ -60,6 +60,10 @@ RESULTS = ROOT / "bench" / "results" / "memory.json"
 Row = dict[str, Any]
 
 
+class MeasureError(Exception):
+    """A cell could not be measured."""
+
+
 def build_model(folder: Path, size: str) -> None:
     """Writes a model with random weights."""
     import torch
@@ -118,19 +122,19 @@ def start(*arguments: str) -> str:
     command = [sys.executable, __file__, "--child", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=ROOT)
     if done.returncode:
-        raise SystemExit(f"`mtrl-train {' '.join(arguments)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        raise MeasureError(f"`mtrl-train {' '.join(arguments)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout
 
 
 def check_updates(size: str, metrics: Sequence[Mapping[str, float]]) -> None:
-    """Raises SystemExit if a step did not train nearly all that was planned, so that its peak is not that of a step."""
+    """Raises MeasureError if a step did not train nearly all that was planned: its peak is not that of a step."""
     if len(metrics) != STEPS:
-        raise SystemExit(f"{size}: {len(metrics)} steps of {STEPS} were made")
+        raise MeasureError(f"{size}: {len(metrics)} steps of {STEPS} were made")
     for number, step in enumerate(metrics, 1):
         changed = step.get("update/grad_norm", 0.0) > 0 and step.get("update/lr", 0.0) > 0
         rows, tokens = step.get("update/rows", 0.0), step.get("update/tokens", 0.0)
         if not changed or rows != ROLLOUTS[size] or tokens < FULL * TOKENS[size] * ROLLOUTS[size]:
-            raise SystemExit(f"{size}: step {number} did not train all of its rollouts: {dict(step)}")
+            raise MeasureError(f"{size}: step {number} did not train all of its rollouts: {dict(step)}")
 
 
 def measure(model: Path, size: str, checkpointing: bool, lora: bool) -> Row:
@@ -201,14 +205,22 @@ def main() -> None:
     if options.child:
         run_child(options.child)
         return
+    failures = 0
     for size in options.sizes:
         with TemporaryDirectory() as folder:
             build_model(Path(folder), size)
             for checkpointing, lora in product((False, True), (False, True)):
-                if options.only in (None, f"{checkpointing:d}{lora:d}"):
+                if options.only not in (None, f"{checkpointing:d}{lora:d}"):
+                    continue
+                try:
                     row = measure(Path(folder), size, checkpointing, lora)
-                    if not options.dry:
-                        save([row])
+                except (MeasureError, subprocess.TimeoutExpired) as error:
+                    print(f"{size}, checkpointing {checkpointing}, lora {lora}: {error}", file=sys.stderr, flush=True)
+                    failures += 1
+                    continue
+                if not options.dry:
+                    save([row])
+    sys.exit(failures > 0)
 
 
 if __name__ == "__main__":

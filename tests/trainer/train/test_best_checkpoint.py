@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.train.jobs import demo_model, small_job
 from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
+from tests.trainer.train.jobs import demo_model, small_job
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
 from trainer.train.best_checkpoint import BEST_FILE, BestCheckpoint, measured_value
