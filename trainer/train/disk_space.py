@@ -14,9 +14,7 @@ from trainer.train.settings import TrainSettings
 FLOAT_BYTES = 4
 
 
-def forecast_checkpoints(
-    settings: TrainSettings, model: Path, parameters: int, folder: Path
-) -> tuple[str, str] | None:
+def forecast_checkpoints(settings: TrainSettings, model: Path, parameters: int, folder: Path) -> tuple[str, str] | None:
     """A problem and its remedy if a run's checkpoints will not fit on the disk."""
     size = estimate_checkpoint(settings.update, model, parameters)
     kept = settings.checkpoint.keep + bool(settings.evaluation.every)
