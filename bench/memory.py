@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,15 +39,29 @@ SHAPES: dict[str, dict[str, Any]] = {
 """The last is Qwen2.5-0.5B's."""
 TOKENS, ROLLOUTS = {"1M": 512, "100M": 256, "0.5B": 96}, {"1M": 16, "100M": 4, "0.5B": 4}
 """Of a rollout; of a step."""
-REWARD = """def length(attempt):
-    return float(len(attempt.text) % 7)
+STEPS = 2
+REWARD = """from itertools import count
+
+CALLS = count()
+
+
+def rank(attempt):
+    return float(next(CALLS))
 """
+"""Differs between siblings in any case: a group with equal rewards trains nothing."""
+FULL = 0.8
+"""The share of the planned tokens that a step must have trained: a few random rollouts end early, and a prompt has no
+gradient."""
 PLANNED = re.compile(r"the process is expected to take ([\d.]+) GiB")
 GIB = 1024**3
 LIMIT_S = 900
 TOLERANCE = 0.1
 RESULTS = ROOT / "bench" / "results" / "memory.json"
 Row = dict[str, Any]
+
+
+class MeasureError(Exception):
+    """A cell could not be measured."""
 
 
 def build_model(folder: Path, size: str) -> None:
@@ -75,13 +90,13 @@ def write_job(folder: Path, model: Path, size: str, checkpointing: bool, lora: b
         "data": str(folder / "tasks.jsonl"),
         "tools": [],
         "out": str(folder / "run"),
-        "steps": 2,
+        "steps": STEPS,
         "prompts": 1,
         "n": rollouts,
         "update": update | ({"lora": {}} if lora else {}),
         "limits": {"rollout_tokens": tokens, "turn_tokens": tokens, "assistant_turns": 1},
         "admission": {"writing": rollouts},
-        "reward": {"components": {"length": {"function": str(folder / "reward.py:length"), "weight": 1.0}}},
+        "reward": {"components": {"rank": {"function": str(folder / "reward.py:rank"), "weight": 1.0}}},
         "evaluation": {"every": 0},
     }
     (folder / "reward.py").write_text(REWARD)
@@ -107,8 +122,19 @@ def start(*arguments: str) -> str:
     command = [sys.executable, __file__, "--child", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=ROOT)
     if done.returncode:
-        raise SystemExit(f"`mtrl-train {' '.join(arguments)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        raise MeasureError(f"`mtrl-train {' '.join(arguments)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout
+
+
+def check_updates(size: str, metrics: Sequence[Mapping[str, float]]) -> None:
+    """Raises MeasureError if a step did not train nearly all that was planned: its peak is not that of a step."""
+    if len(metrics) != STEPS:
+        raise MeasureError(f"{size}: {len(metrics)} steps of {STEPS} were made")
+    for number, step in enumerate(metrics, 1):
+        changed = step.get("update/grad_norm", 0.0) > 0 and step.get("update/lr", 0.0) > 0
+        rows, tokens = step.get("update/rows", 0.0), step.get("update/tokens", 0.0)
+        if not changed or rows != ROLLOUTS[size] or tokens < FULL * TOKENS[size] * ROLLOUTS[size]:
+            raise MeasureError(f"{size}: step {number} did not train all of its rollouts: {dict(step)}")
 
 
 def measure(model: Path, size: str, checkpointing: bool, lora: bool) -> Row:
@@ -121,15 +147,15 @@ def measure(model: Path, size: str, checkpointing: bool, lora: bool) -> Row:
         began = time.monotonic()
         measured = int(start("--config", str(job)).split()[-1])
         metrics = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
-    if not all(step.get("update/grad_norm", 0) > 0 for step in metrics):
-        raise SystemExit(f"{size}: a step trained nothing, so that its peak is not that of a step: {metrics}")
+    check_updates(size, metrics)
     ratio = planned / measured
     about = {"size": size, "checkpointing": checkpointing, "lora": lora}
     print(f"{about}: planned {planned / GIB:.2f} GiB, measured {measured / GIB:.2f} GiB, ratio {ratio:.3f}", flush=True)
     print(f"  {plan}", flush=True)
     seconds = round(time.monotonic() - began, 1)
+    trained = {"tokens": [int(step["update/tokens"]) for step in metrics]}
     sizes = {"planned": planned, "measured": measured, "ratio": round(ratio, 3)}
-    return about | sizes | {"seconds": seconds, "plan": plan}
+    return about | trained | sizes | {"seconds": seconds, "plan": plan}
 
 
 def save(rows: list[Row]) -> None:
@@ -179,14 +205,22 @@ def main() -> None:
     if options.child:
         run_child(options.child)
         return
+    failures = 0
     for size in options.sizes:
         with TemporaryDirectory() as folder:
             build_model(Path(folder), size)
             for checkpointing, lora in product((False, True), (False, True)):
-                if options.only in (None, f"{checkpointing:d}{lora:d}"):
+                if options.only not in (None, f"{checkpointing:d}{lora:d}"):
+                    continue
+                try:
                     row = measure(Path(folder), size, checkpointing, lora)
-                    if not options.dry:
-                        save([row])
+                except (MeasureError, subprocess.TimeoutExpired) as error:
+                    print(f"{size}, checkpointing {checkpointing}, lora {lora}: {error}", file=sys.stderr, flush=True)
+                    failures += 1
+                    continue
+                if not options.dry:
+                    save([row])
+    sys.exit(failures > 0)
 
 
 if __name__ == "__main__":

@@ -264,6 +264,12 @@ def kills() -> str:
     return "\n".join([f"| | its server struck {faults} times | in peace |", "|---|--:|--:|", *lines])
 
 
+def memory() -> str:
+    """The memory plan of `--dry-run` beside the measured peak."""
+    table = (RESULTS / "memory.md").read_text(encoding="utf-8").partition("| weights |")
+    return "".join(table[1:]).strip()
+
+
 NOT_ON_A_GPU = "Nothing was measured on a GPU yet: `make bench-gpu` does, wherever there is one."
 
 
@@ -298,6 +304,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "kills": kills,
     "routing": routing,
     "step": step,
+    "memory": memory,
     "gpu": gpu,
     "costs": costs,
     "scale": scale,

@@ -43,6 +43,20 @@ def test_remaining_time_is_estimated_after_the_first_turn_and_with_the_update_af
         assert progress.step_left == (5.0, "of the step")
 
 
+def test_update_of_a_single_micro_batch_shows_its_pace_and_what_is_left() -> None:
+    progress = RecordedProgress(width=100)
+    progress.begin(1, 8)
+    with progress.phase("learning"):
+        progress.on_pass(0, 1, 0)
+        progress.clock.now += 30
+        progress.on_pass(0.01, 1, 5)
+        assert progress.step_left is None, "the first layer shows no pace yet"
+        progress.on_pass(0.25, 1, 150)
+        text = "\n".join(progress.panel_lines())
+        assert "0 of 1 micro-batches, 5 tokens per s" in text and "about 1:30 left of the update" in text
+        assert (progress.status().passes, progress.status().left_s) == (0, 90)
+
+
 def test_update_shows_its_micro_batches_its_pace_and_what_is_left() -> None:
     progress = RecordedProgress(width=100)
     progress.begin(1, 8)

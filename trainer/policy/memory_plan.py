@@ -19,6 +19,7 @@ from trainer.engine.torch.torch_engine import CACHE_BYTES
 from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
 from trainer.model import auto_class
+from trainer.policy.adapter_size import count_adapter_parameters, find_adapted_layers
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_parts import GIB, LOADED, UPDATE, MemoryPart, MemoryPlan, Phase, join_remedies
 from trainer.policy.optimizers import is_muon_matrix
@@ -230,14 +231,9 @@ def plan_training(model: Any, update: UpdateSettings, algorithm: AlgorithmSettin
     weights = weight_bytes(model)
     yield MemoryPart("weights", weights)
     if update.lora:
-        linear = [
-            module
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear) and name != "lm_head"
-        ]
-        sides = sum(module.in_features + module.out_features for module in linear)
-        yield MemoryPart("adapters", 4 * FLOAT_BYTES * update.lora.rank * sides, "lower `update.lora.rank`")
-        merged = FLOAT_BYTES * sum(module.weight.numel() for module in linear)
+        adapters = 4 * FLOAT_BYTES * count_adapter_parameters(model, update)
+        yield MemoryPart("adapters", adapters, "lower `update.lora.rank`")
+        merged = FLOAT_BYTES * sum(layer.weight.numel() for layer in find_adapted_layers(model, update))
         yield MemoryPart("merged weights for the engine", merged, during=("publishing",))
     else:
         yield MemoryPart("gradients", weights, USE_LORA, UPDATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass, replace
 
 import torch
@@ -21,6 +22,7 @@ from trainer.policy.logprobs import LogprobSource
 from trainer.policy.memory_plan import is_out_of_memory, suggest_remedy
 from trainer.policy.microbatch import MetricMeans, split_evenly
 from trainer.policy.old_logprobs import compute_critic_values, compute_reference_kl, recompute_logprobs
+from trainer.policy.pass_progress import PassProgress
 from trainer.policy.policy import Policy
 from trainer.policy.rank_metrics import measure_ranks
 
@@ -29,11 +31,12 @@ MAX_EXACT_MISMATCH = 1e-4
 NO_MISMATCH = Mismatch(0.0, 0.0, 0.0, 0)
 
 
-OnPass = Callable[[int, int, int], None]
-"""Takes how many micro-batches of an update were passed, how many there are, and the tokens of those that were."""
+OnPass = Callable[[float, int, int], None]
+"""Takes how many micro-batches of an update were passed, how many there are, and the tokens of those that were. A
+micro-batch that is being passed counts with the share of its layers that is done."""
 
 
-def _ignore_pass(passes: int, total: int, tokens: int) -> None:
+def _ignore_pass(passes: float, total: int, tokens: int) -> None:
     """Nobody watches the update."""
 
 
@@ -73,7 +76,7 @@ class PolicyUpdater:
         self._tokens = 0
         """Tokens of the present step that this rank computes in each pass over them."""
         self.on_pass: OnPass = _ignore_pass
-        """Called after each pass with a gradient."""
+        """Called after each pass with a gradient, and within it after each layer."""
         self._passes, self._passed_tokens, self._total_passes = 0, 0, 0
         self.pending_notes: list[str] = []
         """Messages for the operator that are not yet printed."""
@@ -220,12 +223,13 @@ class PolicyUpdater:
             self._ranks.report(f"pass {number + 1} of {len(minibatch)}")
             batch = micro_batch.batch
             inputs = batch.ids_T, batch.sequence_T, batch.trained_T
-            new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images)
-            if is_single_step:
-                batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
-            part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm)
-            value = part.value * minibatches
-            value.backward()  # type: ignore[no-untyped-call]
+            with self._report_layers(len(batch.ids_T)):
+                new = self._policy.compute_batch_logprobs(*inputs, self._temperature, batch.images)
+                if is_single_step:
+                    batch = batch.with_old_logprobs(new.logprobs_T.detach(), self._proximal)
+                part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm)
+                value = part.value * minibatches
+                value.backward()  # type: ignore[no-untyped-call]
             loss += value.item()
             self._passes, self._passed_tokens = self._passes + 1, self._passed_tokens + len(batch.ids_T)
             self.on_pass(self._passes, self._total_passes, self._passed_tokens)
@@ -234,6 +238,15 @@ class PolicyUpdater:
             entropy = float(new.entropy_T.sum()) / max(1, part.tokens)
             means.add(part.metrics | {"entropy": entropy}, part.tokens)
         return loss
+
+    def _report_layers(self, tokens: int) -> AbstractContextManager[None]:
+        """Reports the layers of a pass. Not where each sequence has a pass of its own, nor where ranks share weights,
+        which have hooks of their own."""
+        if self._policy.logprob_reader.fallback_reason or self._ranks.size > 1:
+            return nullcontext()
+        progress = PassProgress(self._policy.model, checkpointing=self._policy.settings.checkpointing)
+        passes, passed, total = self._passes, self._passed_tokens, self._total_passes
+        return progress.follow(lambda share: self.on_pass(passes + share, total, passed + int(share * tokens)))
 
     def _update_critic(self, critic: Critic, micro_batches: Sequence[MicroBatch]) -> float:
         tokens = self._ranks.add([sum(int(micro_batch.batch.mask_T.sum()) for micro_batch in micro_batches)])[0]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from trainer.policy.adapter_size import count_adapter_parameters
 from trainer.policy.memory_parts import GIB
+from trainer.policy.memory_plan import load_meta_model
 from trainer.policy.settings import UpdateSettings
 from trainer.train.settings import TrainSettings
 
 FLOAT_BYTES = 4
-ADAPTER_SHARE = 0.01
-"""The share of the parameters that adapters of rank 16 have, roughly."""
 
 
-def forecast_checkpoints(settings: TrainSettings, parameters: int, folder: Path) -> tuple[str, str] | None:
+def forecast_checkpoints(settings: TrainSettings, model: Path, parameters: int, folder: Path) -> tuple[str, str] | None:
     """A problem and its remedy if a run's checkpoints will not fit on the disk."""
-    size = _checkpoint_bytes(settings.update, parameters)
+    size = estimate_checkpoint(settings.update, model, parameters)
     kept = settings.checkpoint.keep + bool(settings.evaluation.every)
     needed, free = (kept + 1) * size, _free_bytes(folder)
     if needed <= free:
@@ -31,11 +31,11 @@ def forecast_checkpoints(settings: TrainSettings, parameters: int, folder: Path)
     return problem, f"{lower}free some space, or name a folder on another disk with --out"
 
 
-def _checkpoint_bytes(update: UpdateSettings, parameters: int) -> int:
-    """Weights and two optimizer moments in float32; with LoRA only those of the adapters."""
-    trained = parameters * ADAPTER_SHARE * update.lora.rank / 16 if update.lora else parameters
-    copies = 3 + (3 * parameters / trained if update.critic else 0)
-    return int(FLOAT_BYTES * trained * copies)
+def estimate_checkpoint(update: UpdateSettings, model: Path, parameters: int) -> int:
+    """Bytes of weights and two optimizer moments in float32; with LoRA only those of the adapters."""
+    trained = count_adapter_parameters(load_meta_model(model), update) if update.lora else parameters
+    critic = parameters if update.critic else 0
+    return 3 * FLOAT_BYTES * (trained + critic)
 
 
 def _free_bytes(folder: Path) -> int:

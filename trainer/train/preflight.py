@@ -58,7 +58,7 @@ def find_warnings(job: Job) -> Iterator[Finding]:
     settings = job.settings
     if unusual := find_unusual_rate(settings.update, job.parameters):
         yield Finding("wrong" if unusual.is_harmful else "note", unusual.problem, unusual.remedy)
-    if forecast := forecast_checkpoints(settings, job.parameters, settings.out or RUNS):
+    if forecast := forecast_checkpoints(settings, job.model, job.parameters, settings.out or RUNS):
         yield Finding("wrong", *forecast)
     if settings.model in DEMOS and settings.data not in DEMOS:
         problem = "the demo's model knows the demo's questions and hardly anything else"

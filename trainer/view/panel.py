@@ -82,15 +82,15 @@ def format_status(counters: CounterSnapshot, per_s: float, *, over: bool = False
     return "; ".join(", ".join(text for text, _ in section) for section in sections if section)
 
 
-def progress_bar(done: int, total: int) -> RenderableType:
-    """A bar with its count; only the count if the total is unknown."""
+def progress_bar(done: float, total: int) -> RenderableType:
+    """A bar with its count, of what is done whole; only the count if the total is unknown."""
     if not total:
-        return Text(f"{done:,}")
+        return Text(f"{int(done):,}")
     row = Table.grid(padding=(0, 1), expand=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True, justify="right")
     drawn = ProgressBar(total, done, style="bright_black", complete_style="green", finished_style="green")
-    row.add_row(drawn, Text.assemble((f"{done:,}", "bold"), f" of {total:,}"))
+    row.add_row(drawn, Text.assemble((f"{int(done):,}", "bold"), f" of {total:,}"))
     return row
 
 

@@ -107,8 +107,8 @@ class TrainingProgress(Display):
         self._sampled_before = self._read_sampled()
         self._update = UpdatePasses(clock=self._now)
 
-    def on_pass(self, passes: int, total: int, tokens: int) -> None:
-        """Called by an update after each of its micro-batches, from its thread."""
+    def on_pass(self, passes: float, total: int, tokens: int) -> None:
+        """Called by an update after each of its micro-batches and of their layers, from its thread."""
         self._update.on_pass(passes, total, tokens)
 
     def add_rollouts(self, rollouts: int) -> None:
@@ -227,7 +227,7 @@ class TrainingProgress(Display):
             turns=counters.turns,
             written=counters.written,
             written_per_s=self._status_rate.per_s(counters, over=False),
-            passes=self._update.passes if is_learning else 0,
+            passes=int(self._update.passes) if is_learning else 0,
             total_passes=self._update.total if is_learning else 0,
             slowest_tool=tool,
             slowest_p95_s=durations.quantile_s(0.95) if durations else None,

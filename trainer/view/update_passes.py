@@ -11,6 +11,9 @@ from rich.text import Text
 
 from trainer.view.panel import progress_bar
 
+LEAST_SHARE = 0.05
+"""The share of the first micro-batch that shows a pace."""
+
 
 class UpdatePasses:
     """The micro-batches of an update; told by the thread that trains, read by the one that draws."""
@@ -18,10 +21,11 @@ class UpdatePasses:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = self._passed_at = clock()
-        self.passes, self.total, self._tokens = 0, 0, 0
+        self.passes, self.total, self._tokens = 0.0, 0, 0
 
-    def on_pass(self, passes: int, total: int, tokens: int) -> None:
-        """Notes how many micro-batches of all were passed, and their tokens. An update begins with 0."""
+    def on_pass(self, passes: float, total: int, tokens: int) -> None:
+        """Notes how many micro-batches of all were passed, the last in part, and their tokens. An update begins with
+        0."""
         self._passed_at = self._clock()
         if not passes:
             self._began = self._passed_at
@@ -29,8 +33,8 @@ class UpdatePasses:
 
     @property
     def left_s(self) -> float | None:
-        """The remaining seconds, once a micro-batch has shown the pace."""
-        if not self.passes:
+        """The remaining seconds, once a part of a micro-batch has shown the pace."""
+        if self.passes < LEAST_SHARE:
             return None
         left_s = (self._passed_at - self._began) / self.passes * (self.total - self.passes)
         return max(0.0, left_s - (self._clock() - self._passed_at))
@@ -42,7 +46,7 @@ class UpdatePasses:
 
     def describe(self) -> str:
         """The update in words, for a line of a log."""
-        return f"{self.passes} of {self.total} micro-batches{self._describe_pace()}"
+        return f"{int(self.passes)} of {self.total} micro-batches{self._describe_pace()}"
 
     def row(self) -> RenderableType:
         """A row of the panel."""
@@ -53,4 +57,4 @@ class UpdatePasses:
         return row
 
     def _describe_pace(self) -> str:
-        return f", {self.tokens_per_s:,.0f} tokens per s" if self.passes else ""
+        return f", {self.tokens_per_s:,.0f} tokens per s" if self.passes >= LEAST_SHARE else ""

@@ -17,6 +17,7 @@ from trainer.distributed.lead import count_ranks
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch import choose_holding
 from trainer.engine.torch.kv_cache import KVCache, KVShape
+from trainer.policy.adapter_size import count_adapter_parameters
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_parts import MemoryPlan
 from trainer.policy.memory_plan import free_memory, load_meta_model, plan_allocator, plan_memory, plan_update_pass
@@ -65,6 +66,13 @@ def test_weights_gradients_and_optimizer_are_counted(folder: Path) -> None:
     )
     # Two layers of keys and values, with two heads of eight, for 64 sequences of 4096 tokens.
     assert part_size(plan, "keys and values") == 64 * 4096 * 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize("targets", [(), ("q_proj", "down_proj"), ("layers.1.self_attn.v_proj",), ("embed_tokens",)])
+def test_adapters_are_counted_before_they_are_added(folder: Path, targets: tuple[str, ...]) -> None:
+    update = UpdateSettings(lr=1e-3, lora=LoraSettings(rank=3, targets=targets))
+    real = sum(value.numel() for value in Policy(tiny_model(), update).model.parameters() if value.requires_grad)
+    assert 0 < count_adapter_parameters(load_meta_model(folder), update) == real
 
 
 def test_rollouts_need_only_the_engines_memory(folder: Path) -> None:

@@ -27,8 +27,8 @@ def tiny_model(kind: str = "qwen3", **changes: object) -> PreTrainedModel:
     """A model with two layers and fixed random weights."""
     torch.manual_seed(0)
     if kind == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**SIZES, num_key_value_heads=1, **changes)).train(False)  # type: ignore[arg-type]
-    config = Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=8, **changes)  # type: ignore[arg-type]
+        return Qwen2ForCausalLM(Qwen2Config(**{**SIZES, **changes}, num_key_value_heads=1)).train(False)  # type: ignore[arg-type]
+    config = Qwen3Config(**{**SIZES, **changes}, num_key_value_heads=2, head_dim=8)  # type: ignore[arg-type]
     return Qwen3ForCausalLM(config).train(False)
 
 

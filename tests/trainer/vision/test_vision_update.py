@@ -20,6 +20,7 @@ from trainer.algorithms.loss import compute_loss
 from trainer.algorithms.packing import Batch, pack
 from trainer.algorithms.settings import AlgorithmSettings, CreditSettings
 from trainer.model import load_model
+from trainer.policy.adapter_size import count_adapter_parameters
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.memory_plan import load_meta_model, plan_memory, vision_bytes_per_token
@@ -117,6 +118,9 @@ async def test_vision_encoder_trains_if_configured(
     assert metrics["mismatch/max"] < 1e-5
     assert any("visual" in name for name in moved) is learns and any("language_model" in name for name in moved)
     policy.save(tmp_path)
+    if policy.settings.lora:
+        adapters = sum(value.numel() for value in policy.model.parameters() if value.requires_grad)
+        assert count_adapter_parameters(load_meta_model(sees), policy.settings) == adapters
     again = policy_of(sees, **settings)
     again.resume(tmp_path)
     assert all(torch.equal(value, policy.weights[name]) for name, value in again.weights.items())
