@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -168,13 +169,15 @@ class Explorer:
         return Chain(pruned, split, state, answer, end if any(step.writes for step in steps) else {})
 
     def _answers(self, steps: Sequence[Step], split: str) -> list[Value]:
-        """Values of the last result that the question will not tell, that depend on the call, and are of the split."""
+        """Values of the last result that the policy reads and the question will not tell, that depend on the call, and
+        are of the split."""
         last = steps[-1]
         stated = {str(literal) for step in steps for literal in step.literals}
         return [
             value
             for value in new_values(last.result, last.tool, stated)
             if split_of(value.value) == split
+            and (value.text in last.text or json.dumps(value.text)[1:-1] in last.text)
             and not any(value.text in one for one in stated)
             and not self.constants.has(last.tool, value)
         ]
