@@ -144,7 +144,11 @@ class Explorer:
                 continue
             stated |= {str(literal) for literal in written.literals}
             steps.append(_make_step(tool, written, result, writes=after != passed[-1]))
-            known += [replace(value, step=len(steps) - 1) for value in new_values(result.value, tool, stated)]
+            known += [
+                replace(value, step=len(steps) - 1)
+                for value in new_values(result.value, tool, stated)
+                if value.path or value.text == result.text  # A line break at its end is no part of the value.
+            ]
             passed.append(after)
             if self._is_goal(steps, split) and len(prune(steps, keeps_last=not steps[-1].writes)) >= level:
                 return steps, after

@@ -90,7 +90,7 @@ def _answer_text(answer: Value, last: Step, steps: int) -> str:
         is_text = all(isinstance(one, str) for one in last.result) and not last.text.lstrip().startswith("[")
         return f"{'line' if is_text else 'item'} {end + 1}{of_step}"
     place = str(end) if isinstance(end, str) and keys.count(end) == 1 else _place_text(answer.path)
-    return f"the {place}{of_step}"
+    return f"{place}{of_step}" if isinstance(end, int) else f"the {place}{of_step}"
 
 
 def tells_answer(question: str, answer: Value) -> bool:
