@@ -6,6 +6,7 @@ python bench/bars.py --job sight           # the vision job, on three seeds; wri
 python bench/bars.py --job agent           # the job with an agent, on three seeds; writes bench/results/agent.{json,md}
 python bench/bars.py --job mcp-tasks       # tasks made from an MCP server; writes bench/results/mcp-tasks.{json,md}
 python bench/bars.py --seeds 0 --steps 5   # smoke test; writes nothing without --out
+python bench/bars.py --job agent --seeds 2 --out DIR --add   # keeps the other seeds that DIR has
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ def main() -> int:
     options.add_argument("--seeds", type=int, nargs="+", help="all of the job's by default")
     options.add_argument("--steps", type=int, help="fewer than the job's own")
     options.add_argument("--out", type=Path, metavar="DIR", help="folder for results; a full run: bench/results")
+    options.add_argument("--add", action="store_true", help="keep the other seeds that the results have")
     args = options.parse_args()
     numbers = args.seeds or SEEDS[args.job]
     is_full_run = args.steps is None and set(numbers) >= set(SEEDS[args.job])
@@ -159,7 +161,9 @@ def main() -> int:
             seeds.append(train_seed(args.job, number, args.steps, Path(folder), SHOWN_KIND[args.job]))
         print(_format_seed(seeds[-1]), file=sys.stderr, flush=True)
         if out is not None:
-            _write_results(out / RESULT_NAMES[args.job], args.job, seeds, about)
+            file = out / RESULT_NAMES[args.job]
+            seeds = add_seeds(file, seeds) if args.add else seeds
+            _write_results(file, args.job, seeds, about)
     print(format_results(args.job, seeds, about))
     return int(not all(bar.is_met(seed.figure(bar.figure)) for bar in BARS[args.job] for seed in seeds))
 
@@ -226,6 +230,14 @@ def _read_rollouts(run: Path, kind: str) -> dict[str, Any]:
     task = learned[0]
     images = [b64encode(image.data).decode() for image in after[task].ledger.images]
     return {"task": task, "before": pairs(before[task]), "after": pairs(after[task]), "pictures": images}
+
+
+def add_seeds(file: Path, seeds: Sequence[Seed]) -> list[Seed]:
+    """The seeds with the others that a results file has, in order."""
+    record = file.with_suffix(".json")
+    earlier = json.loads(record.read_text(encoding="utf-8"))["seeds"] if record.exists() else []
+    by_number = {item["seed"]: Seed(**item) for item in earlier} | {seed.seed: seed for seed in seeds}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def _write_results(file: Path, job: str, seeds: Sequence[Seed], about: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_a_bar_is_missed_if_one_seed_misses_it(figure: str, value: float) -> Non
 def test_the_second_tasks_bounds_are_exclusive() -> None:
     text = bars.format_results("second", [make_seed(greedy_before=0.5, greedy=0.85)], {})
     assert text.count("**missed**") == 2
+
+
+def test_seeds_are_added_to_those_that_the_results_have(tmp_path: Path) -> None:
+    for seed in (replace(make_seed(), seed=1), replace(make_seed(), seed=0), make_seed(sampled=0.5)):
+        seeds = bars.add_seeds(tmp_path / "bars", [seed])
+        bars._write_results(tmp_path / "bars", "default", seeds, {})
+    assert [(seed.seed, seed.figure("sampled")) for seed in seeds] == [(0, 0.5), (1, 0.9)]
+    assert bars.add_seeds(tmp_path / "bars", []) == seeds
 
 
 def run_here(args: Sequence[str], cache: Path) -> tuple[str, float]:

@@ -12,7 +12,16 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from trainer.task_maker.values import Path, Value, derived_value, fresh_value, is_usable, key_fit, known_values
+from trainer.task_maker.values import (
+    Path,
+    Value,
+    derived_value,
+    fresh_value,
+    is_usable,
+    key_fit,
+    known_values,
+    name_words,
+)
 
 Source = str
 """`fresh`; `named` in the schema; or where values were seen: `known:KEY` in the state, `linked:KEY` in an earlier
@@ -175,7 +184,18 @@ class ArgumentWriter:
             sources[source] = values
             if kind == "string" and source.startswith("known"):
                 sources[source.replace("known", "derived", 1)] = values
-        return sources
+        return self._without_other_kinds(sources)
+
+    def _without_other_kinds(self, sources: dict[Source, list[Value]]) -> dict[Source, list[Value]]:
+        """The sources, with new values only like those of the kind that the tool's name has, if any are.
+
+        Otherwise `create_directory` would be given names like those of files.
+        """
+        words = name_words(self._tool)
+        derived = {source for source in sources if source.startswith("derived")}
+        like = {source for source in derived if words & name_words(source.partition(":")[2])}
+        left_out = derived - like if like else set()
+        return {source: values for source, values in sources.items() if source not in left_out}
 
 
 def _named_values(schema: Mapping[str, Any], kind: str) -> list[Value]:

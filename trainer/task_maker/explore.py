@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -143,7 +144,11 @@ class Explorer:
                 continue
             stated |= {str(literal) for literal in written.literals}
             steps.append(_make_step(tool, written, result, writes=after != passed[-1]))
-            known += [replace(value, step=len(steps) - 1) for value in new_values(result.value, tool, stated)]
+            known += [
+                replace(value, step=len(steps) - 1)
+                for value in new_values(result.value, tool, stated)
+                if value.path or value.text == result.text  # A line break at its end is no part of the value.
+            ]
             passed.append(after)
             if self._is_goal(steps, split) and len(prune(steps, keeps_last=not steps[-1].writes)) >= level:
                 return steps, after
@@ -168,13 +173,15 @@ class Explorer:
         return Chain(pruned, split, state, answer, end if any(step.writes for step in steps) else {})
 
     def _answers(self, steps: Sequence[Step], split: str) -> list[Value]:
-        """Values of the last result that the question will not tell, that depend on the call, and are of the split."""
+        """Values of the last result that the policy reads and the question will not tell, that depend on the call, and
+        are of the split."""
         last = steps[-1]
         stated = {str(literal) for step in steps for literal in step.literals}
         return [
             value
             for value in new_values(last.result, last.tool, stated)
             if split_of(value.value) == split
+            and (value.text in last.text or json.dumps(value.text)[1:-1] in last.text)
             and not any(value.text in one for one in stated)
             and not self.constants.has(last.tool, value)
         ]

@@ -17,6 +17,7 @@ from trainer.task_maker.questions import MAX_QUESTION, tells_answer, write_quest
 from trainer.task_maker.random_policy import KnowsNothing, try_random_policies
 from trainer.task_maker.rewording import Rewording
 from trainer.task_maker.server_sessions import AT_ONCE, Server, run_concurrently
+from trainer.task_maker.values import split_of
 
 MOST_WITHOUT = 200
 """Chains without a new task after which the server is taken to have no more."""
@@ -194,6 +195,8 @@ class TaskMaker:
     def _make_task(self, chain: Chain) -> MadeTask:
         """The chain with its question; raises Dropped with what is wrong with it."""
         self._check_wanted(chain)
+        if any(split_of(value) != chain.split for value in chain.values):
+            raise Dropped("one of its values belongs to the other split")
         if problem := self._knows_nothing.find_problem(chain):
             raise Dropped(problem)
         draw = Random(f"{self._settings.seed}/question/{chain.key}")  # noqa: S311 - not security-relevant

@@ -16,6 +16,7 @@ MAX_PHRASE = 160
 MAX_QUESTION = 2_000
 OPENINGS = ("", "Use the tools. ", "With the tools at hand: ")
 ANSWER = "What is {what}? Answer with #### and the value."
+_NUMBER = re.compile(r"\d+")
 _SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
 
 
@@ -89,12 +90,22 @@ def _answer_text(answer: Value, last: Step, steps: int) -> str:
         is_text = all(isinstance(one, str) for one in last.result) and not last.text.lstrip().startswith("[")
         return f"{'line' if is_text else 'item'} {end + 1}{of_step}"
     place = str(end) if isinstance(end, str) and keys.count(end) == 1 else _place_text(answer.path)
-    return f"the {place}{of_step}"
+    return f"{place}{of_step}" if isinstance(end, int) else f"the {place}{of_step}"
 
 
 def tells_answer(question: str, answer: Value) -> bool:
     """Whether the answer stands in the question as a word."""
-    return re.search(rf"(?<!\w){re.escape(answer.text)}(?!\w)", question, re.IGNORECASE) is not None
+    return _has_word(question.casefold(), answer.text.casefold())
+
+
+def _has_word(text: str, word: str) -> bool:
+    """Whether a text has a word, and not only as a part of a longer one."""
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+def added_numbers(question: str, original: str) -> set[str]:
+    """Numbers that a reworded question tells and the original does not."""
+    return set(_NUMBER.findall(question)) - set(_NUMBER.findall(original))
 
 
 def missing_values(question: str, chain: Chain) -> list[str]:
@@ -106,7 +117,7 @@ def missing_values(question: str, chain: Chain) -> list[str]:
         for path, value in _scalars(step.arguments)
         if (at, path) not in linked
     }
-    return sorted(text for text in named if text not in question)
+    return sorted(text for text in named if not _has_word(question, text))
 
 
 def _scalars(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

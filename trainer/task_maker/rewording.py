@@ -1,5 +1,5 @@
-"""Rewords questions by a model behind an OpenAI-compatible endpoint; one that loses a value or tells the answer is not
-taken."""
+"""Rewords questions by a model behind an OpenAI-compatible endpoint; a text that loses a value, adds a number or tells
+the answer is not taken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.errors import ConfigError, Unavailable
 from gateway.feedback.simulated import ChatEndpoint
 from trainer.task_maker.chain import Chain
-from trainer.task_maker.questions import ANSWER, MAX_QUESTION, missing_values, tells_answer
+from trainer.task_maker.questions import ANSWER, MAX_QUESTION, added_numbers, missing_values, tells_answer
 
 TIMEOUT_S, RETRIES = 60.0, 2
 MOST_FAILED = 16
@@ -60,7 +60,8 @@ class Rewording:
         if chain.answer is not None and "####" not in text:
             text = f"{text} {ANSWER_FORM}"
         tells = chain.answer is not None and tells_answer(text, chain.answer)
-        if not text or len(text) > MAX_QUESTION or tells or missing_values(text, chain):
+        changes_values = missing_values(text, chain) or added_numbers(text, question)
+        if not text or len(text) > MAX_QUESTION or tells or changes_values:
             self.refused += 1
             return question
         self.taken += 1

@@ -55,9 +55,14 @@ def split_of(value: Scalar) -> str:
 
 
 def parse_result(text: str, structured: Any = None) -> Any:
-    """A result as a value: the structured one, JSON or a Python literal where it is one; else labels, or its text."""
+    """A result as a value: the structured one, JSON or a Python literal where it is one; else labels, or its text.
+
+    A structured result that only wraps the text, as `{"content": TEXT}`, is read as the text.
+    """
     if isinstance(structured, Mapping) and structured.keys() == {"result"}:
         structured = structured["result"]
+    if isinstance(structured, Mapping) and len(structured) == 1 and _is_text(*structured.values(), text):
+        structured = None
     if isinstance(structured, Mapping | list) and structured:
         return structured
     text = text[:MAX_TEXT]
@@ -69,6 +74,10 @@ def parse_result(text: str, structured: Any = None) -> Any:
         except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
             continue
     return _parse_lines(text)
+
+
+def _is_text(value: Any, text: str) -> bool:
+    return isinstance(value, str) and value.strip() == text.strip()
 
 
 def reports_error(value: Any) -> bool:
@@ -88,8 +97,7 @@ def _parse_lines(text: str) -> Any:
     lines = [line for line in all_lines if line.strip()]
     listed = [match for line in lines if (match := _LISTED.fullmatch(line.strip()))]
     if listed and len(listed) == len(lines):
-        return {"file": [match[2] for match in listed if match[1] == "FILE"],
-                "directory": [match[2] for match in listed if match[1] == "DIR"]}  # fmt: skip
+        return {f"[{kind}] names": [match[2] for match in listed if match[1] == kind] for kind in ("FILE", "DIR")}
     labelled = [match for line in lines if (match := _LABELLED.fullmatch(line))]
     if len(labelled) == len(lines) and len({match[1] for match in labelled}) == len(lines) > 0:
         return {match[1].strip(): match[2] for match in labelled}
@@ -143,9 +151,14 @@ def look_up(value: Any, path: Path) -> Any:
     return value
 
 
+def name_words(name: str) -> set[str]:
+    """The words of a name, in lower case and in the singular."""
+    return {word.lower().removesuffix("s") for word in _WORDS.findall(name)}
+
+
 def key_words(key: str) -> set[str]:
     """The words of a key, in lower case and in the singular, with words that mean the same."""
-    words = {word.lower().removesuffix("s") for word in _WORDS.findall(key)}
+    words = name_words(key)
     return words.union(*(group for group in ALIASES if words & group)) if words else words
 
 

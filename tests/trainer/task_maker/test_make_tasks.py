@@ -26,9 +26,8 @@ from trainer.task_maker.explore import Explorer
 from trainer.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker, count_shared_values
 from trainer.task_maker.open_server import describe_server, open_server, read_examples
 from trainer.task_maker.output import held_out_file, write_tasks
-from trainer.task_maker.random_policy import KnowsNothing, RandomTry
 from trainer.task_maker.server_sessions import CallResult, Server, ServerSession
-from trainer.task_maker.values import Value
+from trainer.task_maker.values import split_of
 
 SERVERS = FOLDER / "servers.json"
 
@@ -253,19 +252,27 @@ async def test_tasks_that_a_random_call_solves_are_dropped_and_counted(tmp_path:
     assert all(task.chain.steps[0].tool == "write" for task in made if task.chain.level == 1)
 
 
-def test_policies_that_know_nothing_are_held_against_state_and_answer() -> None:
-    untouched, changed = {"s": "sha256:0"}, {"s": "sha256:1"}
-    knows_nothing = KnowsNothing({"": untouched}, {"": (RandomTry(changed, "Ann"),)})
-    step, answer = Step("find", {}, {}, ()), Value("ANN", "name")
-    problems = {
-        "solved by doing nothing": Chain((step,), "train", end_state=untouched),
-        "solved by one random call": Chain((step,), "train", answer=answer, end_state=changed),
-    }
-    assert {problem: knows_nothing.find_problem(chain) for problem, chain in problems.items()} == {
-        problem: problem for problem in problems
-    }
-    assert knows_nothing.find_problem(Chain((step,), "train", answer=answer, end_state=untouched)) is None
-    assert knows_nothing.find_problem(Chain((step,), "train", answer=Value("Bob", "name"))) is None
+def value_of(split: str) -> int:
+    return next(number for number in range(100, 999) if split_of(number) == split)
+
+
+def test_chains_with_a_value_of_the_other_split_are_dropped() -> None:
+    """A parameter whose few values all belong to one split has none for the other."""
+    server = Server(None, "one", {"move": ToolSpec("move")}, has_folder=True)
+    maker = TaskMaker(server, MakeSettings(4, (1,), 0.5), None, lambda *_: None)
+    for split, other in (("train", "held_out"), ("held_out", "train")):
+        step = Step("move", {"box": value_of(other)}, {}, (value_of(other),), writes=True)
+        with pytest.raises(Dropped, match="belongs to the other split"):
+            maker._make_task(Chain((step,), split, end_state={"one": "sha256:1"}))
+
+
+def test_values_that_the_policy_does_not_read_are_no_answers() -> None:
+    """A structured result may hold more than its text, which is what the policy is given."""
+    explorer = Explorer(Server(None, "one", {"find": ToolSpec("find")}, has_folder=True), 0)
+    seen, hidden = "Ann \u00e9", value_of("train")
+    step = Step("find", {}, {}, (), {"name": seen, "key": hidden}, text=json.dumps({"name": seen}))
+    assert [value.text for value in explorer._answers([step], split_of(seen))] == [seen]
+    assert hidden not in [value.value for value in explorer._answers([step], "train")]
 
 
 async def test_calls_that_are_not_needed_are_left_out(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.errors import ConfigError
+from tests.trainer.task_maker.chat_server import ChatHandler
 from trainer.cli import app
 from trainer.demo.shelves.shelves_demo import FOLDER
 from trainer.task_maker import explore, random_policy
@@ -32,6 +36,28 @@ def test_command_writes_tasks_and_prints_a_report(tmp_path: Path) -> None:
     assert code == 0, text
     assert "3 tasks of the server `shelves`" in text and "| level (calls) | training | held out |" in text
     assert "mtrl-train --config" in text.replace("\n", " ") and len(out.read_text().splitlines()) == 2
+
+
+def test_reworded_questions_are_checked_again_and_counted(
+    tmp_path: Path, chat_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint gives back each question as a person would ask it, every second one without its numbers."""
+    texts = count()
+
+    def reword(self: ChatHandler, body: dict[str, Any]) -> str:
+        question = body["messages"][-1]["content"]
+        return f"Please: {question}" if next(texts) % 2 else "Please do what I asked for. ####"
+
+    monkeypatch.setattr(ChatHandler, "reply", reword)
+    out = tmp_path / "tasks.jsonl"
+    words = ("--levels", "1", "--held-out", "0", "--reword-url", chat_url, "--reword-model", "any")
+    code, text = run("--server", "shelves", "--n", "4", "--out", str(out), *words)
+    assert code == 0, text
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    taken = [row["prompt"].startswith("Please: ") for row in rows]
+    found = re.search(r"Reworded: (\d+); refused: (\d+); no answer: 0", text)
+    assert found is not None and int(found[1]) >= sum(taken) > 0 and int(found[2]) >= len(rows) - sum(taken) > 0
+    assert all(str(value) in row["prompt"] for row in rows for value in row["gold"][0]["arguments"].values())
 
 
 @pytest.mark.parametrize(

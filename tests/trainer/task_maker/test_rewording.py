@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
 import pytest
 
 from gateway.errors import ConfigError
+from tests.trainer.task_maker.chat_server import ChatHandler
 from trainer.task_maker import rewording as rewording_module
 from trainer.task_maker.chain import Chain, Step
 from trainer.task_maker.rewording import Rewording
@@ -19,31 +15,6 @@ CHAIN = Chain((Step("find", {"item": 412}, {}, (412,), {"box": 77}),), "train", 
 QUESTION = "Find the box of an item: item 412. What is the box? Answer with #### and the value."
 
 
-class ChatHandler(BaseHTTPRequestHandler):
-    text = ""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        body = json.dumps({"choices": [{"message": {"content": self.text}}]}).encode()
-        self.send_response(200 if self.text else 400)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Says nothing."""
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), ChatHandler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join(10)
-
-
 @pytest.mark.parametrize(
     ("text", "taken"),
     [
@@ -51,14 +22,16 @@ def url() -> Iterator[str]:
         ("Which box holds item 412?", True),
         ("Which box holds the item? ####", False),
         ("Is item 412 in box 77? ####", False),
+        ("Which box holds item 4123? ####", False),
+        ("Which box holds item 412, or else item 413? ####", False),
         ("", False),
     ],
 )
 async def test_only_texts_that_keep_values_and_do_not_tell_are_taken(
-    url: str, text: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+    chat_url: str, text: str, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ChatHandler, "text", text)
-    rewording = Rewording(url, "any")
+    monkeypatch.setattr(ChatHandler, "reply", lambda self, body: text)
+    rewording = Rewording(chat_url, "any")
     question = await rewording.reword(QUESTION, CHAIN)
     await rewording.aclose()
     assert question.startswith(text) if taken else question == QUESTION
@@ -66,17 +39,19 @@ async def test_only_texts_that_keep_values_and_do_not_tell_are_taken(
     assert (rewording.taken, rewording.refused + rewording.failed) == (int(taken), int(not taken))
 
 
-async def test_endpoint_that_does_not_answer_is_told_before_tasks_are_made(url: str) -> None:
+async def test_endpoint_that_does_not_answer_is_told_before_tasks_are_made(chat_url: str) -> None:
     with pytest.raises(ConfigError, match=r"no question can be reworded: .* answered with status 400") as raised:
-        await Rewording(url, "any").check()
+        await Rewording(chat_url, "any").check()
     assert raised.value.field == "--reword-url"
 
 
-async def test_endpoint_that_stops_answering_is_not_asked_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endpoint_that_stops_answering_is_not_asked_for_ever(
+    chat_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rewording_module, "MOST_FAILED", 2)
-    rewording = Rewording(url, "any")
+    rewording = Rewording(chat_url, "any")
     for _ in range(2):
         assert await rewording.reword(QUESTION, CHAIN) == QUESTION
-    monkeypatch.setattr(ChatHandler, "text", "Which box holds item 412? ####")
+    monkeypatch.setattr(ChatHandler, "reply", lambda self, body: "Which box holds item 412? ####")
     assert await rewording.reword(QUESTION, CHAIN) == QUESTION and rewording.failed == 3
     await rewording.aclose()

@@ -31,7 +31,7 @@ from trainer.task_maker.values import (
         ('{"a": 1}', {"a": 1}),
         ("[{'name': 'x'}]", [{"name": "x"}]),
         ("owner: Ann\ncode: 12", {"owner": "Ann", "code": "12"}),
-        ("[FILE] a.txt\n[DIR] docs", {"file": ["a.txt"], "directory": ["docs"]}),
+        ("[FILE] a.txt\n[DIR] docs", {"[FILE] names": ["a.txt"], "[DIR] names": ["docs"]}),
         ("one\ntwo", ["one", "two"]),
         ("plain", "plain"),
         ("[" * 5000, "[" * 5000),
@@ -40,6 +40,15 @@ from trainer.task_maker.values import (
 )
 def test_results_are_read_as_values(text: str, value: Any) -> None:
     assert parse_result(text) == value
+
+
+def test_structured_results_that_wrap_the_text_are_read_as_the_text() -> None:
+    text = "owner: Ann\ncode: 12\n"
+    assert (
+        parse_result(text, {"content": text}) == parse_result(text, {"result": text}) == {"owner": "Ann", "code": "12"}
+    )
+    assert parse_result(text, {"content": "Ann"}) == {"content": "Ann"}
+    assert parse_result("Ann", {"name": "Ann", "age": 7}) == {"name": "Ann", "age": 7}
 
 
 def test_leaves_have_their_nearest_keys_and_paths() -> None:
@@ -113,6 +122,21 @@ def test_values_of_keys_that_worked_are_taken() -> None:
     writer = ArgumentWriter(statistics, known, "train", Random(0), explores=False)
     written = [writer.write("read", schema).arguments["path"] for _ in range(20)]
     assert all(path.endswith(".txt") for path in written)
+
+
+def test_new_values_are_like_those_of_the_kind_that_the_tool_names() -> None:
+    known = [Value(f"/rollout/{number}", "directory") for number in range(9)]
+    known += [Value(f"/rollout/{number}.txt", "file") for number in range(9)]
+    schema = {"properties": {"path": {"type": "string"}}, "required": ["path"]}
+    sources: dict[str, set[str]] = {}
+    for tool in ("create_directory", "writeFiles", "find"):
+        writers = (
+            ArgumentWriter(SourceStatistics(), known, "train", Random(seed), explores=True) for seed in range(60)
+        )
+        sources[tool] = {writer.write(tool, schema).sources["path"] for writer in writers}
+    assert sources["find"] == {"fresh", "known:directory", "known:file", "derived:directory", "derived:file"}
+    assert sources["create_directory"] == sources["find"] - {"derived:file"}
+    assert sources["writeFiles"] == sources["find"] - {"derived:directory"}
 
 
 def test_defaults_and_examples_of_a_schema_are_tried_and_belong_to_no_split() -> None:
@@ -192,6 +216,7 @@ def test_question_for_an_answer_says_where_it_is_and_not_what() -> None:
         ({"people": [{"name": "Ann"}, {"name": "Bob"}]}, ("people", 1, "name"), "the name of item 2 of people"),
         ({"people": [{"name": "Ann"}]}, ("people", 0, "name"), "the name"),
         (["one", "", "two"], (2,), "line 3"),
+        ({"[FILE] names": ["a.txt", "b.txt"]}, ("[FILE] names", 1), "item 2 of [FILE] names"),
         ([7, 8], (0,), "item 1"),
         ("plain", (), "the result"),
     ],
