@@ -36,9 +36,9 @@ from gateway.sandbox.confined_process import (
 )
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_state import PACK_S, SandboxStates
 from gateway.sandbox.sandboxed_command import open_command
 from gateway.schema import parse_arguments
-from gateway.sandbox.sandbox_state import PACK_S, SandboxStates
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec

@@ -1,7 +1,8 @@
 """A seccomp filter for sandboxes, as a program for the kernel's BPF machine.
 
 It refuses what no tool needs and what attacks on kernels begin with: keys, BPF, tracing, io_uring, new user namespaces,
-the kernel's log, typing into a terminal; and Internet sockets where a sandbox has no network. Other calls are the kernel's to judge.
+the kernel's log, typing into a terminal; and Internet sockets where a sandbox has no network. Other calls are the
+kernel's to judge.
 """
 
 from __future__ import annotations

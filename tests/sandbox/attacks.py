@@ -163,8 +163,8 @@ PRIVILEGES = {
     ),
     "runs a program as its owner": Attack(
         "import os, subprocess\n"  # Of such a program, the loader shows nothing; outside, root owns it.
-        "shown = subprocess.run(['mount', '-V'], env=os.environ | {{'LD_SHOW_AUXV': '1'}}, capture_output=True).stdout\n"
-        "users = [l.split()[1] for l in shown.decode().splitlines() if l.startswith('AT_EUID')]\n"
+        "shown = subprocess.run(['mount', '-V'], env={{**os.environ, 'LD_SHOW_AUXV': '1'}}, capture_output=True)\n"
+        "users = [l.split()[1] for l in shown.stdout.decode().splitlines() if l.startswith('AT_EUID')]\n"
         "if users in ([], ['0']): print('SUCCEEDED')\nraise OSError('it stays the user')",
         "it stays the user",
     ),

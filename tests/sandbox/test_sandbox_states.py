@@ -195,12 +195,14 @@ async def test_native_tools_may_leave_what_equals_no_state(
     (tmp_path / "endings.py").write_text(NATIVE_ENDS)
     entry = {"function": "endings:leaves", "prefix": "my_", "isolation": "sandbox", "state": str(states / "one")}
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
-    async with Gateway.load(tmp_path / "tools.yaml", None) as gateway:
-        async with gateway.open(Task(hash_state=True)) as session:
-            await session.call(ToolCall("1", "my_leaves", json.dumps({"what": what})))
-            await session.finish()
-            assert session.states["my_leaves"].startswith("not packed: "), session.states
-            assert reason in session.states["my_leaves"]
+    async with (
+        Gateway.load(tmp_path / "tools.yaml", None) as gateway,
+        gateway.open(Task(hash_state=True)) as session,
+    ):
+        await session.call(ToolCall("1", "my_leaves", json.dumps({"what": what})))
+        await session.finish()
+        assert session.states["my_leaves"].startswith("not packed: "), session.states
+        assert reason in session.states["my_leaves"]
 
 
 async def test_state_of_a_tool_outside_of_sandboxes_is_refused(tmp_path: Path) -> None:
