@@ -52,6 +52,14 @@ class Sizes:
     calls: int = 500
 
 
+STEPS = (
+    "`true` alone",
+    "a shell outside, which joins the groups and opens files",
+    "bubblewrap: namespaces, the file system, the filter of system calls",
+    "a shell inside: folders in memory with `mount`, limits",
+    "`setpriv`: no rights, another user",
+)
+"""What a start consists of, each after the one before it."""
 REQUEST = {
     "do": "python", "code": "1 + 1", "command": list(INTERPRETER_COMMAND), "timeout_s": CALL_S, "output_bytes": 1000,
 }  # fmt: skip
@@ -90,6 +98,22 @@ async def measure_commands(count: int, reaper: Reaper) -> dict[str, float]:
 
     times = await time_in_turn(count, run_bare, run_boxed)
     return times | {"cpu_above_ms": await cpu_ms(run_boxed, count) - await cpu_ms(run_bare, count)}
+
+
+async def measure_steps(count: int, reaper: Reaper) -> dict[str, float]:
+    """Median milliseconds of the command line up to each of its steps, taken in turn."""
+    times: dict[str, list[float]] = {name: [] for name in STEPS}
+    for _ in range(count):
+        async with open_command(Confined(("true",), SandboxSettings()), reaper) as held:
+            words = held.line
+            outside = words.index("--") + 1
+            inside = words.index("--", outside) + 1
+            lines = [(), words[:outside], words[:inside], words[: words.index("setpriv")], words[:-1]]
+            for name, line in zip(STEPS, lines, strict=True):
+                began = time.perf_counter()
+                subprocess.run((*line, "true"), check=True)  # noqa: ASYNC221 - nothing else runs
+                times[name].append((time.perf_counter() - began) * 1000)
+    return {name: median(taken) for name, taken in times.items()}
 
 
 async def cpu_ms(step: Step, count: int) -> float:
@@ -224,6 +248,12 @@ def format_report(results: dict[str, Any]) -> str:
             "|---|---|---|---|---|",
             *rows,
             "",
+            "Where the time of a start goes, in milliseconds:",
+            "",
+            "| Step | takes |",
+            "|---|---|",
+            *format_steps(results),
+            "",
             f"A start takes {results['commands']['cpu_above_ms']:.1f} ms of processor time more than a bare process.",
             "",
             f"{many['sandboxes']} sandboxes that run at once, each with a command: {many['lost']} lost, "
@@ -231,6 +261,15 @@ def format_report(results: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def format_steps(results: dict[str, Any]) -> list[str]:
+    """The rows of the table of steps: what each adds to the one before it."""
+    taken = list(results["steps"].values())
+    added = [value - before for before, value in zip([0.0, *taken[:-1]], taken, strict=True)]
+    groups = results["commands"]["sandbox_ms"] - taken[-1]
+    rows = [*zip(STEPS, added, strict=True), ("control groups and files are made before, and removed after", groups)]
+    return [f"| {name} | {value:.2f} |" for name, value in rows]
 
 
 async def measure(sizes: Sizes) -> dict[str, Any]:
@@ -244,6 +283,7 @@ async def measure(sizes: Sizes) -> dict[str, Any]:
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, {groups}",
             "load": os.getloadavg()[0],
             "commands": await measure_commands(sizes.starts, reaper),
+            "steps": await measure_steps(sizes.starts, reaper),
             "servers": await measure_servers(sizes.starts, reaper),
             "spares": await measure_spares(sizes.starts, reaper),
             "calls": await measure_calls(sizes.calls, reaper),

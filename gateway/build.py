@@ -223,12 +223,13 @@ def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Serv
         "schema": schema and schema.model_dump(),
     }
     folder = entry.file.resolve().parent
-    states = _prepared_states(entry, folder) if entry.state or entry.states else None
+    states = SandboxStates(_prepared_states(entry, folder), services.reaper) if entry.state or entry.states else None
     made = SandboxedTool(tool.spec, start, in_folder(folder, entry.sandbox), (str(path),), states)
     inner = SandboxedToolset([made], services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
-    return Source(_source_key("sandboxed", entry), limited, inner, admit=None)
+    name = f"{entry.prefix}{tool.spec.name}"
+    return Source(_source_key("sandboxed", entry), limited, inner, admit=None, sandbox_name=name)
 
 
 def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: MediaStore) -> Source:
@@ -238,16 +239,14 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
     provider = choose_provider(settings, services.reaper)
     inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
     inner.warm = entry.warm
-    inner.states = SandboxStates(_prepared_states(entry, folder, entry.state_ignore), services.reaper)
+    inner.states = SandboxStates(_prepared_states(entry, folder), services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
     name = f"{entry.prefix}sandbox"
     return Source(_source_key("sandbox", entry), limited, inner, admit=None, sandbox_name=name)
 
 
-def _prepared_states(
-    entry: SandboxToolsEntry | NativeEntry, folder: Path, ignore: Sequence[str] = ()
-) -> PreparedStates:
+def _prepared_states(entry: SandboxToolsEntry | NativeEntry, folder: Path) -> PreparedStates:
     """The prepared states of an entry; raises ConfigError for one that is not there."""
     paths = {
         name: path and folder / path.expanduser() for name in ("state", "states") if (path := getattr(entry, name))
@@ -256,7 +255,7 @@ def _prepared_states(
         if not (is_prepared_state(path) if name == "state" else path.is_dir()):
             remedy = "create it, or correct the path; archives end in .tar, .tar.gz or .zip"
             raise ConfigError("there is no such folder", file=entry.file, field=f"{entry.field}.{name}", remedy=remedy)
-    return PreparedStates(paths.get("state"), paths.get("states"), ignore)
+    return PreparedStates(paths.get("state"), paths.get("states"), entry.state_ignore)
 
 
 def _build_server_source(entry: ConfiguredServer, services: Services, store: MediaStore) -> Source:

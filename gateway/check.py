@@ -26,10 +26,14 @@ from gateway.sandbox.python_programs import DESCRIPTIONS
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.sandbox.system_call_filter import has_filter
+from gateway.state.prepared_state import find_full_copy
 from gateway.terminal import show_start
 
 Grade = Literal["ok", "note", "wrong"]
 COPY_REMEDY = "use a folder whose files have one owner, and Linux 5.19 or newer, to start large states quickly"
+LARGE_STATE_BYTES = 2**24
+"""A copy of more takes a while."""
+SHARE_REMEDY = "put the state and TMPDIR on one file system that shares blocks, such as XFS or Btrfs, as a folder"
 MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
 
 
@@ -53,6 +57,7 @@ async def run_checks(plan: Plan) -> list[Finding]:
             *_check_servers(plan, gateway),
             *_check_confinement(gateway),
             *[finding async for finding in _check_sandboxes(gateway)],
+            *[finding async for finding in _check_server_states(gateway)],
             *[finding async for finding in _check_isolation(gateway)],
         ]
         findings += [
@@ -115,6 +120,24 @@ def _check_confinement(gateway: Gateway) -> Iterator[Finding]:
                 is_complete = interaction.confinement in ("sandbox", "namespaces")
                 text = f"interaction {name}: programs are confined by {DESCRIPTIONS[interaction.confinement]}"
                 yield Finding("ok" if is_complete else "note", text, "" if is_complete else "install bubblewrap")
+
+
+async def _check_server_states(gateway: Gateway) -> AsyncIterator[Finding]:
+    """How the processes of servers begin with their prepared states."""
+    servers = [source.backend for source in gateway.sources if isinstance(source.backend, McpToolset)]
+    for server, state in [(one, state) for one in servers for state in one.prepared_states.examples()]:
+        name = f"server {server.name}: each rollout gets a copy of the state {state}"
+        try:
+            reason, size = await to_thread.run_sync(find_full_copy, state)
+        except OSError as error:
+            yield Finding("wrong", f"{name}, which cannot be read: {error}", "let the gateway read all of it")
+            continue
+        if not reason:
+            yield Finding("ok", f"{name}, whose blocks are shared")
+        elif size < LARGE_STATE_BYTES:
+            yield Finding("ok", f"{name} of {size / 2**20:.1f} MB: {reason}")
+        else:
+            yield Finding("note", f"{name} of {size / 2**20:.0f} MB: {reason}", SHARE_REMEDY)
 
 
 async def _check_states(backends: Iterable[object]) -> AsyncIterator[Finding]:

@@ -92,6 +92,8 @@ class Prepared(FrozenModel):
     """Folder or archive (tar, zip) that `/rollout` begins as a copy of; relative to the file."""
     states: Path | None = None
     """Folder of such folders and archives: a task's `state` names the one that it begins from instead."""
+    state_ignore: tuple[str, ...] = ()
+    """Patterns of files that do not count when the state at a rollout's end is compared, such as `*.log`."""
 
 
 class Confinable(Prepared):
@@ -163,8 +165,6 @@ class SandboxToolsEntry(Entry, Limits, Prepared):
     """What exists in the sandbox, and its limits."""
     warm: Annotated[int, Field(ge=0, le=256)] = 0
     """Sandboxes started in advance, each for one rollout, whose first call then does not wait for the start."""
-    state_ignore: tuple[str, ...] = ()
-    """Patterns of files that do not count when the state at a rollout's end is compared, such as `*.log`."""
     prefix: str = ""
     """Goes before the tools' names."""
 

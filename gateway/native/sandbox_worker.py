@@ -9,6 +9,8 @@ import inspect
 import json
 import os
 import sys
+import tarfile
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +25,8 @@ from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import accepted_kwargs
 from gateway.native.process_protocol import HEADER_BYTES, body_length, encode, encode_result
 from gateway.native.tool_results import exception_result, invalid_arguments_result, to_tool_result
+from gateway.sandbox.sandbox_layout import ROLLOUT
+from gateway.sandbox.sandbox_state import MAX_BYTES
 from gateway.types import EMPTY, ToolResult
 
 Answer = Callable[[dict[str, Any]], Awaitable[ToolResult]]
@@ -104,6 +108,21 @@ def _load(start: dict[str, Any]) -> Answer:
     return InstanceServer(target(start["config"], schema), start).call
 
 
+def _pack() -> bytes:
+    """The message with what is left in the working folder, as an archive, or with why it cannot be packed."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                tar.add(ROLLOUT, "")
+            length = file.tell()
+            if length > MAX_BYTES:
+                return encode({"error": f"it has more than {MAX_BYTES // 2**20} MB"})
+            file.seek(0)
+            return length.to_bytes(HEADER_BYTES, "big") + file.read()
+    except OSError as error:
+        return encode({"error": str(error)})
+
+
 async def _serve() -> None:
     requests, answers = _claim_streams()
     answers.write(encode({}))
@@ -118,7 +137,7 @@ async def _serve() -> None:
         if message is None:
             os._exit(0)
         try:
-            body = encode_result(await answer(message))
+            body = _pack() if message.get("do") == "pack" else encode_result(await answer(message))
         except Exception as error:  # user code: its exceptions are results, and it may have returned anything
             body = encode_result(exception_result(message.get("name", ""), error))
 

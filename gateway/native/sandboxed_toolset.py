@@ -36,6 +36,7 @@ from gateway.sandbox.confined_process import (
 )
 from gateway.sandbox.network_refusals import add_refusals
 from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandbox_state import PACK_S, SandboxStates
 from gateway.sandbox.sandboxed_command import open_command
 from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 GATEWAY_FOLDER = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-B", "-m", "gateway.native.sandbox_worker")
 SENT_KWARGS = ("create_kwargs", "execute_kwargs", "release_kwargs")
+MAX_REASON_BYTES = 200
+PACK_REQUEST = dumps({"do": "pack"})
 LOAD_S, RELEASE_S, MAX_CALL_S = 60.0, 10.0, 86_400.0
 OUTCOMES = (Outcome.OK, Outcome.ERROR, Outcome.INVALID)
 """Outcomes that a sandbox may report. The others mean that the infrastructure failed, so that nothing is scored."""
@@ -64,7 +67,7 @@ class SandboxedTool:
     settings: SandboxSettings
     readable: tuple[str, ...]
     """Where its module is."""
-    states: PreparedStates | None = None
+    states: SandboxStates | None = None
     """What its working folder begins as, if it is to begin as something."""
 
 
@@ -95,7 +98,7 @@ class SandboxedToolset:
     async def open(self, task: Task) -> AsyncIterator[Session]:
         for tool in self.tools.values():
             if tool.states is not None:
-                tool.states.check(task, tool.spec.owner)
+                tool.states.prepared.check(task, tool.spec.owner)
         session = _SandboxedSession(self, task)
         try:
             yield session
@@ -105,13 +108,13 @@ class SandboxedToolset:
     @property
     def prepared_states(self) -> PreparedStates | None:
         """The prepared states that rollouts may name: an entry has one tool."""
-        return next((tool.states for tool in self.tools.values()), None)
+        return next((tool.states.prepared for tool in self.tools.values() if tool.states is not None), None)
 
     async def start(self, tool: SandboxedTool, kwargs: Mapping[str, Any], state_name: str = "") -> ConfinedProcess:
         """A process that has loaded the tool; raises Unavailable."""
         readable = (*python_folders(), str(GATEWAY_FOLDER), *tool.readable)
         env = {"PYTHONPATH": str(GATEWAY_FOLDER.parent)}
-        state = None if tool.states is None else tool.states.find_resolved(state_name)
+        state = None if tool.states is None else tool.states.prepared.find_resolved(state_name)
         confined = Confined(COMMAND, tool.settings, readable, env=env, state=str(state or ""))
         process = await ConfinedProcess.start(open_command(confined, self.reaper), self.reaper)
         try:
@@ -174,6 +177,24 @@ class _SandboxedSession:
     async def finish(self) -> Mapping[str, float]:
         """No rewards: what scores is not within reach of what is scored."""
         return EMPTY
+
+    async def hash_state(self) -> str | None:
+        """The hash of what its tool has left in `/rollout`, if that began as a prepared state."""
+        tool = next((tool for tool in self._toolset.tools.values() if tool.states is not None), None)
+        if tool is None or tool.states is None:
+            return None
+        process = self._processes.get(tool.spec.name)
+        if process is None:
+            return await tool.states.prepared.hash_prepared(self._task.state)
+        try:
+            packed = await process.ask(PACK_REQUEST, PACK_S)
+        except SandboxKilled as error:
+            raise Unavailable(f"the state at the end was lost: {error}") from error
+        except SandboxEnded as error:
+            return f"not packed: {error}"
+        if packed.startswith(b"{"):  # An archive begins with the folder itself, which has no name in it.
+            return f"not packed: {packed[:MAX_REASON_BYTES].decode('utf-8', 'replace')}"
+        return await tool.states.hash_packed(packed)
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):

@@ -21,7 +21,7 @@ CPU_PERIOD_US = 100_000
 NOT_WRITABLE = "control groups cannot be written"
 REMOVE_S = 2.0
 """How long killed processes may stay in a group."""
-REMOVE_POLL_S = 0.003
+FIRST_REMOVE_POLL_S, REMOVE_POLL_S = 0.0002, 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,13 @@ class Cgroup:
 
     @property
     def process_files(self) -> list[str]:
-        """The files by which a process joins."""
-        return [str(folder / "cgroup.procs") for folder in self.unique_folders]
+        """The files by which a process of one thread joins.
+
+        In version 1, one thread that joins by itself waits for nothing; a whole process waits until no process of the
+        machine can be in the midst of a fork, which takes some milliseconds.
+        """
+        files = ((folder / "tasks", folder / "cgroup.procs") for folder in self.unique_folders)
+        return [str(tasks if tasks.exists() else processes) for tasks, processes in files]
 
     def hits(self) -> dict[str, int]:
         """How often the limits on memory and processes were hit."""
@@ -70,7 +75,7 @@ class Cgroup:
 
 def remove_group(folder: Path, wait_s: float = 0.0) -> bool:
     """Kills the processes of a group and removes it; whether it is gone."""
-    deadline = time.monotonic() + wait_s
+    deadline, pause_s = time.monotonic() + wait_s, FIRST_REMOVE_POLL_S
     while True:
         try:
             os.rmdir(folder)
@@ -80,7 +85,8 @@ def remove_group(folder: Path, wait_s: float = 0.0) -> bool:
             _kill_processes(folder)
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(REMOVE_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, REMOVE_POLL_S)
         else:
             return True
 

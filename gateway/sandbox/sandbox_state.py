@@ -72,9 +72,12 @@ class SandboxStates:
             raise Unavailable(f"the state at the end was lost: {error}") from error
         except (OSError, SandboxEnded) as error:
             return f"not packed: {error}"
-        return await self._hash_packed(packed)
+        return await self.hash_packed(packed)
 
-    async def _hash_packed(self, packed: bytes) -> str:
+    async def hash_packed(self, packed: bytes) -> str:
+        """The hash of an archive's content; one that cannot be unpacked has a hash that no state has."""
+        if len(packed) > MAX_BYTES:
+            return f"not packed: it has more than {MAX_BYTES // 2**20} MB"
         await self._reaper.start()
         folder = Path(await to_thread.run_sync(tempfile.mkdtemp, "", PREFIX))
         self._reaper.add_folder(folder)

@@ -1,7 +1,8 @@
 """A seccomp filter for sandboxes, as a program for the kernel's BPF machine.
 
 It refuses what no tool needs and what attacks on kernels begin with: keys, BPF, tracing, io_uring, new user namespaces,
-typing into a terminal; and Internet sockets where a sandbox has no network. Other calls are the kernel's to judge.
+the kernel's log, typing into a terminal; and Internet sockets where a sandbox has no network. Other calls are the
+kernel's to judge.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ CALLS: dict[str, dict[str, int]] = {
         "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "add_key": 248,
         "request_key": 249, "keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323,
         "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_by_handle_at": 304,
-        "name_to_handle_at": 303, "setns": 308, "pidfd_getfd": 438,
+        "name_to_handle_at": 303, "setns": 308, "pidfd_getfd": 438, "syslog": 103,
     },
     "aarch64": {
         "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "add_key": 217,
         "request_key": 218, "keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282,
         "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_by_handle_at": 265,
-        "name_to_handle_at": 264, "setns": 268, "pidfd_getfd": 438,
+        "name_to_handle_at": 264, "setns": 268, "pidfd_getfd": 438, "syslog": 116,
     },
 }  # fmt: skip
 """Numbers of the system calls that are refused."""

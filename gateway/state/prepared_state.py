@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 import tempfile
@@ -63,6 +64,26 @@ def copy_state(state: Path, folder: Path) -> None:
             _extract(state, folder)
     except (OSError, shutil.Error, tarfile.TarError, zipfile.BadZipFile) as error:
         raise StateError(f"its `state` cannot be copied: {error}") from error
+
+
+def find_full_copy(state: Path) -> tuple[str, int]:
+    """Why copies of a state share no blocks with it, and its size; an empty text if they do, or if it has no content.
+
+    Raises OSError where it cannot be read.
+    """
+    if not state.is_dir():
+        return "it is an archive", state.stat().st_size
+    files = [Path(folder, name) for folder, _, names in os.walk(state) for name in names]
+    sizes = {file: file.stat().st_size for file in files if file.is_file() and not file.is_symlink()}
+    sample = next((file for file, size in sizes.items() if size), None)
+    if sample is None:
+        return "", 0
+    with tempfile.TemporaryDirectory(prefix="mtrl-state-") as folder:
+        try:
+            _share_blocks(sample, Path(folder) / "copy")
+        except (ImportError, OSError):
+            return f"the file system of {tempfile.gettempdir()} shares no blocks with it", sum(sizes.values())
+    return "", sum(sizes.values())
 
 
 class PreparedStates:
@@ -158,10 +179,15 @@ def _clone(source: str, target: str) -> None:
     if not Path(source).is_file():  # Opening a pipe would wait for its other end.
         raise shutil.SpecialFileError(f"{source} is no regular file")
     try:
-        from fcntl import ioctl
-
-        with Path(source).open("rb") as read, Path(target).open("wb") as write:
-            ioctl(write.fileno(), _FICLONE, read.fileno())
+        _share_blocks(Path(source), Path(target))
         shutil.copystat(source, target)
     except (ImportError, OSError):
         shutil.copy2(source, target)
+
+
+def _share_blocks(source: Path, target: Path) -> None:
+    """Makes a file of the same blocks; raises ImportError or OSError where that cannot be done."""
+    from fcntl import ioctl
+
+    with source.open("rb") as read, target.open("wb") as write:
+        ioctl(write.fileno(), _FICLONE, read.fileno())

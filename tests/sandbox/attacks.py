@@ -66,6 +66,13 @@ FILES = {
     "writes the file of a reward": Attack(_writes("{secret!r}"), NOT_THERE),
     "reads the list of users": Attack(_reads("'/etc/passwd'"), NOT_THERE),
     "lists a folder": Attack("import os; os.listdir({folder!r}); print('SUCCEEDED')", NOT_THERE),
+    "leaves its control group": Attack(_writes("'/sys/fs/cgroup/memory/cgroup.procs'"), NOT_THERE, False),
+    "reads a disk": Attack(
+        "import os, stat\nfor n in os.listdir('/dev'):\n"
+        " if stat.S_ISBLK(os.lstat('/dev/' + n).st_mode): print('SUCCEEDED')\nraise OSError('there is none')",
+        "there is none",
+        False,
+    ),
     "lists control groups": Attack("import os; os.listdir('/sys/fs/cgroup'); print('SUCCEEDED')", NOT_THERE),
     "follows a symbolic link": Attack("import os; os.symlink({secret!r}, 'soft'); " + _reads("'soft'"), NOT_THERE),
     "makes a hard link": Attack("import os; os.link({secret!r}, 'hard'); print('SUCCEEDED')", NOT_THERE),
@@ -154,6 +161,17 @@ PRIVILEGES = {
         LIBC + "if libc.prctl(39, 0, 0, 0, 0) == 0: print('SUCCEEDED')\nraise OSError('no new privileges')",
         "no new privileges",
     ),
+    "runs a program as its owner": Attack(
+        "import os, subprocess\n"  # Of such a program, the loader shows nothing; outside, root owns it.
+        "shown = subprocess.run(['mount', '-V'], env={{**os.environ, 'LD_SHOW_AUXV': '1'}}, capture_output=True)\n"
+        "users = [l.split()[1] for l in shown.stdout.decode().splitlines() if l.startswith('AT_EUID')]\n"
+        "if users in ([], ['0']): print('SUCCEEDED')\nraise OSError('it stays the user')",
+        "it stays the user",
+    ),
+    "traces its own child": Attack(LIBC + "result = libc.ptrace(0, 0, 0, 0)" + CHECK, DENIED),
+    "mounts control groups": Attack(
+        LIBC + "result = libc.mount(b'none', b'/tmp', b'cgroup2', 0, None)" + CHECK, DENIED, False
+    ),
     "mounts": Attack(LIBC + "result = libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)" + CHECK, DENIED, False),
     "makes the system writable": Attack(
         LIBC + "result = libc.mount(None, b'/usr', None, ctypes.c_ulong(32 | 4096), None)" + CHECK, DENIED, False
@@ -169,9 +187,18 @@ PRIVILEGES = {
         "import time; time.clock_settime(time.CLOCK_REALTIME, time.time()); print('SUCCEEDED')", NOT_PERMITTED, False
     ),
     "sets the host's name": Attack("import socket; socket.sethostname('x'); print('SUCCEEDED')", NOT_PERMITTED, False),
-    "types into a terminal": Attack(
-        "import fcntl, pty; fcntl.ioctl(pty.openpty()[1], 0x5412, b'x'); print('SUCCEEDED')", NOT_PERMITTED, False
+    "types into its terminal": Attack(
+        "import fcntl, os, pty\nprocess, terminal = pty.fork()\nif process == 0:\n"
+        " try: fcntl.ioctl(0, 0x5412, b'x')\n except OSError as error: os._exit(error.errno)\n os._exit(0)\n"
+        "number = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])\n"
+        "if number: raise OSError(number, os.strerror(number))\nprint('SUCCEEDED')",
+        NOT_PERMITTED,
+        False,
     ),
+    "types into the console": Attack(
+        "import fcntl, pty; fcntl.ioctl(pty.openpty()[1], 0x541C, b'x'); print('SUCCEEDED')", NOT_PERMITTED, False
+    ),
+    "reads the kernel's log": Attack(LIBC + "result = libc.klogctl(10, None, 0)" + CHECK, DENIED),
     "raises its priority": Attack("import os; os.nice(-5); print('SUCCEEDED')", DENIED),
     "raises its limits": Attack(
         "import resource as r; r.setrlimit(r.RLIMIT_CORE, (1, 1)); print('SUCCEEDED')", "not allowed to raise"

@@ -168,6 +168,9 @@ def test_version_1_has_a_group_for_each_controller(groups: Path) -> None:
         "memory": groups / "memory" / "box", "pids": groups / "pids" / "box",
     }  # fmt: skip
     assert (group.folders["memory"] / "memory.limit_in_bytes").read_text() == str(64 * 2**20)
+    for folder in group.unique_folders:
+        (folder / "tasks").touch()
+    assert {Path(file).name for file in group.process_files} == {"tasks"}  # `cgroup.procs` waits for the whole machine.
 
 
 def test_no_group_is_made_where_only_one_of_two_controllers_can_be_had(groups: Path) -> None:

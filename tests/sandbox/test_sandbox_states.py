@@ -156,15 +156,53 @@ async def test_native_tools_in_sandboxes_begin_from_the_state_that_the_task_name
     entry = {"function": "stateful:appends", "isolation": "sandbox", "state": "states/one", "states": "states"}
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
     async with Gateway.load(tmp_path / "tools.yaml", None) as gateway:
-        texts = []
-        for state, repeats in (("", 2), ("two", 1), ("", 1)):
-            async with gateway.open(Task(state=state)) as session:
+        texts, ends = [], []
+        for state, repeats in (("", 2), ("two", 1), ("", 1), ("", 2), ("two", 0)):
+            async with gateway.open(Task(state=state, hash_state=True)) as session:
                 call = ToolCall("1", "appends", '{"text": "+"}')
                 texts += [(await session.call(call)).text for _ in range(repeats)]
+                await session.finish()
+                ends.append(session.states["appends"])
         with pytest.raises(SessionError, match="three"):
             await gateway.begin(Task(state="three"))
-    assert texts == ["first+", "first++", "second+", "first+"]
+    assert texts == ["first+", "first++", "second+", "first+", "first+", "first++"]
+    assert ends[0] == ends[3] and len(set(ends)) == 4 and ends[4] == hash_state(states / "two")
     assert (states / "one" / "docs" / "a.txt").read_text() == "first\n"
+    (states / "one" / "docs" / "a.txt").write_text("first++")
+    assert ends[0] == hash_state(states / "one")
+
+
+NATIVE_ENDS = """
+from pathlib import Path
+
+def leaves(what: str) -> str:
+    if what == "nothing":
+        raise SystemExit
+    if what == "a closed folder":
+        Path("/rollout/docs").chmod(0)
+    with open("/rollout/much", "wb") as file:
+        file.truncate(2**26 if what == "much" else 0)
+    return what
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"), [("much", "more than 40 MB"), ("a closed folder", "denied"), ("nothing", "ended it")]
+)
+async def test_native_tools_may_leave_what_equals_no_state(
+    what: str, reason: str, tmp_path: Path, states: Path
+) -> None:
+    (tmp_path / "endings.py").write_text(NATIVE_ENDS)
+    entry = {"function": "endings:leaves", "prefix": "my_", "isolation": "sandbox", "state": str(states / "one")}
+    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
+    async with (
+        Gateway.load(tmp_path / "tools.yaml", None) as gateway,
+        gateway.open(Task(hash_state=True)) as session,
+    ):
+        await session.call(ToolCall("1", "my_leaves", json.dumps({"what": what})))
+        await session.finish()
+        assert session.states["my_leaves"].startswith("not packed: "), session.states
+        assert reason in session.states["my_leaves"]
 
 
 async def test_state_of_a_tool_outside_of_sandboxes_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,10 +15,12 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway import check
 from gateway.build import build_plan
 from gateway.client import RemoteGateway
 from gateway.errors import ConfigError, SessionError
 from gateway.gateway import Gateway
+from gateway.state import prepared_state
 from gateway.state.state_hash import hash_state
 from gateway.tape import RecordedGateway, ReplayGateway
 from gateway.types import Outcome, Task, ToolCall
@@ -116,3 +119,32 @@ async def test_hash_reaches_remote_clients_and_tapes(tmp_path: Path, states: Pat
 def test_missing_state_is_an_error_of_the_configuration(tmp_path: Path, field: str) -> None:
     with pytest.raises(ConfigError, match="there is no such folder"):
         make_gateway(tmp_path, **{field: "nowhere"})
+
+
+async def test_check_says_whether_copies_of_states_share_blocks(
+    tmp_path: Path, states: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = states / "large"
+    large.mkdir()
+    (large / "link").symlink_to("nowhere")
+    with (large / "data").open("wb") as file:
+        file.truncate(check.LARGE_STATE_BYTES)
+    file_system = f"the file system of {tempfile.gettempdir()} shares no blocks with it"
+
+    async def find(state: str) -> tuple[str, str]:
+        async with make_gateway(tmp_path, state=f"states/{state}") as gateway:
+            (found,) = [finding async for finding in check._check_server_states(gateway)]
+        place = f"server notes: each rollout gets a copy of the state {states / state}"
+        assert found.message.startswith(place) and bool(found.remedy) == (found.grade == "note")
+        return found.grade, found.message.removeprefix(place)
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError("not supported")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared_state, "_share_blocks", refuse)
+        assert await find("one") == ("ok", f" of 0.0 MB: {file_system}")
+        assert await find("large") == ("note", f" of 16 MB: {file_system}")
+        assert await find("two.tar.gz") == ("ok", " of 0.0 MB: it is an archive")
+    monkeypatch.setattr(prepared_state, "_share_blocks", lambda source, target: None)
+    assert await find("large") == ("ok", ", whose blocks are shared")
