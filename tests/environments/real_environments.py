@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns
 from tests.trainer.verifiers.verifiers_runs import EnvironmentRuns
+from tests.waiting import wait_until
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.parse.choose import load_parser
@@ -25,8 +29,13 @@ ROOT = HERE.parents[1]
 SAMPLES = HERE / "samples"
 """Environments that the tests bring along."""
 EPISODES, AT_ONCE = 200, 64
+FOLDERS = {"v0": "verifiers-v0", "v1": "verifiers"}
+"""The releases of verifiers, by the interface that they have."""
 REFERENCE_S = 900
 """How long a framework's own runner may take for all episodes."""
+
+START_S = 240
+"""How long a server may take to start for the first time, when its packages are compiled."""
 
 
 def python_of(name: str) -> str:
@@ -74,3 +83,23 @@ async def play_on(runs: EnvironmentRuns, turn: str, index: int, on_turn: Callabl
     async with ScriptedEngine(script) as engine:
         runner = RolloutRunner(engine, template, runs.gateway, runs.limits, stepper=make_stepper(runs.settings))
         return await runner.run(runs.tasks[0], group="g", index=index)
+
+
+@asynccontextmanager
+async def open_vault(*, has_tools: bool = False) -> AsyncIterator[tuple[psutil.Popen, str]]:
+    """A real OpenEnv server in a process of its own, and its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [python_of("openenv"), str(SAMPLES / "openenv_vault.py"), str(port), *(["tools"] if has_tools else [])]
+    server = psutil.Popen(command)
+    try:
+        await wait_until(lambda: connections_of(server, psutil.CONN_LISTEN) > 0, START_S)
+        yield server, f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def connections_of(process: psutil.Process, status: str = psutil.CONN_ESTABLISHED) -> int:
+    """How many TCP connections of a process have this status."""
+    return sum(connection.status == status for connection in process.net_connections("tcp"))

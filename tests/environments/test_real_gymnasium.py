@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.environments.real_environments import EPISODES, play_all, python_of, run_reference
+from tests.environments.real_environments import EPISODES, REFERENCE_S, play_all, python_of, run_reference
 from tests.trainer.environments.environment_runs import act, observations, open_run, rewards
 
 REFERENCE = Path(__file__).parents[1] / "trainer/environments/gymnasium_reference.py"
@@ -28,7 +28,7 @@ async def test_episodes_are_those_of_gymnasium_alone(name: str) -> None:
     draw, count = Random(name), EPISODES // len(NAMES)
     scripts = [(seed, [draw.randrange(len(NAMES[name])) for _ in range(STEPS)]) for seed in range(count)]
     expected = await run_reference("gymnasium", REFERENCE, name, job=scripts)
-    async with open_run(f"gymnasium:{name}", python=python_of("gymnasium"), n_tasks=count) as runs:
+    async with open_run(f"gymnasium:{name}", REFERENCE_S, python=python_of("gymnasium"), n_tasks=count) as runs:
         turns = [(seed, [*(act(NAMES[name][action]) for action in actions), "I stop."]) for seed, actions in scripts]
         rollouts = await play_all(runs, turns)
         again = await play_all(runs, turns[: count // 4])

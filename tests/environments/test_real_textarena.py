@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.environments.real_environments import EPISODES, play_all, python_of, run_reference
+from tests.environments.real_environments import EPISODES, REFERENCE_S, play_all, python_of, run_reference
 from tests.trainer.environments.environment_runs import observations, open_run
 
 REFERENCE = Path(__file__).with_name("textarena_reference.py")
@@ -46,7 +46,7 @@ async def test_games_are_those_of_textarena_alone(name: str) -> None:
     job = {"name": name, "opponent": opponent, "episodes": scripts}
     expected = await run_reference("textarena", REFERENCE, job=job)
     options = {"python": python_of("textarena"), "opponent": opponent, "n_tasks": count, "max_steps": TURNS}
-    async with open_run(f"textarena:{name}", **options) as runs:
+    async with open_run(f"textarena:{name}", REFERENCE_S, **options) as runs:
         rollouts = await play_all(runs, scripts)
         again = await play_all(runs, scripts[:3])
     ended = [rollout.infos["environment"] for rollout in rollouts]
