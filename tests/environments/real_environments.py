@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns
 from tests.trainer.verifiers.verifiers_runs import EnvironmentRuns
 from tests.waiting import wait_until
-from trainer.engine.base import Sampling
-from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.engine.scripted import ScriptedEngine
 from trainer.parse.choose import load_parser
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
@@ -71,18 +70,28 @@ async def play_all(runs: EnvironmentRuns, scripts: Sequence[tuple[int, Sequence[
     return [rollouts[index] for index in range(len(scripts))]
 
 
-async def play_on(runs: EnvironmentRuns, turn: str, index: int, on_turn: Callable[[int], None]) -> Rollout:
-    """A rollout in which the policy writes the same turn for ever; `on_turn` is told of each one before."""
+@asynccontextmanager
+async def open_held(runs: EnvironmentRuns, turn: str, count: int) -> AsyncIterator[list[Rollout]]:
+    """Rollouts of one task that have all taken a step, while their policy writes its second turn; then they go on."""
     template = make_template(HERMES, parser=load_parser("hermes"))
     answer = encode_turns(template, turn)[0]
+    rollouts = list[Rollout]()
 
-    def script(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
-        on_turn(index)
-        return answer
-
-    async with ScriptedEngine(script) as engine:
+    async def play(index: int) -> None:
         runner = RolloutRunner(engine, template, runs.gateway, runs.limits, stepper=make_stepper(runs.settings))
-        return await runner.run(runs.tasks[0], group="g", index=index)
+        rollouts.append(await runner.run(runs.tasks[0], group="g", index=index))
+
+    engine = ScriptedEngine(lambda ids, sampling, key: answer)
+    async with engine, anyio.create_task_group() as tasks:
+        first = engine.hold()
+        for index in range(count):
+            tasks.start_soon(play, index)
+        await wait_until(lambda: engine.in_flight == count, START_S)
+        second = engine.hold()
+        first.set()
+        await wait_until(lambda: (len(engine.requests), engine.in_flight) == (2 * count, count), START_S)
+        yield rollouts
+        second.set()
 
 
 @asynccontextmanager
