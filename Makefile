@@ -19,7 +19,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang verifiers test-verifiers ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox bench-memory moves images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox bench-memory moves images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -186,17 +186,20 @@ sglang: .sglang/installed  ## Make .sglang: SGLang in its own virtual environmen
 test-sglang: install sglang  ## The tests that need a real SGLang server, about ten minutes
 	$(BIN)/python $(PYTEST) --durations 20 --durations-min 5 tests/sglang -m "not long" $(UNLOCKED)
 
-verifiers: .verifiers/installed  ## Make .verifiers and .verifiers-v0: releases of verifiers with its two interfaces (1.3 GB)
+environments: .environments/installed  ## Make .environments: Gymnasium, TextArena, OpenEnv and two releases of verifiers, each in a Python of its own (2 GB)
 
-.verifiers/installed:
-	$(PYTHON) -m venv .verifiers
-	.verifiers/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.4.0
-	$(PYTHON) -m venv .verifiers-v0
-	.verifiers-v0/bin/python -m pip install --quiet --disable-pip-version-check verifiers==0.3.1
+# The tested releases of `mtrl-train env install`, and verifiers 0.3.1, which has its older interface.
+ENVIRONMENTS := gymnasium=gymnasium==1.4.0 textarena=textarena==0.7.4 openenv=openenv==0.10.0 verifiers=verifiers==0.4.0 verifiers-v0=verifiers==0.3.1
+
+.environments/installed:
+	set -e; for pair in $(ENVIRONMENTS); do \
+		$(PYTHON) -m venv .environments/$${pair%%=*}; \
+		.environments/$${pair%%=*}/bin/python -m pip install --quiet --disable-pip-version-check $${pair#*=}; \
+	done
 	@touch $@
 
-test-verifiers: install verifiers  ## Its environments here and with its own runner, about three minutes
-	$(BIN)/python $(PYTEST) tests/verifiers
+test-environments: install environments  ## The same 200 episodes here and with each framework's own runner, 64 sessions at once, kills, tapes; about ten minutes
+	$(BIN)/python $(PYTEST) --numprocesses 2 --dist load tests/environments
 
 ray: .ray/installed  ## Make .ray: Ray in an environment of its own, for the tests of --ray (300 MB)
 
@@ -224,4 +227,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .npm-servers .agents .verifiers .verifiers-v0 .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .npm-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -30,7 +30,7 @@ from gateway.mcp_client.parse_hook import unused_methods
 from gateway.mcp_client.transport import Services
 from gateway.media.media_filter import MediaStore
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
-from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset, is_environment_class
+from gateway.native.class_environment import ClassEnvironment, ClassEnvironmentToolset, is_environment
 from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
@@ -157,7 +157,7 @@ def _build_native_tool(entry: NativeEntry) -> NativeTool | ClassEnvironment:
             raise ConfigError(problem, file=entry.file, field=f"{entry.field}.{field}", remedy=remedy)
         return tool
     cls = load_object(entry.class_name, entry.file, f"{entry.field}.class_name")
-    if is_environment_class(cls):
+    if is_environment(cls):
         return _build_class_environment(entry, cls)
     class_tool = ClassTool(build_class_tool(entry), owner=entry.owner)
     if entry.isolation == "sandbox" and getattr(type(class_tool.tool), "calc_reward", None) is not BaseTool.calc_reward:
@@ -172,8 +172,8 @@ def _build_native_tool(entry: NativeEntry) -> NativeTool | ClassEnvironment:
     return class_tool
 
 
-def _build_class_environment(entry: ClassEntry, cls: type) -> ClassEnvironment:
-    """An environment class, whose methods are several tools."""
+def _build_class_environment(entry: ClassEntry, make: Callable[..., Any]) -> ClassEnvironment:
+    """An environment class or a function that makes its objects, whose methods are several tools."""
     given = [name for name in ("tool_schema", "description") if getattr(entry, name) is not None]
     if given or entry.isolation == "sandbox":
         problem = "does not apply to an environment class, whose methods are the tools"
@@ -181,7 +181,7 @@ def _build_class_environment(entry: ClassEntry, cls: type) -> ClassEnvironment:
         raise ConfigError(problem, file=entry.file, field=f"{entry.field}.{(*given, 'isolation')[0]}", remedy=remedy)
     config = {name: value for name, value in entry.config.items() if (name, value) != ("type", "native")}  # verl's mark
     try:
-        return ClassEnvironment(cls, config, entry.owner)
+        return ClassEnvironment(make, config, entry.owner)
     except ConfigError as error:
         field = f"{entry.field}.class_name"
         problem = ": ".join(filter(None, (error.field, error.problem)))

@@ -1,13 +1,14 @@
 """The toolset of an environment class, in TRL's form: `reset` begins an episode, the other public methods are tools.
 
-A session has an object of its own. As in TRL, it is used again by a later session, after the next `reset`.
+A session has an object of its own. As in TRL, it is used again by a later session, after the next `reset`. A function
+that returns such objects, as `environment_factory` may be, stands for their class.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from numbers import Real
@@ -29,6 +30,8 @@ from gateway.verl.base import kwargs_by_method
 log = logging.getLogger(__name__)
 
 RESET, GET_REWARD = "reset", "get_reward"
+REWARD = "reward"
+"""The attribute that has the reward of an environment without `get_reward`, as in TRL's examples."""
 INTERRUPTED = "The environment is not available: an earlier call was interrupted."
 
 
@@ -37,6 +40,11 @@ def is_environment_class(target: object) -> bool:
     return (
         inspect.isclass(target) and inspect.isfunction(getattr(target, RESET, None)) and not hasattr(target, "execute")
     )
+
+
+def is_environment(target: object) -> bool:
+    """Whether what `class_name` names is an environment class or a function that makes environments, not a tool."""
+    return callable(target) and (not inspect.isclass(target) or is_environment_class(target))
 
 
 def tool_methods(cls: type) -> tuple[str, ...]:
@@ -54,12 +62,21 @@ def make_method_tool(environment: object, method: str, owner: str) -> FunctionTo
         raise ConfigError(f"cannot be a tool: {error}", field=place, remedy=remedy) from error
 
 
-class ClassEnvironment:
-    """An environment class with its tools, and the objects that no session uses."""
+def _read_attribute(owner: object) -> Any:
+    return getattr(owner, REWARD, None)
 
-    def __init__(self, cls: type, config: Mapping[str, Any], owner: str = "") -> None:
-        self.cls, self.config, self.name = cls, dict(config), cls.__name__
-        probe = cls(**self.config)
+
+class ClassEnvironment:
+    """An environment class, or a function that makes its objects, with its tools and the objects in no session."""
+
+    def __init__(self, make: Callable[..., Any], config: Mapping[str, Any], owner: str = "") -> None:
+        self.make, self.config = make, dict(config)
+        probe = make(**self.config)
+        cls = type(probe)
+        if not is_environment_class(cls):
+            remedy = "return an object whose class has `reset`, or name a class"
+            raise ConfigError(f"makes a {cls.__name__}, which is no environment", remedy=remedy)
+        self.name = cls.__name__
         self.tools = {name: make_method_tool(probe, name, owner) for name in tool_methods(cls)}
         if not self.tools:
             remedy = "add methods with type hints and docstrings"
@@ -118,7 +135,7 @@ class _EnvironmentSession:
         try:
             with anyio.fail_after(CREATE_TIMEOUT_S):
                 free = self._environment.free
-                made = free.pop() if free else await self._run(self._environment.cls, **self._environment.config)
+                made = free.pop() if free else await self._run(self._environment.make, **self._environment.config)
                 observation = await self._run(made.reset, **kwargs)
                 self._opening = () if observation is None else (await self._to_result(observation)).parts
                 self._object = made
@@ -146,13 +163,14 @@ class _EnvironmentSession:
             return replace(result, parts=(*opening, *result.parts)) if opening else result
 
     async def finish(self) -> Mapping[str, float]:
-        """What `get_reward` returns, by the name of the class."""
+        """What `get_reward` returns, or the attribute `reward` where it is missing, by the name of the class."""
         name = self._environment.name
-        if self._object is None or self._is_interrupted or not hasattr(self._object, GET_REWARD):
+        if self._object is None or self._is_interrupted:
             return {}
         with anyio.move_on_after(FINISH_TIMEOUT_S):
             try:
-                reward = await self._run(self._object.get_reward)
+                get_reward = getattr(self._object, GET_REWARD, None)
+                reward = await (self._run(get_reward) if get_reward else self._run(_read_attribute, owner=self._object))
                 return {name: float(reward)} if isinstance(reward, Real) else {}
             except Exception:  # user code: the rollout is over, so that errors are only logged
                 log.exception("%s of environment %r failed", GET_REWARD, name)

@@ -74,6 +74,41 @@ class Safe:
     def _hidden(self) -> None: ...
 
 
+class Counter:
+    """In the shape of TRL's examples: the reward is an attribute, which the tools set."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start, self.reward = start, 0.0
+
+    def reset(self, **kwargs) -> str:
+        self.value, self.reward = self.start, 0.0
+        return f"It is {self.value}."
+
+    def increment(self, step: int) -> int:
+        """
+        Increments the counter.
+
+        Args:
+            step: How much is added.
+
+        Returns:
+            The counter's value.
+        """
+        if self.reward:
+            raise ValueError("Game over.")
+        self.value += step
+        self.reward = float(self.value >= 3)
+        return self.value
+
+
+def make_counter(first: int) -> Counter:
+    return Counter(start=first)
+
+
+def make_nothing() -> dict:
+    return {}
+
+
 class Door(Safe):
     def reset(self, **row) -> None:
         raise ValueError("no door here")
@@ -171,6 +206,15 @@ async def test_method_that_is_interrupted_ends_the_episode_and_its_object(load: 
     assert sys.modules["safe"].Safe.made == 2
 
 
+async def test_reward_may_be_an_attribute_and_the_factory_a_function_as_in_trls_examples(load: Load) -> None:
+    for name, config in (("safe.Counter", {"start": 1}), ("safe:make_counter", {"first": 1})):
+        async with load(name, config=config) as gateway, gateway.open() as session:
+            assert (await session.call(call("increment", step=1))).text == "It is 1.\n2"
+            assert (await session.call(call("increment", step=1))).text == "3"
+            assert (await session.call(call("increment", step=1))).text == "Error: ValueError: Game over."
+            assert await session.finish() == {"Counter": 1.0}
+
+
 async def test_gateway_that_is_served_offers_it_to_remote_sessions(load: Load) -> None:
     async with (
         live_server_async(load) as server,
@@ -215,6 +259,7 @@ async def test_reset_that_fails_opens_no_session_and_a_failing_reward_is_none(
     ("name", "entry", "problem"),
     [
         ("safe.Wall", {}, r"class_name: Wall has no public method but `reset`"),
+        ("safe.make_nothing", {}, r"class_name: makes a dict, which is no environment"),
         ("safe.Odd", {}, r"Odd.look: cannot be a tool: parameter `\*args"),
         ("safe.Safe", {"config": {"keys": 2}}, "creating the tool failed: TypeError"),
         ("safe.Safe", {"isolation": "sandbox"}, "isolation: does not apply to an environment class"),

@@ -29,6 +29,9 @@ def install(
     add: Annotated[
         list[str] | None, typer.Option(metavar="PACKAGE", help="A further package, as pip takes it. May be repeated.")
     ] = None,
+    python: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The Python to make it with. Default: the one that runs mtrl.")
+    ] = None,
 ) -> None:
     """Install a tested release of a framework into a virtual environment in your data folder.
 
@@ -40,11 +43,13 @@ def install(
     mtrl-train env install gymnasium --add pygame --add ale-py
 
     mtrl-train env install verifiers --add ./my_environment
+
+    mtrl-train env install textarena --python python3.12
     """
     with report_errors():
         from trainer.environments.interpreters import install_interpreter
 
-        interpreter = install_interpreter(framework, add or [], _print)
+        interpreter = install_interpreter(framework, add or [], _print, python)
         _print(f"installed: {', '.join(interpreter.packages)} ({interpreter.megabytes} MB in {interpreter.folder})")
         if framework == "openenv":
             _print(f"start a server with: {interpreter.python} -m uvicorn MODULE:app --port 8000")
@@ -62,7 +67,8 @@ def list_installed() -> None:
         for framework in RELEASES:
             interpreter, text = find_interpreter(framework), "not installed"
             if interpreter is not None:
-                text = f"{', '.join(interpreter.packages)} ({interpreter.megabytes} MB in {interpreter.folder})"
+                size = f"{interpreter.megabytes} MB in {interpreter.folder}"
+                text = f"{', '.join(interpreter.packages)} (Python {interpreter.version or 'unknown'}, {size})"
                 if interpreter.outdated:
                     text += f"; tested is {RELEASES[framework][0]}: run `mtrl-train env install {framework}`"
             _print(f"{framework:<10} {text}")

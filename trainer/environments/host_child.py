@@ -12,6 +12,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import IO, Any, cast
+from uuid import uuid4
+
+from trainer.environments.host_server import MARK, kill_marked
 
 MAX_LINE_BYTES = 64 * 2**20
 """The longest answer; a process that writes a longer line is ended."""
@@ -38,12 +41,14 @@ class ChildRefused(Exception):
 
 
 class HostChild:
-    """A running process; raises OSError if it cannot be started. Its group is killed when its output ends."""
+    """A running process; raises OSError if it cannot be started. When its output ends, its group is killed,
+    and what it started in other sessions."""
 
     def __init__(self, command: Sequence[str]) -> None:
         pipe = subprocess.PIPE
         variables = {"PYTHONHASHSEED": "0", **os.environ}  # The order of a set of texts is the same in each process.
         variables = {name: value for name, value in variables.items() if name not in LEFT_OUT}
+        self._mark = variables[MARK] = uuid4().hex
         self._process = subprocess.Popen(  # noqa: S603 - the operator's own Python
             command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=variables
         )
@@ -99,6 +104,7 @@ class HostChild:
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        kill_marked(self._mark)
 
     def _write(self) -> None:
         """Writes in a thread of its own, because a process that does not read blocks the writer."""

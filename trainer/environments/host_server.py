@@ -11,6 +11,7 @@ Each line of standard input is a request, `{"id": 1, "do": "open", ...}`, and is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -29,6 +30,9 @@ MAX_LINE_BYTES = 64 * 2**20
 """The longest request, which ends the process if it is longer; and the longest answer."""
 EXIT_S = 5.0
 """How long environments may take to close once the trainer has gone."""
+MARK = "MTRL_ENVIRONMENT_HOST"
+"""The environment variable by which all processes of one host are found."""
+KILL_ROUNDS = 5
 CONVERSATIONS = ("host_conversations", "ConversationHost")
 
 
@@ -160,8 +164,39 @@ async def _handle(wire: Wire, host: Any, request: Mapping[str, Any]) -> None:
         wire.send_error(request["id"], error)
 
 
+def kill_marked(mark: str) -> None:
+    """Kills the other processes whose environment variables have a mark: what was started in sessions of its own.
+
+    Where there is no /proc, none is found.
+    """
+    entry = f"{MARK}={mark}".encode()
+    for _ in range(KILL_ROUNDS):  # One may start another one meanwhile.
+        found = [int(name) for name in _list_processes() if entry in _read_variables(name)]
+        for process in found:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        if not found:
+            return
+
+
+def _list_processes() -> list[str]:
+    names = os.listdir("/proc") if os.path.isdir("/proc/self") else []
+    return [name for name in names if name.isdigit() and int(name) != os.getpid()]
+
+
+def _read_variables(process: str) -> list[bytes]:
+    """A process's environment variables; none of one that has ended or is not ours."""
+    try:
+        with open(f"/proc/{process}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
 def end_process(code: int) -> None:
     """Ends this process at once, whatever its threads do, with the processes that an environment started."""
+    if mark := os.environ.get(MARK):
+        kill_marked(mark)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(code)

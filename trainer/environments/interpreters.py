@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ DONE_FILE = "mtrl.json"
 """In each folder, once it is whole: what was installed."""
 INSTALL_S = 1800.0
 """How long an installation may take."""
+PYTHON_S = 60
+"""How long a Python may take to say which release it is."""
 LOG_LINES = 12
 RETRYING = "WARNING: Retrying"
 NETWORK_ERRORS = re.compile(
@@ -52,6 +55,11 @@ class Interpreter:
     def python(self) -> Path:
         """The Python of its virtual environment."""
         return python_in(self.folder)
+
+    @property
+    def version(self) -> str:
+        """The release of its Python, such as 3.12.1; empty if that is not known."""
+        return _venv_version(self.folder)
 
     @property
     def outdated(self) -> bool:
@@ -109,34 +117,84 @@ def list_interpreters() -> list[Interpreter]:
     return [interpreter for interpreter in found if interpreter is not None]
 
 
-def install_interpreter(framework: str, added: Sequence[str], show: Show) -> Interpreter:
+def install_interpreter(framework: str, added: Sequence[str], show: Show, python: str | None = None) -> Interpreter:
     """Makes a framework's interpreter, adds packages to it, or brings it to the tested release.
 
-    What fails half-way leaves no interpreter behind.
+    `python` is the Python to make it with, by default this one; an existing interpreter of another release of Python is
+    made anew. What fails half-way leaves no new interpreter behind, and an existing one as it was.
     """
     check_framework(framework)
+    base, version = _find_python(python) if python else (sys.executable, "")
     folder, existing = interpreters_folder() / framework, find_interpreter(framework)
     earlier = [package for package in existing.packages if not _is_release(package, framework)] if existing else []
     added = [_full_path(package) for package in added]  # They are installed again from any folder.
     packages = list(dict.fromkeys([*RELEASES[framework], *earlier, *added]))
-    try:
-        if existing is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    with _folder_errors(folder), _replaced(folder, keep=existing is not None and version in ("", existing.version)):
+        if not python_in(folder).exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             show(f"making a virtual environment in {folder}")
-            _run([sys.executable, "-m", "venv", str(folder)], framework, show)
+            _run([base, "-m", "venv", str(folder)], framework, show)
+            existing = None
         show(f"installing {', '.join(added if existing and added and not existing.outdated else packages)}")
         pip = [str(python_in(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         _run([*pip, *packages], framework, show)
         (folder / DONE_FILE).write_text(json.dumps({"packages": packages}) + "\n", "utf-8")
+    return Interpreter(framework, folder, tuple(packages))
+
+
+@contextmanager
+def _folder_errors(folder: Path) -> Iterator[None]:
+    """Turns what the file system refuses into a ConfigError."""
+    try:
+        yield
     except OSError as error:
         problem = f"{folder} cannot be written ({error.strerror})"
         raise ConfigError(problem, remedy="make room, or set XDG_DATA_HOME to a folder of yours") from error
+
+
+@contextmanager
+def _replaced(folder: Path, *, keep: bool) -> Iterator[None]:
+    """Moves a folder aside while a new one is made in its place, and back if that fails; or keeps it."""
+    if keep:
+        yield
+        return
+    aside = folder.with_name(f"{folder.name}.earlier")
+    shutil.rmtree(aside, ignore_errors=True)
+    if folder.exists():
+        folder.rename(aside)
+    try:
+        yield
     except BaseException:
-        if existing is None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        if (aside / DONE_FILE).exists():
+            aside.rename(folder)
         raise
-    return Interpreter(framework, folder, tuple(packages))
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _find_python(python: str) -> tuple[str, str]:
+    """The path of a Python, and its release. Raises ConfigError if there is none."""
+    path = shutil.which(os.path.expanduser(python)) or ""
+    code = "import platform, venv; print(platform.python_version())"
+    try:
+        command = [path, "-I", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PYTHON_S, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = "there is none" if not path else getattr(error, "stderr", "") or type(error).__name__
+        remedy = "name one with its venv module, such as python3.12 or /usr/bin/python3.12"
+        problem = f"{python!r} is no Python to be used ({reason.strip()[-200:]})"
+        raise ConfigError(problem, field="--python", remedy=remedy) from error
+    return os.path.abspath(path), done.stdout.strip()
+
+
+def _venv_version(folder: Path) -> str:
+    """The release of a virtual environment's Python; empty if that is not known."""
+    try:
+        match = re.search(r"^version\s*=\s*(\S+)", (folder / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
+    except OSError:
+        return ""
+    return match[1] if match else ""
 
 
 def remove_interpreter(framework: str) -> bool:

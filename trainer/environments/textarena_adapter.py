@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import random
 import re
+import sys
 import urllib.request
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -32,6 +34,10 @@ OPPONENT_S = 60.0
 """How long a model that plays an opponent may take for a move."""
 MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 ROLES = re.compile(r"\[(GAME|Player ?\d*)\]")
+MISSING = re.compile(r"No module named '(\w+)")
+KEY = re.compile(r"\b[A-Z_]+_API_KEY\b")
+SYNTAX = (3, 12)
+"""The Python whose f-strings some games use."""
 Opponent = Callable[[str], str]
 
 TOOL = {
@@ -83,13 +89,12 @@ class TextArenaAdapter:
     def _make(self, args: Mapping[str, Any]) -> Any:
         try:
             return self.textarena.make(self.environment, **{**self.args, **args})
-        except (ValueError, TypeError, ImportError, LookupError, SyntaxError) as error:
-            remedy = "correct the name, or `textarena.args`; some games fetch word lists once, which needs a network"
-            if isinstance(error, ImportError):
-                remedy = f"run `mtrl-train env install textarena --add {error.name or 'PACKAGE'}`"
-            elif isinstance(error, SyntaxError):
-                remedy = "its code is for a newer Python: name one that has TextArena as `textarena.python`"
-            raise HostError(f"{self.environment!r} cannot be made: {str(error).strip()[:400]}", remedy) from error
+        except (ValueError, TypeError, ImportError, LookupError, OSError, SyntaxError) as error:
+            problem = f"{self.environment!r} cannot be made: {str(error).strip()[:400]}"
+            if _needs_newer(error):
+                found = f"{sys.executable} is {platform.python_version()}"
+                problem = f"{self.environment!r} needs Python 3.12 or later, and {found}"
+            raise HostError(problem, _remedy(error)) from error
 
     def _find_players(self) -> int:
         """The fewest players that the game takes: it refuses other numbers as it begins."""
@@ -101,6 +106,25 @@ class TextArenaAdapter:
                 continue
         remedy = "set `textarena.players`"
         raise HostError(f"{self.environment!r} begins with no number of players up to {MAX_PLAYERS}", remedy)
+
+
+def _needs_newer(error: Exception) -> bool:
+    """Whether a later Python reads the game's f-strings."""
+    return isinstance(error, SyntaxError) and sys.version_info < SYNTAX and "f-string" in str(error)
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a game that cannot be made."""
+    missing = MISSING.search(str(error)) if isinstance(error, ImportError) else None
+    if _needs_newer(error):
+        return "run `mtrl-train env install textarena --python PATH`, with the PATH of a Python 3.12 or later"
+    if missing is not None and missing[1] != "textarena":
+        return f"run `mtrl-train env install textarena --add {missing[1]}`"
+    if isinstance(error, ImportError | SyntaxError | FileNotFoundError):
+        return "this release of TextArena has no such game that works: choose another one"
+    if key := KEY.search(str(error)):
+        return f"set {key[0]} where the run starts, or choose another game"
+    return "correct the name, or `textarena.args`; some games fetch word lists once, which needs a network"
 
 
 class TextArenaEpisode:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from gateway.errors import ConfigError
 from tests.trainer.environments.environment_runs import GYM_PYTHON
 from trainer.cli import app
 from trainer.environments import interpreters
@@ -56,8 +59,8 @@ def test_interpreter_is_installed_extended_listed_and_removed(
     assert str(second) in listed.replace("\n", "") and "textarena  not installed" in listed
     failed = run("env", "install", "gymnasium", "--add", "no-such-package-xyz")
     assert failed.exit_code != 0 and python.exists()
-    monkeypatch.setattr(interpreters, "RELEASES", {"gymnasium": (str(second),)})
-    assert f"; tested is {second}: run `mtrl-train env install gymnasium`" in run("env", "list").output.replace(
+    monkeypatch.setattr(interpreters, "RELEASES", {"gymnasium": ("tiny_one==2",)})
+    assert "; tested is tiny_one==2: run `mtrl-train env install gymnasium`" in run("env", "list").output.replace(
         "\n", ""
     )
     assert re.fullmatch(r"gymnasium is removed \(\d+ MB\)\n", run("env", "remove", "gymnasium").output)
@@ -80,6 +83,42 @@ def test_earlier_release_is_brought_to_the_tested_one_and_added_packages_stay(
     assert commands[0][-4:] == ["gymnasium==1.4.0", "gymnasium[toy-text]", "ale-py", str(tmp_path / "mine")]
     assert "tested is" not in run("env", "list").output
     assert "--add pygame" in run("env", "install", "--help").output
+
+
+def test_interpreter_is_made_anew_with_another_python_and_kept_if_that_fails(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(interpreters, "RELEASES", {"textarena": ("textarena==0.7.4",)})
+    folder = tmp_path / "data/mtrl/environments/textarena"
+    commands: list[list[str]] = []
+
+    def make(command: list[str], *_: object) -> None:
+        commands.append(command)
+        if "venv" in command:
+            (folder / "bin").mkdir(parents=True)
+            (folder / "bin/python").touch()
+            version = "3.9.9" if command[0] == sys.executable else platform.python_version()
+            (folder / "pyvenv.cfg").write_text(f"home = x\nversion = {version}\n")
+        elif fails:
+            raise ConfigError("pip ended")
+
+    fails, other = False, tmp_path / "other-python"
+    monkeypatch.setattr(interpreters, "_run", make)
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    assert run("env", "install", "textarena", "--add", "numpy").exit_code == 0
+    assert "(Python 3.9.9, " in run("env", "list").output.replace("\n", " ")
+    fails = True
+    assert run("env", "install", "textarena", "--python", str(other)).exit_code == 2
+    assert "numpy (Python 3.9.9, " in run("env", "list").output.replace("\n", " ")
+    fails = False
+    for _ in range(2):  # The second time, it has this Python already.
+        assert run("env", "install", "textarena", "--python", str(other)).exit_code == 0
+    assert f"numpy (Python {platform.python_version()}, " in run("env", "list").output.replace("\n", " ")
+    assert [command[0] for command in commands if "venv" in command] == [sys.executable, str(other), str(other)]
+    assert not folder.with_name("textarena.earlier").exists()
+    refused = run("env", "install", "textarena", "--python", "/no/python3.99")
+    assert refused.exit_code == 2 and "'/no/python3.99' is no Python to be used (there is none)" in refused.output
 
 
 def test_installation_that_fails_leaves_nothing_behind_and_says_what_to_do(

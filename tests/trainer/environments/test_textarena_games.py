@@ -154,3 +154,22 @@ async def test_what_cannot_be_opened_is_refused(
         async with make_gateway(make_settings(f"textarena:{name}", **here, **options)):
             pass
     stop_hosts()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("Modern-v0", "mtrl-train env install textarena --python PATH"),
+        ("Numbers-v0", "mtrl-train env install textarena --add no_such_numpy"),
+        ("Judged-v0", "set OPENROUTER_API_KEY where the run starts"),
+    ],
+)
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python knows the syntax")
+async def test_game_that_needs_more_is_refused_with_what_to_do(name: str, remedy: str, here: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        async with make_gateway(make_settings(f"textarena:{name}", **here)):
+            pass
+    stop_hosts()
+    assert remedy in str(raised.value)
+    if name == "Modern-v0":
+        assert "'Modern-v0' needs Python 3.12 or later, and " in str(raised.value)

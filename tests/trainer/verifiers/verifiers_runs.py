@@ -77,12 +77,12 @@ class EnvironmentRuns:
 
 
 @asynccontextmanager
-async def open_environment(environment: str, **options: Any) -> AsyncIterator[EnvironmentRuns]:
-    """Opens an environment as a run does, and ends its process."""
+async def open_environment(environment: str, within_s: float = 120, **options: Any) -> AsyncIterator[EnvironmentRuns]:
+    """Opens an environment as a run does, and ends its process; all of that within a time."""
     settings = make_settings(environment, **options)
     try:
         tasks = load_data(settings, settings.data)
-        with anyio.fail_after(120):
+        with anyio.fail_after(within_s):
             async with make_gateway(settings) as gateway:
                 yield EnvironmentRuns(settings, tasks, gateway)
     finally:

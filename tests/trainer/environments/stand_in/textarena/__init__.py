@@ -75,6 +75,12 @@ GAMES = {"Guess-v0": Guess, "Higher-v0": Higher}
 
 
 def make(env_id, **kwargs):
+    if env_id == "Modern-v0":
+        compile("f'{1", "env.py", "exec")
+    if env_id == "Numbers-v0":
+        raise ImportError("Could not import textarena.envs.Numbers. Error: No module named 'no_such_numpy'")
+    if env_id == "Judged-v0":
+        raise ValueError("Please set the OPENROUTER_API_KEY environment variable.")
     if env_id not in GAMES:
         raise ValueError(f"Environment {env_id} not found in registry.")
     return GAMES[env_id](**kwargs)

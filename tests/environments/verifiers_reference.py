@@ -1,8 +1,8 @@
 """Runs episodes with `verifiers`' own runner against a scripted model, and prints chats, rewards and metrics as JSON.
 
-    python reference.py v0 shop_env '{"rollout-1": [{"content": "It is 6."}, ...], ...}'
+    python verifiers_reference.py v0 shop_env < [[ROW, {"rollout-1": [{"content": "It is 6."}, ...], ...}], ...]
 
-Runs with the Python that has verifiers. The model is an HTTP server in this process; a request's `model` is a rollout.
+Each row has a group of rollouts. Runs with the Python that has verifiers. The model is an HTTP server in this process; a request's `model` is a rollout.
 """
 
 from __future__ import annotations
@@ -73,24 +73,32 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
 
-async def run_v0(name: str, model: ScriptedModel) -> list[dict[str, Any]]:
-    """A group's rollouts of row 0, scored together."""
+Groups = list[tuple[int, dict[str, Any]]]
+"""Rows, each with the scripts of its rollouts by their names."""
+
+
+async def run_v0(name: str, model: ScriptedModel, groups: Groups) -> list[dict[str, Any]]:
+    """The rollouts of each group, scored together."""
     import verifiers as vf
     from verifiers.clients import resolve_client
     from verifiers.types import ClientConfig
 
     environment = vf.load_environment(name)
     client = resolve_client(ClientConfig(api_base_url=model.url, api_key_var=KEY, max_retries=0))
-    row = dict(environment.get_dataset()[0])
-    states = [await environment.rollout(row, client, rollout, {}) for rollout in model.scripts]
-    await environment.rubric.score_group(states)
-    return [
-        {"reward": state["reward"], "metrics": state["metrics"], "stop": state["stop_condition"]} for state in states
-    ]
+    results = []
+    for number, scripts in groups:
+        row = dict(environment.get_dataset()[number])
+        states = [await environment.rollout(row, client, rollout, {}) for rollout in scripts]
+        await environment.rubric.score_group(states)
+        results += [
+            {"reward": state["reward"], "metrics": state["metrics"], "stop": state["stop_condition"]}
+            for state in states
+        ]
+    return results
 
 
-async def run_v1(name: str, model: ScriptedModel) -> list[dict[str, Any]]:
-    """Episodes of task 0 with the `null` harness, whose program runs with this Python, so that nothing is installed."""
+async def run_v1(name: str, model: ScriptedModel, groups: Groups) -> list[dict[str, Any]]:
+    """Episodes of each group's task with the `null` harness, whose program runs with this Python, so that nothing is installed."""
     import verifiers.v1 as vf
     from verifiers.v1.runtimes.subprocess import SubprocessRuntime
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
@@ -103,27 +111,31 @@ async def run_v1(name: str, model: ScriptedModel) -> list[dict[str, Any]]:
     agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
     environment = load_environment(resolve_env_config({"taskset": {"id": name}, "agent": agent}))
     client = vf.EvalClientConfig(base_url=model.url, api_key_var=KEY)
-    task = next(iter(environment.taskset))
-    results = []
+    tasks = [*environment.taskset]
+    limit = asyncio.Semaphore(4)
+
+    async def run(row: int, rollout: str) -> dict[str, Any]:
+        async with limit:
+            episode = await environment.run_episode(tasks[row], vf.ModelContext(model=rollout, client=client))
+        trace = episode.traces[-1]
+        rewards = {name: reward.score for name, reward in trace.rewards.items()}
+        return {"reward": trace.reward, "metrics": {**trace.metrics, **rewards}, "stop": trace.stop_condition}
+
     async with environment.serving():
-        for rollout in model.scripts:
-            episode = await environment.run_episode(task, vf.ModelContext(model=rollout, client=client))
-            trace = episode.traces[-1]
-            rewards = {name: reward.score for name, reward in trace.rewards.items()}
-            metrics = {**trace.metrics, **rewards}
-            results.append({"reward": trace.reward, "metrics": metrics, "stop": trace.stop_condition})
-    return results
+        return await asyncio.gather(*(run(row, rollout) for row, scripts in groups for rollout in scripts))
 
 
 def main() -> None:
-    interface, name, scripts = sys.argv[1:]
+    interface, name = sys.argv[1:]
     os.environ[KEY] = "any"
+    groups: Groups = json.load(sys.stdin)
     wire, _ = os.dup(1), os.dup2(2, 1)
-    model = ScriptedModel(json.loads(scripts))
-    results = asyncio.run({"v0": run_v0, "v1": run_v1}[interface](name, model))
+    model = ScriptedModel({rollout: turns for _, scripts in groups for rollout, turns in scripts.items()})
+    results = asyncio.run({"v0": run_v0, "v1": run_v1}[interface](name, model, groups))
     chats = [model.chats[rollout] for rollout in model.scripts]
     text = json.dumps([{**result, "chat": chat} for result, chat in zip(results, chats, strict=True)])
-    os.write(wire, text.encode())
+    with os.fdopen(wire, "w") as output:
+        output.write(text)
     os._exit(0)
 
 

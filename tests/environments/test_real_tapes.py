@@ -1,0 +1,48 @@
+"""A run on each framework is recorded, and replayed once its interpreter and its server are gone."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+from typer.testing import CliRunner
+
+from tests.conftest import Write
+from tests.environments.real_environments import open_vault, python_of
+from tests.trainer.environments.test_environment_tape import RUN
+from tests.trainer.model_folders import save_tiny_model
+from trainer.cli import app
+from trainer.environments.host_process import stop_hosts
+
+NAMES = {"gymnasium": "FrozenLake-v1", "textarena": "GuessTheNumber-v0", "openenv": ""}
+RECORD = ["rollout", "--config", "run.yaml", "--out", "runs/x", "--n", "2", "--record", "--engine", "torch"]
+
+
+@pytest.mark.parametrize("framework", NAMES)
+async def test_tape_is_replayed_with_nothing_installed(
+    framework: str, write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "empty"))
+    python_here = Path("python")
+    async with AsyncExitStack() as stack:
+        name = NAMES[framework]
+        text = RUN
+        if framework == "openenv":
+            name = (await stack.enter_async_context(open_vault()))[1]
+            text = text.replace("python: {python}, ", "")
+        else:
+            python_here.write_text(f'#!/bin/sh\nexec {python_of(framework)} "$@"\n')
+            python_here.chmod(0o755)
+        model = save_tiny_model(tmp_path / "model")
+        given = {"model": model, "environment": f"{framework}:{name}", "framework": framework}
+        write("run.yaml", text.format(**given, python=f"./{python_here}"))
+        recorded = await to_thread.run_sync(lambda: CliRunner().invoke(app, RECORD))
+        assert recorded.exit_code == 0, recorded.output
+        stop_hosts()
+    python_here.unlink(missing_ok=True)
+    monkeypatch.delenv("PYTHONPATH")
+    replayed = await to_thread.run_sync(lambda: CliRunner().invoke(app, ["replay", "runs/x"]))
+    assert replayed.exit_code == 0, replayed.output
+    assert "4 rollouts replayed, 0 of them differ" in replayed.output
