@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tests.trainer.distributed.rank_pools import make_updater, running_ranks
-from tests.trainer.distributed.test_any_number_of_ranks import NOISY, TOLERANCE, batches_of, open_case, run_alone
+from tests.trainer.distributed.test_any_number_of_ranks import NOISY, batches_of, open_case, run_alone
 from tests.trainer.policy.tiny_policies import SIZES, tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from trainer.algorithms.settings import AlgorithmSettings
@@ -35,6 +35,8 @@ from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
+TOLERANCE = 3e-6
+"""Wider than that of ranks that share no matrix: a product is summed in as many parts, and rounded once for each."""
 MUON_RATE = 2e-3
 CASES = (
     "grpo, KL in the loss, two epochs of two minibatches",
@@ -96,7 +98,7 @@ def test_muon_steps_as_in_one_process_and_its_checkpoints_resume_in_both(
     changed = max(
         float((gathered[name] - value).abs().max()) for name, value in tiny_weights().items() if "proj" in name
     )
-    different = max(float((value - alone.weights[name]).abs().max()) for name, value in gathered.items())
+    different = max(float((value - alone.weights[name].detach()).abs().max()) for name, value in gathered.items())
     assert changed > MUON_RATE / 10 and different < MUON_RATE / 50, "it orthogonalises in bfloat16"
     expected = {"ranks": updater.train_step(batches[1]), "alone": updater_alone.train_step(batches[1])}
     for source, metrics in expected.items():
@@ -107,7 +109,7 @@ def test_muon_steps_as_in_one_process_and_its_checkpoints_resume_in_both(
 
 
 def tiny_weights() -> dict[str, torch.Tensor]:
-    return dict(tiny_model(tie_word_embeddings=True).named_parameters())
+    return {name: value.detach() for name, value in tiny_model(tie_word_embeddings=True).named_parameters()}
 
 
 def require_same(metrics: Mapping[str, float], expected: Mapping[str, float]) -> None:
