@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -59,6 +58,8 @@ class _Media:
     @property
     def digest(self) -> str:
         """SHA-256 of the content."""
+        from hashlib import sha256  # OpenSSL is slow to load, and `--help` needs none.
+
         return sha256(self.data).hexdigest()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib.metadata import version
 
 DISTRIBUTION = "mtrl-rl"
 """Its name on the package index, where `mtrl` is another package."""
@@ -12,6 +11,8 @@ DISTRIBUTION = "mtrl-rl"
 
 def installed_version() -> str:
     """The release, such as 0.1.0."""
+    from importlib.metadata import version  # Slow to import, and `--help` does not need it.
+
     return version(DISTRIBUTION)
 
 

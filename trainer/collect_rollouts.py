@@ -25,7 +25,7 @@ from trainer.agents.agent_runner import with_agents
 from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names
-from trainer.engine.base import Capabilities
+from trainer.engine.base import Capabilities, CountsTokens
 from trainer.engines import engine_notes, make_engine
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
@@ -44,6 +44,7 @@ from trainer.setup import (
 )
 from trainer.storage.rollout_file import RESTART, ROLLOUTS_FILE, RolloutWriter, RunError
 from trainer.storage.run_files import RUN_INFO_FILE
+from trainer.storage.run_status import StatusFile
 from trainer.template import Template
 from trainer.view.progress import RolloutProgress
 
@@ -115,7 +116,11 @@ async def _collect(
     for note in engine_notes(engine.capabilities):
         console.print(note, markup=False, soft_wrap=True)
     writer = stack.enter_context(RolloutWriter(settings.out))
-    progress = stack.enter_context(RolloutProgress(len(tasks) * settings.n, console=console))
+    progress = RolloutProgress(len(tasks) * settings.n, phase="collecting rollouts", console=console)
+    if isinstance(engine, CountsTokens):
+        progress.read_sampled = partial(getattr, engine, "sampled_tokens")
+    stack.enter_context(progress)
+    stack.enter_context(StatusFile(settings.out, progress.status))
     fates: Counter[GroupStatus] = Counter({"whole": 0, "short": 0, "dropped": 0})
     stack.callback(_write_metrics, settings.out, progress, fates)
     runner = RolloutRunner(

@@ -12,7 +12,7 @@ from tests.browser.page import Page
 from tests.browser.runs_stage import CONNECTION_REFUSED, serve_runs
 from tests.browser.sample_run import STATUS, add_step, write_sample_run
 from trainer.storage.rollout_file import RolloutWriter
-from trainer.storage.run_status import STATUS_FILE, write_status
+from trainer.storage.run_status import STATUS_FILE, RunStatus, write_status
 
 
 def test_page_shows_run_that_starts_later(page: Page, tmp_path: Path) -> None:
@@ -79,6 +79,23 @@ def test_step_that_is_being_made_moves_on_the_page(page: Page, tmp_path: Path) -
         page.sees("no change since", ".facts")
         (live / STATUS_FILE).unlink()
         page.until("document.querySelector('.live').hidden")
+
+
+def test_evaluation_of_a_finished_run_and_rollouts_without_training_move_on_the_page(
+    page: Page, tmp_path: Path
+) -> None:
+    page.allow(CONNECTION_REFUSED)
+    done = write_sample_run(tmp_path / "done", steps=3)
+    write_status(done, RunStatus(phase="evaluating greedy before", phase_s=5, ended=3, total=12, written=900))
+    with serve_runs(done) as url:
+        page.open(url)
+        page.sees("Evaluating greedy before for 5 s", ".live")
+        page.sees("3 of 12 ended", ".live")
+        page.sees("finished", ".facts")
+        write_status(done, RunStatus(phase="collecting rollouts", phase_s=7, ended=1, total=12))
+        page.sees("Collecting rollouts for 7 s", ".live")
+        os.utime(done / STATUS_FILE, (1e9, 1e9))
+        page.until("document.querySelector('.live').hidden")  # An evaluation that was killed.
 
 
 def test_focus_stays_when_the_page_refreshes_itself(page: Page, tmp_path: Path) -> None:

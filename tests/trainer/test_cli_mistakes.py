@@ -111,6 +111,25 @@ def test_every_option_is_refused_by_its_name_or_by_what_it_names(place: Path, co
             assert code or value == "folder", f"{words!r:.100}: {output[-300:]}"
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--config", "folder"], "is a folder, not a run file remedy: name the run file in it: folder/job.yaml"),
+        (["--config", "."], "remedy: name the run file in it: binary.yaml"),
+        (["--resume", "runs/mine"], "A run is resumed with: --resume --out runs/mine"),
+        (["folder/job.yaml"], "A run file is named with: --config folder/job.yaml"),
+        (["default"], "A run file is named with: --config default"),
+        (["shw"], "No such command 'shw'. Did you mean 'show'?"),
+    ],
+)
+def test_a_word_in_the_wrong_place_is_told_with_the_option_it_belongs_to(
+    place: Path, words: list[str], says: str
+) -> None:
+    Path("folder/job.yaml").touch()
+    code, output = run_words(*words)
+    assert code == 2 and says in " ".join(output.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("out", ["file.txt", "file.txt/deeper", "", "loop", "a" * 5000])
 def test_a_run_folder_that_cannot_be_one_is_refused(place: Path, out: str) -> None:
     Path("run.json").write_text(json.dumps({"model": "folder", "data": "file.txt", "tools": "folder"}))

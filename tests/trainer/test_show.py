@@ -49,6 +49,11 @@ def test_table_has_row_per_rollout_and_summary() -> None:
     assert " ".join(total) == "2 rollouts: 1 feedback_done, 1 tool_failed; mean reward 1.5 of 1 scored"
 
 
+def test_rollout_without_a_group_has_none_in_its_heading() -> None:
+    assert "task one, group g, index 1\n" in render_text(RUN, 0)
+    assert "task one\nstop" in render_text([replace(RUN[0], group="")], 0)
+
+
 def test_narrow_terminal_shows_all_columns() -> None:
     screen = io.StringIO()
     print_rollouts(RUN, Console(file=screen, width=20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.trainer.native_tools import native_tools
 from tests.trainer.scripted_train import make_scripted_engine
 from tests.trainer.tokenizer_families import BROKEN_FAMILIES, save_tokenizer_folder
 from trainer.storage.rollout_file import Rollouts
+from trainer.storage.run_status import RunStatus
 
 
 def test_check_accepts_the_shipped_configuration_and_shows_a_masked_rollout(run: RunCommand, model: Path) -> None:
@@ -173,7 +175,9 @@ def test_setting_that_names_nothing_is_reported_before_loading_weights(
     assert words in output.output
 
 
-def test_rollout_run_records_how_it_was_made(run: RunCommand, model: Path) -> None:
+def test_rollout_run_records_how_it_was_made(run: RunCommand, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: list[RunStatus] = []
+    monkeypatch.setattr("trainer.storage.run_status.write_status", lambda _, status: statuses.append(status))
     Path("run.yaml").write_text(
         json.dumps(
             {
@@ -196,6 +200,7 @@ def test_rollout_run_records_how_it_was_made(run: RunCommand, model: Path) -> No
     assert metrics["tokens/written"] == sum(sum(rollout.ledger.mask) for rollout in rollouts)
     assert not any(rollout.stop.is_infrastructure for rollout in rollouts)
     assert not Path("runs/a/tape").exists()
+    assert statuses[0] == replace(RunStatus(phase="collecting rollouts", total=4), phase_s=statuses[0].phase_s)
     output = run("rollout", "--config", "run.yaml", "--out", "runs/a", code=2).output
     assert "runs/a: there are rollouts already" in output and "--out" in output
     run("rollout", "--config", "run.yaml", "--out", "runs/b", "--n", 2, "--seed", 5)

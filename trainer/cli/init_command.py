@@ -21,7 +21,7 @@ FRAMEWORKS = ("trl", "verl", "swift")
 
 @app.command(rich_help_panel="Before a run")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new job's folder.")],
+    name: Annotated[str, typer.Argument(metavar="FOLDER", help="The new job's folder.")],
     model: Annotated[
         str | None, typer.Option(metavar="PATH", help="A model's folder. Default: a tiny model that learns in a minute")
     ] = None,
@@ -47,6 +47,9 @@ def init(
     with report_errors(stopped=lambda: "nothing was written"):
         from trainer.starter.write_job import write_job
 
+        if not name:
+            raise ConfigError("is empty", field="FOLDER", remedy="name a new folder")
+        folder = Path(name)
         framework, file = source
         translation = _translate(framework, file) if framework or file else None
         run_file = (

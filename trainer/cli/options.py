@@ -39,6 +39,16 @@ class VerlKeyGroup(TyperGroup):
             (ctx.obj if VERL_KEY.fullmatch(word) and not is_value else words).append(word)
         return super().parse_args(ctx, words)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Says which option a word belongs to that is no command: a run's folder, or a run file."""
+        word = args[0]
+        if self.get_command(ctx, word) is None:
+            if ctx.params.get("resume"):
+                ctx.fail(f"No such command {word!r}. A run is resumed with: --resume --out {word}")
+            if word in JOB_NAMES.split(", ") or word.endswith((".yaml", ".yml")):
+                ctx.fail(f"No such command {word!r}. A run file is named with: --config {word}")
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     cls=VerlKeyGroup,

@@ -27,6 +27,10 @@ def find_run_file(name: str | Path) -> Path:
     """The path of a run file, given as a path or as the name of a job that comes with the package."""
     jobs = {file.stem: file for file in sorted(JOBS_FOLDER.glob("*.yaml"))}
     file = jobs.get(str(name), Path(name))
+    if file.is_dir():
+        files = sorted(path for path in file.glob("*.y*ml") if path.is_file())
+        remedy = f"name the run file in it: {files[0] if files else file / 'run.yaml'}"
+        raise ConfigError("is a folder, not a run file", file=file, field="--config", remedy=remedy)
     if not file.is_file():
         remedy = f"name a YAML file, or one of {', '.join(jobs)}"
         raise ConfigError("there is no such run file", file=file, field="--config", remedy=remedy)

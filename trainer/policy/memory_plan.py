@@ -152,6 +152,10 @@ def is_embedded(settings: BaseRolloutSettings) -> bool:
 
 def load_meta_model(folder: Path) -> Any:
     """The model without its weights, on torch's meta device."""
+    if not folder.is_dir():
+        problem = f"{folder} is a file, not a model's folder" if folder.is_file() else f"there is no folder {folder}"
+        remedy = "name a model's folder; models are not downloaded: `hf download NAME --local-dir FOLDER` does that"
+        raise PolicyError(problem, remedy)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):

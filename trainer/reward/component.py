@@ -69,6 +69,12 @@ class Component:
         self._runner = FunctionRunner(self.function, limits.threads)
         self._check_signature()
 
+    @property
+    def reads_truth(self) -> bool:
+        """Whether a function of the user's reads `attempt.truth`, as far as its own code shows."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return not self.is_builtin and code is not None and "truth" in code.co_names
+
     async def score(self, attempts: Sequence[Attempt]) -> list[float | ScoringError]:
         """Scores the attempts of a group: a number for each, or the reason why there is none."""
         if self.settings.batched:

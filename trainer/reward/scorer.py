@@ -143,6 +143,11 @@ class Scorer:
         self._warnings = 0
         self._turn_weights = {author: self._turn_weight(author) for author in TURN_SCORE_AUTHORS.values()}
 
+    @property
+    def truth_readers(self) -> list[str]:
+        """The components whose functions, of the user's own, read the right answer."""
+        return [name for name, component in self._components.items() if component.reads_truth]
+
     async def score(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
         """Scores a group. The component that decides success comes first; the others score what it could score."""
         pending = [_PendingScore(Attempt(task, rollout, decoder=self.decoder)) for rollout in rollouts]

@@ -15,7 +15,8 @@ RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
         "origin/model/*": "the model that training started from, up to 64 MiB",
         "metrics.jsonl": "a line for each step with all its metrics ([their names](metrics.md)); a value that is not"
         " finite is null",
-        "progress.json": "what the run is doing now, written every second; left by a process that was killed",
+        "progress.json": "what the run is doing now, training, `eval` or `rollout`, written every second; left by a"
+        " process that was killed",
         "rollouts.jsonl": "a line for each rollout: ledger, messages, timing, rewards. Read it with `mtrl-train show`"
         " or `trainer.view.load` in Python",
         "rollouts.jsonl.offsets": "where each line begins; made anew if it is deleted",

@@ -1,6 +1,7 @@
-"""What a run is doing now, in progress.json of its folder: written every second while it trains, read by the web UI.
+"""What a run is doing now, in progress.json of its folder: written every second, read by the web UI.
 
-A run that ends removes the file. One that was killed leaves it, and its age says so.
+Training, an evaluation and `mtrl-train rollout` write it and remove it at their end. One that was killed leaves it,
+and its age says so.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ MAX_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A training run at one moment. Times are in seconds, None where nothing is known yet."""
+    """A run at one moment. Times are in seconds, None where nothing is known yet."""
 
     step: int = 0
     steps: int = 0
+    """Steps of the training; 0 for an evaluation, or rollouts without training."""
     phase: str = ""
     """Such as "rolling out", "learning" or "evaluating"; empty between two."""
     phase_s: float = 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -18,20 +19,21 @@ from rich.table import Table
 
 from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
-from trainer.engine.base import Engine
+from trainer.engine.base import CountsTokens, Engine
 from trainer.policy.policy import Policy
 from trainer.reward.scorer import ScoredGroup, Scorer
 from trainer.rollout.loop import RolloutRunner
-from trainer.rollout.observer import NullObserver
 from trainer.rollout.scheduler import Group, Scheduler
 from trainer.rollout.settings import AdmissionSettings
 from trainer.rollout.task import Task
 from trainer.storage.rollout_file import RolloutWriter, RunError
+from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
 from trainer.train.handover import locate_settings
 from trainer.train.job import Job, JobObjects, open_job
 from trainer.train.run_folder import load_run_settings
 from trainer.train.settings import EvaluationSettings
+from trainer.view.progress import RolloutProgress
 
 GROUP_PREFIX = "e-"
 """Prefix of group names, so that evaluation rollouts are distinct from those of steps."""
@@ -117,6 +119,9 @@ async def evaluate(
 
 EVALUATION_FOLDER = "eval"
 COMPARISON_FILE = "comparison.json"
+EVALUATING = "evaluating"
+SILENT_S = 5.0
+"""The age of a status from which nothing writes it any more: a run that trains does so every second."""
 VARIANTS = ("sampled_before", "greedy_before", "sampled", "greedy")
 """The compared evaluations, in the order in which they are made."""
 
@@ -201,7 +206,8 @@ async def compare_run(
             if engine.version:
                 await engine.publish(policy.weights, 0)
             async with job.open_workers(engine, run / EVALUATION_FOLDER, log):
-                return await compare_policies(job, engine, policy, checkpoint, run, log)
+                with _show_progress(job, engine, run, console) as progress:
+                    return await compare_policies(job, engine, policy, checkpoint, run, progress)
 
 
 def _keep_earlier(folder: Path) -> None:
@@ -211,8 +217,24 @@ def _keep_earlier(folder: Path) -> None:
         folder.rename(next(name for name in names if not name.exists()))
 
 
+@contextmanager
+def _show_progress(job: Job, engine: Engine, run: Path, console: Console) -> Iterator[RolloutProgress]:
+    """Shows the progress of a comparison, and keeps it in the run's folder for the web UI.
+
+    A run that is still training, or was killed a moment ago, keeps its own status there.
+    """
+    tasks = len(job.held_out(job.settings.evaluation.rows))
+    progress = RolloutProgress(len(VARIANTS) * tasks, phase=EVALUATING, console=console)
+    if isinstance(engine, CountsTokens):
+        progress.read_sampled = partial(getattr, engine, "sampled_tokens")
+    found = read_status(run)
+    is_training = found is not None and found[1] < SILENT_S
+    with nullcontext() if is_training else StatusFile(run, progress.status), progress:
+        yield progress
+
+
 async def compare_policies(
-    job: Job, engine: Engine, policy: Policy, checkpoint: Checkpoint, run: Path, log: Callable[[str], None]
+    job: Job, engine: Engine, policy: Policy, checkpoint: Checkpoint, run: Path, progress: RolloutProgress
 ) -> Comparison:
     """Evaluates the weights that the engine has, then publishes the checkpoint's and evaluates those.
 
@@ -224,8 +246,10 @@ async def compare_policies(
         if name == "sampled":
             await to_thread.run_sync(policy.resume, checkpoint.folder)
             await engine.publish(policy.weights, checkpoint.step)
-        variants[name] = await _evaluate_variant(job, engine, tasks, greedy=name.startswith("greedy"))
-        log(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}")
+        words = name if "before" in name else f"{name} after"
+        progress.begin_phase(f"{EVALUATING} {words.replace('_', ' ')}")
+        variants[name] = await _evaluate_variant(job, engine, tasks, progress, greedy=name.startswith("greedy"))
+        progress.console.print(f"{name.replace('_', ' ')}: {_format_rate(variants[name].all)}", markup=False)
         await to_thread.run_sync(_save_rollouts, run / EVALUATION_FOLDER / name, variants[name])
     comparison = Comparison(variants, checkpoint.step, len(tasks), job.tasks.is_held_out)
     file = run / EVALUATION_FOLDER / COMPARISON_FILE
@@ -237,8 +261,10 @@ async def compare_policies(
     return comparison
 
 
-async def _evaluate_variant(job: Job, engine: Engine, tasks: Sequence[Task], *, greedy: bool) -> Evaluation:
-    runner = job.make_runner(engine, NullObserver())
+async def _evaluate_variant(
+    job: Job, engine: Engine, tasks: Sequence[Task], progress: RolloutProgress, *, greedy: bool
+) -> Evaluation:
+    runner = job.make_runner(engine, progress)
     runner = job.make_greedy(runner) if greedy else runner
     return await evaluate(runner, job.scorer, tasks, job.settings.admission, job.settings.evaluation.kind)
 

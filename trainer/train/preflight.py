@@ -97,7 +97,7 @@ class _RowChecks:
     """What is wrong with rows, which are looked at one by one; only a few texts are kept."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self._rows = job, 0
+        self._job, self._rows, self._without_truth = job, 0, 0
         self._bad_rows: Counter[str] = Counter()
         """By component: the rows that it cannot score."""
         self._first_problems: dict[str, str] = {}
@@ -108,6 +108,7 @@ class _RowChecks:
     def add(self, task: Task) -> None:
         """Looks at a row."""
         self._rows += 1
+        self._without_truth += task.truth is None
         for name, component in self._job.settings.reward.components.items():
             if (problem := find_truth_problem(component.function, task)) is not None:
                 self._bad_rows[name] += 1
@@ -129,6 +130,16 @@ class _RowChecks:
             problem = f"{function!r} cannot score {rows}: {self._first_problems[name]}"
             grade: Grade = "wrong" if 2 * count > self._rows else "note"
             yield Finding(grade, f"reward.components.{name}: {problem}", OTHER_TRUTH)
+
+        for name in self._job.scorer.truth_readers if self._without_truth else ():
+            rows = (
+                "every row lacks"
+                if self._without_truth == self._rows
+                else f"{self._without_truth} of {self._rows} lack"
+            )
+            function = self._job.settings.reward.components[name].function
+            problem = f"{function!r} reads `attempt.truth`, which is None where a row has no `ground_truth`: {rows} it"
+            yield Finding("note", f"reward.components.{name}: {problem}", OTHER_TRUTH)
 
     def find_long_prompts(self) -> Iterator[Finding]:
         """Compares the limits with the longest prompts and the shortest one."""

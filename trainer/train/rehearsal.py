@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from gateway.types import ToolSpec
@@ -13,6 +14,7 @@ from trainer.check import Finding
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
+from trainer.reward.functions import find_truth_problem
 from trainer.reward.scorer import ScoredGroup
 from trainer.rollout.observer import NullObserver
 from trainer.rollout.rollout import Rollout
@@ -20,7 +22,7 @@ from trainer.rollout.task import Task
 from trainer.template import render_reply
 from trainer.template.chat_template import build_call
 from trainer.train.job import Job
-from trainer.train.preflight import offered_specs
+from trainer.train.preflight import MAX_TASKS, offered_specs
 
 GROUP = "0-0-0"
 WALL_S = 120.0
@@ -36,7 +38,7 @@ SHOWN = 300
 async def rehearse(job: Job) -> list[Finding]:
     """Plays two rollouts of the first task. Tools are really called, with made-up arguments."""
     stage = job.settings.curriculum.stages[0]
-    task = stage.apply(job.tasks.train[stage.data][0])
+    task = stage.apply(_choose_task(job, job.tasks.train[stage.data]))
     specs = offered_specs(job.gateway.specs, task)
     limits = job.settings.limits
     runner = replace(
@@ -55,6 +57,17 @@ async def rehearse(job: Job) -> list[Finding]:
         return findings
     group = await job.scorer.score(task, rollouts)
     return [*findings, *_check_rewards(job, group), *_check_loss(job, group)]
+
+
+def _choose_task(job: Job, tasks: Sequence[Task]) -> Task:
+    """The first task that every built-in reward function can score: rows that lack something are told by themselves."""
+    functions = [component.function for component in job.settings.reward.components.values()]
+    scorable = (
+        task
+        for task in islice(tasks, MAX_TASKS)
+        if all(find_truth_problem(function, task) is None for function in functions)
+    )
+    return next(scorable, tasks[0])
 
 
 def _make_script(job: Job, task: Task, specs: Sequence[ToolSpec]) -> Callable[[Sequence[int], Sampling, str], Answer]:

@@ -7,17 +7,19 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event, Thread
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from trainer.view.counters import CounterSnapshot, RolloutCounters
+from trainer.storage.run_status import RunStatus
+from trainer.view.counters import STATES, CounterSnapshot, RolloutCounters
 from trainer.view.panel import format_status, rollout_panel
 
 log = logging.getLogger(__name__)
@@ -101,19 +103,62 @@ class TokenRate:
 class RolloutProgress(RolloutCounters, Display):
     """A `Watch` that counts rollouts and shows their progress."""
 
-    def __init__(self, total: int = 0, *, console: Console | None = None, every_s: float = 10.0) -> None:
-        """`total` is the number of rollouts, `every_s` the interval of log lines without a terminal."""
+    def __init__(
+        self, total: int = 0, *, phase: str = "", console: Console | None = None, every_s: float = 10.0
+    ) -> None:
+        """`total` is the number of rollouts, `phase` what they are for, `every_s` the interval of log lines."""
         RolloutCounters.__init__(self, total)
         Display.__init__(self, console or Console(), every_s)
-        self._rate = TokenRate()
+        self._rate, self._status_rate = TokenRate(), TokenRate()
+        self._phase, self._phase_began = phase, monotonic()
+        self.read_sampled: Callable[[], int] | None = None
+        """Reads how many tokens the engine has sampled, if it says so while turns are being written."""
+
+    def begin_phase(self, phase: str) -> None:
+        """Says what the next rollouts are for."""
+        self._phase, self._phase_began = phase, monotonic()
 
     def render(self, *, over: bool) -> RenderableType:
-        counters = self.snapshot()
+        counters = self._moving_snapshot()
         return rollout_panel(counters, self._rate.per_s(counters, over=over), self.console.width, over=over)
 
     def format_line(self, *, over: bool) -> str:
-        counters = self.snapshot()
+        counters = self._moving_snapshot()
         return format_status(counters, self._rate.per_s(counters, over=over), over=over)
+
+    def status(self) -> RunStatus:
+        """What is being done now, for other processes."""
+        counters = self._moving_snapshot()
+        left_s = counters.left_s
+        return make_status(
+            counters,
+            self._status_rate.per_s(counters, over=False),
+            phase=self._phase,
+            phase_s=monotonic() - self._phase_began,
+            left_s=left_s,
+            left_of="" if left_s is None else "of the rollouts",
+        )
+
+    def _moving_snapshot(self) -> CounterSnapshot:
+        """The counters, with the tokens of turns that are still being written."""
+        counters = self.snapshot()
+        return replace(counters, written=max(counters.written, self.read_sampled())) if self.read_sampled else counters
+
+
+def make_status(counters: CounterSnapshot, written_per_s: float, **values: Any) -> RunStatus:
+    """A run's status from the counters of its rollouts, and further fields."""
+    tool, durations = counters.slowest or ("", None)
+    return RunStatus(
+        ended=counters.ended,
+        total=counters.total,
+        **{state: counters.states.get(state, 0) for state in STATES},
+        turns=counters.turns,
+        written=counters.written,
+        written_per_s=written_per_s,
+        slowest_tool=tool,
+        slowest_p95_s=durations.quantile_s(0.95) if durations else None,
+        **values,
+    )
 
 
 LOG_LINES = 5

@@ -93,9 +93,8 @@ def _head_lines(rollout: Rollout, number: int) -> Iterator[Line]:
     asked, cached = sum(ledger.prompt_tokens for ledger in ledgers), sum(ledger.cached_tokens for ledger in ledgers)
     generated = sum(len(turn.ids) for turn in turns)
     kind = f" of kind {to_line(rollout.kind)}" if rollout.kind else ""
-    yield Line(
-        f"rollout {number}: task {to_line(rollout.task)}{kind}, group {to_line(rollout.group)}, index {rollout.index}"
-    )
+    group = f", group {to_line(rollout.group)}, index {rollout.index}" if rollout.group else ""
+    yield Line(f"rollout {number}: task {to_line(rollout.task)}{kind}{group}")
     yield Line(
         f"stop {rollout.stop}; {len(turns)} turns; {sum(map(len, ledgers))} tokens, {generated} by the policy;"
         f" {cached} of {asked} input tokens cached ({format_share(cached, asked)})"

@@ -30,7 +30,7 @@ from trainer.view.panel import (
     progress_bar,
     rollout_rows,
 )
-from trainer.view.progress import Display, TokenRate, log
+from trainer.view.progress import Display, TokenRate, log, make_status
 from trainer.view.text import to_printable
 from trainer.view.update_passes import UpdatePasses
 
@@ -211,9 +211,10 @@ class TrainingProgress(Display):
         """What the run is doing now, for other processes."""
         counters, (phase, since) = self._snapshot(), self._phase()
         left_s, left_of = self.step_left or (None, "")
-        tool, durations = counters.slowest or ("", None)
         is_learning = phase == LEARNING
-        return RunStatus(
+        return make_status(
+            counters,
+            self._status_rate.per_s(counters, over=False),
             step=self.step,
             steps=self.steps,
             phase=phase,
@@ -221,16 +222,8 @@ class TrainingProgress(Display):
             left_s=left_s,
             left_of=left_of,
             run_left_s=self.left_s,
-            ended=counters.ended,
-            total=counters.total,
-            **{state: counters.states.get(state, 0) for state in STATES},
-            turns=counters.turns,
-            written=counters.written,
-            written_per_s=self._status_rate.per_s(counters, over=False),
             passes=int(self._update.passes) if is_learning else 0,
             total_passes=self._update.total if is_learning else 0,
-            slowest_tool=tool,
-            slowest_p95_s=durations.quantile_s(0.95) if durations else None,
         )
 
     def render(self, *, over: bool) -> RenderableType:

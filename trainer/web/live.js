@@ -21,7 +21,7 @@ export function livePanel(run) {
     put(title, several ? `${run.name}: ` : "", headline(now));
     put(pace, paceOf(now, alive));
     trouble.hidden = alive;
-    put(trouble, alive ? "" : `No sign of life for ${wholeSeconds(now.age_s)}: the process was killed, or its machine stands still. `, alive ? "" : "If it has ended, --resume continues it.");
+    put(trouble, alive ? "" : `No sign of life for ${wholeSeconds(now.age_s)}: the process was killed, or its machine stands still. `, alive || !now.steps ? "" : "If it has ended, --resume continues it.");
     bar.hidden = !all;
     for (const [name, value] of Object.entries({ valuemax: all, valuenow: done, valuetext: `${integer(done)} of ${integer(all)} ${unit}` })) bar.setAttribute(`aria-${name}`, value);
     put(bar, now.total_passes ? segment("ended", done, all) : STATES.slice(0, -1).map(([state]) => segment(state, now[state], Math.max(all, 1))));
@@ -37,7 +37,11 @@ function progressOf(now) {
   return { done: now.ended, all: now.total, unit: "rollouts" };
 }
 const wholeSeconds = value => seconds(Math.max(1, Math.round(value)));
-const headline = now => [now.step ? `Step ${integer(now.step)} of ${integer(now.steps)}` : "Before the first step", now.phase ? `: ${now.phase} for ${wholeSeconds(now.phase_s)}` : ""];
+const capitalized = text => text.slice(0, 1).toUpperCase() + text.slice(1);
+function headline(now) {
+  if (!now.steps) return now.phase ? [`${capitalized(now.phase)} for ${wholeSeconds(now.phase_s)}`] : ["Starting"]; // an evaluation, or rollouts without training
+  return [now.step ? `Step ${integer(now.step)} of ${integer(now.steps)}` : "Before the first step", now.phase ? `: ${now.phase} for ${wholeSeconds(now.phase_s)}` : ""];
+}
 function paceOf(now, alive) {
   const parts = [`${count(now.written, "token")} in ${count(now.turns, "turn")}`];
   if (!alive) return parts[0];

@@ -29,7 +29,7 @@ export async function view({ frame, runs }) {
   const updateFacts = () => {
     const facts = histories.map(history => runFacts(history, histories.length > 1, trouble));
     if (!facts.every((node, index) => node.isEqualNode(parts.facts.children[index]))) keepFocus(parts.facts, () => put(parts.facts, facts));
-    for (const history of histories) history.live.set(hasFinished(history) || trouble ? null : history.now, histories.length > 1);
+    for (const history of histories) history.live.set(trouble || hasFinished(history) && !isEvaluated(history) ? null : history.now, histories.length > 1);
   };
   let alarmed = "";
   const updateAlarms = () => {
@@ -97,6 +97,7 @@ function latest(history, name) {
 }
 
 const hasFinished = ({ lines, run }) => Boolean(run.steps) && (lines.at(-1)?.step ?? 0) >= run.steps;
+const isEvaluated = ({ now }) => isAlive(now) && !now.steps; // by `eval`, which may come long after the run
 function runFacts(history, several, trouble) {
   const step = history.lines.at(-1)?.step ?? 0, all = history.run.steps;
   const age = history.changed ? Date.now() / 1000 - history.changed : null;

@@ -231,6 +231,11 @@ def test_plan_that_fits_has_no_remedy(folder: Path) -> None:
 def test_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="has no causal language model"):
         make_plan(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(PolicyError, match="is a file, not a model's folder"):
+        make_plan(tmp_path / "file")
+    with pytest.raises(PolicyError, match=r"there is no folder .*\n.*models are not downloaded: `hf download NAME"):
+        make_plan(tmp_path / "Qwen/Qwen3-0.6B")
 
 
 def test_free_memory_is_measured_with_and_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

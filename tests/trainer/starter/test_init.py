@@ -180,6 +180,7 @@ def test_nothing_is_overwritten(run: RunCommand, place: Path) -> None:
     ("words", "problem"),
     [
         (["file"], "is a file, and nothing is overwritten"),
+        ([""], "FOLDER: is empty"),
         (["file/job"], "file/job: cannot be made"),
         (["job", "--model", "nowhere"], "there is no config.json"),
         (["job", "--from", "nemo", "file"], "'nemo' is no framework that can be translated"),

@@ -48,6 +48,21 @@ def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run
     assert "FAIL a scripted rollout that calls a tool ended with tool_failed" in output and "gone" in output
 
 
+def test_rows_without_the_truth_that_rewards_read_are_told_once_wherever_they_are(run: Run) -> None:
+    rows = ['{"prompt": "what"}\n', *[TRUTH] * 3]
+    for lines in (rows, rows[::-1]):
+        Path("rows.jsonl").write_text("".join(lines))
+        components = {
+            "answer": {"function": "answer"}, **user_reward("return float(attempt.truth == '7')")["components"],
+        }  # fmt: skip
+        file = write_config(data="rows.jsonl", kinds=[], reward={"components": components, "success": "answer"})
+        output = run("--config", file, "--dry-run")
+        assert "note reward.components.answer: 'answer' cannot score 1 of 4 rows" in output
+        assert "reads `attempt.truth`, which is None where a row has no `ground_truth`: 1 of 4 lack it" in output
+        assert "note reward.components.mine:" in output and "two scripted rollouts were played and scored" in output
+        assert "FAIL" not in output
+
+
 def test_tools_that_no_server_has_and_cut_off_weights_are_refused_at_the_start(run: Run) -> None:
     import shutil
 

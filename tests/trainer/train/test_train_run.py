@@ -16,13 +16,14 @@ from tests.trainer.train.jobs import small_job
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import read_metrics
 from trainer.storage.run_layout import describe_run_file
-from trainer.storage.run_status import STATUS_FILE, RunStatus, read_status
+from trainer.storage.run_status import STATUS_FILE, RunStatus, read_status, write_status
 from trainer.train.dry_run import dry_run
 from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
 from trainer.train.run_folder import RunFolder
 from trainer.train.start import train
 from trainer.view.metrics import is_repeated
+from trainer.view.progress import RolloutProgress
 
 
 def string_console() -> Console:
@@ -118,6 +119,30 @@ async def test_success_before_and_after_is_compared(run: Path) -> None:
     for way in ("sampled", "greedy", "sampled_before", "greedy_before"):
         assert 0 <= report[way] <= 1 and report["intervals"][way][0] <= report[way] <= report["intervals"][way][1]
     assert report["by_kind"].keys() == {"fact", "sum"} and report["held_out"] and report["tasks"] == 8
+
+
+async def test_evaluation_shows_its_progress_in_the_folder_of_a_run_that_does_not_train(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[RunStatus, bool]] = []
+    begin_phase = RolloutProgress.begin_phase
+
+    def begin(progress: RolloutProgress, phase: str) -> None:
+        begin_phase(progress, phase)
+        begun.append((progress.status(), (run / STATUS_FILE).exists()))
+
+    monkeypatch.setattr(RolloutProgress, "begin_phase", begin)
+    await compare_run(run, 4, None, string_console())
+    phases = ["sampled before", "greedy before", "sampled after", "greedy after"]
+    assert [status.phase for status, _ in begun] == [f"evaluating {name}" for name in phases]
+    assert [(status.ended, status.total) for status, _ in begun] == [(ended, 16) for ended in (0, 4, 8, 12)]
+    assert all(is_written for _, is_written in begun) and begun[-1][0].written > begun[1][0].written > 0
+    assert read_status(run) is None
+    write_status(run, RunStatus(step=2, steps=3))
+    await compare_run(run, 1, None, string_console())
+    found = read_status(run)
+    assert found is not None and found[0] == RunStatus(step=2, steps=3), "the status of a run that trains"
+    (run / STATUS_FILE).unlink()
 
 
 async def test_untrained_weights_are_evaluated_also_by_an_engine_that_shares_the_trainers(
