@@ -221,10 +221,15 @@ def _environment(confined: Confined) -> dict[str, str]:
 
 def _layout(confined: Confined) -> SandboxLayout:
     needs_hosts = (*python_folders(), LISTENER_COMMAND[-1], CERTIFICATES) if confined.proxy_socket else ()
-    system = tuple(path for path in (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES) if os.path.exists(path))
     needed = tuple(path for path in (*needs_hosts, *confined.readable) if os.path.exists(path))
     named = tuple(map(str, confined.settings.readable))  # One of these that is missing is an error of bubblewrap.
-    return make_layout(system, needed, named, (*confined.writable, *map(str, confined.settings.writable)))
+    return make_layout(_system_paths(), needed, named, (*confined.writable, *map(str, confined.settings.writable)))
+
+
+@cache
+def _system_paths() -> tuple[str, ...]:
+    """What this machine has of the system that sandboxes are given."""
+    return tuple(path for path in (*SYSTEM_FOLDERS, *MORE_SYSTEM_FILES) if os.path.exists(path))
 
 
 def _mounts(confined: Confined) -> Iterator[str]:

@@ -74,7 +74,7 @@ async def test_large_states_go_into_sandboxes_and_are_hashed_beside_others(
     (tmp_path / "large").write_bytes(content)
     async with watched_sandbox(settings) as (sandbox, reaper):
         states = SandboxStates(PreparedStates(tmp_path, None), reaper)
-        await states.put(sandbox, "")
+        await states.put(sandbox, tmp_path)
         assert await sandbox.get("/rollout/large", MAX_BYTES) == content
         assert await states.hash(sandbox, "") == hash_state(tmp_path)
         with pytest.raises(OSError, match="more than"):

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from gateway.sandbox import bubblewrap, cgroups
+from gateway.sandbox.provider import LocalSandbox
 from gateway.types import Outcome, ToolCall
 from tests.sandbox.attacks import ATTACKS
 from tests.sandbox.conftest import open_session
@@ -65,6 +66,10 @@ def with_many_processes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bubblewrap, "_limits", lambda confined: (*list(limits(confined))[:3], "999", "unlimited"))
 
 
+def with_much_output(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalSandbox, "_limits", lambda sandbox, timeout_s: {"timeout_s": timeout_s, "output_bytes": 2**24})
+
+
 NEEDED: dict[str, tuple[Remove, tuple[str, ...]]] = {
     "a network of its own": (without_option("--unshare-net"), ("connects to an abstract socket",)),
     "numbers of processes of its own": (
@@ -75,7 +80,10 @@ NEEDED: dict[str, tuple[Remove, tuple[str, ...]]] = {
     "a root that is read-only": (without_option("--remount-ro", 1), ("writes to the root",)),
     "only paths that are named": (
         with_paths_of_the_machine,
-        ("lists control groups", "leaves its control group", "reads a secret file", "writes the file of a reward"),
+        (
+            "lists control groups", "leaves its control group", "reads a secret file", "writes the file of a reward",
+            "follows a symbolic link", "makes a hard link", "lists a folder", "connects to a socket file",
+        ),
     ),
     "a filter of system calls": (
         without_filter,
@@ -86,6 +94,7 @@ NEEDED: dict[str, tuple[Remove, tuple[str, ...]]] = {
     ),
     "no rights": (with_rights, ("has capabilities", "becomes root", "mounts")),
     "limits on disk": (with_much_disk, ("fills its folder", "makes files without end")),
+    "a limit on output": (with_much_output, ("prints without end",)),
     "limits on memory and processes": (with_many_processes, ("takes memory", "forks without end")),
 }  # fmt: skip
 
