@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,6 +17,22 @@ LENGTH_BYTES = 8
 """A file begins with the length of its header, in so many bytes."""
 MAX_HEADER = 100_000_000
 COPY_AGAIN = "copy or download the file again"
+
+
+def _read_umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+UMASK = _read_umask()
+"""Read once, since it can only be read by setting it, which other threads would notice."""
+
+
+def share_weight_files(folder: Path) -> None:
+    """Gives weight files the permissions of other new files: safetensors lets only their owner read them."""
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(0o666 & ~UMASK)
 
 
 class _Damaged(Exception):

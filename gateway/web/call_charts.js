@@ -13,6 +13,8 @@ export const MEANING = {
   unknown: "Delivered, but no answer came back. Repeating it may not be safe.",
   cancelled: "The caller disconnected.",
 };
+/** What the policy is not told about a call that failed; nothing where it only repeats the outcome's meaning. */
+export const operatorNote = ({ outcome, reason }) => reason && `${reason}.`.toLowerCase() !== MEANING[outcome]?.toLowerCase() ? el("p", { class: "dim" }, `For the operator: ${reason}`) : null;
 
 export function outcomeChip(outcome) {
   return el("span", { class: "chip", data: { outcome }, title: MEANING[outcome] }, outcome);

@@ -1,7 +1,7 @@
 // The calls view: running calls, and finished ones with the newest on top.
 import { clock, count, el, streamLines, put, seconds } from "./dom.js";
 import { argumentsText, partView } from "./result.js";
-import { MEANING, OUTCOMES, outcomeChip, phaseStrip, rewardText } from "./call_charts.js";
+import { MEANING, operatorNote, OUTCOMES, outcomeChip, phaseStrip, rewardText } from "./call_charts.js";
 
 const KEPT = 300;
 const AGAIN_MS = 2000;
@@ -94,8 +94,7 @@ function detail(call) {
     el("div", { class: "stack" }, el("p", { class: "label" }, "Arguments"), el("pre", { class: "wrap" }, argumentsText(call.arguments)),
       phaseStrip(call.timing, call.elapsed_s)),
     el("div", { class: "stack" }, el("p", { class: "label" }, "Answer"),
-      call.outcome === "ok" ? null : el("div", { class: "notice small", data: { outcome: call.outcome } }, el("p", {}, MEANING[call.outcome]),
-        call.reason ? el("p", { class: "dim" }, `For the operator: ${call.reason}`) : null),
+      call.outcome === "ok" ? null : el("div", { class: "notice small", data: { outcome: call.outcome } }, el("p", {}, MEANING[call.outcome]), operatorNote(call)),
       call.parts.map(partView), el("p", { class: "row tiny dim" }, el("span", {}, "session ", el("code", {}, call.session.slice(0, 8))), rewardText(call.reward), call.attempts > 1 ? count(call.attempts, "attempt") : null,
         call.known ? el("a", { href: `#/tools/${encodeURIComponent(call.tool)}` }, "Open the tool") : null)));
 }

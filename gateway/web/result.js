@@ -1,6 +1,6 @@
 // Shows a call's result, part by part. Images are shown; other media can be saved.
 import { bytes, count, el, number, seconds } from "./dom.js";
-import { MEANING, outcomeChip, phaseStrip } from "./call_charts.js";
+import { MEANING, operatorNote, outcomeChip, phaseStrip } from "./call_charts.js";
 
 const SHOWN = /^image\/(png|jpeg|gif|webp|avif|bmp)$/;
 const LONG = 20000;
@@ -14,7 +14,7 @@ export function resultView(result) {
       result.reward !== null ? el("span", { class: "small number" }, `reward ${number(result.reward)}`) : null,
       result.done ? el("span", { class: "tag" }, "ends the rollout") : null),
     result.outcome === "ok" ? null : el("div", { class: "notice small stack", data: { outcome: result.outcome } },
-      el("p", {}, MEANING[result.outcome]), result.reason ? el("p", { class: "dim" }, `For the operator: ${result.reason}`) : null),
+      el("p", {}, MEANING[result.outcome]), operatorNote(result)),
     (result.parts ?? []).length ? result.parts.map(partView) : el("p", { class: "dim small" }, "The result is empty."),
     result.structured !== null && result.structured !== undefined ? fold("Structured", pretty(result.structured)) : null,
     Object.keys(result.metrics ?? {}).length ? fold("Metrics", pretty(result.metrics)) : null,

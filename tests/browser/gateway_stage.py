@@ -121,7 +121,7 @@ def _show_calls(page: Page, url: str) -> None:
     page.open(f"{url}/ui#/calls")
     page.sees("draw_bars")
     page.click("tr.pick", "7 / 0")
-    page.sees("For the operator")
+    page.sees("division by zero")
 
 
 def _show_sessions(page: Page, url: str) -> None:

@@ -202,6 +202,19 @@ def test_calls_can_be_filtered_and_opened_by_keyboard(page: Page, server: LiveSe
     page.sees("3141", ".calls .more pre")
 
 
+def test_reason_of_a_failed_call_is_shown_unless_it_repeats_the_meaning(page: Page, server: LiveServer) -> None:
+    make_calls(server, ("fails", {}), ("add", {"a": "three"}))
+    page.open(f"{server.url}/ui#/calls")
+    page.until("document.querySelectorAll('.calls tr.pick').length >= 2")
+    page.click(".calls tr.pick", "three")
+    page.sees("For the operator: ", ".calls .more")
+    texts = page.js(
+        'import("/ui/call_charts.js").then(({ operatorNote }) => ["the tool reported an error", "it broke", ""]'
+        '.map(reason => operatorNote({ outcome: "error", reason })?.textContent ?? null))'
+    )
+    assert texts == [None, "For the operator: it broke", None]
+
+
 def test_operator_can_close_a_session(page: Page, server: LiveServer) -> None:
     id = make_calls(server, ("add", {"a": 1}), task="stuck-1")
     page.open(f"{server.url}/ui#/sessions")

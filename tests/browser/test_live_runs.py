@@ -90,7 +90,7 @@ def test_evaluation_of_a_finished_run_and_rollouts_without_training_move_on_the_
     with serve_runs(done) as url:
         page.open(url)
         page.sees("Evaluating greedy before for 5 s", ".live")
-        page.sees("3 of 12 ended", ".live")
+        assert page.text(".live .states").split() == ["3", "of", "12", "ended"]
         page.sees("finished", ".facts")
         write_status(done, RunStatus(phase="collecting rollouts", phase_s=7, ended=1, total=12))
         page.sees("Collecting rollouts for 7 s", ".live")

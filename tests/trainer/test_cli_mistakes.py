@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import typing
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from pydantic import BaseModel
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from gateway.errors import ConfigError
 from trainer.cli import app
+from trainer.cli.errors import report_errors
 from trainer.cli.run_file import load_settings
 from trainer.train.settings import TrainSettings
 
@@ -128,6 +131,16 @@ def test_a_word_in_the_wrong_place_is_told_with_the_option_it_belongs_to(
     Path("folder/job.yaml").touch()
     code, output = run_words(*words)
     assert code == 2 and says in " ".join(output.replace("│", " ").split())
+
+
+def test_a_file_that_another_account_keeps_for_itself_is_told_with_the_remedy(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda file, mode: False)  # Root may read every file.
+    with pytest.raises(typer.Exit), report_errors():
+        raise PermissionError(errno.EACCES, "Permission denied", "file.txt")
+    told = capsys.readouterr().err
+    assert "file.txt: cannot be read by this user (Permission denied)" in told and "chmod a+r file.txt" in told
 
 
 @pytest.mark.parametrize("out", ["file.txt", "file.txt/deeper", "", "loop", "a" * 5000])

@@ -282,19 +282,6 @@ def test_without_terminal_there_are_log_lines() -> None:
     assert not re.search(r"left|\x1b", lines[-1])
 
 
-def test_status_and_log_lines_move_while_a_turn_is_being_written() -> None:
-    screen = Screen()
-    progress = RolloutProgress(4, phase="collecting rollouts", console=Console(file=screen, width=40))
-    progress.read_sampled = lambda: 30
-    progress.on_state("0/t/0", "generating")
-    status = progress.status()
-    assert (status.phase, status.generating, status.total, status.written) == ("collecting rollouts", 1, 4, 30)
-    assert status.written_per_s > 0 and status.steps == 0
-    assert "30 in 0 turns" in progress.format_line(over=False)
-    progress.on_generation("0/t/0", Generation((1,) * 40, (0.0,) * 40, "stop"), 10)
-    assert progress.status().written == 40 and progress.metrics()["tokens/written"] == 40
-
-
 def make_live_progress() -> tuple[RolloutProgress, Screen]:
     screen = Screen()
     return RolloutProgress(

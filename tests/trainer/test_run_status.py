@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import fields
@@ -9,9 +10,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from rich.console import Console
 
 from tests.trainer.test_training_progress import RecordedProgress
+from trainer.engine.base import Generation
 from trainer.storage.run_status import MAX_CHARS, STATUS_FILE, RunStatus, StatusFile, read_status, write_status
+from trainer.view.progress import RolloutProgress
 
 
 def test_status_is_written_while_a_run_trains_and_removed_at_its_end(tmp_path: Path) -> None:
@@ -76,3 +80,15 @@ def test_status_follows_rollouts_evaluation_and_update() -> None:
         learning = progress.status()
     assert (learning.passes, learning.total_passes, learning.left_s, learning.left_of) == (1, 4, 9, "of the update")
     assert progress.status().phase == "" and progress.status().total_passes == 0
+
+
+def test_status_and_log_lines_move_while_a_turn_is_being_written() -> None:
+    progress = RolloutProgress(4, phase="collecting rollouts", console=Console(file=io.StringIO(), width=40))
+    progress.read_sampled = lambda: 30
+    progress.on_state("0/t/0", "generating")
+    status = progress.status()
+    assert (status.phase, status.generating, status.total, status.written) == ("collecting rollouts", 1, 4, 30)
+    assert status.written_per_s > 0 and status.steps == 0
+    assert "30 in 0 turns" in progress.format_line(over=False)
+    progress.on_generation("0/t/0", Generation((1,) * 40, (0.0,) * 40, "stop"), 10)
+    assert progress.status().written == 40 and progress.metrics()["tokens/written"] == 40

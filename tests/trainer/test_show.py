@@ -54,6 +54,14 @@ def test_rollout_without_a_group_has_none_in_its_heading() -> None:
     assert "task one\nstop" in render_text([replace(RUN[0], group="")], 0)
 
 
+def test_table_of_a_run_decodes_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sample_run(tmp_path / "run", steps=2)
+    monkeypatch.setattr("trainer.storage.rollout_file.load_rollout", None)  # It takes ten times as long.
+    done = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert done.exit_code == 0 and "32 rollouts: " in done.output, done.output
+    assert CliRunner().invoke(app, ["show", str(tmp_path / "run"), "1"]).exit_code
+
+
 def test_narrow_terminal_shows_all_columns() -> None:
     screen = io.StringIO()
     print_rollouts(RUN, Console(file=screen, width=20))

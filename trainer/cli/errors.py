@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from shlex import quote
 
 import typer
 
@@ -57,7 +59,7 @@ def report_errors(*extra: type[Exception], stopped: Callable[[], str] = describe
         sys.stderr.write(f"\nmtrl-train: stopped; {stopped()}\n")
         raise typer.Exit(130) from None
     except Exception as error:
-        cause = unwrap_error(error)
+        cause = _explain_unreadable_file(unwrap_error(error))
         if isinstance(cause, OSError) and cause.errno in DISK_ERRNOS:
             file = cause.filename or "the disk"
             folder = Path(file) if cause.filename else Path.cwd()
@@ -68,6 +70,15 @@ def report_errors(*extra: type[Exception], stopped: Callable[[], str] = describe
             raise
         sys.stderr.write(f"mtrl-train: {_add_location(cause)}\n")
         raise typer.Exit(getattr(cause, "exit_code", 2)) from None
+
+
+def _explain_unreadable_file(error: BaseException) -> BaseException:
+    """An error about a file of another account, such as a checkpoint, as one that says so; other errors unchanged."""
+    file = error.filename if isinstance(error, PermissionError) else None
+    if isinstance(file, str) and os.path.isfile(file) and not os.access(file, os.R_OK):
+        remedy = f"let its owner make it readable: chmod a+r {quote(file)}"
+        return ConfigError("cannot be read by this user (Permission denied)", file=file, remedy=remedy)
+    return error
 
 
 def _explain_path_error(error: BaseException) -> BaseException:

@@ -22,6 +22,7 @@ from typing import Any
 from gateway.disk_errors import require_same_folder, sync_path, write_error_reason, write_error_remedy
 from trainer.policy.errors import PolicyError
 from trainer.storage.rollout_file import resume_hint
+from trainer.weight_files import share_weight_files
 from trainer.worker_thread import run_in_background
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -97,6 +98,7 @@ class Checkpoints:
     def _commit(self, step: int, state: Mapping[str, Any], digests: Mapping[str, str]) -> None:
         """Makes what was written the checkpoint of the step; `digests` are those that need not be computed."""
         temporary, final = self._temporary, self.folder / f"{step:06}"
+        share_weight_files(temporary)
         replaced = self._replaced(step)
         names = [file.relative_to(temporary).as_posix() for file in _list_files(temporary)]
         if lacking := sorted(digests.keys() - {*names}):

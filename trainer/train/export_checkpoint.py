@@ -19,6 +19,7 @@ from trainer.train.best_checkpoint import BEST_FILE, METRIC, BestCheckpoint
 from trainer.train.checkpoint import CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint, Checkpoints, load_checkpoint
 from trainer.train.job import PROCESSOR_FILES, TOKENIZER_FILES
 from trainer.train.origin import MODEL, ORIGIN_FOLDER
+from trainer.weight_files import share_weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def export_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         dtype = (write_adapters if adapter else write_model)(checkpoint.folder, start, temporary)
+        share_weight_files(temporary)
         for pattern in (*TOKENIZER_FILES, *PROCESSOR_FILES):
             for file in checkpoint.folder.glob(pattern):
                 shutil.copyfile(file, temporary / file.name)

@@ -70,7 +70,9 @@ def _copy_model(model: Path, target: Path) -> str:
     try:
         if sum(file.stat().st_size for file in model.rglob("*") if os.path.isfile(file)) > MAX_BYTES:
             return TOO_LARGE
-        shutil.copytree(model, target, ignore=shutil.ignore_patterns("optimizer*", "*.distcp", ".*"))
+        shutil.copytree(
+            model, target, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("optimizer*", "*.distcp", ".*")
+        )
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         return describe_copy_error(error)

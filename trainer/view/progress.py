@@ -148,10 +148,10 @@ class RolloutProgress(RolloutCounters, Display):
 def make_status(counters: CounterSnapshot, written_per_s: float, **values: Any) -> RunStatus:
     """A run's status from the counters of its rollouts, and further fields."""
     tool, durations = counters.slowest or ("", None)
+    values |= {state: counters.states.get(state, 0) for state in STATES}
     return RunStatus(
         ended=counters.ended,
         total=counters.total,
-        **{state: counters.states.get(state, 0) for state in STATES},
         turns=counters.turns,
         written=counters.written,
         written_per_s=written_per_s,

@@ -114,7 +114,7 @@ function runFacts(history, several, trouble) {
       fact("Reward", reward === null ? "–" : number(reward, 3)),
       fact("Sampled", percent(sampled)),
       fact("Greedy", percent(greedy), when === null ? "" : when ? `after ${when}` : "before"),
-      fact("Time", seconds(spent), step ? `${seconds(spent / Math.max(1, step))} a step` : "")));
+      fact("Time", spent ? seconds(spent) : "–", step ? `${seconds(spent / Math.max(1, step))} a step` : "")));
 }
 
 function alarmList(histories) {

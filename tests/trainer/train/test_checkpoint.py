@@ -10,8 +10,10 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from trainer.policy.errors import PolicyError
 from trainer.storage.run_files import RUN_INFO_FILE
@@ -37,6 +39,18 @@ def test_latest_checkpoint_is_found_with_its_state(tmp_path: Path) -> None:
     found = save_steps(tmp_path, 1, 2).find_latest()
     assert found is not None and (found.step, found.state) == (2, {"position": 2})
     assert (found.folder / "inner" / "optimizer.bin").read_text() == "weightsweights"
+
+
+def test_other_accounts_may_read_weights_as_they_may_read_the_other_files(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {}, write)
+    found = checkpoints.find_latest()
+    assert found is not None
+    modes = {file.name: file.stat().st_mode for file in found.folder.iterdir()}
+    assert modes["model.safetensors"] == modes[STATE_FILE]
 
 
 def test_run_without_checkpoints_finds_none(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_transformers_loads_the_export_and_computes_the_trained_models_logits(
     assert AutoTokenizer.from_pretrained(out).get_vocab() == AutoTokenizer.from_pretrained(start).get_vocab()
     assert {file.name for file in out.iterdir()} >= {"config.json", "generation_config.json", "model.safetensors"}
     assert not list(tmp_path.glob(".*"))
+    assert len({file.stat().st_mode for file in out.iterdir()}) == 1, "other accounts may read all files or none"
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # By peft itself.
