@@ -61,7 +61,7 @@ def parse_result(text: str, structured: Any = None) -> Any:
     """
     if isinstance(structured, Mapping) and structured.keys() == {"result"}:
         structured = structured["result"]
-    if isinstance(structured, Mapping) and len(structured) == 1 and _is_text(*structured.values(), text):
+    if isinstance(structured, Mapping) and len(structured) == 1 and _is_text(next(iter(structured.values())), text):
         structured = None
     if isinstance(structured, Mapping | list) and structured:
         return structured
