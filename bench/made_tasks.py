@@ -55,7 +55,8 @@ def write_memory(folder: Path, draw: Random) -> None:
         {"type": "relation", "from": draw.choice(names), "to": draw.choice(names), "relationType": "knows"}
         for _ in range(30)
     ]
-    (folder / "memory.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # As the server writes it: otherwise its first write changes the whole file, whatever was asked for.
+    (folder / "memory.jsonl").write_text("\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
 
 
 def write_files(folder: Path, draw: Random) -> None:

@@ -299,6 +299,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "habit": habit,
     "second": second,
     "agent": partial(seeds_with_cost, "agent.json"),
+    "mcp_tasks": partial(seeds_with_cost, "mcp-tasks.json"),
     "ablations": ablations,
     "sight": sight,
     "kills": kills,

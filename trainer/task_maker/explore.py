@@ -23,25 +23,35 @@ TRIES_PER_STEP = 12
 MIN_CONSTANT = 3
 """How many different calls have to hold a value before it counts as constant."""
 MAX_KNOWN = 2000
+MAX_ITEM = 10
+"""Items of a list that questions name by their number."""
 MIN_TOOL_WEIGHT = 0.005
 Examples = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass
 class Constants:
-    """Values that a tool's results hold whatever its arguments, such as "done": no task asks for them."""
+    """Values that a tool's results hold whatever its arguments, such as "done", or whatever the state: no task asks for
+    them."""
 
     _arguments: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _seen: dict[tuple[str, Path, Scalar], set[str]] = field(default_factory=lambda: defaultdict(set))
     """The arguments with which a tool's results had a value in a place."""
+    _calls: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+    """The arguments and states with which a tool was called."""
+    _results: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
-    def record(self, tool: str, arguments: Mapping[str, Any], result: Any) -> None:
+    def record(self, tool: str, arguments: Mapping[str, Any], result: Any, state: Mapping[str, str]) -> None:
         key = repr(arguments)
         self._arguments[tool].add(key)
+        self._calls[tool].add((key, repr(state)))
+        self._results[tool].add(repr(result))
         for _, path, value in leaves(result):
             self._seen[tool, path, value].add(key)
 
     def has(self, tool: str, value: Value) -> bool:
+        if len(self._calls.get(tool, ())) >= MIN_CONSTANT and len(self._results[tool]) == 1:
+            return True
         calls = self._arguments.get(tool, set())
         return len(calls) >= MIN_CONSTANT and self._seen.get((tool, value.path, value.value)) == calls
 
@@ -91,7 +101,7 @@ class Explorer:
             before = after
             if not result.ok:
                 continue
-            self.constants.record(tool, written.arguments, result.value)
+            self.constants.record(tool, written.arguments, result.value, after)
             found = new_values(result.value, tool, {str(literal) for literal in written.literals})
             if is_untouched or not self.server.has_folder:
                 self._learn(state, found)
@@ -147,7 +157,8 @@ class Explorer:
             known += [
                 replace(value, step=len(steps) - 1)
                 for value in new_values(result.value, tool, stated)
-                if value.path or value.text == result.text  # A line break at its end is no part of the value.
+                if _is_near(value.path)
+                and (value.path or value.text == result.text)  # A line break at its end is no part of the value.
             ]
             passed.append(after)
             if self._is_goal(steps, split) and len(prune(steps, keeps_last=not steps[-1].writes)) >= level:
@@ -181,6 +192,8 @@ class Explorer:
             value
             for value in new_values(last.result, last.tool, stated)
             if split_of(value.value) == split
+            and _is_near(value.path)
+            and _is_plain(value.text)
             and (value.text in last.text or json.dumps(value.text)[1:-1] in last.text)
             and not any(value.text in one for one in stated)
             and not self.constants.has(last.tool, value)
@@ -199,7 +212,21 @@ class Explorer:
 
 def new_values(result: Any, key: str, stated: set[str]) -> list[Value]:
     """The values in a result that the caller did not write itself."""
-    return [Value(value, name or key, None, path) for name, path, value in leaves(result) if str(value) not in stated]
+    return [
+        Value(value, name or ("" if " " in str(value) else key), None, path)  # A whole line is no argument.
+        for name, path, value in leaves(result)
+        if str(value) not in stated
+    ]
+
+
+def _is_near(path: Path) -> bool:
+    """Whether a question may name a place: nobody likes to count to the fortieth item."""
+    return all(step < MAX_ITEM for step in path if isinstance(step, int))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a value is one to ask for: no aligned columns, and no message of an error."""
+    return "  " not in text and "error" not in text.lower()
 
 
 def _make_step(tool: str, written: Written, result: CallResult, *, writes: bool) -> Step:

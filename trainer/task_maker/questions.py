@@ -16,6 +16,7 @@ MAX_PHRASE = 160
 MAX_QUESTION = 2_000
 OPENINGS = ("", "Use the tools. ", "With the tools at hand: ")
 ANSWER = "What is {what}? Answer with #### and the value."
+FUNCTION_WORDS = {"as", "at", "by", "for", "from", "in", "is", "of", "on", "to", "with"}
 _NUMBER = re.compile(r"\d+")
 _SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
 
@@ -77,7 +78,12 @@ def _link_text(value: Value) -> str:
 
 def _place_text(path: Path) -> str:
     """A place in a result, counted from 1, such as `name of item 8 of entities`."""
-    return " of ".join(f"item {step + 1}" if isinstance(step, int) else step for step in reversed(path))
+    return " of ".join(f"item {step + 1}" if isinstance(step, int) else _key_text(step) for step in reversed(path))
+
+
+def _key_text(key: str) -> str:
+    """A key as it is; in quotes where the question would read as if it was no key."""
+    return json.dumps(key) if key.lower() in FUNCTION_WORDS else key
 
 
 def _answer_text(answer: Value, last: Step, steps: int) -> str:
@@ -87,9 +93,9 @@ def _answer_text(answer: Value, last: Step, steps: int) -> str:
         return f"the result{f' of step {steps}' if steps > 1 else ''}"
     end, keys = answer.path[-1], [path[-1] for _, path, _ in leaves(last.result) if path]
     if isinstance(end, int) and len(answer.path) == 1:
-        is_text = all(isinstance(one, str) for one in last.result) and not last.text.lstrip().startswith("[")
+        is_text = last.result == last.text.rstrip().splitlines()
         return f"{'line' if is_text else 'item'} {end + 1}{of_step}"
-    place = str(end) if isinstance(end, str) and keys.count(end) == 1 else _place_text(answer.path)
+    place = _key_text(end) if isinstance(end, str) and keys.count(end) == 1 else _place_text(answer.path)
     return f"{place}{of_step}" if isinstance(end, int) else f"the {place}{of_step}"
 
 

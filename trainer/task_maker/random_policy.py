@@ -11,7 +11,7 @@ from gateway.errors import ConfigError
 from trainer.task_maker.chain import Chain, Dropped
 from trainer.task_maker.explore import Explorer
 from trainer.task_maker.server_sessions import run_concurrently
-from trainer.task_maker.values import leaves
+from trainer.task_maker.values import Value, leaves
 
 RANDOM_CALLS = 24
 """Random calls that are executed from each prepared state; every task is held against all of them."""
@@ -24,6 +24,10 @@ class RandomTry:
     end_state: Mapping[str, str]
     answer: str
 
+    def has_answer(self, answer: Value) -> bool:
+        """Whether the drawn answer is right."""
+        return self.answer.casefold() == answer.text.casefold()
+
 
 @dataclass(frozen=True, slots=True)
 class KnowsNothing:
@@ -33,13 +37,14 @@ class KnowsNothing:
     tries: Mapping[str, tuple[RandomTry, ...]]
 
     def find_problem(self, chain: Chain) -> str | None:
-        """How such a policy solves a task; None if it does not."""
+        """How such a policy solves a task, or the part of it that is graded by state; None if it does not."""
         if chain.answer is None and chain.end_state == self.untouched[chain.state]:
             return "solved by doing nothing"
         for one in self.tries[chain.state]:
-            has_state = not chain.end_state or one.end_state == chain.end_state
-            has_answer = chain.answer is None or one.answer.casefold() == chain.answer.text.casefold()
-            if has_state and has_answer:
+            if chain.end_state and one.end_state == chain.end_state:
+                is_solved = chain.answer is None or one.has_answer(chain.answer)
+                return "solved by one random call" if is_solved else "one random call leaves its end state"
+            if not chain.end_state and chain.answer is not None and one.has_answer(chain.answer):
                 return "solved by one random call"
         return None
 

@@ -61,7 +61,7 @@ def parse_result(text: str, structured: Any = None) -> Any:
     """
     if isinstance(structured, Mapping) and structured.keys() == {"result"}:
         structured = structured["result"]
-    if isinstance(structured, Mapping) and len(structured) == 1 and _is_text(*structured.values(), text):
+    if isinstance(structured, Mapping) and len(structured) == 1 and _is_text(next(iter(structured.values())), text):
         structured = None
     if isinstance(structured, Mapping | list) and structured:
         return structured
@@ -135,9 +135,10 @@ def read_text(text: str) -> list[dict[str, str]] | dict[str, str] | None:
 
 
 def is_usable(value: Scalar) -> bool:
-    """Whether a value can stand in a question, and be written as an answer."""
+    """Whether a value can stand in a question, and be written as an answer: no heading, and no word for yes or no."""
     text = str(value)
-    return bool(text.strip()) and len(text) <= MAX_VALUE and text.isprintable() and "####" not in text
+    is_name = bool(text.strip()) and not text.endswith(":") and text.lower() not in ("true", "false", "null", "none")
+    return is_name and len(text) <= MAX_VALUE and text.isprintable() and "####" not in text
 
 
 def look_up(value: Any, path: Path) -> Any:

@@ -275,6 +275,14 @@ def test_values_that_the_policy_does_not_read_are_no_answers() -> None:
     assert hidden not in [value.value for value in explorer._answers([step], "train")]
 
 
+def test_questions_ask_for_plain_values_among_the_first_of_a_list() -> None:
+    explorer = Explorer(Server(None, "one", {"list": ToolSpec("list")}, has_folder=True), 0)
+    names = ["a.txt    24 B", "docs: Error - is a directory", *(f"name{number}" for number in range(40))]
+    step = Step("list", {}, {}, (), {"names": names}, text=json.dumps(names))
+    asked = {value.text for split in ("train", "held_out") for value in explorer._answers([step], split)}
+    assert asked == set(names[2 : explore.MAX_ITEM])
+
+
 async def test_calls_that_are_not_needed_are_left_out(tmp_path: Path) -> None:
     """Moving a box twice does what the second move does, which is then the chain."""
     moves = tuple(

@@ -21,15 +21,18 @@ def test_policies_that_know_nothing_are_held_against_state_and_answer() -> None:
     untouched, changed = {"s": "sha256:0"}, {"s": "sha256:1"}
     knows_nothing = KnowsNothing({"": untouched}, {"": (RandomTry(changed, "Ann"),)})
     step, answer = Step("find", {}, {}, ()), Value("ANN", "name")
+    other = Value("Bob", "name")
     problems = {
         "solved by doing nothing": Chain((step,), "train", end_state=untouched),
         "solved by one random call": Chain((step,), "train", answer=answer, end_state=changed),
+        "one random call leaves its end state": Chain((step,), "train", answer=other, end_state=changed),
     }
     assert {problem: knows_nothing.find_problem(chain) for problem, chain in problems.items()} == {
         problem: problem for problem in problems
     }
     assert knows_nothing.find_problem(Chain((step,), "train", answer=answer, end_state=untouched)) is None
-    assert knows_nothing.find_problem(Chain((step,), "train", answer=Value("Bob", "name"))) is None
+    assert knows_nothing.find_problem(Chain((step,), "train", answer=other)) is None
+    assert knows_nothing.find_problem(Chain((step,), "train", answer=answer)) == "solved by one random call"
 
 
 async def test_shipped_tasks_are_not_solved_by_doing_nothing_or_by_one_random_call(

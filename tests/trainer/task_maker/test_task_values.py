@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from random import Random
 from typing import Any
@@ -217,13 +218,17 @@ def test_question_for_an_answer_says_where_it_is_and_not_what() -> None:
         ({"people": [{"name": "Ann"}]}, ("people", 0, "name"), "the name"),
         (["one", "", "two"], (2,), "line 3"),
         ({"[FILE] names": ["a.txt", "b.txt"]}, ("[FILE] names", 1), "item 2 of [FILE] names"),
+        (["[FILE] a.txt", "size: 3"], (0,), "line 1"),
         ([7, 8], (0,), "item 1"),
         ("plain", (), "the result"),
+        ({"to": "Ann"}, ("to",), 'the "to"'),
+        ({"links": [{"from": "Ann"}, {"from": "Bob"}]}, ("links", 1, "from"), 'the "from" of item 2 of links'),
     ],
 )
 def test_places_of_answers_are_counted_from_one(result: Any, path: tuple[str | int, ...], words: str) -> None:
     value = look_up(result, path)
-    chain = Chain((Step("count", {}, {}, (), result),), "train", answer=Value(value, "", None, path))
+    text = "\n".join(map(str, result)) if isinstance(result, list) else json.dumps(result)
+    chain = Chain((Step("count", {}, {}, (), result, text=text),), "train", answer=Value(value, "", None, path))
     assert f"What is {words}? " in write_question(chain, SPECS, Random(0))
 
 
@@ -237,6 +242,15 @@ def test_values_that_results_always_have_are_constant() -> None:
     constants = Constants()
     for number in range(3):
         assert not constants.has("delete", Value("deleted", "message", None, ("message",)))
-        constants.record("delete", {"item": number}, {"message": "deleted", "left": number})
+        constants.record("delete", {"item": number}, {"message": "deleted", "left": number}, {})
+        constants.record("folders", {}, ["/rollout"], {"files": f"sha256:{number}"})
+        constants.record("list", {}, ["Ann", str(number)], {"files": f"sha256:{number}"})
     assert constants.has("delete", Value("deleted", "message", None, ("message",)))
     assert not constants.has("delete", Value(1, "left", None, ("left",)))
+    assert constants.has("folders", Value("/rollout", "", None, (0,)))
+    assert not constants.has("list", Value("Ann", "", None, (0,)))
+
+
+@pytest.mark.parametrize("value", ["Allowed directories:", "false", "None", " ", "x" * 99])
+def test_headings_and_words_for_yes_and_no_are_no_values(value: str) -> None:
+    assert list(leaves({"key": [value, "Ann"]})) == [("key", ("key", 1), "Ann")]
