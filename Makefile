@@ -198,7 +198,7 @@ ENVIRONMENTS := gymnasium=gymnasium==1.4.0 textarena=textarena==0.7.4 openenv=op
 	done
 	@touch $@
 
-test-environments: install environments  ## The same 200 episodes here and with each framework's own runner, 64 sessions at once, kills, tapes; about ten minutes
+test-environments: install environments  ## The same 200 episodes here and with each framework's own runner, 64 sessions at once, kills, tapes
 	$(BIN)/python $(PYTEST) --numprocesses 2 --dist load tests/environments
 
 ray: .ray/installed  ## Make .ray: Ray in an environment of its own, for the tests of --ray (300 MB)

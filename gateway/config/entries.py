@@ -119,7 +119,8 @@ class ClassEntry(Entry, Limits, Confinable):
     """A Python class as a tool, in verl's format; or an environment class in TRL's, whose methods are the tools."""
 
     class_name: ImportPath
-    """The class, `package.module.Class`. One with `reset` and without `execute` is an environment class."""
+    """The class, `package.module.Class`. One with `reset` and without `execute` is an environment class; so is what a
+    function returns that is named here."""
     config: dict[str, Any] = {}
     """Passed to the class's constructor; verl's files mark this form with `type: native`."""
     tool_schema: ToolSchema | None = None

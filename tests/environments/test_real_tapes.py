@@ -20,12 +20,18 @@ NAMES = {"gymnasium": "FrozenLake-v1", "textarena": "GuessTheNumber-v0", "openen
 RECORD = ["rollout", "--config", "run.yaml", "--out", "runs/x", "--n", "2", "--record", "--engine", "torch"]
 
 
+def make_link(file: Path, python: str) -> None:
+    """A program that is another Python, until it is deleted."""
+    file.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
+    file.chmod(0o755)
+
+
 @pytest.mark.parametrize("framework", NAMES)
 async def test_tape_is_replayed_with_nothing_installed(
     framework: str, write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "empty"))
-    python_here = Path("python")
+    python_here = tmp_path / "python"
     async with AsyncExitStack() as stack:
         name = NAMES[framework]
         text = RUN
@@ -33,15 +39,14 @@ async def test_tape_is_replayed_with_nothing_installed(
             name = (await stack.enter_async_context(open_vault()))[1]
             text = text.replace("python: {python}, ", "")
         else:
-            python_here.write_text(f'#!/bin/sh\nexec {python_of(framework)} "$@"\n')
-            python_here.chmod(0o755)
+            make_link(python_here, python_of(framework))
         model = save_tiny_model(tmp_path / "model")
         given = {"model": model, "environment": f"{framework}:{name}", "framework": framework}
-        write("run.yaml", text.format(**given, python=f"./{python_here}"))
+        write("run.yaml", text.format(**given, python=python_here))
         recorded = await to_thread.run_sync(lambda: CliRunner().invoke(app, RECORD))
         assert recorded.exit_code == 0, recorded.output
         stop_hosts()
-    python_here.unlink(missing_ok=True)
+    await to_thread.run_sync(lambda: python_here.unlink(missing_ok=True))
     monkeypatch.delenv("PYTHONPATH")
     replayed = await to_thread.run_sync(lambda: CliRunner().invoke(app, ["replay", "runs/x"]))
     assert replayed.exit_code == 0, replayed.output

@@ -2,7 +2,8 @@
 
     python verifiers_reference.py v0 shop_env < [[ROW, {"rollout-1": [{"content": "It is 6."}, ...], ...}], ...]
 
-Each row has a group of rollouts. Runs with the Python that has verifiers. The model is an HTTP server in this process; a request's `model` is a rollout.
+Each row has a group of rollouts. Runs with the Python that has verifiers. The model is an HTTP server in this process;
+a request's `model` is a rollout.
 """
 
 from __future__ import annotations
@@ -98,7 +99,10 @@ async def run_v0(name: str, model: ScriptedModel, groups: Groups) -> list[dict[s
 
 
 async def run_v1(name: str, model: ScriptedModel, groups: Groups) -> list[dict[str, Any]]:
-    """Episodes of each group's task with the `null` harness, whose program runs with this Python, so that nothing is installed."""
+    """Episodes of each group's task with the `null` harness.
+
+    Its program runs with this Python, so that nothing is installed.
+    """
     import verifiers.v1 as vf
     from verifiers.v1.runtimes.subprocess import SubprocessRuntime
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config

@@ -76,7 +76,7 @@ GAMES = {"Guess-v0": Guess, "Higher-v0": Higher}
 
 def make(env_id, **kwargs):
     if env_id == "Modern-v0":
-        compile("f'{1", "env.py", "exec")
+        compile('f"{row["x"]}"', "env.py", "exec")
     if env_id == "Numbers-v0":
         raise ImportError("Could not import textarena.envs.Numbers. Error: No module named 'no_such_numpy'")
     if env_id == "Judged-v0":
