@@ -9,16 +9,16 @@ import pytest
 from bench.memory import REWARD, ROLLOUTS, SHAPES, STEPS, TOKENS, TOLERANCE, MeasureError, check_updates
 from bench.readme import results
 
-STEP = {"update/grad_norm": 1.0, "update/lr": 1e-4, "update/rows": 16.0, "update/tokens": 8000.0}
+STEP = {"update/grad_norm": 1.0, "update/lr": 1e-4, "update/rows": 16.0, "rollout/tokens": 500.0}
 
 
 def test_steps_that_trained_all_rollouts_are_measured() -> None:
-    assert ROLLOUTS["1M"] * TOKENS["1M"] == 8192
+    assert (ROLLOUTS["1M"], TOKENS["1M"]) == (16, 512)
     check_updates("1M", [STEP] * STEPS)
 
 
 @pytest.mark.parametrize(
-    "change", [{"update/grad_norm": 0.0}, {"update/lr": 0.0}, {"update/rows": 8.0}, {"update/tokens": 3000.0}], ids=str
+    "change", [{"update/grad_norm": 0.0}, {"update/lr": 0.0}, {"update/rows": 8.0}, {"rollout/tokens": 300.0}], ids=str
 )
 def test_a_step_that_trained_less_is_refused(change: dict[str, float]) -> None:
     with pytest.raises(MeasureError, match="1M: step 2 did not train all of its rollouts"):
