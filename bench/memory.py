@@ -136,13 +136,15 @@ def check_updates(size: str, metrics: Sequence[Mapping[str, float]]) -> None:
             raise MeasureError(f"{size}: step {number} did not train all of its rollouts: {dict(step)}")
 
 
-def measure(model: Path, size: str, checkpointing: bool, lora: bool) -> Row:
-    """Plans and runs one cell."""
+def measure(model: Path, size: str, checkpointing: bool, lora: bool, kept: Row | None = None) -> Row:
+    """Plans and runs one cell. With a `kept` row, only plans it again: its measured peak stays."""
     with TemporaryDirectory() as folder:
         job = write_job(Path(folder), model, size, checkpointing, lora)
         text = start("--config", str(job), "--dry-run")
         plan = next(line for line in text.splitlines() if line.startswith("memory: "))
         planned = round(float(PLANNED.findall(text)[0]) * GIB)
+        if kept is not None:
+            return kept | {"planned": planned, "ratio": round(planned / kept["measured"], 3), "plan": plan}
         began = time.monotonic()
         measured = int(start("--config", str(job)).split()[-1])
         metrics = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -157,6 +159,11 @@ def measure(model: Path, size: str, checkpointing: bool, lora: bool) -> Row:
     return about | trained | sizes | {"seconds": seconds, "plan": plan}
 
 
+def read_rows() -> list[Row]:
+    """The rows of the last results."""
+    return json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+
+
 def save(rows: list[Row]) -> None:
     """Writes the results; those of other cells stay."""
     import torch
@@ -165,8 +172,7 @@ def save(rows: list[Row]) -> None:
     def key(row: Row) -> tuple[Any, ...]:
         return list(SHAPES).index(row["size"]), row["checkpointing"], row["lora"]
 
-    kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    merged = {key(row): row for row in (*kept, *rows)}
+    merged = {key(row): row for row in (*read_rows(), *rows)}
     rows = [merged[name] for name in sorted(merged)]
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
@@ -209,6 +215,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--only", help="only one cell of each size: `checkpointing` and `lora` as 0 or 1, as in 01")
     parser.add_argument("--models", help="where built models are kept for later runs; by default they are removed")
+    parser.add_argument("--plan", action="store_true", help="only plan again; measured peaks stay as they are")
     parser.add_argument("--dry", action="store_true", help="write no results")
     parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -222,10 +229,12 @@ def main() -> None:
             if not (folder / "model.safetensors").exists():
                 build_model(folder, size)
             for checkpointing, lora in product((False, True), (False, True)):
-                if options.only not in (None, f"{checkpointing:d}{lora:d}"):
+                cell = {"size": size, "checkpointing": checkpointing, "lora": lora}
+                kept = next((row for row in read_rows() if row.items() >= cell.items()), None) if options.plan else None
+                if options.only not in (None, f"{checkpointing:d}{lora:d}") or (options.plan and not kept):
                     continue
                 try:
-                    row = measure(folder, size, checkpointing, lora)
+                    row = measure(folder, **cell, kept=kept)
                 except (MeasureError, subprocess.TimeoutExpired) as error:
                     print(f"{size}, checkpointing {checkpointing}, lora {lora}: {error}", file=sys.stderr, flush=True)
                     failures += 1
