@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "bench")]
 
 from gpu_table import format_figures  # noqa: E402
+from memory import format_rows  # noqa: E402
 from rollout_text import fence_rollout  # noqa: E402
 from soak import ALLOWED, LOADS, growth  # noqa: E402
 
@@ -264,12 +265,6 @@ def kills() -> str:
     return "\n".join([f"| | its server struck {faults} times | in peace |", "|---|--:|--:|", *lines])
 
 
-def memory() -> str:
-    """The memory plan of `--dry-run` beside the measured peak."""
-    table = (RESULTS / "memory.md").read_text(encoding="utf-8").partition("| weights |")
-    return "".join(table[1:]).strip()
-
-
 NOT_ON_A_GPU = "Nothing was measured on a GPU yet: `make bench-gpu` does, wherever there is one."
 
 
@@ -305,7 +300,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "kills": kills,
     "routing": routing,
     "step": step,
-    "memory": memory,
+    "memory": lambda: format_rows(results("memory.json")["rows"]),
     "gpu": gpu,
     "costs": costs,
     "scale": scale,

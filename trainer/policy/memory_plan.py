@@ -38,6 +38,8 @@ HEAP_BYTES = 2**25
 HEAP_SLACK = 1.75
 """The freed memory that the heap keeps, as a multiple of a layer's activations: measured with 4,096 tokens of a small
 model, with and without checkpointing and adapters, beside the same passes with a threshold of 1 MiB."""
+LOGITS_COPIES = 4
+"""Copies of a chunk's logits in a forward pass."""
 SAMPLING_COPIES = 7
 """Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
 FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
@@ -179,7 +181,7 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
         remedy += " or `update.vision: frozen`"
         note = f" (plus {vision_bytes / 2**20:.2g} MiB in the vision encoder for each image token)"
     logits = FLOAT_BYTES * update.chunk * config.vocab_size
-    # The forward pass has four of these; the backward pass has one and the gradient of the head, which it keeps.
+    # The forward pass has several of these; the backward pass has one and the gradient of the head, which it keeps.
     gradients = 0 if update.lora else FLOAT_BYTES * config.hidden_size * config.vocab_size
     return [
         MemoryPart(
@@ -191,7 +193,7 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
         ),
         MemoryPart(
             f"logits of {update.chunk} tokens",
-            max(4 * logits, logits + gradients * (1 if update.chunk >= tokens else 2)),
+            max(LOGITS_COPIES * logits, logits + gradients * (1 if update.chunk >= tokens else 2)),
             LOWER_CHUNK,
             ("pass",),
         ),
@@ -199,7 +201,8 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
 
 
 def plan_allocator(model: Any, update: UpdateSettings, tokens: int) -> MemoryPart:
-    """What the C library keeps of a layer's freed tensors, since its heap is too fragmented to use them again.
+    """What the C library keeps of freed tensors of a layer and of a chunk's logits, since its heap is too fragmented to
+    use them again.
 
     Tensors that are larger than its largest threshold are given back to the system at once.
     """
@@ -210,8 +213,9 @@ def plan_allocator(model: Any, update: UpdateSettings, tokens: int) -> MemoryPar
     counts = [(config.hidden_size, 10), (heads * head_width, 6), (kv_heads * head_width, 6), (inner, 4)]
     if update.lora:
         counts += [(config.hidden_size, 6), (heads * head_width, 3), (kv_heads * head_width, 6), (inner, 6)]
-    kept = sum(width * count for width, count in counts if FLOAT_BYTES * tokens * width < HEAP_BYTES)
-    size = int(HEAP_SLACK * FLOAT_BYTES * tokens * kept)
+    sizes = [(FLOAT_BYTES * tokens * width, count) for width, count in counts]
+    sizes.append((FLOAT_BYTES * min(update.chunk, tokens) * config.vocab_size, LOGITS_COPIES))
+    size = int(HEAP_SLACK * sum(size * count for size, count in sizes if size < HEAP_BYTES))
     return MemoryPart("what the allocator keeps of freed memory", size, "lower `update.tokens`", ("pass",))
 
 

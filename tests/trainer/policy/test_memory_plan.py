@@ -200,10 +200,23 @@ def test_planned_length_of_the_engines_cache_is_that_to_which_it_grows(length: i
 
 def test_allocator_keeps_freed_tensors_of_the_heap_and_gives_back_large_ones(folder: Path) -> None:
     model = load_meta_model(folder)
-    small = plan_allocator(model, UpdateSettings(), 1000).size
-    assert plan_allocator(model, UpdateSettings(), 2000).size == pytest.approx(2 * small)
-    assert plan_allocator(model, UpdateSettings(lora=LoraSettings()), 1000).size > 1.5 * small > 0
-    assert plan_allocator(model, UpdateSettings(), 2**25).size == 0
+    small = plan_allocator(model, UpdateSettings(chunk=2**25), 1000).size
+    assert plan_allocator(model, UpdateSettings(chunk=2**25), 2000).size == pytest.approx(2 * small)
+    assert (
+        plan_allocator(model, UpdateSettings(chunk=1, lora=LoraSettings()), 1000).size
+        > 1.5 * plan_allocator(model, UpdateSettings(chunk=1), 1000).size
+        > 0
+    )
+    assert plan_allocator(model, UpdateSettings(chunk=2**25), 2**25).size == 0
+
+
+def test_allocator_keeps_freed_logits_of_a_small_vocabulary(folder: Path) -> None:
+    model = load_meta_model(folder)
+    plans = [plan_allocator(model, UpdateSettings(chunk=chunk), 4000).size for chunk in (1000, 2000, 4000, 10**6)]
+    assert plans[1] - plans[0] == pytest.approx(1.75 * 4 * 4 * 50 * 1000), "four copies of the logits of a chunk"
+    assert plans[3] == plans[2], "a chunk has no more tokens than a pass"
+    model.config.vocab_size = 10**6
+    assert plan_allocator(model, UpdateSettings(), 4000).size < plans[0], "large logits are given back at once"
 
 
 def test_floor_is_measured_after_all_that_an_update_uses_was_imported() -> None:
