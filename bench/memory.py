@@ -161,7 +161,8 @@ def measure(model: Path, size: str, checkpointing: bool, lora: bool, kept: Row |
 
 def read_rows() -> list[Row]:
     """The rows of the last results."""
-    return json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows: list[Row] = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    return rows
 
 
 def save(rows: list[Row]) -> None:
@@ -229,7 +230,7 @@ def main() -> None:
             if not (folder / "model.safetensors").exists():
                 build_model(folder, size)
             for checkpointing, lora in product((False, True), (False, True)):
-                cell = {"size": size, "checkpointing": checkpointing, "lora": lora}
+                cell: dict[str, Any] = {"size": size, "checkpointing": checkpointing, "lora": lora}
                 kept = next((row for row in read_rows() if row.items() >= cell.items()), None) if options.plan else None
                 if options.only not in (None, f"{checkpointing:d}{lora:d}") or (options.plan and not kept):
                     continue

@@ -34,5 +34,5 @@ def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
 
 def count_adapter_parameters(model: Any, update: UpdateSettings) -> int:
     """How many parameters the adapters have: two matrices for each layer."""
-    sides = sum(sum(layer.weight.shape) for layer in find_adapted_layers(model, update))
+    sides: int = sum(sum(layer.weight.shape) for layer in find_adapted_layers(model, update))
     return sides * update.lora.rank if update.lora else 0

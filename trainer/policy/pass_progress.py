@@ -21,7 +21,7 @@ class PassProgress:
         self._backward_cost = RECOMPUTED if checkpointing else BACKWARD
         layer = sum(value.numel() for value in self._layers[0].parameters()) if self._layers else 1
         head = sum(value.numel() for value in model.get_output_embeddings().parameters())
-        self._head_cost = (1 + BACKWARD) * head / layer
+        self._head_cost: float = (1 + BACKWARD) * head / layer
         self._forward = self._backward = 0
 
     @property
