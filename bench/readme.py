@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "bench")]
 from gpu_table import format_figures  # noqa: E402
 from memory import format_rows  # noqa: E402
 from rollout_text import fence_rollout  # noqa: E402
-from soak import ALLOWED, LOADS, growth  # noqa: E402
+from soak import format_growths  # noqa: E402
 
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "results.md"
@@ -69,23 +69,6 @@ def conformance() -> str:
     ]
     head = "| The gateway as | Requirements | Required scenarios | Checks passed | Checks failed |"
     return "\n".join([head, "|---|---|--:|--:|--:|", *lines])
-
-
-def soak() -> str:
-    """What the loads of the soak left behind."""
-    loads = results("soak.json")["loads"]
-    figures = [*ALLOWED]
-    lines = []
-    for name, load in loads.items():
-        growths = [growth([sample[figure] for sample in load["samples"]]) for figure in figures]
-        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(load["outcomes"].items()))
-        left = " | ".join(
-            f"{value:+.1f}{' MiB' if figure == 'memory' else ''}"
-            for figure, value in zip(figures, growths, strict=True)
-        )
-        lines.append(f"| {LOADS[name].title}, {load['count']:,} {LOADS[name].unit} | {outcomes} | {left} |")
-    head = f"| Load | Outcomes | {' | '.join(figures)} |"
-    return "\n".join([head, "|---|---|" + "--:|" * len(figures), *lines])
 
 
 def conformance_in_short() -> str:
@@ -305,7 +288,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "costs": costs,
     "scale": scale,
     "conformance": conformance,
-    "soak": soak,
+    "soak": lambda: format_growths(results("soak.json")["loads"]),
 }
 
 

@@ -259,6 +259,22 @@ def is_flat(figure: str, values: Sequence[float]) -> bool:
     return growth(values) <= allowed
 
 
+def format_growths(loads: Mapping[str, Any]) -> str:
+    """A table of what the loads of a record left behind."""
+    figures = [*ALLOWED]
+    lines = []
+    for name, load in loads.items():
+        growths = [growth([sample[figure] for sample in load["samples"]]) for figure in figures]
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(load["outcomes"].items()))
+        left = " | ".join(
+            f"{value:+.1f}{' MiB' if figure == 'memory' else ''}"
+            for figure, value in zip(figures, growths, strict=True)
+        )
+        lines.append(f"| {LOADS[name].title}, {load['count']:,} {LOADS[name].unit} | {outcomes} | {left} |")
+    head = f"| Load | Outcomes | {' | '.join(figures)} |"
+    return "\n".join([head, "|---|---|" + "--:|" * len(figures), *lines])
+
+
 def sparkline(values: Sequence[float], width: int = 24) -> str:
     """A figure over the load, from its least to its most."""
     least, most = min(values), max(values)

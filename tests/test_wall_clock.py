@@ -26,7 +26,6 @@ RECORDED = {
     "trainer/data/dataset.py": "whether a file differs from the one that was read",
     "trainer/storage/run_status.py": "how long ago another process wrote what a run does, for its page",
     "trainer/web/runs.py": "when a run changed, for its page",
-    "trainer/storage/run_status.py": "the age of a run's status, for its page",
     "trainer/swift/protocol.py": "when a response was created, as the interface has it",
     "trainer/environments/host_endpoint.py": "when a response was created, as the interface has it",
     "gateway/mcp_client/auth/token_file.py": "whether a token in a file has expired, which other processes read, too",
