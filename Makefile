@@ -227,4 +227,4 @@ images:        ## Build the Docker images of the gateway and of training with CU
 	docker build --file .ci/docker/train.Dockerfile --tag mtrl-train .
 
 clean:         ## Remove what the other targets made
-	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .npm-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .sglang .peers .mcp-peers .fastmcp-peers .gym-peers .npm-peers .npm-servers .pip-servers .agents .environments .ray .bench .conformance .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

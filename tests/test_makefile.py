@@ -8,6 +8,8 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,3 +24,24 @@ def test_ci_makes_each_environment_once_though_its_targets_run_side_by_side(tmp_
     made = Counter(re.findall(r"-m venv (\S+)|npm install .*?--prefix (\S+)|pip install .*?--target (\S+)", run.stdout))
     assert len(made) > 5
     assert max(made.values()) == 1, made
+
+
+def test_what_targets_install_is_ignored_by_git_and_removed_by_clean() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    made = set(re.findall(r"^(\.[\w-]+)/installed:", makefile, re.MULTILINE))
+    made |= set(re.findall(r"-m venv (\.[\w-]+)", makefile))
+    assert len(made) > 5
+    removed = re.search(r"^clean:.*\n\trm -rf (.*)$", makefile, re.MULTILINE)
+    assert removed is not None and made <= set(removed[1].split())
+    ignored = set((ROOT / ".gitignore").read_text().split())
+    assert made <= ignored, "without a slash at its end, which links to a folder do not match"
+
+
+def test_no_link_is_in_the_repository() -> None:
+    """A link to a folder of one machine would replace what is installed there on another."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    words = ["git", "ls-files", "--stage"]
+    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert len(listed.splitlines()) > 1000
+    assert [line for line in listed.splitlines() if line.startswith("120000")] == []
