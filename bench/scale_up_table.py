@@ -13,6 +13,7 @@ PLAN_TOLERANCE = 0.15
 def check_promises(content: Mapping[str, Any]) -> list[Promise]:
     """All promises; those of a part without results are missed."""
     promises = [(f"the part {name!r} is measured", part["problem"], False) for name, part in _parts(content, "problem")]
+    promises += [(f"the part {name!r} is measured", "not run", False) for name in SECTIONS if name not in content]
     found = {name: part["found"] for name, part in _parts(content, "found")}
     promises += [(text, value, kept) for text, value, kept in found.get("workers", {}).get("promises", ())]
     for part, how in (("plan", "set pace"), ("unpaced", "real engine")):

@@ -69,5 +69,8 @@ def test_failed_part_is_named_and_the_others_are_measured(tmp_path: Path, monkey
     assert scale_up.main() == 1
     content, text = json.loads((tmp_path / "scale.json").read_text()), (tmp_path / "scale.md").read_text()
     assert "Not measured: RuntimeError: no memory at all" in text and "| bytes | 0.03 |" in text
-    assert content["promises"] == [["the part 'plan' is measured", "RuntimeError: no memory\nat all", False]]
+    failed, *others = content["promises"]
+    assert failed == ["the part 'plan' is measured", "RuntimeError: no memory\nat all", False]
+    absent = ("ranks", "workers", "unpaced", "large")
+    assert others == [[f"the part {name!r} is measured", "not run", False] for name in absent]
     assert check_promises(content) == [tuple(promise) for promise in content["promises"]]

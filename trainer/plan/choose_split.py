@@ -141,7 +141,7 @@ def plan_split(question: Question, split: Split, part: float, steps: int) -> Pla
     engine = engine_speed(model, device, question.tp, int(running))
     trainer = trainer_speed(model, device, split.trainer, question.devices, settings, question.step_tokens)
     limits = replace(JobLimits.from_settings(settings), mode=split.mode)
-    cluster = Cluster(split.servers, engine, trainer)
+    cluster = Cluster(split.servers, engine, trainer, host_workers=max(1, settings.rollout.workers))
     if part < 1:
         part = max(1, round(split.servers * part)) / split.servers
         limits, cluster = limits.shrink(part), cluster.shrink(part)

@@ -150,7 +150,8 @@ def _notes(best: PlannedSplit, settings: TrainSettings, question: Question) -> l
         )
     if simulation.host_busy > BUSY_HOST:
         notes.append(
-            f"the process that plays rollouts is busy {simulation.host_busy:.0%} of the time and holds up the engines"
+            f"what plays rollouts is busy {simulation.host_busy:.0%} of the time and holds up the engines: raise"
+            " `rollout.workers`"
         )
     if simulation.dropped:
         notes.append("groups are dropped as too stale: raise `max_staleness`, or lower `admission.open`")

@@ -53,7 +53,8 @@ class Cluster:
     engine: EngineSpeed
     trainer: TrainerSpeed
     host_workers: float = 1.0
-    """Processes that play rollouts: parse turns, call tools, build ledgers."""
+    """Processes that play rollouts (`rollout.workers`, or the training process): they parse turns, call tools, build
+    ledgers."""
     is_shared: bool = False
     """Whether engine and trainer share one processor, as on a CPU: each takes twice as long while both work."""
 

@@ -180,7 +180,7 @@ IGNORED_FLAGS = (
          "vllm_max_lora_rank", "vllm_disable_custom_all_reduce", "vllm_engine_kwargs", "vllm_mm_processor_cache_gb",
          "infer_backend", "host", "port", "sleep_level", "move_model_batches", "offload_optimizer", "offload_model",
          "enable_flattened_weight_sync")),
-    ("one process holds the weights, and sequences are packed by tokens", (
+    ("`distributed` says how ranks share the weights, and sequences are packed by tokens", (
          "deepspeed", "fsdp", "ddp_find_unused_parameters", "ddp_timeout", "padding_free", "packing", "attn_impl",
          "sequence_parallel_size", "use_liger_kernel", "tensor_model_parallel_size",
          "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",

@@ -148,7 +148,7 @@ IGNORED_ARGUMENTS = (
         "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port",
         "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "use_transformers_continuous_batching",
         "transformers_continuous_batching_config", "use_transformers_paged", "cache_implementation")),
-    ("one process holds the weights, and sequences are packed by tokens", (
+    ("`distributed` says how ranks share the weights, and sequences are packed by tokens", (
         "ds3_gather_for_generation", "pad_to_multiple_of", "deepspeed", "fsdp", "fsdp_config", "accelerator_config",
         "parallelism_config", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers",
         "ddp_static_graph", "ddp_backend", "ddp_timeout", "local_rank", "average_tokens_across_devices",

@@ -7,9 +7,9 @@ from trainer.verl.model_keys import MODEL, OPTIM
 from trainer.verl.rollout_keys import ROLLOUT
 
 PACKED = "sequences are packed into micro-batches by tokens, which does not change the result"
-ONE_PROCESS = "one process holds the weights"
+RANKS = "`--ranks`, torchrun, srun or Ray starts ranks, and `distributed` says how they share the weights"
 IGNORED_KEYS = (
-    (ONE_PROCESS, (
+    (RANKS, (
         f"{ACTOR}.fsdp_config.*", f"{ACTOR}.megatron.*", f"{ACTOR}.strategy", "actor_rollout_ref.hybrid_engine",
         "actor_rollout_ref.nccl_timeout", "actor_rollout_ref.model_engine", f"{MODEL}.use_shm", "data.use_shm",
         f"{ACTOR}.ulysses_sequence_parallel_size", "ray_kwargs.*", "ray_init.*", "transfer_queue.*", "trainer.device",

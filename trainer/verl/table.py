@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from trainer.verl import algorithm_keys, model_keys, rollout_keys
 from trainer.verl.algorithm_keys import ACTOR, CORRECTION
-from trainer.verl.ignored_keys import IGNORED_KEYS, ONE_PROCESS, PACKED
+from trainer.verl.ignored_keys import IGNORED_KEYS, PACKED, RANKS
 from trainer.verl.key_rule import Convert, Effect, KeyTable, Rule, allow_only
 from trainer.verl.model_keys import MODEL, OPTIM
 from trainer.verl.read_config import RECIPE
@@ -278,7 +278,7 @@ RUN = (
     *make_rules(["trainer.project_name", "trainer.experiment_name"], IGNORED,
                 "a run is named by its folder: `--out runs/NAME`"),
     *make_rules(["trainer.nnodes", "trainer.n_gpus_per_node"], CHANGED,
-                f"{ONE_PROCESS}; there can be several servers: `serving.replicas`"),
+                f"{RANKS}; `serving.replicas` servers generate"),
 )  # fmt: skip
 
 

@@ -35,8 +35,11 @@ def write_model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def write_run(folder: Path, steps: int = 3, n: int = 4, **changes: Any) -> Path:
-    """A run as a machine of known speed makes it: each step has one group, whose rollouts have two turns and a tool."""
+def write_run(folder: Path, steps: int = 3, n: int = 4, host_s: float = 0.001, **changes: Any) -> Path:
+    """A run as a machine of known speed makes it: each step has one group, whose rollouts have two turns and a tool.
+
+    `host_s` is what the process that plays rollouts needs for a turn.
+    """
     settings = TrainSettings.model_validate(
         {"model": str(write_model(folder.parent / "model")), "data": "x", "prompts": 1, "n": n, **changes}
     )
@@ -46,7 +49,7 @@ def write_run(folder: Path, steps: int = 3, n: int = 4, **changes: Any) -> Path:
     with RolloutWriter(folder) as writer, MetricsWriter(folder / "metrics.jsonl") as metrics:
         for step in range(1, steps + 1):
             for index in range(n):
-                writer.add(make_rollout(f"{step}-0-0", index, n))
+                writer.add(make_rollout(f"{step}-0-0", index, n, host_s))
             row_tokens = n * (10 + 5 + 4 + 5) - (n - 1) * 10
             learning = UPDATE_S + 3 * TOKEN_S * row_tokens
             times = {"time/rolling_out_s": 1.0, "time/learning_s": learning, "time/publishing_s": 0.05}
@@ -54,7 +57,7 @@ def write_run(folder: Path, steps: int = 3, n: int = 4, **changes: Any) -> Path:
     return folder
 
 
-def make_rollout(group: str, index: int, running: int) -> Rollout:
+def make_rollout(group: str, index: int, running: int, host_s: float) -> Rollout:
     turn_s = 5 * (DECODE_S + running * SEQUENCE_S)
     entries = (
         Entry(Author.TASK, (1,) * 10),
@@ -63,8 +66,8 @@ def make_rollout(group: str, index: int, running: int) -> Rollout:
         Entry(Author.POLICY, (1,) * 5, logprobs=(0.0,) * 5, version=0),
     )
     timeline = (
-        Span("queueing", 0.0, 0.0), Span("generating", 0.0, turn_s), Span("calling", turn_s + 0.001, 0.5),
-        Span("queueing", turn_s + 0.501, 0.0), Span("generating", turn_s + 0.501, turn_s),
+        Span("queueing", 0.0, 0.0), Span("generating", 0.0, turn_s), Span("calling", turn_s + host_s, 0.5),
+        Span("queueing", turn_s + host_s + 0.5, 0.0), Span("generating", turn_s + host_s + 0.5, turn_s),
     )  # fmt: skip
     return Rollout("task", Ledger(entries), StopReason.DONE, group=group, index=index, timeline=timeline)
 
@@ -112,6 +115,14 @@ def test_plan_of_a_run_prints_the_recommendation_first(run: RunCommand, tmp_path
     assert output.startswith("Fastest: `mode: ")
     for text in ("engine idle", "each rank", "each device of a server", "NVIDIA H100 data sheet", "synchronous"):
         assert text in output
+
+
+def test_rollout_workers_share_the_turns_that_hold_engines_up(run: RunCommand, tmp_path: Path) -> None:
+    words = ("--gpus", 4, "--device", "h100")
+    folders = [write_run(tmp_path / name, host_s=0.5, rollout={"workers": n}) for name, n in (("one", 0), ("four", 4))]
+    speeds = [json.loads(plan(run, folder, *words, "--json"))["recommended"]["tokens_per_s"] for folder in folders]
+    assert 2 < speeds[1] / speeds[0] <= 4
+    assert "holds up the engines: raise `rollout.workers`" in " ".join(plan(run, folders[0], *words).split())
 
 
 def test_plan_gives_the_trainer_whole_copies_of_the_weights(run: RunCommand, tmp_path: Path) -> None:
