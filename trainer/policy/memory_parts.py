@@ -26,7 +26,7 @@ class MemoryPart:
     size: int
     """Bytes."""
     remedy: str = SMALLER_MODEL
-    """What makes it smaller."""
+    """What makes it smaller; empty if it shrinks with another part."""
     during: tuple[Phase, ...] = PHASES
     """The phases in which it is in memory."""
     note: str = ""
@@ -91,7 +91,7 @@ class MemoryPlan:
 
 
 def join_remedies(parts: Sequence[MemoryPart]) -> str:
-    """How to lower the parts that are a tenth of all or more, the largest first."""
+    """How to lower the parts that are a tenth of all or more, the largest first; parts that follow others have none."""
     total = sum(part.size for part in parts)
     largest = sorted(parts, key=lambda part: -part.size)
-    return "; ".join(f"{part.remedy} ({part})" for part in largest if part.size * 10 > total)
+    return "; ".join(f"{part.remedy} ({part})" for part in largest if part.remedy and part.size * 10 > total)

@@ -216,7 +216,7 @@ def plan_allocator(model: Any, update: UpdateSettings, tokens: int) -> MemoryPar
     sizes = [(FLOAT_BYTES * tokens * width, count) for width, count in counts]
     sizes.append((FLOAT_BYTES * min(update.chunk, tokens) * config.vocab_size, LOGITS_COPIES))
     size = int(HEAP_SLACK * sum(size * count for size, count in sizes if size < HEAP_BYTES))
-    return MemoryPart("what the allocator keeps of freed memory", size, "lower `update.tokens`", ("pass",))
+    return MemoryPart("what the allocator keeps of freed memory", size, remedy="", during=("pass",))
 
 
 def vision_bytes_per_token(model: Any, update: UpdateSettings) -> int:
