@@ -69,6 +69,9 @@ def _find_reason(state: Path, user: int, disk_mb: int | None) -> str:
         return "it is an archive"
     if disk_mb is not None and copy.largest > disk_mb * 2**20:  # No process may write as much, not even to change it.
         return f"it has a file of more than {disk_mb} MB, the sandbox's `disk_mb`"
+    if disk_mb is not None and state.stat().st_dev != os.stat(tempfile.gettempdir()).st_dev:
+        # Removed files that are still open have the number of another file system then, and would not be counted.
+        return f"it lies on another file system than {tempfile.gettempdir()}, where `disk_mb` could not be held to"
     if sys.platform != "linux" or os.geteuid() != 0:
         return "only a gateway of root can mount an overlay in which prepared folders can be renamed"
     with tempfile.TemporaryDirectory(prefix="mtrl-state-") as folder:

@@ -134,7 +134,7 @@ def open_tree(state: str, user: int | None) -> int:
     attributes, namespace = READ_ONLY | NO_SUID | NO_DEVICES, 0
     owner = os.stat(state)
     if user is not None:
-        check_owner(state, owner)
+        check_files(state, owner)
     if user is not None and (owner.st_uid, owner.st_gid) != (user, user):
         namespace = open_id_map(f"{owner.st_uid} {user} 1", f"{owner.st_gid} {user} 1")
         attributes |= ID_MAP
@@ -143,13 +143,16 @@ def open_tree(state: str, user: int | None) -> int:
     return tree
 
 
-def check_owner(state: str, owner: os.stat_result) -> None:
-    """Raises OSError if files have several owners, only one of whom can become the user."""
+def check_files(state: str, owner: os.stat_result) -> None:
+    """Raises OSError if files have several owners, only one of whom can become the user, or lie on mounts of their own,
+    which would not be seen."""
     for folder, folders, files in os.walk(state):
         for name in (*folders, *files):
             entry = os.lstat(os.path.join(folder, name))
             if (entry.st_uid, entry.st_gid) != (owner.st_uid, owner.st_gid):
                 raise OSError(f"{folder}/{name} has another owner than {state}")
+            if entry.st_dev != owner.st_dev:
+                raise OSError(f"{folder}/{name} lies on another file system than {state}")
 
 
 def open_id_map(users: str, groups: str) -> int:

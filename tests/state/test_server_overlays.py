@@ -8,10 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -32,7 +33,7 @@ from tests.mcp_client.mcp_toolsets import open_toolset
 from tests.waiting import PATIENCE_S, wait_until
 
 CODE_SERVER = str(Path(__file__).with_name("code_server.py"))
-ISOLATIONS = ("process", "sandbox")
+ISOLATIONS: tuple[Literal["process", "sandbox"], ...] = ("process", "sandbox")
 
 
 @pytest.fixture
@@ -44,8 +45,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "deep" / "a").write_text("a")
     (folder / "deep" / "link").symlink_to("../note.txt")
     monkeypatch.setattr(prepared_state, "LARGE_FILES", 1)
-    if reason := find_copy_reason(Server(command="x", isolation="process"), folder):
-        pytest.skip(f"states are copied here: {reason}")
+    for isolation in ISOLATIONS:
+        if reason := find_copy_reason(Server(command="x", isolation=isolation), folder):
+            pytest.skip(f"states are copied here: {reason}")
     return folder
 
 
@@ -245,7 +247,20 @@ async def test_sandboxed_server_may_change_large_files_and_not_add_more_than_its
     assert result.outcome is Outcome.ERROR and "more than 4 MB" in str(result.reason), result
 
 
-def test_state_is_copied_for_what_an_overlay_cannot_do(state: Path, tmp_path: Path) -> None:
+PRINT_REASON = """
+import sys
+from pathlib import Path
+from gateway.config.models import Server
+from gateway.mcp_client.state_overlay import find_copy_reason
+from gateway.state import prepared_state
+prepared_state.LARGE_FILES = 1
+print(find_copy_reason(Server(command="x", isolation="process"), Path(sys.argv[1])))
+"""
+
+
+def test_state_is_copied_for_what_an_overlay_cannot_do(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (state / "large").write_bytes(bytes(5 * 2**20))
     base: dict[str, Any] = {"command": "x", "isolation": "sandbox"}
     assert "`disk_mb`" in find_copy_reason(Server(**base, sandbox={"disk_mb": 4}), state)
@@ -254,3 +269,17 @@ def test_state_is_copied_for_what_an_overlay_cannot_do(state: Path, tmp_path: Pa
     other = shutil.copytree(state, tmp_path / "owners", symlinks=True)
     os.chown(other / "note.txt", 60_600, 60_600)
     assert "another owner" in find_copy_reason(Server(**base), other)
+    mounted = shutil.copytree(state, tmp_path / "mounted", symlinks=True)
+    script = f"mount -t tmpfs none {mounted}/deep && exec {sys.executable} -c '{PRINT_REASON}' {mounted}"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(("unshare", "-m", "sh", "-c", script), capture_output=True, text=True, check=False, cwd=root)
+    assert "deep lies on another file system" in done.stdout, done
+    if os.stat("/dev/shm").st_dev != state.stat().st_dev:
+        monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+        apart = shutil.copytree(state, tmp_path / "apart", symlinks=True)
+        assert "another file system than /dev/shm" in find_copy_reason(Server(**base), apart)
+        assert not find_copy_reason(Server(command="x", isolation="process"), apart)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    unprivileged = shutil.copytree(state, tmp_path / "unprivileged", symlinks=True)
+    assert "only a gateway of root" in find_copy_reason(Server(**base), unprivileged)
