@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from anyio import to_thread
@@ -18,8 +19,9 @@ from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.gateway import Gateway
 from gateway.isolation_check import check_isolation
 from gateway.mcp_client.mcp_toolset import McpToolset
+from gateway.mcp_client.state_overlay import find_copy_reason
 from gateway.native.sandboxed_toolset import SandboxedToolset
-from gateway.sandbox.bubblewrap import find_copy_reason, measure_start
+from gateway.sandbox import bubblewrap
 from gateway.sandbox.cgroups import find_hierarchies, make_group
 from gateway.sandbox.choose_provider import describe_provider, find_provider_problem
 from gateway.sandbox.python_programs import DESCRIPTIONS
@@ -31,8 +33,6 @@ from gateway.terminal import show_start
 
 Grade = Literal["ok", "note", "wrong"]
 COPY_REMEDY = "use a folder whose files have one owner, and Linux 5.19 or newer, to start large states quickly"
-LARGE_STATE_BYTES = 2**24
-"""A copy of more takes a while."""
 SHARE_REMEDY = "put the state and TMPDIR on one file system that shares blocks, such as XFS or Btrfs, as a folder"
 MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
 
@@ -126,18 +126,25 @@ async def _check_server_states(gateway: Gateway) -> AsyncIterator[Finding]:
     """How the processes of servers begin with their prepared states."""
     servers = [source.backend for source in gateway.sources if isinstance(source.backend, McpToolset)]
     for server, state in [(one, state) for one in servers for state in one.prepared_states.examples()]:
-        name = f"server {server.name}: each rollout gets a copy of the state {state}"
         try:
-            reason, size = await to_thread.run_sync(find_full_copy, state)
+            yield await to_thread.run_sync(_check_server_state, server, state)
         except OSError as error:
-            yield Finding("wrong", f"{name}, which cannot be read: {error}", "let the gateway read all of it")
-            continue
-        if not reason:
-            yield Finding("ok", f"{name}, whose blocks are shared")
-        elif size < LARGE_STATE_BYTES:
-            yield Finding("ok", f"{name} of {size / 2**20:.1f} MB: {reason}")
-        else:
-            yield Finding("note", f"{name} of {size / 2**20:.0f} MB: {reason}", SHARE_REMEDY)
+            text = f"server {server.name}: the state {state} cannot be read: {error}"
+            yield Finding("wrong", text, "let the gateway read all of it")
+
+
+def _check_server_state(server: McpToolset, state: Path) -> Finding:
+    name = f"server {server.name}: each rollout gets a copy of the state {state}"
+    copy, problem = find_full_copy(state), find_copy_reason(server.config, state)
+    if not copy.reason:
+        return Finding("ok", f"{name}, whose blocks are shared")
+    if not problem:
+        text = f"server {server.name}: nothing of the state {state} is copied: it lies under an overlay"
+        return Finding("ok", text)
+    if not copy.is_large:
+        return Finding("ok", f"{name} of {copy.bytes / 2**20:.1f} MB: {copy.reason}")
+    reasons = "; ".join(dict.fromkeys((copy.reason, problem)))
+    return Finding("note", f"{name} of {copy.bytes / 2**20:.0f} MB: {reasons}", SHARE_REMEDY)
 
 
 async def _check_states(backends: Iterable[object]) -> AsyncIterator[Finding]:
@@ -148,7 +155,7 @@ async def _check_states(backends: Iterable[object]) -> AsyncIterator[Finding]:
         else:
             prepared = backend.prepared_states if isinstance(backend, SandboxedToolset) else None
         for state in () if prepared is None else prepared.examples():
-            reason = await to_thread.run_sync(find_copy_reason, state)
+            reason = await to_thread.run_sync(bubblewrap.find_copy_reason, state)
             if not reason:
                 yield Finding("ok", f"sandboxes: nothing of the state {state} is copied: it lies under an overlay")
             else:
@@ -172,7 +179,7 @@ async def _check_sandboxes(gateway: Gateway) -> AsyncIterator[Finding]:
         elif settings.container is not None or settings.remote is not None:
             yield Finding("ok", f"sandboxes: {name}")
         else:
-            start_s = await to_thread.run_sync(measure_start)
+            start_s = await to_thread.run_sync(bubblewrap.measure_start)
             for finding in _check_bubblewrap("" if start_s is None else f"; one starts in {start_s * 1000:.0f} ms"):
                 yield finding
             async for finding in _check_states(backends):

@@ -170,7 +170,7 @@ class Server(FrozenModel):
     cwd: Path | None = None
     """Working folder of the program, relative to the file."""
     state: Path | None = None
-    """Folder or archive (tar, zip) that is copied into each rollout's `${MTRL_ROLLOUT_DIR}` before it starts."""
+    """Folder or archive (tar, zip) that each rollout's `${MTRL_ROLLOUT_DIR}` begins as a copy of."""
     states: Path | None = None
     """Folder of such folders and archives: a task's `state` names the one that it begins from instead."""
     state_ignore: tuple[str, ...] = ()

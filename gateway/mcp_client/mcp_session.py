@@ -142,7 +142,7 @@ class McpSession:
             return f"ended: {reason.policy_doing}"  # No state has this hash.
         if folder is None or reason is not None:
             raise Unavailable(f"the state at the end was lost: {reason}")
-        return await self.states.hash_folder(folder)
+        return await self.states.hash_folder(folder, self._connection.transport.mounted_by)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         spec = self._get_listing().by_name.get(call.name)

@@ -21,6 +21,7 @@ from anyio import to_thread
 from gateway.config.models import Server
 from gateway.config.rollout_variables import FOLDER, ID, SEED, expand_rollout_variables, needs_folder
 from gateway.mcp_client.reaper import Reaper
+from gateway.mcp_client.state_overlay import RolloutFolder, find_copy_reason
 from gateway.schema import safe_name
 from gateway.state.prepared_state import StateError, copy_state, find_prepared_state
 from gateway.state.remove_folder import remove_folder
@@ -59,10 +60,10 @@ class FolderError(Exception):
 
 
 @asynccontextmanager
-async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) -> AsyncIterator[Path | None]:
+async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) -> AsyncIterator[RolloutFolder]:
     """The folder of one process, if it uses one. It is removed at the end, even if the gateway is killed, or kept."""
     if not needs_folder(config):
-        yield None
+        yield RolloutFolder()
         return
     await reaper.start()
     keep = config.keep_state if rollout is not LISTING else None
@@ -73,8 +74,7 @@ async def open_folder(config: Server, rollout: RolloutIdentity, reaper: Reaper) 
     if keep is None:
         reaper.add_folder(folder)
     try:
-        await to_thread.run_sync(_prepare, config, rollout, folder, abandon_on_cancel=True)
-        yield folder
+        yield await to_thread.run_sync(_prepare, config, rollout, folder, abandon_on_cancel=True)
     finally:
         if keep is None:
             with anyio.move_on_after(REMOVE_S, shield=True):
@@ -94,12 +94,15 @@ def _make_folder(keep: Path | None, name: str) -> Path:
     raise FileExistsError(f"{keep / name} exists 10,000 times")
 
 
-def _prepare(config: Server, rollout: RolloutIdentity, folder: Path) -> None:
+def _prepare(config: Server, rollout: RolloutIdentity, folder: Path) -> RolloutFolder:
     try:
         state = find_prepared_state(config.state, config.states, rollout.state)
+        if state is not None and not find_copy_reason(config, state):
+            return RolloutFolder(folder, state.resolve())
         if state is not None:
             copy_state(state, folder)
-    except StateError as error:
+        return RolloutFolder(folder)
+    except (StateError, OSError) as error:
         raise FolderError(str(error)) from error
 
 
@@ -112,15 +115,15 @@ class StartSettings:
     cwd: Path | None
 
 
-def resolve_start(config: Server, rollout: RolloutIdentity, folder: Path | None) -> StartSettings:
-    """The settings with the values of a rollout. A `cwd` inside the folder is made."""
-    values = {FOLDER: str(folder or ""), ID: rollout.id, SEED: str(rollout.seed)}
+def resolve_start(config: Server, rollout: RolloutIdentity, folder: RolloutFolder) -> StartSettings:
+    """The settings with the values of a rollout. A `cwd` inside the folder is made, if the folder has its content."""
+    values = {FOLDER: str(folder.path or ""), ID: rollout.id, SEED: str(rollout.seed)}
 
     def expand(text: str) -> str:
         return expand_rollout_variables(text, values)
 
     cwd = Path(expand(str(config.cwd))) if config.cwd is not None else None
-    if cwd is not None and folder is not None and cwd.is_relative_to(folder):
+    if cwd is not None and folder.has(cwd) and folder.state is None:
         cwd.mkdir(parents=True, exist_ok=True)
     command = tuple(map(expand, (config.command or "", *config.args)))
     return StartSettings(command, {name: expand(text) for name, text in config.env.items()}, cwd)

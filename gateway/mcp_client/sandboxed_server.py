@@ -12,6 +12,7 @@ from pathlib import Path
 from gateway.config.models import Server
 from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.rollout_folder import StartSettings
+from gateway.mcp_client.state_overlay import RolloutFolder
 from gateway.sandbox.bubblewrap import Confined
 from gateway.sandbox.sandbox_layout import ROLLOUT, SYSTEM_FOLDERS
 from gateway.sandbox.sandboxed_command import SandboxedCommand, open_command
@@ -22,7 +23,7 @@ LIBRARIES = ("lib/python*", "lib/node_modules")
 
 @asynccontextmanager
 async def open_sandboxed(
-    config: Server, start: StartSettings, folder: Path | None, reaper: Reaper
+    config: Server, start: StartSettings, folder: RolloutFolder, reaper: Reaper
 ) -> AsyncIterator[tuple[StartSettings, SandboxedCommand]]:
     """The settings with which the server is started in a sandbox, and the sandbox; all in it is killed at the end.
 
@@ -30,14 +31,16 @@ async def open_sandboxed(
     """
     program = shutil.which(start.command[0], path=start.env.get("PATH")) or start.command[0]
     command = (program, *(_absolute_file(argument) for argument in start.command[1:]))
-    writable = () if folder is None else (str(folder),)
+    writable = () if folder.path is None else (str(folder.path),)
     readable = [*_program_paths(Path(program)), *filter(os.path.isfile, command[1:])]
-    if start.cwd is not None and not (folder is not None and start.cwd.is_relative_to(folder)):
+    if start.cwd is not None and not folder.has(start.cwd):
         readable.append(str(start.cwd))
     env = {name: value for name, value in start.env.items() if name != "PATH"}
     confined = Confined(command, config.sandbox, readable, writable, env, str(start.cwd or ROLLOUT))
-    async with open_command(confined, reaper) as held:
-        yield replace(start, command=held.line, env={}, cwd=None), held
+    below = () if folder.state is None else (str(folder.state),)
+    async with open_command(confined, reaper, below) as held:
+        line = folder.mount_first(held.line, start.cwd, held.user)
+        yield replace(start, command=line, env={}, cwd=None), held
 
 
 def _absolute_file(argument: str) -> str:

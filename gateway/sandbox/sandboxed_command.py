@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -39,6 +39,8 @@ class SandboxedCommand:
     """Exit codes that nothing inside can bring about."""
     has_started: Callable[[], bool] = lambda: True
     """Whether the command was started, after its sandbox had been set up."""
+    user: int = 0
+    """Who runs it, where the gateway is root's."""
 
     def take_refusals(self) -> tuple[str, ...]:
         """The connections that were refused since the last time."""
@@ -61,9 +63,11 @@ class SandboxedCommand:
 
 
 @asynccontextmanager
-async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterator[SandboxedCommand]:
+async def open_command(
+    confined: Confined, reaper: Reaper | None, below: Sequence[str] = ()
+) -> AsyncIterator[SandboxedCommand]:
     """A confined command line, for one process. At the end whatever it left is killed; with a reaper, even if the
-    gateway is killed.
+    gateway is killed. `below` are folders over which overlays in its writable folders will lie.
 
     Raises Unavailable where nothing can be confined.
     """
@@ -89,9 +93,15 @@ async def open_command(confined: Confined, reaper: Reaper | None) -> AsyncIterat
                     limits_memory_by_process=confined.limits_memory_by_process or "memory" not in group.folders,
                     proxy_socket=str(proxy.socket_file) if proxy is not None else "",
                 )
-                async with _open_watched(held) as (line, disk):
+                async with _open_watched(held, below) as (line, disk):
                     yield SandboxedCommand(
-                        line.words, group, confined.settings, disk, proxy, has_started=lambda: line.has_started
+                        line.words,
+                        group,
+                        confined.settings,
+                        disk,
+                        proxy,
+                        has_started=lambda: line.has_started,
+                        user=user,
                     )
         finally:
             await _remove(group, reaper)
@@ -108,10 +118,10 @@ async def _open_proxy(settings: SandboxSettings) -> AsyncIterator[HostProxy | No
 
 
 @asynccontextmanager
-async def _open_watched(held: Confined) -> AsyncIterator[tuple[CommandLine, WatchedDisk | None]]:
+async def _open_watched(held: Confined, below: Sequence[str]) -> AsyncIterator[tuple[CommandLine, WatchedDisk | None]]:
     """The command line, and the watch on the folders of the machine that it may write."""
     with open_command_line(held) as line:
-        disk = await _watch_disk(held, line)
+        disk = await _watch_disk(held, line, below)
         try:
             yield line, disk
         finally:
@@ -137,14 +147,15 @@ def _make_group(settings: SandboxSettings) -> Cgroup:
     return group
 
 
-async def _watch_disk(confined: Confined, line: CommandLine) -> WatchedDisk | None:
-    """Watches the folders of the machine that it may write."""
+async def _watch_disk(confined: Confined, line: CommandLine, below: Sequence[str]) -> WatchedDisk | None:
+    """Watches the folders of the machine that it may write. What lies below overlays counts as there before, since each
+    file that is changed is copied first: together they may need as much as with a copy of all."""
     settings = confined.settings
     folders = [*confined.writable, *map(str, settings.writable)]
     if not folders:
         return None
     disk = WatchedDisk(folders, settings.disk_mb * 2**20, settings.files, lambda: line.first_process)
-    await to_thread.run_sync(DISK_WATCH.add, disk)
+    await to_thread.run_sync(DISK_WATCH.add, disk, below)
     return disk
 
 

@@ -1,8 +1,9 @@
-"""Makes the file system that a sandbox's `/rollout` begins with, then replaces itself by the sandbox's command line.
+"""Mounts the prepared state that a sandbox or an MCP server begins with, then replaces itself by their command line.
 
-A prepared folder lies under an overlay in memory, so that nothing is copied; where the kernel does not allow that, and
-for archives, a folder in memory gets a copy. All of it is in a namespace of this process, and gone with it. Run as a
-program of its own with `python -I -S`: its argument is JSON, and the command line follows.
+A prepared folder lies under an overlay, so that nothing is copied. That of a sandbox's `/rollout` is in memory; where
+the kernel does not allow it, and for archives, a folder in memory gets a copy. That of a server's folder writes to the
+file system of the folder. All mounts are in a namespace of this process, and gone with it. Run as a program of its own
+with `python -I -S`: its argument is JSON, and the command line follows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ OPEN_TREE, MOVE_MOUNT, MOUNT_SETATTR = 428, 429, 442
 HERE, EMPTY_PATH, CLONE_TREE, FROM_EMPTY_PATH = -100, 0x1000, 1, 4
 READ_ONLY, ID_MAP = 1, 0x00100000
 ROOT_OPTIONS, USER_OPTIONS = "index=off,redirect_dir=off,metacopy=off", "index=off,redirect_dir=nofollow,userxattr"
+FOLDER_OPTIONS = "index=off,redirect_dir=on,metacopy=off"
+"""With redirects, prepared folders can be renamed, as copies can. Only root may have them."""
 FAILED = 125
+LAYERS = "lowerdir=lower,upperdir=upper,workdir=work"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,14 +37,20 @@ def main() -> None:
     """Mounts, and goes on as the command; with `probe`, prints why the state would be copied instead, if it would."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
     try:
-        problem = mount_state(settings)
+        problem = mount_folder(settings) if "folder" in settings else mount_state(settings)
     except (OSError, ValueError, EOFError, shutil.Error, tarfile.TarError, zipfile.BadZipFile) as error:
         sys.stderr.write(f"its `state` cannot be put in: {error}\n")
         sys.exit(FAILED)
     if settings["probe"]:
         sys.stdout.write(problem)
         return
-    os.execv(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command line of a sandbox
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them.
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command line of a sandbox, or of a server
+    except OSError as error:
+        sys.stderr.write(f"cannot start {sys.argv[2]!r}: {error.strerror}\n")
+        sys.exit(FAILED)
 
 
 def mount_state(settings: Mapping[str, Any]) -> str:
@@ -66,6 +76,34 @@ def mount_state(settings: Mapping[str, Any]) -> str:
     return problem
 
 
+def mount_folder(settings: Mapping[str, Any]) -> str:
+    """Mounts the state at a server's folder, in which the changes are kept below the mount; then enters its `cwd`."""
+    enter_namespace()
+    folder, state, user, cwd = (settings[name] for name in ("folder", "state", "user", "cwd"))
+    before = os.open(".", os.O_PATH)
+    os.chdir(folder)  # So that no name of it can be read as an option.
+    for name in ("lower", "upper", "work"):
+        os.mkdir(name)
+    shutil.copystat(state, "upper")
+    give("upper", user)
+    attach(open_tree(state, user), "lower")
+    mount("overlay", folder, "overlay", NO_SUID | NO_DEVICES, f"{LAYERS},{FOLDER_OPTIONS}")
+    os.fchdir(before)
+    os.close(before)
+    if cwd:
+        make_folders(cwd, user)
+        os.chdir(cwd)
+    return ""
+
+
+def make_folders(path: str, user: int) -> None:
+    """Makes a folder of the user's, and those above it that are missing."""
+    if not os.path.isdir(path):
+        make_folders(os.path.dirname(path), user)
+        os.mkdir(path)
+        give(path, user)
+
+
 def enter_namespace() -> None:
     """A namespace of mounts of its own; for others than root, with one of users, in which they may mount."""
     user, group = os.geteuid(), os.getegid()
@@ -77,22 +115,27 @@ def enter_namespace() -> None:
 
 def mount_overlay(place: str, state: str, user: int) -> None:
     """Lays an empty folder in memory over the state; raises OSError where that cannot be done."""
-    lower = open_tree(state, user)
-    check(_libc.syscall(MOVE_MOUNT, lower, b"", HERE, f"{place}/lower".encode(), FROM_EMPTY_PATH), "move_mount")
-    os.close(lower)
+    attach(open_tree(state, user or None), f"{place}/lower")
     layers = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
     options = f"{layers},{ROOT_OPTIONS if os.geteuid() == 0 else USER_OPTIONS}"
     mount("overlay", f"{place}/merged", "overlay", NO_SUID | NO_DEVICES, options)
 
 
-def open_tree(state: str, user: int) -> int:
-    """The state, read-only, as a mount of its own, in which the files of its owner are the user's."""
+def attach(tree: int, target: str) -> None:
+    """Puts a mount at its place, and closes its descriptor."""
+    check(_libc.syscall(MOVE_MOUNT, tree, b"", HERE, target.encode(), FROM_EMPTY_PATH), "move_mount")
+    os.close(tree)
+
+
+def open_tree(state: str, user: int | None) -> int:
+    """The state, read-only, as a mount of its own, in which the files of its owner are the user's, if one is named."""
     tree: int = _libc.syscall(OPEN_TREE, HERE, state.encode(), CLONE_TREE)
     check(min(tree, 0), "open_tree")
     attributes, namespace = READ_ONLY | NO_SUID | NO_DEVICES, 0
     owner = os.stat(state)
-    if user:
-        check_owner(state, owner)
+    if user is not None:
+        check_files(state, owner)
+    if user is not None and (owner.st_uid, owner.st_gid) != (user, user):
         namespace = open_id_map(f"{owner.st_uid} {user} 1", f"{owner.st_gid} {user} 1")
         attributes |= ID_MAP
     changes = (ctypes.c_uint64 * 4)(attributes, 0, 0, namespace)
@@ -100,13 +143,16 @@ def open_tree(state: str, user: int) -> int:
     return tree
 
 
-def check_owner(state: str, owner: os.stat_result) -> None:
-    """Raises OSError if files have several owners, only one of whom can become the user."""
+def check_files(state: str, owner: os.stat_result) -> None:
+    """Raises OSError if files have several owners, only one of whom can become the user, or lie on mounts of their own,
+    which would not be seen."""
     for folder, folders, files in os.walk(state):
         for name in (*folders, *files):
             entry = os.lstat(os.path.join(folder, name))
             if (entry.st_uid, entry.st_gid) != (owner.st_uid, owner.st_gid):
                 raise OSError(f"{folder}/{name} has another owner than {state}")
+            if entry.st_dev != owner.st_dev:
+                raise OSError(f"{folder}/{name} lies on another file system than {state}")
 
 
 def open_id_map(users: str, groups: str) -> int:

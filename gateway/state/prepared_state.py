@@ -9,17 +9,21 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import anyio
 from anyio import to_thread
 
 from gateway.errors import SessionError, Unavailable
 from gateway.state.git_content import StateTooLarge
+from gateway.state.mounted_state import open_mounted
 from gateway.state.state_hash import hash_state
 from gateway.types import Task
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 MAX_ARCHIVE_BYTES = 4 * 2**30
+LARGE_BYTES, LARGE_FILES = 2**24, 1_000
+"""A copy of more takes a while."""
 MAX_NAME = 200
 HASH_S = 50.0
 """Less than a session's limit for its last rewards."""
@@ -66,24 +70,39 @@ def copy_state(state: Path, folder: Path) -> None:
         raise StateError(f"its `state` cannot be copied: {error}") from error
 
 
-def find_full_copy(state: Path) -> tuple[str, int]:
-    """Why copies of a state share no blocks with it, and its size; an empty text if they do, or if it has no content.
+class FullCopy(NamedTuple):
+    """A copy of a state."""
 
-    Raises OSError where it cannot be read.
-    """
+    reason: str
+    """Why it shares no blocks with the state; empty if it does, or if the state has no content."""
+    bytes: int
+    files: int
+    largest: int
+    """The size of the largest file."""
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it takes a while."""
+        return self.bytes >= LARGE_BYTES or self.files >= LARGE_FILES
+
+
+def find_full_copy(state: Path) -> FullCopy:
+    """How copies of a state are made; raises OSError where it cannot be read."""
     if not state.is_dir():
-        return "it is an archive", state.stat().st_size
+        return FullCopy("it is an archive", state.stat().st_size, 1, state.stat().st_size)
     files = [Path(folder, name) for folder, _, names in os.walk(state) for name in names]
     sizes = {file: file.stat().st_size for file in files if file.is_file() and not file.is_symlink()}
     sample = next((file for file, size in sizes.items() if size), None)
     if sample is None:
-        return "", 0
+        return FullCopy("", 0, len(files), 0)
+    total, largest = sum(sizes.values()), max(sizes.values())
     with tempfile.TemporaryDirectory(prefix="mtrl-state-") as folder:
         try:
             _share_blocks(sample, Path(folder) / "copy")
         except (ImportError, OSError):
-            return f"the file system of {tempfile.gettempdir()} shares no blocks with it", sum(sizes.values())
-    return "", sum(sizes.values())
+            reason = f"the file system of {tempfile.gettempdir()} shares no blocks with it"
+            return FullCopy(reason, total, len(files), largest)
+    return FullCopy("", total, len(files), largest)
 
 
 class PreparedStates:
@@ -124,14 +143,15 @@ class PreparedStates:
         except (StateError, OSError, ValueError) as error:
             raise SessionError(f"{owner}: {error}") from error
 
-    async def hash_folder(self, folder: Path) -> str:
+    async def hash_folder(self, folder: Path, mounted_by: int | None = None) -> str:
         """The hash of a rollout's folder. One with more content than is hashed has a hash that no state has.
 
+        `mounted_by` is the process that has mounted its content there, if one has.
         Raises Unavailable where it cannot be read.
         """
         try:
             with anyio.fail_after(HASH_S):
-                return await to_thread.run_sync(_hash, folder, self.ignore, abandon_on_cancel=True)
+                return await to_thread.run_sync(_hash, folder, self.ignore, mounted_by, abandon_on_cancel=True)
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"the state at the end cannot be hashed: {error or 'it takes too long'}") from error
 
@@ -151,9 +171,12 @@ class PreparedStates:
             return await self.hash_folder(Path(folder))
 
 
-def _hash(folder: Path, ignore: Sequence[str]) -> str:
+def _hash(folder: Path, ignore: Sequence[str], mounted_by: int | None) -> str:
     try:
-        return hash_state(folder, ignore)
+        if mounted_by is None:
+            return hash_state(folder, ignore)
+        with open_mounted(folder, mounted_by) as content:
+            return hash_state(content, ignore, known_as=folder)
     except StateTooLarge as error:
         return f"too large: {error}"
 

@@ -26,12 +26,13 @@ POLICY_PATH = "/rollout"
 """The path of a rollout's folder as the policy knows it."""
 
 
-def hash_state(folder: Path, ignore: Sequence[str] = ()) -> str:
+def hash_state(folder: Path, ignore: Sequence[str] = (), known_as: Path | None = None) -> str:
     """The hash of a folder. `ignore` are patterns for names, or for paths in the folder, that do not count.
 
-    Raises StateTooLarge, and OSError where the folder cannot be read.
+    `known_as` is the path by which its files name it, if it is read by another one. Raises StateTooLarge, and OSError
+    where the folder cannot be read.
     """
-    return _FolderHash(folder, tuple(ignore)).compute()
+    return _FolderHash(folder, tuple(ignore), os.fsencode(known_as or folder)).compute()
 
 
 def has_hash_form(text: str) -> bool:
@@ -43,12 +44,9 @@ def has_hash_form(text: str) -> bool:
 class _FolderHash:
     folder: Path
     ignore: tuple[str, ...]
+    root: bytes
     entries: int = 0
     bytes_left: int = field(default_factory=lambda: MAX_BYTES)
-    root: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.root = os.fsencode(self.folder)
 
     def compute(self) -> str:
         digest = sha256()

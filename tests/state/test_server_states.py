@@ -18,8 +18,10 @@ import pytest
 from gateway import check
 from gateway.build import build_plan
 from gateway.client import RemoteGateway
+from gateway.config.models import Server
 from gateway.errors import ConfigError, SessionError
 from gateway.gateway import Gateway
+from gateway.mcp_client.state_overlay import find_copy_reason
 from gateway.state import prepared_state
 from gateway.state.state_hash import hash_state
 from gateway.tape import RecordedGateway, ReplayGateway
@@ -128,12 +130,14 @@ async def test_check_says_whether_copies_of_states_share_blocks(
     large.mkdir()
     (large / "link").symlink_to("nowhere")
     with (large / "data").open("wb") as file:
-        file.truncate(check.LARGE_STATE_BYTES)
+        file.truncate(prepared_state.LARGE_BYTES)
     file_system = f"the file system of {tempfile.gettempdir()} shares no blocks with it"
 
-    async def find(state: str) -> tuple[str, str]:
-        async with make_gateway(tmp_path, state=f"states/{state}") as gateway:
+    async def find(state: str, **settings: str) -> tuple[str, str]:
+        async with make_gateway(tmp_path, state=f"states/{state}", **settings) as gateway:
             (found,) = [finding async for finding in check._check_server_states(gateway)]
+        if "overlay" in found.message and found.grade == "ok":
+            return found.grade, found.message
         place = f"server notes: each rollout gets a copy of the state {states / state}"
         assert found.message.startswith(place) and bool(found.remedy) == (found.grade == "note")
         return found.grade, found.message.removeprefix(place)
@@ -144,7 +148,13 @@ async def test_check_says_whether_copies_of_states_share_blocks(
     with monkeypatch.context() as patch:
         patch.setattr(prepared_state, "_share_blocks", refuse)
         assert await find("one") == ("ok", f" of 0.0 MB: {file_system}")
-        assert await find("large") == ("note", f" of 16 MB: {file_system}")
+        kept = f" of 16 MB: {file_system}; `keep_state` keeps whole copies"
+        assert await find("large", keep_state=str(tmp_path / "kept")) == ("note", kept)
+        overlaid = f"server notes: nothing of the state {states / 'large'} is copied: it lies under an overlay"
+        if not (reason := find_copy_reason(Server(command="x", isolation="process"), states / "large")):
+            assert await find("large") == ("ok", overlaid)
+        else:
+            assert await find("large") == ("note", f" of 16 MB: {file_system}; {reason}")
         assert await find("two.tar.gz") == ("ok", " of 0.0 MB: it is an archive")
     monkeypatch.setattr(prepared_state, "_share_blocks", lambda source, target: None)
     assert await find("large") == ("ok", ", whose blocks are shared")
