@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 
@@ -114,15 +115,19 @@ def test_ranks_that_start_again_do_not_read_what_earlier_ones_left_in_the_store(
 
 
 def test_first_rank_that_differs_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{}")
     own = {"versions": find_versions(), "settings": {"seed": 0, "out": "a"}, "model files": digest_model(tmp_path)}
     names = {1: "rank 1 (m)", 2: "rank 2 (n)"}
     require_alike(own, [{**own, "settings": None}, {**own, "settings": {"seed": 0, "out": "b"}}], names)
-    (tmp_path / "config.json").write_text("{ }")
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{ }")
     for kind, other, text in (
-        ("versions", {**find_versions(), "torch": "1.0"}, "torch is '1.0'"),
+        *(("versions", {**find_versions(), name: "0.1"}, f"{name} is '0.1'") for name in ("torch", "Pillow")),
         ("settings", {"seed": 1}, "seed is 1, not 0"),
-        ("model files", digest_model(tmp_path), "config.json differs"),
+        ("model files", digest_model(tmp_path), "config.json differs; preprocessor_config.json differs"),
     ):
         with pytest.raises(RankError, match=rf"rank 2 \(n\) has other {kind} than rank 0: .*{text}"):
             require_alike(own, [own, {**own, kind: other}], names)
+    assert find_versions()["mtrl-rl"] == version("mtrl-rl")
+    assert {"Pillow", "torchvision"} <= own["versions"].keys()
