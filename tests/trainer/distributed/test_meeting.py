@@ -21,11 +21,19 @@ from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.distributed.batch_bytes import read_batch, write_batch
-from trainer.distributed.connect_ranks import _answer_asking, _ask_generation, _report_device, find_mesh
+from trainer.distributed.connect_ranks import (
+    DEVICE_KEY,
+    NAME_KEY,
+    _answer_asking,
+    _ask_generation,
+    _report_device,
+    _wait_for_others,
+    find_mesh,
+)
 from trainer.distributed.errors import RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
-from trainer.distributed.rank_environment import detect_environment, first_node
+from trainer.distributed.rank_environment import RankEnvironment, detect_environment, first_node
 from trainer.distributed.rank_failures import read_failures
 from trainer.distributed.settings import DistributedSettings
 from trainer.vision.image_processor import ImageProcessor
@@ -87,6 +95,21 @@ def test_number_of_ranks_that_settings_or_machines_cannot_have_is_refused(monkey
         _report_device(store, environment)
     (failure,) = read_failures(store, 2).values()  # Rank 0 reads it, and tells it.
     assert "number 2 on a machine with 1 GPUs" in failure.problem and failure.remedy
+
+
+@pytest.mark.parametrize("without", [0, 2])
+def test_machine_without_gpus_among_others_is_named(without: int) -> None:
+    store = HashStore()
+    environment = RankEnvironment(0, 3, 0, "a", 29500, "torchrun")
+    for rank in range(3):
+        store.set(DEVICE_KEY.format(rank), "cpu" if rank == without else "cuda")
+        store.set(NAME_KEY.format(rank), f"rank {rank} (m{rank})")
+    told = r"rank 2 \(m2\) computes on cpu, rank 0 \(m0\) on cuda"
+    told = told if without else r"rank 1 \(m1\) computes on cuda, rank 0 \(m0\) on cpu"
+    with pytest.raises(RankError, match=rf"{told}\n  remedy: look at the driver"):
+        _wait_for_others(store, environment, PATIENCE_S, dict, lambda: None)
+    store.set(DEVICE_KEY.format(without), "cuda")
+    assert _wait_for_others(store, environment, PATIENCE_S, dict, lambda: None)[2] == "rank 2 (m2)"
 
 
 async def test_torch_that_is_too_old_is_told_before_any_rank_starts(
