@@ -7,6 +7,7 @@ import shutil
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ import pytest
 from tests.trainer.distributed.rank_pools import make_updater, random_batch, running_ranks, save_wider_model
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.distributed import follow
 from trainer.distributed.errors import LostRankError
-from trainer.distributed.follow import Follower
 from trainer.distributed.lead import LeadPolicy, wait_for_shards
 from trainer.distributed.rank_commands import Command, LeaderChannel
+from trainer.distributed.settings import DistributedSettings
 from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
@@ -150,10 +152,34 @@ def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error()
         wait_for_shards(broken)
 
 
-def test_rank_that_has_another_run_folder_is_refused_at_the_start(tmp_path: Path) -> None:
-    ranks: Any = None
-    check = Follower(ranks, {}, "").handlers["check"]
-    marks = {name: {"model": str(tmp_path), "mark": str(tmp_path / name)} for name in ("there", "elsewhere")}
+def test_rank_that_has_another_run_folder_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "LOOK_S", 0.0)
     (tmp_path / "there").touch()
-    problems = [check(Command(1, "check", arguments, b""))["problem"] for arguments in marks.values()]
-    assert problems[0] == "" and "put it on a disk that all machines share" in problems[1]
+    assert check_mark(tmp_path / "there") == ""
+    assert "put it on a disk that all machines share" in check_mark(tmp_path / "elsewhere")
+
+
+def test_run_folder_that_a_shared_disk_shows_late_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, refresh = tmp_path / "run" / "logs" / "mark", follow._refresh
+
+    def appear(file: Path) -> None:
+        refresh(file)  # Of folders that are not there yet, too.
+        mark.parent.mkdir(parents=True)
+        mark.touch()
+
+    monkeypatch.setattr(follow, "_refresh", appear)
+    assert check_mark(mark) == ""
+
+
+def check_mark(mark: Path) -> str:
+    """The problem that a rank has with a file that rank 0 has made in the run's folder."""
+    ranks: Any = SimpleNamespace(settings=DistributedSettings())
+    check = follow.Follower(ranks, {}, "").handlers["check"]
+    arguments = {"model": str(Path(__file__).parent), "mark": str(mark)}
+    problem = check(Command(1, "check", arguments, b""))["problem"]
+    assert isinstance(problem, str)
+    return problem
