@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +33,10 @@ from trainer.distributed.connect_ranks import (
     _wait_for_others,
     find_mesh,
 )
-from trainer.distributed.errors import RankError, ReportedRankError
+from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
+from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel
 from trainer.distributed.rank_environment import RankEnvironment, detect_environment, first_node
 from trainer.distributed.rank_failures import read_failures
 from trainer.distributed.settings import DistributedSettings
@@ -135,6 +139,24 @@ def test_ranks_that_start_again_do_not_read_what_earlier_ones_left_in_the_store(
             _answer_asking(store, 2, generation)
             follower.join(0.01)
     assert asked == ["first", "second"]
+
+
+def test_rank_that_ends_when_told_to_is_not_lost() -> None:
+    """It may end before rank 0 has the answers of the others."""
+    ended, number, store = {1: "ended with exit code 0"}, 1, HashStore()
+
+    def find_ended() -> dict[int, str]:
+        store.set(ANSWER_KEY.format(number, 2), "null")
+        return ended
+
+    ranks: Any = SimpleNamespace(store=store, size=3, report=lambda _: None, settings=DistributedSettings())
+    for name, answered, told in ((END, 1, ""), (END, 0, "rank 1 .* during 'end'"), ("save", 1, "rank 1 .* during")):
+        channel = LeaderChannel(ranks, find_ended, {1: "rank 1 (m)", 2: "rank 2 (n)"})
+        store.delete_key(ANSWER_KEY.format(number, 2))
+        if answered:
+            store.set(ANSWER_KEY.format(number, 1), "null")
+        with pytest.raises(LostRankError, match=told) if told else nullcontext(), channel.command(name):
+            pass
 
 
 def test_first_rank_that_differs_is_named(tmp_path: Path) -> None:
