@@ -110,8 +110,8 @@ class Checkpoints:
         files = {name: digests.get(name) or _digest(temporary / name) for name in names}
         content = {"step": step, "state": state, "files": files}
         (temporary / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        for file in [*_list_files(temporary), temporary]:
-            sync_path(file)
+        for path in [*temporary.rglob("*"), temporary]:  # Folders too, which hold the names.
+            sync_path(path)
         shutil.rmtree(replaced, ignore_errors=True)
         if final.exists():  # Left by a run that went back to an earlier step.
             final.rename(replaced)

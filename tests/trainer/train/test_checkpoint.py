@@ -150,6 +150,23 @@ def test_no_checkpoint_is_written_under_a_name_that_another_had(tmp_path: Path) 
     assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["000001", "000002"]
 
 
+def test_every_file_and_folder_is_on_the_disk_before_a_checkpoint_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def sync(path: Path) -> None:
+        assert path.exists()
+        synced.append(path.relative_to(tmp_path / "checkpoints").as_posix().partition("/")[2])
+
+    monkeypatch.setattr("trainer.train.checkpoint.sync_path", sync)
+    save_steps(tmp_path, 1)
+    final = tmp_path / "checkpoints" / "000001"
+    written = {path.relative_to(final).as_posix() for path in final.rglob("*")}
+    assert "inner" in written and written <= {*synced}
+    assert synced[-2:] == ["", ""]  # The folder of the checkpoint, and after it has its name, that above.
+
+
 def test_repeated_step_replaces_its_checkpoint(tmp_path: Path) -> None:
     checkpoints = save_steps(tmp_path, 1, 2)
     checkpoints.save(2, {"position": "again"}, write_files)
