@@ -81,6 +81,13 @@ class ProcessGroupRanks:
         return group
 
     @cached_property
+    def background_store(self) -> Store:
+        """Another connection to the store, for what runs beside the commands: waiting for one occupies the first."""
+        store: Any = self.store
+        clone: Store = store.clone()
+        return clone
+
+    @cached_property
     def mesh(self) -> DeviceMesh:
         """Copies of the weights, by rows of a copy, by parts of each matrix; without a dimension that is not used."""
         sizes = find_mesh(self.settings, self.size)

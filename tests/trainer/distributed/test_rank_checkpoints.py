@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
 from tests.trainer.distributed.rank_pools import make_updater, random_batch, running_ranks, save_wider_model
 from tests.trainer.policy.tiny_policies import tiny_model
@@ -20,6 +23,7 @@ from trainer.distributed.errors import LostRankError
 from trainer.distributed.lead import LeadPolicy, wait_for_shards
 from trainer.distributed.rank_commands import Command, LeaderChannel
 from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.write_shards import WRITTEN_KEY, find_unwritten
 from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
@@ -117,7 +121,9 @@ def refuse_bad_checkpoints(channel: LeaderChannel, saved: Saved, folder: Path) -
         written = other.save_shards(folder / "blocked")
     with pytest.raises(IsADirectoryError):
         written.result(60)
+    assert find_unwritten(channel.ranks.store, folder / "blocked", channel.names) == [channel.names[1]]
     save(other, folder / "afterwards")
+    assert find_unwritten(channel.ranks.store, folder / "afterwards" / SHARDS_FOLDER, channel.names) == []
 
 
 @pytest.mark.parametrize(
@@ -145,11 +151,20 @@ def test_checkpoint_with_another_kind_of_training_is_refused(saved: Saved) -> No
     assert has_shards(saved.checkpoint("full", 3)) and not has_shards(saved.checkpoint("full", 1))
 
 
-def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error() -> None:
+def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(tmp_path: Path) -> None:
     broken: Future[dict[str, str]] = Future()
     broken.set_exception(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
-    with pytest.raises(LostRankError, match="lost each other"):
-        wait_for_shards(broken)
+    store, names = HashStore(), {rank: f"rank {rank} (m)" for rank in range(4)}
+    channel: Any = SimpleNamespace(ranks=SimpleNamespace(store=store), names=names)
+    for rank, folder in enumerate((tmp_path, tmp_path / "before", tmp_path)):
+        store.set(WRITTEN_KEY.format(rank), str(folder))
+    with pytest.raises(LostRankError, match=r"lost each other .*, without the part of rank 1 \(m\), rank 3 \(m\)\n"):
+        wait_for_shards(broken, tmp_path, channel)
+
+
+def test_store_that_is_lost_names_no_rank(tmp_path: Path) -> None:
+    store = Mock(check=Mock(side_effect=torch.distributed.DistNetworkError("Broken pipe")))
+    assert find_unwritten(store, tmp_path, {0: "rank 0", 1: "rank 1"}) == []
 
 
 def test_rank_that_has_another_run_folder_is_refused_at_the_start(
