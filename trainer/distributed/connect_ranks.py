@@ -33,7 +33,7 @@ from trainer.distributed.rank_failures import (
 from trainer.distributed.settings import DistributedSettings
 
 LOOPBACK = "127.0.0.1"
-STAGE_KEY, NAME_KEY = "stage/{}", "name/{}"
+STAGE_KEY, NAME_KEY, DEVICE_KEY = "stage/{}", "name/{}", "device/{}"
 ASK_KEY, REPLY_KEY = "ask/{}", "reply/{}"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torchrun where its agents serve the store."""
@@ -47,6 +47,10 @@ CLOSE_S = 30.0
 """How long the end waits for what is still being written after the ranks lost each other."""
 JOIN_REMEDY = (
     "start all of them, let them reach each other, and raise `distributed.timeout_s` if they are slow to start"
+)
+DEVICE_REMEDY = (
+    "look at the driver, CUDA_VISIBLE_DEVICES and torch's build on the machine without CUDA: all ranks need a GPU, or"
+    " none has one"
 )
 
 
@@ -75,6 +79,13 @@ class ProcessGroupRanks:
             group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self.timeout)
         _set_pg_timeout(max(self.timeout, timedelta(seconds=BACKGROUND_S)), group)
         return group
+
+    @cached_property
+    def background_store(self) -> Store:
+        """Another connection to the store, for what runs beside the commands: waiting for one occupies the first."""
+        store: Any = self.store
+        clone: Store = store.clone()
+        return clone
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -179,6 +190,7 @@ def connect_ranks(
         store = PrefixStore(generation, meeting)
         own = PrefixStore("mtrl", store)
         device = _report_device(own, environment)
+        own.set(DEVICE_KEY.format(environment.rank), device.type)  # Before its name, for which rank 0 waits.
         own.set(NAME_KEY.format(environment.rank), name_rank(environment.rank))
         answer = partial(_answer_asking, meeting, environment.size, generation)
         names = _wait_for_others(own, environment, join_s, find_ended, answer) if is_first else {}
@@ -268,7 +280,18 @@ def _wait_for_others(
             text = ", ".join(map(str, missing))
             raise RankError(f"of {environment.size} ranks, {text} did not arrive within {timeout_s:g} s", JOIN_REMEDY)
         time.sleep(POLL_S)
-    return {rank: store.get(NAME_KEY.format(rank)).decode() for rank in range(environment.size)}
+    names = {rank: store.get(NAME_KEY.format(rank)).decode() for rank in range(environment.size)}
+    _require_same_device(store, names)
+    return names
+
+
+def _require_same_device(store: Store, names: Mapping[int, str]) -> None:
+    """Refuses GPU ranks beside CPU ranks: their groups differ, so they would wait for each other."""
+    kinds = {rank: store.get(DEVICE_KEY.format(rank)).decode() for rank in names}
+    for rank, kind in kinds.items():
+        if kind != kinds[0]:
+            problem = f"{names[rank]} computes on {kind}, {names[0]} on {kinds[0]}"
+            raise RankError(problem, DEVICE_REMEDY)
 
 
 def _choose_device(environment: RankEnvironment) -> torch.device:

@@ -12,8 +12,8 @@ from typing import Any
 from trainer.distributed.errors import RankError
 from trainer.rollout.settings import flatten_settings
 
-VERSIONS = ("mtrl", "torch", "transformers", "safetensors", "peft")
-MODEL_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
+VERSIONS = ("mtrl-rl", "torch", "transformers", "safetensors", "peft", "Pillow", "torchvision")
+MODEL_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", "*processor_config.json")
 SAMPLES, SAMPLE_BYTES = 64, 2**16
 """Of a large file, so many parts of so many bytes are compared."""
 OWN_SETTINGS = ("out", "report", "distributed.ranks", "distributed.restarts", "distributed.min_ranks")

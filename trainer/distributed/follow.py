@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,6 +29,11 @@ from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import free_memory
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
+
+LOOK_S = 70.0
+"""For how long a rank looks for a file that another machine has just made: NFS may remember for a minute that it, or
+its folder, was not there."""
+LOOK_POLL_S = 0.5
 
 
 class Follower:
@@ -69,7 +76,7 @@ class Follower:
         if not problem and not model.is_dir():
             problem = f"the model's folder {model} is not there; copy it to all machines, or share it"
         mark = Path(command.arguments["mark"])
-        if not problem and not mark.exists():
+        if not problem and not self._finds(mark):
             problem = (
                 f"the run's folder {mark.parent.parent} is another one here; put it on a disk that all machines share"
             )
@@ -80,6 +87,15 @@ class Follower:
             "model files": digest_model(model) if model.is_dir() else {},
             "free": free_memory(),
         }
+
+    def _finds(self, file: Path) -> bool:
+        deadline = time.monotonic() + min(LOOK_S, self._ranks.settings.timeout_s / 2)  # Rank 0 waits for the answer.
+        while not file.exists():
+            if time.monotonic() > deadline:
+                return False
+            _refresh(file)
+            time.sleep(LOOK_POLL_S)
+        return True
 
     def _load(self, command: Command) -> None:
         folder, values = Path(command.arguments["model"]), command.arguments["update"]
@@ -125,6 +141,13 @@ def follow(
             traceback.print_exc()
         return 1
     return 0
+
+
+def _refresh(file: Path) -> None:
+    """Lists the folders above a file, for which NFS asks the server about them anew."""
+    for folder in reversed(list(file.parents)[:3]):
+        with suppress(OSError):
+            os.listdir(folder)
 
 
 def _discard(_: object) -> None:

@@ -34,7 +34,7 @@ from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.distributed.sharded_weights import ShardedWeights
 from trainer.distributed.tensor_parallel import find_styles
-from trainer.distributed.write_shards import Digests
+from trainer.distributed.write_shards import Digests, find_unwritten
 from trainer.model import SHARDS_FOLDER
 from trainer.policy.memory_parts import MemoryPart, MemoryPlan
 from trainer.policy.memory_plan import load_meta_model
@@ -90,7 +90,7 @@ class LeadPolicy(ShardedPolicy):
         self.write_model_settings(folder)
         with self.channel.command("save", {"folder": str(shards.absolute())}):
             written = self.save_shards(shards)
-        return lambda: wait_for_shards(written)
+        return partial(wait_for_shards, written, shards, self.channel)
 
     def resume(self, folder: Path) -> None:
         if has_shards(folder):
@@ -104,14 +104,17 @@ class LeadPolicy(ShardedPolicy):
             self.scatter_state(weights, state)
 
 
-def wait_for_shards(written: Future[Digests]) -> Mapping[str, str]:
+def wait_for_shards(written: Future[Digests], folder: Path, channel: LeaderChannel) -> Mapping[str, str]:
     """Waits until all ranks have written their parts; returns the digests of the files by their paths."""
     try:
         digests = written.result()
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
-        raise LostRankError("the ranks lost each other while they wrote a checkpoint", RANK_REMEDY) from error
+        unwritten = find_unwritten(channel.ranks.store, folder, channel.names)
+        named = f", without the part of {', '.join(unwritten)}" if unwritten else ""
+        problem = f"the ranks lost each other while they wrote a checkpoint{named}"
+        raise LostRankError(problem, RANK_REMEDY) from error
     return {f"{SHARDS_FOLDER}/{name}": digest for name, digest in digests.items()}
 
 

@@ -112,7 +112,7 @@ class LeaderChannel:
         deadline = time.monotonic() + self.ranks.settings.timeout_s
         while not self.ranks.store.check(keys):
             is_late = time.monotonic() > deadline
-            if is_late or read_failures(self.ranks.store, self.ranks.size) or self._find_ended():
+            if is_late or read_failures(self.ranks.store, self.ranks.size) or self._find_lost(name):
                 lost = LostRankError(f"{name!r} was not answered", STUCK_REMEDY)
                 raise self.explain(name, has_timed_out=is_late) or lost
             time.sleep(POLL_S)
@@ -120,6 +120,14 @@ class LeaderChannel:
         for key in (COMMAND_KEY.format(self._number), *keys):
             self.ranks.store.delete_key(key)
         return answers
+
+    def _find_lost(self, name: str) -> Mapping[int, str]:
+        """Which processes have ended, and how; at the end of the run not those that were told to, and answered."""
+        ended = self._find_ended()
+        if name != END:
+            return ended
+        answered = {rank for rank in ended if self.ranks.store.check([ANSWER_KEY.format(self._number, rank)])}
+        return {rank: how for rank, how in ended.items() if rank not in answered}
 
     def explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         """Why the ranks lost each other during a command: a rank's own error, its end, or that it is stuck."""
@@ -133,7 +141,7 @@ class LeaderChannel:
     def _explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         others, deadline = set(range(1, self.ranks.size)), time.monotonic() + FAILURE_WAIT_S
         while True:
-            failures, ended = read_failures(self.ranks.store, self.ranks.size), self._find_ended()
+            failures, ended = read_failures(self.ranks.store, self.ranks.size), self._find_lost(name)
             if cause := self._describe_cause(name, failures, {rank: how for rank, how in ended.items() if rank}):
                 return cause
             silent = others - failures.keys() - ended.keys()

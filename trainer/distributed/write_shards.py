@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -23,6 +25,8 @@ from trainer.distributed.errors import RankError
 from trainer.policy.shards import INDEX_FILE, TrainedPart, first_failure
 from trainer.worker_thread import run_in_background
 
+WRITTEN_KEY = "written/{}"
+"""In the store: the folder into which a rank wrote its part last."""
 Digests = dict[str, str]
 """The sha256 of each file that was written, by its name; on rank 0."""
 
@@ -38,9 +42,20 @@ def begin_writing(parts: Sequence[TrainedPart], folder: Path, ranks: ProcessGrou
     for part in parts:
         tensors |= part.tensors_by_key | part.optimizer_by_key
     copies = {key: value.clone() if value.device.type == "cpu" else value.cpu() for key, value in tensors.items()}
-    work = partial(_write, copies, ShardWriter(folder, ranks.rank), ranks.background_group)
+    work = partial(_write, copies, ShardWriter(folder, ranks), ranks.background_group)
     ranks.background = run_in_background("checkpoint", work)
     return ranks.background
+
+
+def find_unwritten(store: Store, folder: Path, names: Mapping[int, str]) -> list[str]:
+    """The names of the ranks that have not written their part of a checkpoint; none if the store is lost."""
+    text, unwritten = _mark(folder), []
+    with suppress(RuntimeError):
+        for rank, name in names.items():
+            key = WRITTEN_KEY.format(rank)
+            if not store.check([key]) or store.get(key).decode() != text:
+                unwritten.append(name)
+    return unwritten
 
 
 def _write(copies: Any, writer: ShardWriter, group: dist.ProcessGroup) -> Digests:
@@ -55,9 +70,10 @@ def _write(copies: Any, writer: ShardWriter, group: dist.ProcessGroup) -> Digest
 class ShardWriter(FileSystemWriter):
     """Writes torch's format, and tells rank 0 the digest of every file, so that a later change is noticed."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, ranks: ProcessGroupRanks) -> None:
         super().__init__(folder, per_thread_copy_ahead=0)  # The copies are in host memory: no GPU is needed for them.
-        self._folder, self._own_files = folder, f"__{rank}_*"
+        self._folder, self._own_files = folder, f"__{ranks.rank}_*"
+        self._store, self._key = ranks.background_store, WRITTEN_KEY.format(ranks.rank)
         self.digests: Digests = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
@@ -66,6 +82,8 @@ class ShardWriter(FileSystemWriter):
         results = future.value()
         for file in self._folder.glob(self._own_files):
             results.append(WriteResult(MetadataIndex(file.name), 0, _digest(file)))
+        with suppress(RuntimeError):  # If the store is lost, so is the run; rank 0 tells it.
+            self._store.set(self._key, _mark(self._folder))
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -74,6 +92,10 @@ class ShardWriter(FileSystemWriter):
         self.digests = {item.index.fqn: item.storage_data for item in digests}
         super().finish(metadata, [[item for item in written if not _is_digest(item)] for written in results])
         self.digests[INDEX_FILE] = _digest(self._folder / INDEX_FILE)
+
+
+def _mark(folder: Path) -> str:
+    return str(folder.absolute())
 
 
 def _is_digest(item: WriteResult) -> bool:

@@ -64,7 +64,7 @@ RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
         " export` writes a model from them",
         "checkpoints/*/shards/.metadata": "which part is in which file",
         "checkpoints/*/policy.json": "the optimizer steps so far, and the optimizers' settings",
-        "checkpoints/.writing/*": "a checkpoint that is being written; the next start removes it",
+        "checkpoints/.writing-*/*": "a checkpoint that is being written; the next start removes it",
         "checkpoints/.replaced-*/*": "an earlier checkpoint of this step while its successor takes its place",
     },
     "An evaluation": {

@@ -2,7 +2,7 @@
 
 RUN/checkpoints/000012/          the model as `save_pretrained` writes it and the optimizer, or both in shards, and
 RUN/checkpoints/000012/state.json    the run's state, and the sha256 of every other file
-RUN/checkpoints/.writing/        one that is being written
+RUN/checkpoints/.writing-000013-5a1f09c2/    one that is being written
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from gateway.disk_errors import require_same_folder, sync_path, write_error_reason, write_error_remedy
 from trainer.policy.errors import PolicyError
@@ -27,7 +28,8 @@ from trainer.worker_thread import run_in_background
 
 CHECKPOINTS_FOLDER = "checkpoints"
 STATE_FILE = "state.json"
-TEMPORARY_FOLDER = ".writing"
+UNFINISHED = ".writing"
+"""How the names of folders begin that are being written."""
 
 
 class CheckpointError(Exception):
@@ -54,7 +56,7 @@ class Checkpoints:
         self.folder, self.keep = run / CHECKPOINTS_FOLDER, keep
         self.best_step: int | None = None
         """The step of a checkpoint that is kept as well."""
-        self._temporary = self.folder / TEMPORARY_FOLDER
+        self._temporary = self.folder / UNFINISHED
         self._pending: Future[None] | None = None
 
     def save(self, step: int, state: Mapping[str, Any], write: Callable[[Path], Finish | None]) -> None:
@@ -63,8 +65,9 @@ class Checkpoints:
         If `write` returns a function, the rest happens in the background: `wait` and the next `save` wait for it.
         """
         self.wait()
+        self._temporary = self.folder / unfinished_name(step)
         with self._undoing(step):
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self.remove_unfinished()
             self.folder.mkdir(exist_ok=True)  # Its parent is the run, which is not made anew if it was removed.
             with require_same_folder(self.folder):
                 self._temporary.mkdir()
@@ -87,7 +90,8 @@ class Checkpoints:
 
     def remove_unfinished(self) -> None:
         """Removes what a process left that ended while it wrote."""
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        for folder in self.folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _finish(self, step: int, state: Mapping[str, Any], finish: Finish) -> None:
         with self._undoing(step):
@@ -106,8 +110,8 @@ class Checkpoints:
         files = {name: digests.get(name) or _digest(temporary / name) for name in names}
         content = {"step": step, "state": state, "files": files}
         (temporary / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        for file in [*_list_files(temporary), temporary]:
-            sync_path(file)
+        for path in [*temporary.rglob("*"), temporary]:  # Folders too, which hold the names.
+            sync_path(path)
         shutil.rmtree(replaced, ignore_errors=True)
         if final.exists():  # Left by a run that went back to an earlier step.
             final.rename(replaced)
@@ -170,6 +174,15 @@ class Checkpoints:
         existing = self._list_all()
         kept = f"that of step {int(existing[-1].name)} is kept" if existing else "there is no earlier one"
         return f"{self.folder}: the checkpoint of step {step} cannot be written ({reason}); {kept}\n  remedy: {remedy}"
+
+
+def unfinished_name(step: int) -> str:
+    """A name for the folder of a checkpoint that is being written, which no folder had before.
+
+    Machines that share a disk by NFS may for a minute still take an earlier name for what has been renamed since: a
+    whole checkpoint, which they would write into.
+    """
+    return f"{UNFINISHED}-{step:06}-{uuid4().hex[:8]}"
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

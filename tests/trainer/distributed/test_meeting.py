@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +24,20 @@ from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
 from trainer.distributed.batch_bytes import read_batch, write_batch
-from trainer.distributed.connect_ranks import _answer_asking, _ask_generation, _report_device, find_mesh
-from trainer.distributed.errors import RankError, ReportedRankError
+from trainer.distributed.connect_ranks import (
+    DEVICE_KEY,
+    NAME_KEY,
+    _answer_asking,
+    _ask_generation,
+    _report_device,
+    _wait_for_others,
+    find_mesh,
+)
+from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
-from trainer.distributed.rank_environment import detect_environment, first_node
+from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel
+from trainer.distributed.rank_environment import RankEnvironment, detect_environment, first_node
 from trainer.distributed.rank_failures import read_failures
 from trainer.distributed.settings import DistributedSettings
 from trainer.vision.image_processor import ImageProcessor
@@ -88,6 +101,21 @@ def test_number_of_ranks_that_settings_or_machines_cannot_have_is_refused(monkey
     assert "number 2 on a machine with 1 GPUs" in failure.problem and failure.remedy
 
 
+@pytest.mark.parametrize("without", [0, 2])
+def test_machine_without_gpus_among_others_is_named(without: int) -> None:
+    store = HashStore()
+    environment = RankEnvironment(0, 3, 0, "a", 29500, "torchrun")
+    for rank in range(3):
+        store.set(DEVICE_KEY.format(rank), "cpu" if rank == without else "cuda")
+        store.set(NAME_KEY.format(rank), f"rank {rank} (m{rank})")
+    told = r"rank 2 \(m2\) computes on cpu, rank 0 \(m0\) on cuda"
+    told = told if without else r"rank 1 \(m1\) computes on cuda, rank 0 \(m0\) on cpu"
+    with pytest.raises(RankError, match=rf"{told}\n  remedy: look at the driver"):
+        _wait_for_others(store, environment, PATIENCE_S, dict, lambda: None)
+    store.set(DEVICE_KEY.format(without), "cuda")
+    assert _wait_for_others(store, environment, PATIENCE_S, dict, lambda: None)[2] == "rank 2 (m2)"
+
+
 async def test_torch_that_is_too_old_is_told_before_any_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,16 +141,38 @@ def test_ranks_that_start_again_do_not_read_what_earlier_ones_left_in_the_store(
     assert asked == ["first", "second"]
 
 
+def test_rank_that_ends_when_told_to_is_not_lost() -> None:
+    """It may end before rank 0 has the answers of the others."""
+    ended, number, store = {1: "ended with exit code 0"}, 1, HashStore()
+
+    def find_ended() -> dict[int, str]:
+        store.set(ANSWER_KEY.format(number, 2), "null")
+        return ended
+
+    ranks: Any = SimpleNamespace(store=store, size=3, report=lambda _: None, settings=DistributedSettings())
+    for name, answered, told in ((END, 1, ""), (END, 0, "rank 1 .* during 'end'"), ("save", 1, "rank 1 .* during")):
+        channel = LeaderChannel(ranks, find_ended, {1: "rank 1 (m)", 2: "rank 2 (n)"})
+        store.delete_key(ANSWER_KEY.format(number, 2))
+        if answered:
+            store.set(ANSWER_KEY.format(number, 1), "null")
+        with pytest.raises(LostRankError, match=told) if told else nullcontext(), channel.command(name):
+            pass
+
+
 def test_first_rank_that_differs_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{}")
     own = {"versions": find_versions(), "settings": {"seed": 0, "out": "a"}, "model files": digest_model(tmp_path)}
     names = {1: "rank 1 (m)", 2: "rank 2 (n)"}
     require_alike(own, [{**own, "settings": None}, {**own, "settings": {"seed": 0, "out": "b"}}], names)
-    (tmp_path / "config.json").write_text("{ }")
+    for name in ("config.json", "preprocessor_config.json"):
+        (tmp_path / name).write_text("{ }")
     for kind, other, text in (
-        ("versions", {**find_versions(), "torch": "1.0"}, "torch is '1.0'"),
+        *(("versions", {**find_versions(), name: "0.1"}, f"{name} is '0.1'") for name in ("torch", "Pillow")),
         ("settings", {"seed": 1}, "seed is 1, not 0"),
-        ("model files", digest_model(tmp_path), "config.json differs"),
+        ("model files", digest_model(tmp_path), "config.json differs; preprocessor_config.json differs"),
     ):
         with pytest.raises(RankError, match=rf"rank 2 \(n\) has other {kind} than rank 0: .*{text}"):
             require_alike(own, [own, {**own, kind: other}], names)
+    assert find_versions()["mtrl-rl"] == version("mtrl-rl")
+    assert {"Pillow", "torchvision"} <= own["versions"].keys()

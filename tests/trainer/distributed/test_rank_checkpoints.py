@@ -7,17 +7,23 @@ import shutil
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
 from tests.trainer.distributed.rank_pools import make_updater, random_batch, running_ranks, save_wider_model
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.settings import AlgorithmSettings
+from trainer.distributed import follow
 from trainer.distributed.errors import LostRankError
-from trainer.distributed.follow import Follower
 from trainer.distributed.lead import LeadPolicy, wait_for_shards
 from trainer.distributed.rank_commands import Command, LeaderChannel
+from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.write_shards import WRITTEN_KEY, find_unwritten
 from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
@@ -115,7 +121,9 @@ def refuse_bad_checkpoints(channel: LeaderChannel, saved: Saved, folder: Path) -
         written = other.save_shards(folder / "blocked")
     with pytest.raises(IsADirectoryError):
         written.result(60)
+    assert find_unwritten(channel.ranks.store, folder / "blocked", channel.names) == [channel.names[1]]
     save(other, folder / "afterwards")
+    assert find_unwritten(channel.ranks.store, folder / "afterwards" / SHARDS_FOLDER, channel.names) == []
 
 
 @pytest.mark.parametrize(
@@ -143,17 +151,50 @@ def test_checkpoint_with_another_kind_of_training_is_refused(saved: Saved) -> No
     assert has_shards(saved.checkpoint("full", 3)) and not has_shards(saved.checkpoint("full", 1))
 
 
-def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error() -> None:
+def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(tmp_path: Path) -> None:
     broken: Future[dict[str, str]] = Future()
     broken.set_exception(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
-    with pytest.raises(LostRankError, match="lost each other"):
-        wait_for_shards(broken)
+    store, names = HashStore(), {rank: f"rank {rank} (m)" for rank in range(4)}
+    channel: Any = SimpleNamespace(ranks=SimpleNamespace(store=store), names=names)
+    for rank, folder in enumerate((tmp_path, tmp_path / "before", tmp_path)):
+        store.set(WRITTEN_KEY.format(rank), str(folder))
+    with pytest.raises(LostRankError, match=r"lost each other .*, without the part of rank 1 \(m\), rank 3 \(m\)\n"):
+        wait_for_shards(broken, tmp_path, channel)
 
 
-def test_rank_that_has_another_run_folder_is_refused_at_the_start(tmp_path: Path) -> None:
-    ranks: Any = None
-    check = Follower(ranks, {}, "").handlers["check"]
-    marks = {name: {"model": str(tmp_path), "mark": str(tmp_path / name)} for name in ("there", "elsewhere")}
+def test_store_that_is_lost_names_no_rank(tmp_path: Path) -> None:
+    store = Mock(check=Mock(side_effect=torch.distributed.DistNetworkError("Broken pipe")))
+    assert find_unwritten(store, tmp_path, {0: "rank 0", 1: "rank 1"}) == []
+
+
+def test_rank_that_has_another_run_folder_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "LOOK_S", 0.0)
     (tmp_path / "there").touch()
-    problems = [check(Command(1, "check", arguments, b""))["problem"] for arguments in marks.values()]
-    assert problems[0] == "" and "put it on a disk that all machines share" in problems[1]
+    assert check_mark(tmp_path / "there") == ""
+    assert "put it on a disk that all machines share" in check_mark(tmp_path / "elsewhere")
+
+
+def test_run_folder_that_a_shared_disk_shows_late_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, refresh = tmp_path / "run" / "logs" / "mark", follow._refresh
+
+    def appear(file: Path) -> None:
+        refresh(file)  # Of folders that are not there yet, too.
+        mark.parent.mkdir(parents=True)
+        mark.touch()
+
+    monkeypatch.setattr(follow, "_refresh", appear)
+    assert check_mark(mark) == ""
+
+
+def check_mark(mark: Path) -> str:
+    """The problem that a rank has with a file that rank 0 has made in the run's folder."""
+    ranks: Any = SimpleNamespace(settings=DistributedSettings())
+    check = follow.Follower(ranks, {}, "").handlers["check"]
+    arguments = {"model": str(Path(__file__).parent), "mark": str(mark)}
+    problem = check(Command(1, "check", arguments, b""))["problem"]
+    assert isinstance(problem, str)
+    return problem

@@ -48,6 +48,22 @@ def test_rank_without_a_gpu_is_told_by_rank_0(tmp_path: Path, monkeypatch: pytes
         connect_ranks(local.environment, settings, local.listener, local.find_ended)
 
 
+def test_rank_that_has_a_gpu_beside_one_that_has_none_is_told_by_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sitecustomize"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os\nif os.environ.get('RANK') == '1':\n    import torch\n    torch.cuda.is_available = lambda: True\n"
+        "    torch.cuda.device_count = lambda: 2\n    torch.cuda.set_device = lambda _: None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
+    settings = DistributedSettings(ranks=2)
+    told = r"rank 1 \(.*, process \d+\) computes on cuda, rank 0 \(.*\) on cpu"
+    with pytest.raises(RankError, match=told), LocalRanks(settings, tmp_path) as local:
+        connect_ranks(local.environment, settings, local.listener, local.find_ended)
+
+
 def test_error_of_rank_0_itself_is_not_told_as_a_late_rank(tmp_path: Path) -> None:
     told = r"rank 0 \(.*\): RuntimeError: mat1 and mat2 shapes cannot be multiplied"
     with pytest.raises(RankError, match=told), running_ranks(2, tmp_path) as channel:

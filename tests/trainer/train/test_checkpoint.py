@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from trainer.policy.errors import PolicyError
 from trainer.storage.run_files import RUN_INFO_FILE
-from trainer.train.checkpoint import STATE_FILE, CheckpointError, Checkpoints
+from trainer.train.checkpoint import STATE_FILE, CheckpointError, Checkpoints, unfinished_name
 from trainer.train.evaluate import SuccessRate
 from trainer.train.run_folder import RunFolder
 
@@ -121,13 +121,50 @@ def test_error_of_the_policy_is_not_told_as_one_of_the_disk(tmp_path: Path) -> N
 
 def test_half_written_checkpoint_is_ignored(tmp_path: Path) -> None:
     checkpoints = save_steps(tmp_path, 1)
-    beside = tmp_path / "checkpoints" / ".writing"
+    beside = tmp_path / "checkpoints" / unfinished_name(2)
     beside.mkdir()
     (beside / "model.bin").write_text("hal")
     found = checkpoints.find_latest()
     assert found is not None and found.step == 1
     checkpoints.save(2, {}, write_files)
     assert not beside.exists()
+
+
+def test_no_checkpoint_is_written_under_a_name_that_another_had(tmp_path: Path) -> None:
+    """Another machine may for a while take an old name on NFS for the finished checkpoint it has become."""
+    folders: list[Path] = []
+
+    def write(folder: Path) -> None:
+        write_files(folder)
+        folders.append(folder)
+        if len(folders) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {}, write)
+    with pytest.raises(CheckpointError):
+        checkpoints.save(2, {}, write)
+    checkpoints.save(2, {}, write)
+    Checkpoints(tmp_path).save(2, {}, write)
+    assert len(set(folders)) == 4 and {folder.parent for folder in folders} == {tmp_path / "checkpoints"}
+    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["000001", "000002"]
+
+
+def test_every_file_and_folder_is_on_the_disk_before_a_checkpoint_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def sync(path: Path) -> None:
+        assert path.exists()
+        synced.append(path.relative_to(tmp_path / "checkpoints").as_posix().partition("/")[2])
+
+    monkeypatch.setattr("trainer.train.checkpoint.sync_path", sync)
+    save_steps(tmp_path, 1)
+    final = tmp_path / "checkpoints" / "000001"
+    written = {path.relative_to(final).as_posix() for path in final.rglob("*")}
+    assert "inner" in written and written <= {*synced}
+    assert synced[-2:] == ["", ""]  # The folder of the checkpoint, and after it has its name, that above.
 
 
 def test_repeated_step_replaces_its_checkpoint(tmp_path: Path) -> None:
@@ -199,9 +236,10 @@ def test_failure_in_the_background_is_raised_once_and_leaves_the_previous_checkp
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
 
 
-def test_half_written_checkpoint_is_removed_by_the_next_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [unfinished_name(2), ".writing"])  # The name of earlier versions, too.
+def test_half_written_checkpoint_is_removed_by_the_next_start(tmp_path: Path, name: str) -> None:
     save_steps(tmp_path, 1)
-    (tmp_path / "checkpoints" / ".writing" / "shards").mkdir(parents=True)
+    (tmp_path / "checkpoints" / name / "shards").mkdir(parents=True)
     (tmp_path / RUN_INFO_FILE).write_text("{}")
     with RunFolder(tmp_path) as folder:
         found = folder.checkpoints.find_latest()
