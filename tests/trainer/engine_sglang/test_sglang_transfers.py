@@ -17,6 +17,7 @@ from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weig
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica
+from trainer.engine.sglang.http_client import ServerUnavailable
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync import process_group
 from trainer.engine.sglang.weight_sync.base import SyncTarget, WeightSync
@@ -50,6 +51,34 @@ async def test_interrupted_weight_update_is_repeated(name: str, place: int, tmp_
             await wait_until(lambda: engine.replicas[place].up)
     for fake in fakes:
         assert fake.version == "2" and fake.weights[NAME].equal(weights(2)[NAME])
+
+
+class LosesOne(TensorSync):
+    """Loses a server during the first transfer, when the others have their weights already."""
+
+    attempts = 0
+
+    async def send(
+        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
+    ) -> int:
+        size = await super().send(targets, weights, version, flush)
+        self.attempts += 1
+        if self.attempts == 1:
+            raise ServerUnavailable("killed")
+        return size
+
+
+async def test_servers_stay_paused_between_two_attempts_to_send_weights() -> None:
+    fake, way = Fake(), LosesOne()
+    async with serving(fake) as urls, SGLangEngine(urls, way) as engine:
+        before = len(fake.asked)
+        with anyio.fail_after(60):
+            await engine.publish(weights(1), 1)
+        paths = [path for path, _ in fake.asked[before:]]
+    assert way.attempts == paths.count("/pause_generation") == 2
+    last_pause = len(paths) - paths[::-1].index("/pause_generation")
+    assert "/continue_generation" not in paths[:last_pause]
+    assert paths[last_pause:].count("/continue_generation") == 1
 
 
 async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
