@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 from starlette.responses import JSONResponse
 from torch import Tensor
@@ -100,6 +101,17 @@ async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) 
             await engine.publish(weights(1), 1)
     assert broken and all(fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)
     assert len(fakes[0].bodies("/init_weights_update_group")) == 2
+
+
+async def test_store_of_the_process_group_listens_on_one_address_only() -> None:
+    fake = Grouped()
+    async with serving(fake) as urls, SGLangEngine(urls, ProcessGroupSync()) as engine:
+        with anyio.fail_after(60):
+            await engine.publish(weights(1), 1)
+        (body,) = fake.bodies("/init_weights_update_group")
+        connections = psutil.Process().net_connections("tcp")
+    listening = [item.laddr for item in connections if item.status == psutil.CONN_LISTEN]
+    assert [ip for ip, port in listening if port == body["master_port"]] == [body["master_address"]] == ["127.0.0.1"]
 
 
 async def test_refused_group_update_is_repeated_in_case_another_server_died() -> None:
