@@ -20,7 +20,7 @@ from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica
 from trainer.engine.sglang.http_client import ServerUnavailable
 from trainer.engine.sglang.sglang_engine import SGLangEngine
-from trainer.engine.sglang.weight_sync import process_group
+from trainer.engine.sglang.weight_sync import process_group, tensors
 from trainer.engine.sglang.weight_sync.base import SyncTarget, WeightSync
 from trainer.engine.sglang.weight_sync.disk import DiskSync
 from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
@@ -52,6 +52,24 @@ async def test_interrupted_weight_update_is_repeated(name: str, place: int, tmp_
             await wait_until(lambda: engine.replicas[place].up)
     for fake in fakes:
         assert fake.version == "2" and fake.weights[NAME].equal(weights(2)[NAME])
+
+
+async def test_bytes_of_a_bucket_are_made_once_for_all_servers_and_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes, made, pickle = [Fake(info={"tp_size": 2}), Fake(info={"tp_size": 2})], [0], tensors._pickle
+
+    def count(flat: dict[str, object]) -> bytes:
+        made[0] += 1
+        return pickle(flat)
+
+    monkeypatch.setattr(tensors, "_pickle", count)
+    async with serving(*fakes) as urls, SGLangEngine(urls, TensorSync()) as engine:
+        await engine.publish(weights(1), 1)
+    for fake in fakes:
+        assert fake.weights[NAME].equal(weights(1)[NAME])
+        (body,) = fake.bodies("/update_weights_from_tensor")
+        first, second = body["serialized_named_tensors"]
+        assert first == second
+    assert made == [1]
 
 
 class LosesOne(TensorSync):
