@@ -159,6 +159,18 @@ def _make_sglang_engine(
     return engine(servers, weight_sync, releases_memory=serving.placement == "together")
 
 
+def leave_gpus(serving: ServingSettings, trainer_gpus: int) -> ServingSettings:
+    """Settings whose servers, if there are several and no GPU is named, come after the GPUs of the trainer's ranks."""
+    import torch
+
+    from trainer.engine.sglang.launch import on_cpu
+
+    if serving.replicas == 1 or not torch.cuda.is_available() or on_cpu(serving.options):
+        return serving
+    base = read_flag(serving.options, trainer_gpus, FIRST_GPU_FLAG)
+    return serving.model_copy(update={"options": (*serving.options, FIRST_GPU_FLAG, str(base))})
+
+
 def _gpu_flags(serving: ServingSettings) -> list[tuple[str, ...]]:
     """The GPU flags of each server, as SGLang would place every server on the first GPU."""
     import torch
@@ -172,7 +184,8 @@ def _gpu_flags(serving: ServingSettings) -> list[tuple[str, ...]]:
     )
     base, count = read_flag(serving.options, 0, FIRST_GPU_FLAG), torch.cuda.device_count()
     if base + gpus_each * serving.replicas > count:
-        gpus = f"{gpus_each} GPU{'s'[: gpus_each > 1]} each, but {count - base} are available"
+        gpus = f"{gpus_each} GPU{'s'[: gpus_each > 1]} each, but {max(0, count - base)} are available"
+        gpus += f" from number {base} on" if base else ""
         remedy = "ask for fewer, or name servers on other machines"
         raise EngineError(f"`serving.replicas` asks for {serving.replicas} servers with {gpus}: {remedy}")
     return [(FIRST_GPU_FLAG, str(base + index * gpus_each)) for index in range(serving.replicas)]

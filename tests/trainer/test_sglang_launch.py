@@ -145,11 +145,12 @@ def test_kernel_stand_ins_raise() -> None:
     assert not hasattr(module, "rmsnorm")
 
 
-def served(model: Path, *options: str, replicas: int = 2) -> list[tuple[str, ...]]:
-    """What is said of GPUs to each server that would be started."""
-    settings = BaseRolloutSettings(engine="sglang", serving=ServingSettings(replicas=replicas, options=options))
+def served(model: Path, *options: str, replicas: int = 2, trainer_gpus: int = 0) -> list[tuple[str, ...]]:
+    """The GPU flags of each server that would be started."""
+    serving = engines.leave_gpus(ServingSettings(replicas=replicas, options=options), trainer_gpus)
+    settings = BaseRolloutSettings(engine="sglang", serving=serving)
     engine: Any = engines._make_sglang_engine("sglang", settings, model, Path("logs"), NO_REFERENCE, print)
-    return [server.options.extra[len(options) :] for server in engine._servers]
+    return [server.options.extra[len(serving.options) :] for server in engine._servers]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,16 @@ def test_each_server_gets_its_own_gpus(
     assert served(tmp_path, "--device", "cpu", *options) == [(), ()]
 
 
+def test_several_servers_leave_the_gpus_of_the_ranks_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    first = served(tmp_path, replicas=4, trainer_gpus=4)
+    assert first == [("--base-gpu-id", gpu) for gpu in ("4", "5", "6", "7")]
+    assert served(tmp_path, "--base-gpu-id", "2", trainer_gpus=4) == [("--base-gpu-id", gpu) for gpu in ("2", "3")]
+    with pytest.raises(EngineError, match="asks for 5 servers with 1 GPU each, but 4 are available from number 4 on"):
+        served(tmp_path, replicas=5, trainer_gpus=4)
+
+
 def test_more_servers_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served(tmp_path) == [(), ()]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -185,6 +196,7 @@ async def test_memory_plan_is_printed_even_if_the_server_fails(monkeypatch: pyte
     plan = MemoryPlan((), 2**30)
     monkeypatch.setattr(start, "plan_placement", lambda *_, **__: Placement("beside", plan, 0.5))
     monkeypatch.setattr(start, "_load_policy", lambda *_: None)
+    monkeypatch.setattr(start, "_plan_other_ranks", lambda *_: ())
 
     def engine(*_: object) -> NoReturn:
         raise EngineError("no memory")

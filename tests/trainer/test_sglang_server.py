@@ -22,6 +22,7 @@ from tests.waiting import PATIENCE_S, wait_until
 from trainer.engine.base import EngineError
 from trainer.engine.sglang import server_process
 from trainer.engine.sglang.server_process import LAUNCH, ServerOptions, ServerProcess
+from trainer.workers.handshake import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path("models/a")
@@ -197,6 +198,11 @@ def test_server_python_has_its_own_search_path(monkeypatch: pytest.MonkeyPatch) 
     assert "PYTHONPATH" not in server_process.server_environment()
     monkeypatch.setenv(server_process.PYTHONPATH_VARIABLE, "/theirs")
     assert server_process.server_environment()["PYTHONPATH"] == "/theirs"
+
+
+def test_servers_do_not_get_the_token_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    assert "secret" not in server_process.server_environment().values()
 
 
 def test_environment_of_make_sglang_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from gateway.errors import GatewayError
 from trainer.distributed.rank_environment import detect_environment
@@ -11,11 +16,26 @@ from trainer.distributed.rank_environment import detect_environment
 if TYPE_CHECKING:
     from trainer.train.settings import TrainSettings
 
+EXIT_CODE_FILE = "MTRL_EXIT_CODE_FILE"
+
 
 def is_other_rank() -> bool:
     """Whether a launcher started this process as another rank than 0."""
     environment = detect_environment()
     return environment is not None and environment.rank > 0
+
+
+@contextmanager
+def keep_exit_code() -> Iterator[None]:
+    """Writes rank 0's exit code to the file that the job's script names, which srun does not tell by itself."""
+    file = os.environ.pop(EXIT_CODE_FILE, "")  # What this process starts has exit codes of its own.
+    try:
+        yield
+    except typer.Exit as end:
+        if file and os.environ.get("RANK", "0") == "0":
+            with suppress(OSError):
+                Path(file).write_text(f"{end.exit_code}\n", encoding="ascii")
+        raise
 
 
 def follow_rank_0(load: Callable[[], tuple[TrainSettings, str]]) -> int:

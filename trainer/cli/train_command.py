@@ -17,7 +17,7 @@ from gateway.errors import ConfigError
 from gateway.version import print_version
 from trainer.cli.errors import RUN_FILE, report_errors
 from trainer.cli.options import NO_SHELL_HELP, RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
-from trainer.cli.rank import follow_rank_0, is_other_rank
+from trainer.cli.rank import follow_rank_0, is_other_rank, keep_exit_code
 from trainer.cli.ray_job import check_ray_options, run_settings_on_ray
 from trainer.cli.read_commands import serve_while_training
 from trainer.cli.restart import has_run_to_resume, restarts_ranks, train_with_restarts
@@ -114,7 +114,7 @@ def train(
     if context.invoked_subcommand is not None:
         return _refuse_options(context.invoked_subcommand, has_options=any(is_set))
     sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
-    with report_errors():
+    with keep_exit_code(), report_errors():
         check_ray_options(ray, ray_servers)
         _require_resume(accept_data=accept_data, resumes=resume or auto_resume)
         resume = resume or (auto_resume and has_run_to_resume(out))

@@ -113,7 +113,8 @@ stop_signal=INT
 if [ -e "$run/run.json" ]; then
     resume=(--resume)
 fi
-srun --nodes="$trainer_nodes" --ntasks="$((trainer_nodes * ranks_each))" --ntasks-per-node="$ranks_each" \
+rm -f -- "$logs/rank-0.code"  # Of an earlier start of this job.
+MTRL_EXIT_CODE_FILE="$logs/rank-0.code" srun --nodes="$trainer_nodes" --ntasks="$((trainer_nodes * ranks_each))" --ntasks-per-node="$ranks_each" \
     --nodelist="$(join "${trainer_hosts[@]}")" --cpus-per-task="$((cpus / ranks_each > 0 ? cpus / ranks_each : 1))" \
     "${gpu_options[@]}" --cpu-bind=none --unbuffered --open-mode=append --output="${logs//%/%%}/rank-%t.log" \
     --disable-status --kill-on-bad-exit=1 \
@@ -125,7 +126,9 @@ if [ -n "$limit_reached" ]; then
     rm -f -- "$logs/failures"
     requeue
 fi
-if [ "$code" -eq 2 ]; then
+# srun returns the highest code, such as that of a rank that it killed because rank 0 had ended.
+rank_0=$(cat -- "$logs/rank-0.code" 2>/dev/null)
+if [ "$code" -ne 0 ] && [ "${rank_0:-$code}" -eq 2 ]; then
     echo "mtrl: the job cannot start with these settings: see $logs/rank-0.log" >&2
     exit 2
 fi

@@ -16,6 +16,7 @@ from typing import Self
 from trainer.distributed.connect_ranks import LOOPBACK
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment
 from trainer.distributed.settings import DistributedSettings
+from trainer.workers.handshake import TOKEN_VARIABLE
 
 END_WAIT_S = 10.0
 """How long a child may take to end by itself."""
@@ -33,6 +34,7 @@ class LocalRanks:
 
     def __enter__(self) -> Self:
         self._log_folder.mkdir(parents=True, exist_ok=True)
+        inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
         for rank in range(1, self.size):
             variables = {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.size), "MASTER_ADDR": LOOPBACK,
@@ -41,7 +43,7 @@ class LocalRanks:
             with self.log_file(rank).open("ab") as log:
                 child = self._children[rank] = subprocess.Popen(  # noqa: S603 (a Python of the operator's and our own module)
                     [sys.executable, "-m", MODULE],
-                    env={**os.environ, **variables},
+                    env={**inherited, **variables},
                     stdin=subprocess.PIPE,  # It ends with this process, and the child with it.
                     stdout=log,
                     stderr=log,

@@ -6,8 +6,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.distributed.settings import DistributedSettings
 
 LAUNCHED = "MTRL_RANK_PIPE"
 """Set in the environment of a rank that `--ranks N` started; its standard input ends with its parent."""
@@ -55,6 +59,17 @@ def detect_environment(variables: Mapping[str, str] = os.environ) -> RankEnviron
         remedy = "set MASTER_ADDR and MASTER_PORT to an address of rank 0's machine and a free port there"
         raise ConfigError(f"{launcher} did not tell where the ranks meet", remedy=remedy)
     return RankEnvironment(rank, size, local_rank, host, port, launcher)
+
+
+def count_local_ranks(settings: DistributedSettings, variables: Mapping[str, str] = os.environ) -> int:
+    """The ranks on rank 0's machine, which train on its first GPUs; where no variable tells, all ranks."""
+    environment = detect_environment(variables)
+    if environment is None:
+        return settings.ranks
+    if "LOCAL_WORLD_SIZE" in variables:
+        return _number(variables, "LOCAL_WORLD_SIZE")
+    match = re.match(r"\d+", variables.get("SLURM_STEP_TASKS_PER_NODE", ""))  # Such as `4(x2),1`.
+    return int(match[0]) if match else environment.size
 
 
 def first_node(nodes: str) -> str:

@@ -161,6 +161,12 @@ class EngineError(Exception):
     """The engine failed, not the policy: the rollout ends with a stop reason of its own and is not scored."""
 
 
+class ServersLostError(EngineError):
+    """All servers of the engine are lost. Its exit code tells schedulers and `--restarts` that another try may do."""
+
+    exit_code = 1
+
+
 @runtime_checkable
 class CountsTokens(Protocol):
     """An engine that says how far the generations under way are."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from trainer.engines import can_use_sglang
+from trainer.engines import FIRST_GPU_FLAG, can_use_sglang, leave_gpus, read_flag
 from trainer.policy.memory_parts import GIB, MemoryPart, MemoryPlan
 from trainer.policy.memory_plan import is_synchronous, plan_memory
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
@@ -56,17 +56,16 @@ def plan_placement(
     folder: Path,
     available: int | None = None,
     *,
-    shares_gpu: bool | None = None,
+    shares_gpu: bool,
     shards: int = 1,
     ranks: int = 1,
 ) -> Placement:
     """Plans how a GPU is shared. The plan may not fit.
 
-    `shards` and `ranks` are as in `plan_memory`. `shares_gpu`: whether a server of this run is on the trainer's GPU; by
-    default found out on this machine.
+    `shards` and `ranks` are as in `plan_memory`. `shares_gpu`: whether a server of this run is on a trainer's GPU.
     """
     everything = plan_memory(settings, folder, available, shards=shards, ranks=ranks)
-    if not (_shares_gpu_with_server(settings) if shares_gpu is None else shares_gpu):
+    if not shares_gpu:
         return Placement("beside", everything)
     overhead = MemoryPart("the server's overhead", SERVER_OVERHEAD)
     engine, training = [*everything.parts[:2], overhead], everything.parts[2:]
@@ -85,7 +84,10 @@ def plan_placement(
     return Placement("together" if together else "beside", plan, fraction)
 
 
-def _shares_gpu_with_server(settings: BaseRolloutSettings) -> bool:
-    if not torch.cuda.is_available() or settings.serving.replicas > 1:
+def shares_gpu_with_server(settings: BaseRolloutSettings, trainer_gpus: int) -> bool:
+    """Whether a server that this run starts is on one of the first `trainer_gpus` GPUs, on which ranks train."""
+    if not torch.cuda.is_available():
+        return False
+    if read_flag(leave_gpus(settings.serving, trainer_gpus).options, 0, FIRST_GPU_FLAG) >= trainer_gpus:
         return False
     return settings.engine == "sglang" or (settings.engine == "auto" and can_use_sglang())

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from trainer.check import Finding, check_environment, describe_images, example_rollout, print_finding
 from trainer.distributed.lead import count_ranks, count_shards
+from trainer.distributed.rank_environment import count_local_ranks
 from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_parts import GIB
-from trainer.policy.placement import plan_placement
+from trainer.policy.placement import plan_placement, shares_gpu_with_server
 from trainer.template.errors import TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job
@@ -34,7 +35,8 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
         console.print_json(job.settings.model_dump_json())
         shards, ranks = count_shards(settings.distributed, job.model), count_ranks(settings.distributed)
-        placement = plan_placement(settings, job.model, shards=shards, ranks=ranks)
+        shares_gpu = shares_gpu_with_server(settings, count_local_ranks(settings.distributed))
+        placement = plan_placement(settings, job.model, shares_gpu=shares_gpu, shards=shards, ranks=ranks)
         plan = placement.plan
         console.print(Text(str(placement)), soft_wrap=True)
         if plan.taken:

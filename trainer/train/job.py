@@ -23,8 +23,9 @@ from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_t
 from trainer.data.curriculum import TaskStream
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names, iterate_texts
+from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
-from trainer.engines import Log, WeightSource, make_engine
+from trainer.engines import Log, WeightSource, leave_gpus, make_engine
 from trainer.policy.learning_rate import choose_rates
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.scorer import GivenRewards, Scorer
@@ -283,7 +284,8 @@ class Job:
         self, folder: Path, policy: WeightSource | None, log: Log, serving: ServingSettings | None = None
     ) -> Engine:
         """Makes the engine. Servers log to `folder`; `serving` overrides the settings with the planned placement."""
-        settings = self.settings.model_copy(update={"serving": serving}) if serving else self.settings
+        serving = leave_gpus(serving or self.settings.serving, count_local_ranks(self.settings.distributed))
+        settings = self.settings.model_copy(update={"serving": serving})
         return make_engine(settings, self.model, self.template, folder, policy=policy, log=log)
 
 

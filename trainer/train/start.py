@@ -19,13 +19,14 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.connect_ranks import find_mesh
 from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, count_shards, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
+from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
 from trainer.policy.learning_rate import describe_rates, keep_rates
 from trainer.policy.memory_parts import MemoryPart
 from trainer.policy.memory_plan import plan_other_rank
-from trainer.policy.placement import plan_placement
+from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
@@ -161,9 +162,8 @@ async def _build_train_loop(
     """`given` are the settings as they were written, which all ranks compare, and whose paths the run keeps."""
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
-    shards, ranks = count_shards(settings.distributed, job.model), count_ranks(settings.distributed)
-    placement = await to_thread.run_sync(partial(plan_placement, settings, job.model, shards=shards, ranks=ranks))
-    placement.plan.require()
+    ranks = count_ranks(settings.distributed)
+    placement = await to_thread.run_sync(_plan_placement, job, ranks)
     kept = given.model_copy(update={"update": settings.update})
     dumped = kept.model_dump(mode="json")
     written = given.model_dump(mode="json")
@@ -215,6 +215,16 @@ async def _build_train_loop(
 def _write_run_info(folder: RunFolder, kept: TrainSettings, job: Job, engine: Engine, step: int) -> None:
     mismatch = correct_mismatch(job.settings.algorithm, engine.capabilities).mismatch
     folder.write_run_info(kept, job.model, engine.capabilities.name, mismatch, step)
+
+
+def _plan_placement(job: Job, ranks: int) -> Placement:
+    """How trainer and engine share a GPU. Raises PolicyError if they do not fit."""
+    settings, distributed = job.settings, job.settings.distributed
+    shares_gpu = shares_gpu_with_server(settings, count_local_ranks(distributed))
+    shards = count_shards(distributed, job.model)
+    placement = plan_placement(settings, job.model, shares_gpu=shares_gpu, shards=shards, ranks=ranks)
+    placement.plan.require()
+    return placement
 
 
 def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:

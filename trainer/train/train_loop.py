@@ -22,6 +22,7 @@ from trainer.policy.lora import LoraWeights
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.reward.scorer import compute_reward_metrics, compute_reward_times
+from trainer.rollout.rollout import StopReason
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
 from trainer.train.agent_metrics import compute_agent_metrics
@@ -45,14 +46,19 @@ SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
 FINISH_CHECKPOINT_S = 60.0
 """Seconds to finish a checkpoint that is being written then."""
+PASSING_REASONS = (StopReason.ENGINE_FAILED, StopReason.TOOL_FAILED, StopReason.WORKER_LOST)
+"""Why rollouts are lost that the same settings may bring to their end the next time."""
 SHOWN_REASONS = 3
 """How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 
 
 class NothingScoredError(Exception):
-    """No rollout of a step could be scored, so that there is nothing to learn from."""
+    """No rollout of a step could be scored, so that there is nothing to learn from. Schedulers and `--restarts` start a
+    run again that ends with exit code 1: one whose servers, tools or workers failed."""
 
     def __init__(self, step: int, reasons: Counter[str]) -> None:
+        is_passing = any(reason.startswith(f"{stop}: ") for reason in reasons for stop in PASSING_REASONS)
+        self.exit_code = 1 if is_passing else 2
         commonest = "".join(f"\n  {count} x {reason}" for reason, count in reasons.most_common(SHOWN_REASONS))
         remedy = "fix these problems, then continue with --resume; the steps before it are saved"
         super().__init__(

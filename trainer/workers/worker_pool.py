@@ -34,7 +34,7 @@ from trainer.workers.worker_link import OVER, UP, Assignment, RefusedError, Work
 MAX_PLAYS = 5
 """How often a rollout is given to a worker, if each is lost before the rollout has acted."""
 MAX_STRANGERS = 64
-"""Connections that have not proved yet that they know the token."""
+"""Connections to one place that have not proved yet that they know the token."""
 MAX_NAME_LENGTH = 80
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,18 @@ log = logging.getLogger(__name__)
 
 class WorkersError(GatewayError):
     """No rollout worker can play."""
+
+
+@dataclass
+class _Entrance:
+    """A place where workers connect."""
+
+    token: str
+    """What they must know."""
+    owners: Mapping[str, LocalWorker]
+    """Those that may connect, if they are of this machine."""
+    strangers: int = 0
+    """Connections that have not proved yet that they know the token: others' are no reason to refuse our own."""
 
 
 def read_worker_token(settings: WorkerSettings) -> str:
@@ -82,7 +94,7 @@ class WorkerPool:
         }
         self._links: list[WorkerLink] = []
         self._changed = anyio.Event()
-        self._lost_rollouts = self._restarts_reported = self._strangers = 0
+        self._lost_rollouts = self._restarts_reported = 0
         self._stack, self._tasks = AsyncExitStack(), anyio.create_task_group()
         self.address: Address | None = None
         """Where workers of other machines connect."""
@@ -176,30 +188,30 @@ class WorkerPool:
 
     async def _listen(self) -> None:
         if self._locals:
-            own = await self._serve_on("127.0.0.1", 0, self._local_token, self._locals)
+            own = await self._serve_on("127.0.0.1", 0, _Entrance(self._local_token, self._locals))
             for worker in self._locals.values():
                 self._tasks.start_soon(worker.keep_running, own)
         if self.settings.listen is not None:
             given = Address.parse(self.settings.listen)
-            self.address = await self._serve_on(given.host, given.port, self._token, {})
+            self.address = await self._serve_on(given.host, given.port, _Entrance(self._token, {}))
             self._log(f"workers of other machines connect to {self.address.for_others}")
 
-    async def _serve_on(self, host: str, port: int, token: str, owners: Mapping[str, LocalWorker]) -> Address:
-        """Accepts workers that know the token; `owners` are those that may connect, if they are of this machine."""
+    async def _serve_on(self, host: str, port: int, entrance: _Entrance) -> Address:
+        """Accepts workers that know the token."""
         try:
             listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
         except OSError as error:
             remedy = "name an address of this machine and a free port"
             raise ConfigError(f"cannot be listened on ({error})", field="rollout.listen", remedy=remedy) from error
-        self._tasks.start_soon(_serve_listener, listener, partial(self._accept, token, owners))
+        self._tasks.start_soon(_serve_listener, listener, partial(self._accept, entrance))
         return Address(host, listener.extra(SocketAttribute.local_port))  # noqa: S610 - no database
 
-    async def _accept(self, token: str, owners: Mapping[str, LocalWorker], stream: SocketStream) -> None:
+    async def _accept(self, entrance: _Entrance, stream: SocketStream) -> None:
         """Serves a connection until it ends."""
         channel = LineChannel(stream)
         try:
-            greeting = await self._greet(channel, token)
-            owner = owners.get(greeting["name"])
+            greeting = await self._greet(channel, entrance)
+            owner = entrance.owners.get(greeting["name"])
             await self._serve_link(self._make_link(channel, greeting, owner is not None), owner)
         except ChannelError as error:
             log.warning("a connection for rollout workers was refused: %s", error)
@@ -208,17 +220,17 @@ class WorkerPool:
         finally:
             await channel.close()
 
-    async def _greet(self, channel: LineChannel, token: str) -> dict[str, Any]:
+    async def _greet(self, channel: LineChannel, entrance: _Entrance) -> dict[str, Any]:
         """Checks that a connection is that of a worker, and gives it its job."""
-        if self._strangers >= MAX_STRANGERS:
+        if entrance.strangers >= MAX_STRANGERS:
             raise ChannelError("too many connect at once")
-        self._strangers += 1
+        entrance.strangers += 1
         try:
-            greeting = await accept_worker(channel, token, installed_version())
+            greeting = await accept_worker(channel, entrance.token, installed_version())
             await channel.send_now({"job": self._job.to_plain()})
             return greeting
         finally:
-            self._strangers -= 1
+            entrance.strangers -= 1
 
     def _make_link(self, channel: LineChannel, greeting: Mapping[str, Any], is_local: bool) -> WorkerLink:
         name = str(greeting["name"])[:MAX_NAME_LENGTH]

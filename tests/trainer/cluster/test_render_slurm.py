@@ -12,10 +12,12 @@ from pathlib import Path
 from shlex import split
 
 import pytest
+import typer
 
 from tests.trainer.cli_data import RunCommand
 from tests.trainer.cluster.jobs import HOSTILE, read_lines, write_job, write_program
 from tests.waiting import wait_until
+from trainer.cli.rank import EXIT_CODE_FILE, keep_exit_code
 
 SBATCH_OPTIONS = {
     "account", "array", "begin", "chdir", "comment", "constraint", "container", "cores-per-socket", "cpus-per-gpu",
@@ -49,6 +51,8 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 with open("ranks.jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in names}]) + "\\n")
+if "RANK_0_CODE" in os.environ:
+    open(os.environ["MTRL_EXIT_CODE_FILE"], "w").write(os.environ["RANK_0_CODE"])
 if os.environ.get("HANGS"):
     time.sleep(100)
 sys.exit(int(os.environ.get("TRAINER_CODE", "0")))
@@ -187,7 +191,26 @@ def test_job_that_cannot_start_with_its_settings_is_not_tried_again(
     write_job(place, engine="torch")
     render(run, "--setup", "setup.sh")
     assert end(start(place, TRAINER_CODE="2")) == 2
+    assert end(start(place, TRAINER_CODE="143", RANK_0_CODE="2")) == 2, "srun returns the code of a rank that it killed"
     assert not (place / "requeued").exists()
+    assert end(start(place, TRAINER_CODE="143", RANK_0_CODE="1")) == -signal.SIGKILL
+    assert end(start(place, TRAINER_CODE="143")) == -signal.SIGKILL, "an earlier start's code does not count"
+    assert (place / "requeued").read_text() == "7 7 "
+
+
+def test_rank_0_alone_tells_the_script_its_exit_code(
+    run: RunCommand, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place / "rank-0.code"
+    monkeypatch.setenv(EXIT_CODE_FILE, str(file))
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(typer.Exit), keep_exit_code():
+        raise typer.Exit(2)
+    assert not file.exists()
+    monkeypatch.delenv("RANK")
+    monkeypatch.setenv(EXIT_CODE_FILE, str(file))
+    run("--config", "missing.yaml", code=2)
+    assert file.read_text() == "2\n" and EXIT_CODE_FILE not in os.environ
 
 
 async def test_signal_before_the_time_limit_stops_the_trainer_and_requeues_without_counting_a_failure(

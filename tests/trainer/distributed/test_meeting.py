@@ -37,7 +37,12 @@ from trainer.distributed.errors import LostRankError, RankError, ReportedRankErr
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
 from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel
-from trainer.distributed.rank_environment import RankEnvironment, detect_environment, first_node
+from trainer.distributed.rank_environment import (
+    RankEnvironment,
+    count_local_ranks,
+    detect_environment,
+    first_node,
+)
 from trainer.distributed.rank_failures import read_failures
 from trainer.distributed.settings import DistributedSettings
 from trainer.vision.image_processor import ImageProcessor
@@ -79,6 +84,14 @@ def test_ranks_of_torchrun_and_srun_are_detected() -> None:
     batch_script = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_NUM_TASKS"}
     assert detect_environment(batch_script) is None
     assert [first_node(nodes) for nodes in ("n1", "n1,n2", "a[7]b,c", "")] == ["n1", "n1", "a7b", ""]
+
+
+def test_ranks_on_this_machine_are_counted() -> None:
+    settings = DistributedSettings(ranks=4)
+    assert count_local_ranks(settings, {}) == 4
+    assert count_local_ranks(settings, TORCHRUN) == 2
+    assert count_local_ranks(settings, TORCHRUN | {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}) == 8
+    assert count_local_ranks(settings, SRUN | {"SLURM_STEP_TASKS_PER_NODE": "3(x1),1"}) == 3
 
 
 @pytest.mark.parametrize("wrong", [{"RANK": "2"}, {"RANK": "x"}, {"MASTER_ADDR": ""}])

@@ -13,12 +13,14 @@ from tests.trainer.distributed.rank_pools import running_ranks
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import write_config
 from trainer.distributed import connect_ranks as connecting
+from trainer.distributed import launch_ranks
 from trainer.distributed.connect_ranks import INTERFACE_VARIABLES, connect_ranks
 from trainer.distributed.errors import RankError
 from trainer.distributed.follow import follow
 from trainer.distributed.launch_ranks import LocalRanks
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.settings import DistributedSettings
+from trainer.workers.handshake import TOKEN_VARIABLE
 
 
 def test_rank_that_cannot_reach_rank_0_says_so_itself(
@@ -62,6 +64,14 @@ def test_rank_that_has_a_gpu_beside_one_that_has_none_is_told_by_rank_0(
     told = r"rank 1 \(.*, process \d+\) computes on cuda, rank 0 \(.*\) on cpu"
     with pytest.raises(RankError, match=told), LocalRanks(settings, tmp_path) as local:
         connect_ranks(local.environment, settings, local.listener, local.find_ended)
+
+
+def test_ranks_do_not_get_the_token_of_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_ranks, "END_WAIT_S", 0.1)
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    with LocalRanks(DistributedSettings(ranks=2), tmp_path) as local:
+        environment = psutil.Process(local._children[1].pid).environ()
+    assert environment["RANK"] == "1" and TOKEN_VARIABLE not in environment
 
 
 def test_error_of_rank_0_itself_is_not_told_as_a_late_rank(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -47,6 +48,18 @@ async def test_disk_transfer_leaves_no_files(tmp_path: Path) -> None:
     async with serving(fake) as urls, SGLangEngine(urls, way, reference=TrainerReference(reads(new))) as engine:
         await engine.publish(new, 1)
     assert fake.weights[NAME].equal(new[NAME])
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+async def test_disk_transfer_that_fails_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_disk(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+        file.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    monkeypatch.setattr("trainer.engine.sglang.weight_sync.disk.save_file", fill_disk)
+    (tmp_path / "shared").mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        await DiskSync(tmp_path / "model", tmp_path / "shared").send([], weights(1), 1, False)
     assert list((tmp_path / "shared").iterdir()) == []
 
 

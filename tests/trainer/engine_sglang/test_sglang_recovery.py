@@ -12,13 +12,33 @@ from starlette.responses import JSONResponse
 from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.cluster.cluster_plan import SERVERS_START_S
+from trainer.cluster.ray_launcher import START_S
+from trainer.distributed.restart_ranks import LOST
+from trainer.engine.base import EngineError, Generation, Sampling, ServersLostError
 from trainer.engine.sglang import health, replica
 from trainer.engine.sglang.http_client import ServerUnavailable
 from trainer.engine.sglang.server_process import MEMORY_REMEDY, ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
+
+EXTERNAL_RECOVERY_S = replica.EXTERNAL_RECOVERY_S
+
+
+def test_servers_of_a_scheduler_may_take_as_long_to_come_back_as_to_start() -> None:
+    assert max(SERVERS_START_S, START_S) <= EXTERNAL_RECOVERY_S
+
+
+async def test_lost_servers_end_a_run_with_a_code_that_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "EXTERNAL_RECOVERY_S", 0.0)
+    fake = Fake()
+    async with opened(fake) as engine:
+        await engine.publish(weights(1), 1)
+        fake.break_down()
+        with pytest.raises(ServersLostError, match="no SGLang server is left") as lost:
+            await engine.publish(weights(2), 2)
+    assert lost.value.exit_code == LOST
 
 
 @pytest.fixture(autouse=True)

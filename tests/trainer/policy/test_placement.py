@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_parts import GIB, MemoryPlan
 from trainer.policy.memory_plan import plan_memory
-from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_placement
+from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD, Placement, plan_placement, shares_gpu_with_server
 from trainer.rollout.settings import ServingSettings
 from trainer.train.settings import TrainSettings
 
@@ -98,6 +98,23 @@ def test_without_a_shared_gpu_settings_are_unchanged(folder: Path) -> None:
     assert placement.fraction is None and placement.apply_to(ServingSettings()) == ServingSettings()
     assert "no server started by this run shares a GPU with the trainer" in str(placement)
     assert placement.plan.needed == plan_memory(make_settings(), folder, LARGE).needed
+
+
+@pytest.mark.parametrize(
+    ("serving", "ranks", "shares"),
+    [
+        ({}, 1, True),
+        ({"replicas": 4}, 4, False),
+        ({"options": ["--base-gpu-id", "7"]}, 7, False),
+        ({"options": ["--base-gpu-id", "6"]}, 7, True),
+        ({"replicas": 2, "options": ["--base-gpu-id", "0"]}, 1, True),
+    ],
+)
+def test_first_gpu_of_the_servers_decides_whether_they_share_one(
+    serving: dict[str, Any], ranks: int, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert shares_gpu_with_server(make_settings(serving=serving), ranks) == shares
 
 
 def test_taking_turns_in_an_asynchronous_mode_is_rejected() -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.trainer.train.jobs import ROOT, SMALL, demo_model
 from tests.trainer.train.trainings import NUMBERS, Run, list_checkpoints, read_run_metrics, user_reward, write_config
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts
+from trainer.train.train_loop import NothingScoredError
 
 # Numbers that are none.
 
@@ -43,6 +45,13 @@ def test_run_stops_with_reasons_after_a_step_without_a_scored_rollout(
     assert [line["rollout/lost"] for line in read_run_metrics("r")] == [4]
     assert all(rollout.reward is None for rollout in Rollouts(Path("r"))), "lost, and not a reward of 0"
     assert caplog.text.count("not scored: ") == 3, "examples, not all of them"
+
+
+def test_exit_code_says_whether_a_run_without_scores_may_be_started_again() -> None:
+    assert NothingScoredError(1, Counter({"component 'mine' raised ValueError": 4})).exit_code == 2
+    assert NothingScoredError(1, Counter({"misaligned: other widths": 4})).exit_code == 2
+    for reason in ("engine_failed: no SGLang server is left", "tool_failed: x is down", "worker_lost: it ended"):
+        assert NothingScoredError(1, Counter({"component 'mine' raised ValueError": 3, reason: 1})).exit_code == 1
 
 
 def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as_an_undisturbed_one(run: Run) -> None:

@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 from trainer.ledger import Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.scheduler import Scheduler
-from trainer.workers import line_channel, plain_values
+from trainer.workers import handshake, line_channel, plain_values, worker_pool
 from trainer.workers.handshake import TOKEN_VARIABLE, greet_trainer
 from trainer.workers.line_channel import Address, ChannelError, LineChannel
 from trainer.workers.worker_link import Assignment, WorkerLostError
@@ -203,6 +203,20 @@ async def test_strangers_and_broken_messages_cost_only_their_own_connection(
     playing = Playing(folder, engine, pool, "safe-1", "safe-2")
     await playing.run()
     assert playing.stops("safe") == ["done", "done"] and pool.restarts == restarts
+
+
+async def test_strangers_from_elsewhere_do_not_keep_workers_of_this_machine_out(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pool, "MAX_STRANGERS", 1)
+    monkeypatch.setattr(handshake, "ANSWER_S", 2 * LONG_S)
+    restarts = pool.restarts
+    async with connect(pool) as waiting, connect(pool) as refused:
+        assert await waiting.receive(60)
+        with pytest.raises(ChannelError, match="closed"):
+            await refused.receive(60)
+        find_workers("worker-1")[0].kill()
+        await wait_until(lambda: pool.alive == 2 and pool.restarts > restarts, LONG_S)
 
 
 @pytest.mark.parametrize(

@@ -78,24 +78,29 @@ class Publisher:
     async def _send_whole(
         self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica], paused: bool
     ) -> None:
-        """Sends weights while generation is paused. If a server is lost, the others get everything again."""
-        for attempt in range(1, ATTEMPTS + 1):
-            await self._for_each_up(partial(Replica.pause, mode=self._mode))  # Also finds out which servers answer.
-            try:
-                if targets := [replica.target for replica in replicas if replica.up]:
-                    await self._for_each_up(lambda replica: resume_memory(replica, WEIGHTS_TAG))
-                    # Retracted turns keep the name of their cache, which must not hold entries of earlier weights.
-                    flush = self._mode == "retract"
-                    self.published_bytes = await self._weight_sync.send(targets, weights, version, flush)
-                    await self._for_each_up(lambda replica: resume_memory(replica, CACHE_TAG))
-                return
-            except ServerUnavailable:
-                if attempt == ATTEMPTS:
-                    raise
-            finally:
-                if not paused:
-                    with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
-                        await self._for_each_up(Replica.resume)
+        """Sends weights while generation is paused. If a server is lost, the others get everything again; they are
+        paused until then, as some of their weights may be the new ones."""
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                await self._for_each_up(partial(Replica.pause, mode=self._mode))  # Also finds out which servers answer.
+                try:
+                    await self._send_once(weights, version, replicas)
+                    return
+                except ServerUnavailable:
+                    if attempt == ATTEMPTS:
+                        raise
+        finally:
+            if not paused:
+                with anyio.move_on_after(REQUEST_TIMEOUT_S, shield=True):
+                    await self._for_each_up(Replica.resume)
+
+    async def _send_once(self, weights: Mapping[str, Tensor], version: int, replicas: Sequence[Replica]) -> None:
+        if targets := [replica.target for replica in replicas if replica.up]:
+            await self._for_each_up(lambda replica: resume_memory(replica, WEIGHTS_TAG))
+            # Retracted turns keep the name of their cache, which must not hold entries of earlier weights.
+            flush = self._mode == "retract"
+            self.published_bytes = await self._weight_sync.send(targets, weights, version, flush)
+            await self._for_each_up(lambda replica: resume_memory(replica, CACHE_TAG))
 
     async def restore(self, replica: Replica) -> None:
         """Gives a server that was lost what was published last, and checks it."""

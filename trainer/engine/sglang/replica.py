@@ -52,8 +52,8 @@ async def resume_memory(replica: Replica, tag: str) -> None:
 GENERATE_TIMEOUT_S = 3600.0
 """Timeout of one turn, pauses of the engine included; a rollout's own limits are shorter."""
 ABORT_TIMEOUT_S = 5.0
-EXTERNAL_RECOVERY_S = 300.0
-"""Time for a server that somebody else restarts."""
+EXTERNAL_RECOVERY_S = 1800.0
+"""Time for a server that somebody else restarts: as long as a scheduler's job waits for servers at its start."""
 HUNG_AFTER_S = 20.0
 """Time after which a running server of ours that does not answer is restarted."""
 MAX_OUT_OF_MEMORY = 2

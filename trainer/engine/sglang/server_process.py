@@ -34,8 +34,8 @@ PYTHONPATH_VARIABLE = "MTRL_SGLANG_PYTHONPATH"
 DEFAULT_PYTHON = ".sglang/bin/python"
 """Made by `make sglang`, in the working directory or in the source folder."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-REMOVED_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *RANK_VARIABLES)
-"""These would lead SGLang's Python to our packages, or its processes to our ranks."""
+REMOVED_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *RANK_VARIABLES, "MTRL_WORKER_TOKEN")
+"""These would lead SGLang's Python to our packages, or its processes to our ranks; the token is for workers alone."""
 VISION_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
 """Size of SGLang's cache of vision encoder outputs, which is keyed by image alone and survives weight updates."""
 DEFAULT_ENVIRONMENT: Mapping[str, str] = {VISION_CACHE_VARIABLE: "0"}

@@ -14,7 +14,16 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.types import Image
-from trainer.engine.base import Adapters, Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
+from trainer.engine.base import (
+    Adapters,
+    Agreement,
+    Capabilities,
+    EngineError,
+    Generation,
+    OnIds,
+    Sampling,
+    ServersLostError,
+)
 from trainer.engine.sglang.generation import PendingTurn, check_request, require_version_spans
 from trainer.engine.sglang.health import monitor_health
 from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, ServerTimeout, ServerUnavailable, SGLangClient, run_all
@@ -264,7 +273,7 @@ class SGLangEngine:
             if any(replica.up for replica in self._request_targets):
                 return
             if not await wait_for_any(self._request_targets):
-                raise EngineError(f"no SGLang server is left: {self._request_targets[0].error}")
+                raise ServersLostError(f"no SGLang server is left: {self._request_targets[0].error}")
 
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Publishes weights to all servers; raises EngineError where a server's version or logprobs do not match."""

@@ -33,9 +33,10 @@ class DiskSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> int:
-        folder, size = await to_thread.run_sync(self._write_folder, weights, version)
+        folder = self._make_folder(version)
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush}
         try:
+            size = await to_thread.run_sync(self._write_folder, folder, weights)
             await run_all(partial(self._send_to, target, body, load_timeout_s(size)) for target in targets)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -44,9 +45,11 @@ class DiskSync:
     async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
         await post_checked(target.client, "/update_weights_from_disk", body, within=within)
 
-    def _write_folder(self, weights: Mapping[str, Tensor], version: int) -> tuple[Path, int]:
-        """The folder, and how many bytes of weights it has."""
-        folder = Path(tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self._folder)).absolute()
+    def _make_folder(self, version: int) -> Path:
+        return Path(tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self._folder)).absolute()
+
+    def _write_folder(self, folder: Path, weights: Mapping[str, Tensor]) -> int:
+        """Writes the weights into the folder; returns how many bytes they have."""
         for file in self._model.glob("*.json"):
             if not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
@@ -60,7 +63,7 @@ class DiskSync:
             size += sum(tensor.nbytes for tensor in part.values())
         content = {"metadata": {"total_size": size}, "weight_map": files}
         (folder / "model.safetensors.index.json").write_text(json.dumps(content), encoding="utf-8")
-        return folder, size
+        return size
 
     async def close(self) -> None:
         """Holds no resources."""

@@ -104,7 +104,10 @@ class ProcessGroupSync:
         """Joins trainer and servers at the same time, since each waits for all others."""
         self._members, self._group_name = targets, f"mtrl-{secrets.token_hex(4)}"
         size = 1 + sum(target.features.ranks for target in targets)
-        address, port = local_address(targets[0].client.url), _free_port()
+        address = local_address(targets[0].client.url)
+        # Only whoever reaches this address can reach the group's store; its port is never free for others.
+        listener = socket.create_server((address, 0), backlog=size)
+        port = listener.getsockname()[1]
         body = {
             "master_address": address,
             "master_port": port,
@@ -125,9 +128,11 @@ class ProcessGroupSync:
         ]
 
         async def join() -> None:
-            self._group = await _run_in_thread(_create_group, address, port, size, self._group_name, backend)
+            store = partial(TCPStore, address, port, size, is_master=True, master_listen_fd=listener.detach())
+            self._group = await _run_in_thread(_create_group, store, size, self._group_name, backend)
 
-        await run_all([*joins, join])
+        with listener:
+            await run_all([*joins, join])
 
     async def close(self) -> None:
         group, members, self._group, self._members = self._group, self._members, None, ()
@@ -153,11 +158,11 @@ async def _run_in_thread(function: Callable[..., Result], *arguments: Any) -> Re
         ) from error
 
 
-def _create_group(address: str, port: int, size: int, name: str, backend: str) -> dist.ProcessGroup:
+def _create_group(make_store: Callable[..., TCPStore], size: int, name: str, backend: str) -> dist.ProcessGroup:
     """Creates a group as SGLang does: a second one beside torch's default group, which torch's public API does not
     offer."""
     wait = timedelta(seconds=JOIN_TIMEOUT_S)
-    store = c10d.PrefixStore(name, TCPStore(address, port, size, is_master=True, timeout=wait))
+    store = c10d.PrefixStore(name, make_store(timeout=wait))
     group: dist.ProcessGroup
     group, _ = c10d._new_process_group_helper(
         size, 0, [], c10d.Backend(backend), store, group_name=c10d.GroupName(name), timeout=wait
@@ -172,9 +177,3 @@ def local_address(url: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         line.connect((parts.hostname or "127.0.0.1", parts.port or 80))  # Sends nothing.
         return str(line.getsockname()[0])
-
-
-def _free_port() -> int:
-    with socket.socket() as port:
-        port.bind(("", 0))
-        return int(port.getsockname()[1])

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -58,15 +58,11 @@ class TensorSync:
                 flat = await to_thread.run_sync(flatten_bucket, part, self._device)  # Until all servers have answered.
                 del part  # So that there is one bucket at a time.
                 last = version if index == len(parts) - 1 else None
-                await run_all(partial(self._send_to, target, flat, last, flush, within) for target in targets)
+                await _send_bucket(
+                    targets, partial(_update_body, flat, last, flush), within, is_shared=not _is_on_gpu(flat)
+                )
                 del flat
         return size
-
-    async def _send_to(
-        self, target: SyncTarget, flat: dict[str, object], version: int | None, flush: bool, within: float
-    ) -> None:
-        body = await to_thread.run_sync(_update_body, flat, target.features.ranks, version, flush)
-        await post_checked(target.client, "/update_weights_from_tensor", body, within=within)
 
     async def close(self) -> None:
         """Holds no resources."""
@@ -84,10 +80,26 @@ def flatten_bucket(part: Sequence[NamedTensor], device: torch.device | None = No
     return {"flattened_tensor": flat, "metadata": metadata}
 
 
-def _update_body(flat: dict[str, object], ranks: int, version: int | None, flush: bool) -> bytes:
+async def _send_bucket(
+    targets: Sequence[SyncTarget], make_body: Callable[[int], bytes], within: float, *, is_shared: bool
+) -> None:
+    """Sends a bucket to all servers. `is_shared`: servers of as many ranks get the same bytes, which are made once."""
+    bodies: dict[int, bytes] = {}
+    for ranks in sorted({target.features.ranks for target in targets}) if is_shared else ():
+        bodies[ranks] = await to_thread.run_sync(make_body, ranks)
+
+    async def send(target: SyncTarget) -> None:
+        body = bodies.get(target.features.ranks) or await to_thread.run_sync(make_body, target.features.ranks)
+        await post_checked(target.client, "/update_weights_from_tensor", body, within=within)
+
+    await run_all(partial(send, target) for target in targets)
+
+
+def _update_body(flat: dict[str, object], version: int | None, flush: bool, ranks: int) -> bytes:
     """The request body. CUDA handles are reference-counted, so each process of the server gets its own."""
+    count = ranks if _is_on_gpu(flat) else 1
     body = {
-        "serialized_named_tensors": [base64.b64encode(_pickle(flat)).decode() for _ in range(ranks)],
+        "serialized_named_tensors": [base64.b64encode(_pickle(flat)).decode() for _ in range(count)] * (ranks // count),
         "load_format": "flattened_bucket",
         "flush_cache": flush and version is not None,
     }
@@ -97,9 +109,13 @@ def _update_body(flat: dict[str, object], ranks: int, version: int | None, flush
 def _pickle(flat: dict[str, object]) -> bytes:
     """Pickles a bucket: its bytes, or a CUDA handle. A handle of shared CPU memory would crash a server outside our
     process tree."""
-    tensor = flat["flattened_tensor"]
-    if not (isinstance(tensor, Tensor) and tensor.is_cuda):
+    if not _is_on_gpu(flat):
         return pickle.dumps(flat)
     written = io.BytesIO()
     ForkingPickler(written, pickle.HIGHEST_PROTOCOL).dump(flat)
     return written.getvalue()
+
+
+def _is_on_gpu(flat: dict[str, object]) -> bool:
+    tensor = flat["flattened_tensor"]
+    return isinstance(tensor, Tensor) and tensor.is_cuda
