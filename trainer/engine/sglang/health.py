@@ -1,14 +1,14 @@
-"""Health checks of an SGLang server while it generates: a hung server never answers by itself."""
+"""Health checks of an SGLang server while it generates: a hung server never answers by itself. Waits for lost ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
-from trainer.engine.base import EngineError
+from trainer.engine.base import EngineError, ServersLostError
 from trainer.engine.sglang.http_client import RequestRefused, ServerUnavailable
-from trainer.engine.sglang.replica import Replica
+from trainer.engine.sglang.replica import Replica, wait_for_any
 
 CHECK_INTERVAL_S = 5.0
 """Time between two checks."""
@@ -31,3 +31,9 @@ async def monitor_health(
         except ServerUnavailable as error:
             if replica.up and is_needed():
                 on_lost(replica, error)
+
+
+async def require_any(replicas: Sequence[Replica]) -> None:
+    """Waits until a replica is up; raises ServersLostError if none comes back."""
+    if not await wait_for_any(replicas):
+        raise ServersLostError(f"no SGLang server is left: {replicas[0].error}")

@@ -14,18 +14,9 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.types import Image
-from trainer.engine.base import (
-    Adapters,
-    Agreement,
-    Capabilities,
-    EngineError,
-    Generation,
-    OnIds,
-    Sampling,
-    ServersLostError,
-)
+from trainer.engine.base import Adapters, Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
 from trainer.engine.sglang.generation import PendingTurn, check_request, require_version_spans
-from trainer.engine.sglang.health import monitor_health
+from trainer.engine.sglang.health import monitor_health, require_any
 from trainer.engine.sglang.http_client import REQUEST_TIMEOUT_S, ServerTimeout, ServerUnavailable, SGLangClient, run_all
 from trainer.engine.sglang.publisher import Publisher
 from trainer.engine.sglang.replica import (
@@ -272,8 +263,7 @@ class SGLangEngine:
             await self._published.wait_until_current()
             if any(replica.up for replica in self._request_targets):
                 return
-            if not await wait_for_any(self._request_targets):
-                raise ServersLostError(f"no SGLang server is left: {self._request_targets[0].error}")
+            await require_any(self._request_targets)
 
     async def publish(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Publishes weights to all servers; raises EngineError where a server's version or logprobs do not match."""

@@ -89,7 +89,9 @@ async def _send_bucket(
         bodies[ranks] = await to_thread.run_sync(make_body, ranks)
 
     async def send(target: SyncTarget) -> None:
-        body = bodies.get(target.features.ranks) or await to_thread.run_sync(make_body, target.features.ranks)
+        body = bodies.get(target.features.ranks)
+        if body is None:
+            body = await to_thread.run_sync(make_body, target.features.ranks)
         await post_checked(target.client, "/update_weights_from_tensor", body, within=within)
 
     await run_all(partial(send, target) for target in targets)
