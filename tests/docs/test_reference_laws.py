@@ -72,7 +72,7 @@ FILES = [
     f"{STEP}/{checkpoint.STATE_FILE}", f"{STEP}/{policy.STATE_FILE}", f"{STEP}/{rng.STATE_FILE_NAME}",
     f"{STEP}/{lora.ADAPTER_FILE}", f"{STEP}/{lora.ADAPTER_SETTINGS_FILE}", f"{STEP}/{shards.POLICY_FILE}",
     f"{STEP}/{SHARDS_FOLDER}/{shards.INDEX_FILE}", f"{STEP}/{SHARDS_FOLDER}/__0_0.distcp",
-    f"{checkpoint.CHECKPOINTS_FOLDER}/{checkpoint.unfinished_name(12)}/model.safetensors",
+    f"{checkpoint.CHECKPOINTS_FOLDER}/{checkpoint.UNFINISHED}-000012-5a1f09c2/model.safetensors",
 ]  # fmt: skip
 
 
