@@ -140,7 +140,7 @@ def test_non_finite_weights_end_the_run_without_a_checkpoint(run: Run, place: Pa
     weights = load_model("poisoned")
     fill_with_nan(weights)
     weights.save_pretrained("poisoned")
-    output = run("--config", write_config(model="poisoned"), "--out", "r", code=2)
+    output = run("--config", write_config(model="poisoned"), "--out", "r", code=1)
     assert "12 x engine_failed: the model's logits are not finite" in output and "`update.lr`" in output
     assert list_checkpoints("r") == []
 
