@@ -24,7 +24,7 @@ RECORDED = {
     "gateway/mcp_server/call_tasks.py": "when a task was created, as the protocol has it",
     "gateway/mcp_server/resumable_calls.py": "when a task was updated, as the protocol has it",
     "trainer/data/dataset.py": "whether a file differs from the one that was read",
-    "trainer/storage/run_status.py": "how long ago another process wrote what a run does, for its page",
+    "trainer/storage/run_status.py": "the age of a status: for the page, and for an evaluation beside a training run",
     "trainer/web/runs.py": "when a run changed, for its page",
     "trainer/swift/protocol.py": "when a response was created, as the interface has it",
     "trainer/environments/host_endpoint.py": "when a response was created, as the interface has it",

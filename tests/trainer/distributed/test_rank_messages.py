@@ -37,31 +37,24 @@ def test_rank_that_cannot_reach_rank_0_says_so_itself(
     assert "2 ranks could not connect at 127.0.0.1:9" in told and "remedy: start all of them" in told
 
 
-def test_rank_without_a_gpu_is_told_by_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "sitecustomize"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(
-        "import os\nif os.environ.get('RANK') == '1':\n    import torch\n    torch.cuda.is_available = lambda: True\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
-    settings = DistributedSettings(ranks=2)
-    told = r"rank 1 \(.*, process \d+\): rank 1 is number 2 on a machine with 0 GPUs"
-    with pytest.raises(RankError, match=told), LocalRanks(settings, tmp_path) as local:
-        connect_ranks(local.environment, settings, local.listener, local.find_ended)
-
-
-def test_rank_that_has_a_gpu_beside_one_that_has_none_is_told_by_rank_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("gpus", "told"),
+    [
+        (0, r"rank 1 \(.*, process \d+\): rank 1 is number 2 on a machine with 0 GPUs"),
+        (2, r"rank 1 \(.*, process \d+\) computes on cuda, rank 0 \(.*\) on cpu"),
+    ],
+)
+def test_rank_whose_gpus_do_not_fit_is_told_by_rank_0(
+    gpus: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "sitecustomize"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(
         "import os\nif os.environ.get('RANK') == '1':\n    import torch\n    torch.cuda.is_available = lambda: True\n"
-        "    torch.cuda.device_count = lambda: 2\n    torch.cuda.set_device = lambda _: None\n"
+        f"    torch.cuda.device_count = lambda: {gpus}\n    torch.cuda.set_device = lambda _: None\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{os.environ.get('PYTHONPATH', '')}")
     settings = DistributedSettings(ranks=2)
-    told = r"rank 1 \(.*, process \d+\) computes on cuda, rank 0 \(.*\) on cpu"
     with pytest.raises(RankError, match=told), LocalRanks(settings, tmp_path) as local:
         connect_ranks(local.environment, settings, local.listener, local.find_ended)
 
