@@ -130,7 +130,8 @@ def test_keys_alone_reach_steps_tools_and_the_heat_map(page: Page, url: str) -> 
     page.press("j")
     page.sees("What changed from step 7 to step 8", "h1")
     page.press("o")
-    page.until("document.querySelectorAll('.data tbody tr').length > 10")
+    page.sees("Tools", "h1")
+    page.until("document.querySelectorAll('.data tbody tr').length > 10 && document.activeElement.id === 'main'")
     tab_to(page, "th[scope=row] a:not([aria-current])")
     page.press("Enter")
     page.until("location.hash.includes('tool=look_up') && document.querySelector('[aria-label=\"look_up by step\"]')")
@@ -206,5 +207,6 @@ def test_exported_file_has_steps_and_tools(page: Page, sample_run: Path, tmp_pat
     page.open(f"{(tmp_path / 'sent.html').as_uri()}#/over/compare/6-7")
     page.until("document.querySelector('.causes li')")
     page.press("o")
+    page.sees("Tools", "h1")
     page.until("document.querySelectorAll('.data tbody tr').length > 10")
     assert {url.split(":")[0] for url in page.requests} <= {"file", "data", "about"}
