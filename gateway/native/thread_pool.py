@@ -14,9 +14,8 @@ from threading import Lock
 from typing import Any
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
-from anyio.lowlevel import RunVar
+from anyio.lowlevel import EventLoopToken, RunVar, current_token
 
 from gateway.await_user_code import await_user_code
 from gateway.user_code import UserCode, run_contained
@@ -48,7 +47,7 @@ class ThreadPool:
             with UserCode(function):
                 return await await_user_code(function(*args, **kwargs))
         await self._slots.acquire()
-        call = _ThreadCall(partial(run_contained, function, *args, **kwargs), self._slots.release)
+        call = _ThreadCall(partial(run_contained, function, *args, **kwargs), self._slots.release, current_token())
         try:
             value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._unlimited)
         finally:
@@ -62,8 +61,8 @@ class ThreadPool:
 class _ThreadCall:
     """One call in a thread. Its slot is released by the caller or the thread, whichever ends last."""
 
-    def __init__(self, call: Callable[[], Any], release: Callable[[], None]) -> None:
-        self._call, self._release = call, release
+    def __init__(self, call: Callable[[], Any], release: Callable[[], None], loop: EventLoopToken) -> None:
+        self._call, self._release, self._loop = call, release, loop
         self._lock = Lock()
         self._started = self._finished = self._abandoned = False
 
@@ -83,7 +82,7 @@ class _ThreadCall:
             abandoned = self._abandoned
         if abandoned:
             try:
-                anyio.from_thread.run_sync(self._release)
+                call_soon(self._loop, self._release)
             except RuntimeError:  # The event loop has ended, and the semaphore with it.
                 log.debug("a thread outlived its event loop")
 
@@ -94,6 +93,14 @@ class _ThreadCall:
             is_running = self._started and not self._finished
         if not is_running:
             self._release()
+
+
+def call_soon(loop: EventLoopToken, function: Callable[[], None]) -> None:
+    """Lets an event loop call the function, without waiting: one that is about to end takes it and answers nobody,
+    and a thread that waits for it would keep the process from ending."""
+    native: Any = loop.native_token
+    call_soon = native.run_sync_soon if hasattr(native, "run_sync_soon") else native.call_soon_threadsafe
+    call_soon(function)
 
 
 _shared: RunVar[ThreadPool] = RunVar("threads")

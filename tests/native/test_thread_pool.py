@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import anyio
@@ -37,3 +38,29 @@ async def test_a_call_that_never_started_frees_its_slot() -> None:
         scope.cancel()
         await threads.run(lambda: None)
     assert threads.free_slots == 1
+
+
+def test_a_thread_that_ends_after_its_loop_stopped_waits_for_nobody() -> None:
+    threads = list[threading.Thread]()
+    finish = threading.Event()
+
+    def wait_for_finish() -> None:
+        threads.append(threading.current_thread())
+        finish.wait(60)
+
+    async def abandon() -> None:
+        pool = ThreadPool()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pool.run, wait_for_finish)
+            while not threads:  # noqa: ASYNC110 - the thread cannot set an event of this loop
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(abandon())
+    finish.set()
+    threads[0].join(60)
+    has_ended = not threads[0].is_alive()
+    loop.run_until_complete(anyio.sleep(0))
+    loop.close()
+    assert has_ended, "it waits for a loop that runs no more"

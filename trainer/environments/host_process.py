@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from anyio import from_thread, to_thread
+from anyio import to_thread
 from anyio.lowlevel import current_token
 
 from gateway.errors import ConfigError, GatewayError
+from gateway.native.thread_pool import call_soon
 from trainer.environments.host_child import EXIT_S, ChildEnded, ChildRefused, HostChild
 from trainer.environments.interpreters import require_interpreter
 from trainer.environments.settings import EnvironmentSettings
@@ -115,11 +116,11 @@ class EnvironmentHost:
 
     async def ask(self, child: HostChild, operation: str, fields: dict[str, Any]) -> Any:
         """Sends a request to one process and waits for the answer, in any event loop."""
-        answered, token = anyio.Event(), current_token()
+        answered, loop = anyio.Event(), current_token()
 
         def notify(_: object) -> None:
             with suppress(RuntimeError):  # The event loop has ended meanwhile.
-                from_thread.run_sync(answered.set, token=token)
+                call_soon(loop, answered.set)
 
         try:
             future = child.send(operation, fields, notify)
