@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 import anyio
+import anyio.lowlevel
 
 from gateway.native.thread_pool import ThreadPool
 
@@ -52,7 +53,7 @@ def test_a_thread_that_ends_after_its_loop_stopped_waits_for_nobody() -> None:
         pool = ThreadPool()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pool.run, wait_for_finish)
-            while not threads:  # noqa: ASYNC110 - the thread cannot set an event of this loop
+            while not threads:
                 await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
 
@@ -61,6 +62,6 @@ def test_a_thread_that_ends_after_its_loop_stopped_waits_for_nobody() -> None:
     finish.set()
     threads[0].join(60)
     has_ended = not threads[0].is_alive()
-    loop.run_until_complete(anyio.sleep(0))
+    loop.run_until_complete(anyio.lowlevel.checkpoint())
     loop.close()
     assert has_ended, "it waits for a loop that runs no more"
