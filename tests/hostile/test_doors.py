@@ -24,6 +24,7 @@ from tests.hostile.doors import DOORS, open_door
 from tests.hostile.gateway_doors import PATIENCE
 from tests.waiting import wait_until
 from trainer.environments import episode_toolset
+from trainer.swift import gym
 from trainer.train.run_folder import RunFolder
 from trainer.trl.caller_thread import CallerThread
 
@@ -119,12 +120,13 @@ def release() -> Iterator[threading.Event]:
 
 @pytest.fixture
 def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PATIENCE, "s", 1.0)
+    monkeypatch.setattr(PATIENCE, "s", 0.5)
     for constant in ("CREATE_TIMEOUT_S", "FINISH_TIMEOUT_S"):
         monkeypatch.setattr(native_toolset, constant, PATIENCE.s)
     monkeypatch.setattr(conversation, "CLOSE_TIMEOUT_S", PATIENCE.s)
     monkeypatch.setattr(mcp_session, "PARSE_TIMEOUT_S", PATIENCE.s)
     monkeypatch.setattr(episode_toolset, "CLOSE_S", PATIENCE.s)
+    monkeypatch.setattr(gym, "CLOSE_TIMEOUT_S", 4 * PATIENCE.s)  # Longer than a rollout may last.
 
 
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.has_deadline])
