@@ -17,6 +17,7 @@ from gateway.errors import ConfigError
 from trainer.cluster.ray_actor import PYTHON, SGLANG_PYTHON, NodeProcess
 from trainer.cluster.ray_workers import RayWorker, WorkerPlace, choose_worker_place, replace_lost_worker
 from trainer.cluster.wait_for_servers import wait_for_servers
+from trainer.distributed.rank_output import KEPT
 
 Log = Callable[[str], None]
 PLACE_S = 600.0
@@ -232,6 +233,7 @@ def rank_environments(places: Sequence[tuple[str, tuple[str, ...]]], port: int) 
             "LOCAL_WORLD_SIZE": len(beside),
             "MASTER_ADDR": hosts[0],
             "MASTER_PORT": port,
+            KEPT: 1,
         }
         visible = _visible([gpu for index in beside for gpu in places[index][1]])
         environments.append({name: str(value) for name, value in variables.items()} | visible)
