@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from trainer.cluster.ray_actor import PYTHON, SGLANG_PYTHON, NodeProcess
 from trainer.cluster.ray_workers import RayWorker, WorkerPlace, choose_worker_place, replace_lost_worker
 from trainer.cluster.wait_for_servers import wait_for_servers
 from trainer.distributed.rank_output import KEPT
+from trainer.distributed.restart_count import RESTARTS
 
 Log = Callable[[str], None]
 PLACE_S = 600.0
@@ -83,7 +84,8 @@ def run_on_ray(ray: Any, job: RayJob, log: Log) -> int:
         engine, servers = _start_servers(ray, job, group, actors, log)
         for attempt in range(job.retries + 1):
             resume = ["--resume"] if job.resumes(attempt > 0) else []
-            code = _run_ranks(ray, job, group, [*engine, *resume], servers, log)
+            started = replace(job, environment={**job.environment, RESTARTS: str(attempt)})
+            code = _run_ranks(ray, started, group, [*engine, *resume], servers, log)
             if code in (0, WRONG_SETTINGS):
                 return code
             if left := job.retries - attempt:
