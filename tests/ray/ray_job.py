@@ -1,4 +1,4 @@
-"""Runs in a network namespace with loopback alone, in Ray's Python: a job of ranks and servers on a small cluster.
+"""Runs in a network namespace with loopback alone, in Ray's Python: a small cluster with ranks, servers and workers.
 
 Writes a JSON line about each part to shown.jsonl. Ray dials the machine's own address and a public resolver wherever it
 can.
@@ -44,6 +44,27 @@ class Health(BaseHTTPRequestHandler):
         self.end_headers()
 HTTPServer(("0.0.0.0", int(sys.argv[sys.argv.index("--port") + 1])), Health).serve_forever()
 """
+WORKER = """
+import json, os, sys, time
+name = sys.argv[sys.argv.index("--name") + 1]
+with open(f"{name}.jsonl", "a") as log:
+    log.write(json.dumps([sys.argv[1:], os.environ["MTRL_WORKER_TOKEN"], os.getpid()]) + "\\n")
+if len(open(f"{name}.jsonl").readlines()) == 1:
+    if name == "worker-1":
+        os.kill(os.getppid(), 9)
+    sys.exit(3)
+time.sleep(300)
+"""
+LEADER = """
+import json, os, sys, time
+deadline = time.monotonic() + 100
+def count(name):
+    return len(open(name).readlines()) if os.path.exists(name) else 0
+while min(count(f"worker-{index}.jsonl") for index in range(2)) < 2 and time.monotonic() < deadline:
+    time.sleep(0.05)
+with open("leader.jsonl", "a") as log:
+    log.write(json.dumps([os.environ["MTRL_PLACED_WORKERS"], os.environ["MTRL_WORKER_TOKEN"], sys.argv]) + "\\n")
+"""
 
 
 def main(folder: Path) -> None:
@@ -69,6 +90,14 @@ def main(folder: Path) -> None:
             (PYTHON, "-c", f"print('why {code}'); raise SystemExit({code})"), 1, folder, logs, gpus=False, retries=1
         )
         show(f"code {code}", run_on_ray(ray, end, notes.append))
+    Path("worker.py").write_text(WORKER)
+    Path("leader.py").write_text(LEADER)
+    workers = {"workers": 2, "worker_command": (PYTHON, "worker.py"), "gpus": False}
+    show("placed", run_on_ray(ray, RayJob((PYTHON, "leader.py"), 1, folder, logs, **workers), notes.append))
+    placed = [read_lines(f"worker-{index}") for index in range(2)]
+    show("workers", placed)
+    show("leader", read_lines("leader"))
+    show("workers left", [pid for starts in placed for _, _, pid in starts if is_alive(pid)])
     show("notes", notes)
     ray_launcher.PLACE_S = 2.0
     try:
@@ -79,7 +108,11 @@ def main(folder: Path) -> None:
 
 
 def starts_of(rank: int) -> list[Any]:
-    return [json.loads(line) for line in Path(f"rank-{rank}.jsonl").read_text().splitlines()]
+    return read_lines(f"rank-{rank}")
+
+
+def read_lines(name: str) -> list[Any]:
+    return [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]
 
 
 def is_alive(pid: int) -> bool:

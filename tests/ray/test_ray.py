@@ -1,6 +1,6 @@
-"""Ranks and servers on a real Ray, in a network namespace with loopback alone: `make test-ray`.
+"""Ranks, servers and rollout workers on a real Ray, in a network namespace with loopback alone: `make test-ray`.
 
-Most of it has stand-ins for the ranks; at last, two real ones train a small job.
+Most of it has stand-ins; at last, two real ranks train a small job, whose rollouts two real workers play.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "trained").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "trained")
-        write_config(engine="torch", steps=1)
+        write_config(engine="torch", steps=1, rollout={"workers": 2})
     packages = sysconfig.get_path("purelib")  # Ray's Python has no torch: the ranks use that of the tests.
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{packages}"}
     environment["OMP_NUM_THREADS"] = "1"
@@ -53,7 +53,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     trained = folder / "trained/runs"
     shown: dict[str, Any] = {
         "metrics": read_metrics(trained / "a/metrics.jsonl"),
-        "logs": {log.name: log.read_text() for log in (trained / "a-logs").iterdir()},
+        "logs": {log.name: log.read_text() for log in (trained / "a/logs").iterdir()},
         "has shards": has_shards(trained / "a/checkpoints/000001"),
     }
     for line in (folder / "shown.jsonl").read_text().splitlines():
@@ -92,11 +92,29 @@ def test_job_that_has_no_room_is_refused_with_what_the_cluster_has(shown: dict[s
     assert shown["free"] == 4.0, "nothing stays reserved"
 
 
+def test_workers_get_rank_0s_address_and_a_token_that_no_command_line_has(shown: dict[str, Any]) -> None:
+    assert shown["placed"] == 0
+    ((address, token, leader),) = shown["leader"]
+    assert address.startswith("127.0.0.1:") and len(token) >= 16
+    for index, starts in enumerate(shown["workers"]):
+        for words, its_token, _ in starts:
+            assert words[:4] == ["--connect", address, "--name", f"worker-{index}"] and its_token == token
+            assert token not in [*words, *leader]
+
+
+def test_worker_that_fails_or_loses_its_actor_starts_again_and_ends_with_the_job(shown: dict[str, Any]) -> None:
+    assert [len(starts) for starts in shown["workers"]] == [2, 2]
+    assert "the actor of the rollout worker worker-1 was lost" in "\n".join(shown["notes"])
+    assert shown["workers left"] == []
+
+
 def test_ranks_on_ray_train_a_job_together(shown: dict[str, Any]) -> None:
     (step,) = shown["metrics"]
     assert step["step"] == 1 and step["distributed/imbalance"] >= 1.0 and "update/grad_norm" in step
     assert {name for name in step if name.startswith("distributed/tokens_per_s/")} == {
         f"distributed/tokens_per_s/rank_{rank}" for rank in range(2)
     }
-    assert shown["has shards"] and {"rank-0.log", "rank-1.log"} <= shown["logs"].keys()
+    assert step["workers/alive"] == 2 and "2 of 2 up" in shown["logs"]["rank-0.log"]
+    logs = {f"{role}-{index}.log" for role in ("rank", "worker") for index in range(2)}
+    assert shown["has shards"] and logs == shown["logs"].keys(), "one folder of the run for all"
     assert all("Traceback" not in log for log in shown["logs"].values())

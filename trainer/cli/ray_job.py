@@ -62,6 +62,7 @@ def _make_job(
     from trainer.cluster.cluster_plan import count_server_gpus, server_arguments
     from trainer.cluster.ray_actor import PYTHON
     from trainer.cluster.ray_launcher import RayJob
+    from trainer.storage.run_files import LOGS_FOLDER
     from trainer.train.settings import DEMOS
 
     gpus = int(cluster.get("GPU", 0))
@@ -84,11 +85,12 @@ def _make_job(
         (PYTHON, "-m", "trainer.cli", *words, "--out", str(folder)),
         ranks,
         Path.cwd(),
-        folder.parent / f"{folder.name}-logs",
+        folder / LOGS_FOLDER,
         resumes=lambda again: (folder / "run.json").exists() if again else resume,
         servers=servers,
         server_arguments=server_arguments(settings, PurePosixPath(Path.cwd())) if servers else (),
         server_gpus=each,
+        workers=settings.rollout.workers,
         gpus=gpus > 0,
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from gateway.errors import ConfigError
 from trainer.engines import PIPELINE_PARALLEL_FLAGS, TENSOR_PARALLEL_FLAGS, has_vision, read_flag
+from trainer.storage.run_files import LOGS_FOLDER
 from trainer.train.settings import DEMOS, TrainSettings
 
 SERVER_PORT = 30000
@@ -100,6 +101,11 @@ class ClusterPlan:
     def all_nodes(self) -> int:
         """Trainer nodes and server nodes."""
         return self.nodes + (self.servers.nodes if self.servers else 0)
+
+    @property
+    def logs(self) -> PurePosixPath:
+        """The folder with the logs of all processes."""
+        return self.run_folder / LOGS_FOLDER
 
     def train_command(self, run_file: str) -> tuple[str, ...]:
         """The command of every rank; the engine and `--resume` follow where they are known."""

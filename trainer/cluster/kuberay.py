@@ -136,9 +136,9 @@ Made by `mtrl-train render kuberay`; render again rather than edit. The cluster 
 - **Before**: the volume `{claim_name(plan, options)}` must hold what the run file names by relative paths: the
   model, the data, the tools. It appears as `{WORKSPACE}`.
 - **Submit**: `kubectl apply -f .` in this folder.
-- **Order**: the operator makes the Ray cluster, then runs the job on its head, which places ranks and servers.
+- **Order**: the operator makes the Ray cluster, then runs the job on its head, which places ranks, servers and workers.
 - **Watch**: `kubectl {space}get rayjob {plan.name}`; `kubectl {space}logs -f job/{plan.name}`
-- **Logs**: the job's with the command above; each rank's and server's in `{plan.run_folder}-logs` on the volume.
+- **Logs**: the job's with the command above; each rank's, server's and worker's in `{plan.logs}` on the volume.
 - **Run**: `{plan.run_folder}` on the volume.
 - **Resume**: by itself up to {plan.retries} times, each time on a new Ray cluster. By hand:
   `kubectl {space}delete rayjob {plan.name}`, then apply again.

@@ -30,7 +30,7 @@ from trainer.cluster.pods import (
 SERVER_IMAGE = "lmsysorg/sglang:v0.5.23"
 """The release that mtrl is tested with."""
 HERE = Path(__file__).parent
-SCRIPTS = {"start.sh": HERE / "pod_start.sh", "rank.sh": HERE / "pod_rank.sh"}
+SCRIPTS = {name: HERE / f"pod_{name}" for name in ("start.sh", "rank.sh", "log.sh")}
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _READY_S = 10
 
@@ -78,13 +78,17 @@ def _headless(plan: ClusterPlan, options: PodOptions, role: str, port: int) -> d
 def _stateful_set(plan: ClusterPlan, servers: ServerRole, options: PodOptions, image: str) -> dict[str, Any]:
     name = f"{plan.name}-servers"
     health = {"httpGet": {"path": "/health", "port": SERVER_PORT}, "periodSeconds": _READY_S, "timeoutSeconds": 30}
+    (log_start,) = arguments([f"{plan.logs}/sglang-"])
     container = {
         "name": "sglang",
         "image": image,
-        "command": ["python3", "-m", "sglang.launch_server"],
-        "args": arguments([*servers.arguments, "--port", str(SERVER_PORT)]),
+        "command": ["sh", str(FILES / "log.sh"), f"{log_start}$(POD_INDEX).log"],
+        "args": arguments(["python3", "-m", "sglang.launch_server", *servers.arguments, "--port", str(SERVER_PORT)]),
         "workingDir": str(WORKSPACE),
-        "env": variables(plan, {"SGLANG_VLM_CACHE_SIZE_MB": "0"}),
+        "env": [
+            *variables(plan, {"SGLANG_VLM_CACHE_SIZE_MB": "0"}),
+            from_field("POD_INDEX", "metadata.labels['apps.kubernetes.io/pod-index']"),
+        ],
         **secrets(options),
         "ports": [{"name": "main", "containerPort": SERVER_PORT}],
         "startupProbe": {**health, "failureThreshold": SERVERS_START_S // _READY_S},
@@ -177,7 +181,7 @@ def _rank_variables(plan: ClusterPlan) -> dict[str, str]:
         "MTRL_JOB": plan.name,
         "MTRL_FILES": str(FILES),
         "MTRL_RUN": str(plan.run_folder),
-        "MTRL_LOGS": str(plan.run_folder.parent / f"{plan.run_folder.name}-logs"),
+        "MTRL_LOGS": str(plan.logs),
         "MTRL_ENGINE": ",".join(server_urls(plan)),
         "MTRL_SERVERS_START_S": str(SERVERS_START_S),
         "MTRL_NODES": str(plan.nodes),
@@ -189,7 +193,6 @@ def _rank_variables(plan: ClusterPlan) -> dict[str, str]:
 
 def _readme(plan: ClusterPlan, options: PodOptions) -> str:
     space = f"-n {options.namespace} " if options.namespace else ""
-    logs = f"{plan.run_folder.parent}/{plan.run_folder.name}-logs"
     claim = claim_name(plan, options)
     return f"""# {plan.name} on Kubernetes
 
@@ -201,7 +204,8 @@ Made by `mtrl-train render kubernetes`; render again rather than edit.
 - **Order**: the servers and the trainer's pods start together; the ranks begin once all servers answer.
 - **Watch**: `kubectl {space}logs -f job/{plan.name}` and
   `kubectl {space}get pods -l app.kubernetes.io/instance={plan.name}`
-- **Logs**: on the volume, `{logs}`; those of servers with `kubectl logs`.
+- **Logs**: on the volume, `{plan.logs}`: a file for each rank, server and rollout worker. `kubectl logs` has those of
+  ranks and servers, too.
 - **Run**: `{plan.run_folder}` on the volume.
 - **Resume**: by itself, after a failure of a rank (up to {plan.retries} times) or an evicted pod. By hand:
   `kubectl {space}delete job {plan.name}`, then apply again.

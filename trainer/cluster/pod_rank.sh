@@ -8,4 +8,4 @@ fi
 if [ -e "$MTRL_RUN/run.json" ]; then
     set -- "$@" --resume
 fi
-exec "$@"
+exec sh "$MTRL_FILES/log.sh" "$MTRL_LOGS/rank-$RANK.log" "$@"

@@ -9,8 +9,7 @@ is_host=false
 if [ "$NODE_RANK" = 0 ]; then
     is_host=true
 fi
-mkdir -p "$MTRL_LOGS"
 exec torchrun --nnodes "$MTRL_NODES" --nproc-per-node "$MTRL_RANKS_EACH" --max-restarts "$MTRL_RETRIES" \
     --rdzv-backend c10d --rdzv-endpoint "$MTRL_RENDEZVOUS" --rdzv-id "$MTRL_JOB" \
     --rdzv-conf "is_host=$is_host,join_timeout=$MTRL_SERVERS_START_S" --local-addr "$POD_IP" \
-    --log-dir "$MTRL_LOGS/pod-$NODE_RANK" --redirects 3 --tee 3 --no-python sh "$MTRL_FILES/rank.sh"
+    --no-python sh "$MTRL_FILES/rank.sh"

@@ -1,4 +1,4 @@
-"""A process on a node of a Ray cluster: one rank or one server, started, watched and ended by an actor.
+"""A process on a node of a Ray cluster: a rank, a server or a rollout worker, started, watched and ended by an actor.
 
 Imported by Ray's workers, so it needs little beyond the standard library.
 """
@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -23,6 +25,12 @@ SGLANG_PYTHON = "sglang-python"
 """Stands for the Python of the node that has SGLang."""
 _REAPER = Path(gateway.__file__).parent / "mcp_client" / "reaper_process.py"
 _KILL_S = 10.0
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
+"""Delays before a process is started again: each is twice the one before."""
+STEADY_S = 300.0
+"""A process that ran for so long is started again with the first delay."""
+MAX_FAILURES = 10
+"""How often in a row a process may end sooner."""
 GATE = """
 import os, sys
 if not os.read(0, 1):
@@ -39,6 +47,7 @@ class NodeProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
+        self._starting, self._stopped = threading.Lock(), threading.Event()
 
     def place(self) -> tuple[str, tuple[str, ...]]:
         """The address of the node, and the GPUs that Ray gave to this actor."""
@@ -81,9 +90,29 @@ class NodeProcess:
         """The exit code, once the process has ended. Runs beside the other methods."""
         return self._process.wait() if self._process else 0
 
+    def keep_running(self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str) -> int:
+        """Starts the process, and again after a growing delay when it fails. Returns its exit code once it has ended
+        well, was stopped, or has failed too often. Runs beside the other methods."""
+        failures, delay_s, code = 0, FIRST_DELAY_S, 0
+        while failures < MAX_FAILURES and not self._stopped.wait(delay_s if failures else 0.0):
+            started = time.monotonic()
+            with self._starting:
+                if self._stopped.is_set():
+                    break
+                self.start(command, environment, folder, log)
+            if not (code := self.wait()):
+                break
+            is_steady = time.monotonic() - started > STEADY_S
+            failures = 1 if is_steady else failures + 1
+            delay_s = FIRST_DELAY_S if failures == 1 else min(2 * delay_s, LONGEST_DELAY_S)
+        self._end_reaper()
+        return code
+
     def stop(self, number: int, within_s: float) -> None:
         """Asks the process to end with a signal, and kills it if it is still there after that time."""
-        process = self._process
+        with self._starting:
+            self._stopped.set()
+            process = self._process
         if process is not None and process.poll() is None:
             for kind, wait_s in ((number, within_s), (signal.SIGKILL, _KILL_S)):
                 with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Runs trainer ranks and SGLang servers on a Ray cluster: one placement group, and an actor for each process.
+"""Runs trainer ranks, SGLang servers and rollout workers on a Ray cluster: one placement group, an actor for each.
 
 Ray only places and watches processes. A rank runs the same command as under torchrun, with the same variables.
 """
@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from gateway.errors import ConfigError
-from trainer.cluster.ray_actor import SGLANG_PYTHON, NodeProcess
+from trainer.cluster.ray_actor import PYTHON, SGLANG_PYTHON, NodeProcess
+from trainer.cluster.ray_workers import RayWorker, WorkerPlace, choose_worker_place, replace_lost_worker
 from trainer.cluster.wait_for_servers import wait_for_servers
+from trainer.distributed.rank_output import KEPT
+from trainer.distributed.restart_count import RESTARTS
 
 Log = Callable[[str], None]
 PLACE_S = 600.0
@@ -47,6 +51,9 @@ class RayJob:
     server_arguments: tuple[str, ...] = ()
     """Of `sglang.launch_server`, but for its port."""
     server_gpus: int = 1
+    workers: int = 0
+    """Rollout workers, which connect to rank 0."""
+    worker_command: tuple[str, ...] = (PYTHON, "-m", "trainer.cli", "worker")
     gpus: bool = True
     """Whether each rank gets a GPU; without, a CPU."""
     retries: int = 3
@@ -77,7 +84,8 @@ def run_on_ray(ray: Any, job: RayJob, log: Log) -> int:
         engine, servers = _start_servers(ray, job, group, actors, log)
         for attempt in range(job.retries + 1):
             resume = ["--resume"] if job.resumes(attempt > 0) else []
-            code = _run_ranks(ray, job, group, [*engine, *resume], servers, log)
+            started = replace(job, environment={**job.environment, RESTARTS: str(attempt)})
+            code = _run_ranks(ray, started, group, [*engine, *resume], servers, log)
             if code in (0, WRONG_SETTINGS):
                 return code
             if left := job.retries - attempt:
@@ -96,7 +104,7 @@ def _place(ray: Any, job: RayJob) -> Any:
     """Reserves room for everything at once, so that no half of a job holds GPUs."""
     each = {"GPU": 1, "CPU": 1} if job.gpus else {"CPU": 1}
     server = {"GPU": job.server_gpus, "CPU": 1} if job.gpus else {"CPU": 1}
-    bundles = [*([server] * job.servers), *([each] * job.ranks)]
+    bundles = [*([server] * job.servers), *([each] * job.ranks), *([{"CPU": 1}] * job.workers)]
     group = ray.util.placement_group(bundles, strategy="PACK")
     if not group.wait(timeout_seconds=PLACE_S):
         ray.util.remove_placement_group(group)
@@ -104,7 +112,7 @@ def _place(ray: Any, job: RayJob) -> Any:
         total = {kind: int(ray.cluster_resources().get(kind, 0)) for kind in ("GPU", "CPU")}
         has = ", ".join(f"{count} {kind}" for kind, count in total.items())
         problem = f"the cluster has no room for the job after {PLACE_S:g} s: it asks for {asked}; the cluster has {has}"
-        raise ConfigError(problem, field="--ranks", remedy="ask for fewer ranks or servers, or add nodes")
+        raise ConfigError(problem, field="--ranks", remedy="ask for fewer ranks, servers or workers, or add nodes")
     return group
 
 
@@ -148,7 +156,7 @@ def _start_servers(
     for index, (actor, port) in enumerate(zip(actors, ports, strict=True)):
         command = (SGLANG_PYTHON, "-m", "sglang.launch_server", *job.server_arguments, "--port", str(port))
         environment = {**job.environment, **_visible(places[index][1])}
-        servers.append(Server(actor, (command, environment, str(job.folder), str(job.logs / f"server-{index}.log"))))
+        servers.append(Server(actor, (command, environment, str(job.folder), str(job.logs / f"sglang-{index}.log"))))
     ray.get([server.start() for server in servers], timeout=ANSWER_S)
     urls = [f"http://{host}:{port}" for (host, _), port in zip(places, ports, strict=True)]
     log(f"waiting for {len(urls)} SGLang servers; logs in {job.logs}")
@@ -163,12 +171,17 @@ def _visible(gpus: Sequence[str]) -> dict[str, str]:
 def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dict[Any, Server], log: Log) -> int:
     """Starts all ranks, and ends all of them as soon as one fails; returns the exit code."""
     actors = [_make_actor(ray, job, group, job.servers + index, 1) for index in range(job.ranks)]
+    workers: dict[Any, RayWorker] = {}
     try:
         places = ray.get([actor.place.remote() for actor in actors], timeout=PLACE_S)
         order = sorted(range(job.ranks), key=lambda index: places[index])
         actors, places = [actors[index] for index in order], [places[index] for index in order]
         port = ray.get(actors[0].free_port.remote(), timeout=ANSWER_S)
         environments = rank_environments(places, port)
+        if job.workers:
+            place = choose_worker_place(places[0][0], ray.get(actors[0].free_port.remote(), timeout=ANSWER_S))
+            environments[0] |= place.leader_variables
+            workers = _start_workers(ray, job, group, place)
         starts = [
             actor.start.remote(
                 (*job.command, *extra),
@@ -179,9 +192,10 @@ def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dic
             for actor, environment in zip(actors, environments, strict=True)
         ]
         ray.get(starts, timeout=ANSWER_S)
-        log(f"{job.ranks} ranks run on {len({host for host, _ in places})} nodes; logs in {job.logs}")
+        beside = f" with {job.workers} rollout workers" if job.workers else ""
+        log(f"{job.ranks} ranks run on {len({host for host, _ in places})} nodes{beside}; logs in {job.logs}")
         running = {actor.wait.remote(): rank for rank, actor in enumerate(actors)}
-        rank, code = _wait_for_ranks(ray, running, servers, log)
+        rank, code = _wait_for_ranks(ray, running, servers, workers, log)
         if code:
             log(f"rank {rank} ended with code {code}:\n{_read_tail(job.logs / f'rank-{rank}.log')}")
         return code
@@ -193,7 +207,19 @@ def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dic
         log(f"a rank was lost: {_one_line(error)}")
         return 1
     finally:
-        _end(ray, actors, signal.SIGTERM, 10.0)
+        _end(ray, [*actors, *(worker.actor for worker in workers.values())], signal.SIGTERM, 10.0)
+
+
+def _start_workers(ray: Any, job: RayJob, group: Any, place: WorkerPlace) -> dict[Any, RayWorker]:
+    """Starts the rollout workers; returns each by its end."""
+    workers = []
+    for index in range(job.workers):
+        name, bundle = f"worker-{index}", job.servers + job.ranks + index
+        command = (*job.worker_command, *place.arguments(name))
+        environment = {**job.environment, **place.variables}
+        arguments = (command, environment, str(job.folder), str(job.logs / f"{name}.log"))
+        workers.append(RayWorker(name, partial(_make_actor, ray, job, group, bundle, 0), arguments))
+    return {worker.start(): worker for worker in workers}
 
 
 def rank_environments(places: Sequence[tuple[str, tuple[str, ...]]], port: int) -> list[dict[str, str]]:
@@ -209,19 +235,25 @@ def rank_environments(places: Sequence[tuple[str, tuple[str, ...]]], port: int) 
             "LOCAL_WORLD_SIZE": len(beside),
             "MASTER_ADDR": hosts[0],
             "MASTER_PORT": port,
+            KEPT: 1,
         }
         visible = _visible([gpu for index in beside for gpu in places[index][1]])
         environments.append({name: str(value) for name, value in variables.items()} | visible)
     return environments
 
 
-def _wait_for_ranks(ray: Any, running: dict[Any, int], servers: dict[Any, Server], log: Log) -> tuple[int, int]:
-    """The first rank that failed, and its exit code; code 0 when all have ended well. Servers start again."""
+def _wait_for_ranks(
+    ray: Any, running: dict[Any, int], servers: dict[Any, Server], workers: dict[Any, RayWorker], log: Log
+) -> tuple[int, int]:
+    """The first rank that failed, and its exit code; code 0 when all have ended well. Others start again."""
     while running:
-        done, _ = ray.wait([*running, *servers], num_returns=1, timeout=_POLL_S)
+        done, _ = ray.wait([*running, *servers, *workers], num_returns=1, timeout=_POLL_S)
         for end in done:
             if end in servers:
                 _restart_server(ray, end, servers, log)
+                continue
+            if end in workers:
+                replace_lost_worker(ray, end, workers, log)
                 continue
             rank = running.pop(end)
             if code := int(ray.get(end)):

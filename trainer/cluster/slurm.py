@@ -17,6 +17,7 @@ from trainer.cluster.cluster_plan import (
     ClusterPlan,
     check_text,
 )
+from trainer.cluster.write_files import LOGS
 
 SCRIPT = "job.sbatch"
 BODY = Path(__file__).with_name("slurm_job.sh")
@@ -81,7 +82,8 @@ def _header(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
     yield "#"
     yield f"# Submit:  sbatch {script}"
     yield "# Order:   SGLang servers, if any; then, once all answer, one trainer process for each GPU."
-    yield f"# Logs:    {options.out / 'logs'}/JOB.log; in the folder JOB beside it, a file for each rank and server."
+    yield f"# Logs:    {plan.logs}: a file for each rank, server and rollout worker."
+    yield f"#          What this script says: {options.out / LOGS}/JOB.log"
     yield f"# Run:     {plan.run_folder}"
     yield f"# Resume:  by itself, {STOP_S} s before the time limit, after a lost node, or {plan.retries} failures."
     yield "#          By hand: submit it again. It continues the run's latest checkpoint."
@@ -94,7 +96,7 @@ def _count(number: int, noun: str) -> str:
 
 def _directives(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
     """Whole nodes: other jobs would meet the same ports and memory."""
-    log = str(options.out / "logs").replace("%", "%%") + "/%j.log"
+    log = str(options.out / LOGS).replace("%", "%%") + "/%j.log"
     values: dict[str, str | None] = {
         "job-name": plan.name,
         "nodes": str(plan.all_nodes),
@@ -135,7 +137,8 @@ def _variables(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
     yield from (f"export {name}={quote(value)}" for name, value in plan.environment.items())
     texts = {
         "folder": str(options.folder),
-        "logs": str(options.out / "logs"),
+        "notes": str(options.out / LOGS),
+        "logs": str(plan.logs),
         "run": str(plan.run_folder),
         "programs": str(options.programs),
         "setup": str(options.setup or ""),

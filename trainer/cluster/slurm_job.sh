@@ -6,8 +6,8 @@ if [ -n "$setup" ]; then
 fi
 set -u -o pipefail
 cd -- "$folder" || exit 1
-logs="$logs/$SLURM_JOB_ID"
-mkdir -p -- "$logs"
+notes="$notes/$SLURM_JOB_ID"
+mkdir -p -- "$notes" "$logs"
 pids=()
 
 join() {
@@ -36,14 +36,14 @@ exit 1'
 
 # shellcheck disable=SC2016
 run_rank='
-export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$0
+export MTRL_OUTPUT_KEPT=1 RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$0
 exec "$@"'
 
 # Ends the job if it failed too often, else puts it back into the queue, from which it resumes.
 fail() {
     local failures
-    failures=$(($(cat -- "$logs/failures" 2>/dev/null || echo 0) + 1))
-    echo "$failures" >"$logs/failures"
+    failures=$(($(cat -- "$notes/failures" 2>/dev/null || echo 0) + 1))
+    echo "$failures" >"$notes/failures"
     if [ "$failures" -gt "$retries" ]; then
         echo "mtrl: $1; failed $failures times, so the job ends: see $logs" >&2
         exit 1
@@ -95,7 +95,7 @@ if [ ${#server_hosts[@]} -gt 0 ]; then
     engine=(--engine "$(join "${urls[@]}")")
     srun --nodes="${#server_hosts[@]}" --ntasks="${#urls[@]}" --ntasks-per-node="$servers_each" \
         --nodelist="$(join "${server_hosts[@]}")" --cpus-per-task="$((cpus / servers_each > 0 ? cpus / servers_each : 1))" \
-        "${gpu_options[@]}" --cpu-bind=none --unbuffered --open-mode=append --output="${logs//%/%%}/server-%t.log" \
+        "${gpu_options[@]}" --cpu-bind=none --unbuffered --open-mode=append --output="${logs//%/%%}/sglang-%t.log" \
         bash -c "$run_server" server "$server_port" "$server_gpus" \
         "${MTRL_SGLANG_PYTHON:-.sglang/bin/python}" -m sglang.launch_server "${server[@]}" &
     pids+=($!)
@@ -113,8 +113,8 @@ stop_signal=INT
 if [ -e "$run/run.json" ]; then
     resume=(--resume)
 fi
-rm -f -- "$logs/rank-0.code"  # Of an earlier start of this job.
-MTRL_EXIT_CODE_FILE="$logs/rank-0.code" srun --nodes="$trainer_nodes" --ntasks="$((trainer_nodes * ranks_each))" --ntasks-per-node="$ranks_each" \
+rm -f -- "$notes/rank-0.code"  # Of an earlier start of this job.
+MTRL_EXIT_CODE_FILE="$notes/rank-0.code" srun --nodes="$trainer_nodes" --ntasks="$((trainer_nodes * ranks_each))" --ntasks-per-node="$ranks_each" \
     --nodelist="$(join "${trainer_hosts[@]}")" --cpus-per-task="$((cpus / ranks_each > 0 ? cpus / ranks_each : 1))" \
     "${gpu_options[@]}" --cpu-bind=none --unbuffered --open-mode=append --output="${logs//%/%%}/rank-%t.log" \
     --disable-status --kill-on-bad-exit=1 \
@@ -123,11 +123,11 @@ pids+=($!)
 wait_for_newest
 code=$?
 if [ -n "$limit_reached" ]; then
-    rm -f -- "$logs/failures"
+    rm -f -- "$notes/failures"
     requeue
 fi
 # srun returns the highest code, such as that of a rank that it killed because rank 0 had ended.
-rank_0=$(cat -- "$logs/rank-0.code" 2>/dev/null)
+rank_0=$(cat -- "$notes/rank-0.code" 2>/dev/null)
 if [ "$code" -ne 0 ] && [ "${rank_0:-$code}" -eq 2 ]; then
     echo "mtrl: the job cannot start with these settings: see $logs/rank-0.log" >&2
     exit 2

@@ -22,6 +22,7 @@ from trainer.distributed.fingerprint import digest_model, find_versions
 from trainer.distributed.rank_commands import Command, FollowerChannel
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment, detect_environment
 from trainer.distributed.rank_failures import describe_failure, print_failure
+from trainer.distributed.rank_output import copy_output, rank_log
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.model import configure_torch
@@ -80,6 +81,8 @@ class Follower:
             problem = (
                 f"the run's folder {mark.parent.parent} is another one here; put it on a disk that all machines share"
             )
+        elif not problem and LAUNCHED not in os.environ:
+            copy_output(rank_log(mark.parent, self._ranks.rank))
         return {
             "problem": problem,
             "versions": find_versions(),

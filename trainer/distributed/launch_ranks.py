@@ -15,6 +15,7 @@ from typing import Self
 
 from trainer.distributed.connect_ranks import LOOPBACK
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment
+from trainer.distributed.rank_output import rank_log
 from trainer.distributed.settings import DistributedSettings
 from trainer.workers.handshake import TOKEN_VARIABLE
 
@@ -75,7 +76,7 @@ class LocalRanks:
 
     def log_file(self, rank: int) -> Path:
         """Where a rank's own output goes."""
-        return self._log_folder / f"rank-{rank}.log"
+        return rank_log(self._log_folder, rank)
 
     def find_ended(self) -> dict[int, str]:
         """The ranks that have ended, and how."""

@@ -29,6 +29,7 @@ from trainer.distributed.launch_ranks import LocalRanks
 from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel
 from trainer.distributed.rank_environment import detect_environment
 from trainer.distributed.rank_failures import is_connection_error
+from trainer.distributed.rank_output import copy_output, rank_log
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
@@ -207,6 +208,8 @@ async def open_ranks(
         connect = partial(connect_ranks, environment, settings, local.listener if local else None, find_ended)
         ranks, names = await to_thread.run_sync(connect, abandon_on_cancel=True)
         channel = LeaderChannel(ranks, find_ended, names)
+        if local is None:
+            await to_thread.run_sync(copy_output, rank_log(folder, 0))
         stack.callback(_disconnect, channel)
         await to_thread.run_sync(_check, channel, run_settings, model, folder, needs)
         async with anyio.create_task_group() as tasks:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from trainer.distributed.rank_environment import detect_environment
+from trainer.distributed.restart_count import RESTARTS
 
 if TYPE_CHECKING:
     from trainer.distributed.settings import DistributedSettings
@@ -71,7 +72,8 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
     """
     ranks, left, delay_s, step = settings.ranks, settings.restarts, FIRST_DELAY_S, training.saved_step
     while True:
-        code = _run_child(training.next_command(ranks))
+        command = training.next_command(ranks)
+        code = _run_child(command, training.starts - 1)
         if code in STOPPED:
             return 128 - code
         if code >= 0 and code != LOST:
@@ -92,11 +94,10 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
-def _run_child(command: Sequence[str]) -> int:
+def _run_child(command: Sequence[str], restarts: int) -> int:
     """Runs a command whose signals this process passes on, so that it gets each once; returns its exit code."""
-    child = subprocess.Popen(  # noqa: S603 (our own command again)
-        command, env={**os.environ, SUPERVISED: str(os.getpid())}, stdin=subprocess.PIPE, process_group=0
-    )
+    environment = {**os.environ, SUPERVISED: str(os.getpid()), RESTARTS: str(restarts)}
+    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 (our own)
 
     def pass_on(number: int, _: FrameType | None) -> None:
         if child.poll() is None:

@@ -48,9 +48,10 @@ from trainer.swift.compat_names import enable_stand_ins
 from trainer.train.settings import DEMOS, TrainSettings
 from trainer.weight_files import read_weight_files
 from trainer.worker_thread import WorkerThread
+from trainer.workers.placed_workers import read_worker_token
 from trainer.workers.plain_values import find_unsendable_values
 from trainer.workers.worker_job import make_worker_job
-from trainer.workers.worker_pool import WorkerPool, read_worker_token, with_workers
+from trainer.workers.worker_pool import WorkerPool, with_workers
 
 if TYPE_CHECKING:
     from trainer.demo.problem import Split

@@ -20,6 +20,7 @@ from trainer.distributed.connect_ranks import find_mesh
 from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, count_shards, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.rank_environment import count_local_ranks
+from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts, count_restarts
 from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
 from trainer.policy import rng
@@ -197,11 +198,12 @@ async def _build_train_loop(
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     thread = stack.enter_context(WorkerThread("learning"))
     _write_run_info(folder, kept, job, engine, step)
-    if job.workers is not None:
-        progress.describe_workers = job.workers.describe
+    restarts = _count_restarts(ranks, checkpoint)
+    _show_processes(progress, job, restarts)
     loop = TrainLoop(
         job, folder, engine, policy, updater, progress, metrics, reporters, writer, thread, step, saved_step=step
     )
+    loop.restarts = restarts
     if checkpoint:
         rng.restore_state(checkpoint.folder)
     else:
@@ -210,6 +212,20 @@ async def _build_train_loop(
     for step_metrics in history:  # Alarms about these steps were printed then.
         loop.alarms.check(step_metrics)
     return loop
+
+
+def _count_restarts(ranks: int, checkpoint: Checkpoint | None) -> RankRestarts | None:
+    """How often the ranks were started again, if there are several."""
+    saved = checkpoint.state.get(RESTARTS_KEY, 0) if checkpoint else 0
+    return RankRestarts(ranks, count_restarts(), saved) if ranks > 1 else None
+
+
+def _show_processes(progress: TrainingProgress, job: Job, restarts: RankRestarts | None) -> None:
+    """Has the panel show the states of rollout workers and ranks."""
+    if job.workers is not None:
+        progress.describe_workers = job.workers.describe
+    if restarts is not None:
+        progress.describe_ranks = restarts.describe
 
 
 def _write_run_info(folder: RunFolder, kept: TrainSettings, job: Job, engine: Engine, step: int) -> None:

@@ -16,6 +16,7 @@ from anyio import move_on_after, to_thread
 from gateway.disk_errors import describe_write_error
 from gateway.types import EMPTY
 from trainer.algorithms.train_batch import build_train_batch, compute_batch_metrics
+from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts
 from trainer.engine.base import Engine, PolicyWeights
 from trainer.policy import rng
 from trainer.policy.lora import LoraWeights
@@ -90,6 +91,8 @@ class TrainLoop:
     """The step of the latest checkpoint."""
     saved_at: float = field(default_factory=time.monotonic)
     saving_s: float = 0.0
+    restarts: RankRestarts | None = None
+    """Those of the ranks, if there are several."""
 
     async def run(self) -> None:
         job, settings = self.job, self.job.settings
@@ -140,6 +143,7 @@ class TrainLoop:
             | by_kind.kind_shares("rollout/kind")
             | ({} if is_synchronous else rollouts.staleness_metrics(self.step))
             | (self.job.workers.take_metrics() if self.job.workers else {})
+            | (self.restarts.take_metrics() if self.restarts else {})
             | {f"engine/{name}": now - counters_before.get(name, 0) for name, now in self.engine.counters.items()}
         )
         with progress.phase("learning"):
@@ -280,6 +284,8 @@ class TrainLoop:
             await to_thread.run_sync(self.metrics.sync)
             size = self.folder.rollout_bytes if rollout_bytes is None else rollout_bytes
             state = {"position": self.job.task_stream.position, "rollouts": size}
+            if self.restarts is not None:
+                state[RESTARTS_KEY] = self.restarts.total
             await to_thread.run_sync(self.folder.checkpoints.save, self.step, state, self._write_checkpoint)
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.saving_s = self.saved_at - started

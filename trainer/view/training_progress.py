@@ -85,6 +85,7 @@ class TrainingProgress(Display):
         self._learning_s = 0.0
         """The seconds of the last step's update."""
         self.describe_workers: Callable[[], str] | None = None
+        self.describe_ranks: Callable[[], str] | None = None
         """Says how many rollout workers are up, if there are any."""
 
     def on_state(self, key: str, state: str) -> None:
@@ -235,6 +236,7 @@ class TrainingProgress(Display):
             phase=join_texts(self._phase_row(over=over)),
             **({"update": self._update.row()} if self._update.total and not over else {}),
             **self._rows,
+            **({"ranks": Text(self.describe_ranks())} if self.describe_ranks else {}),
             **({"workers": Text(self.describe_workers())} if self.describe_workers else {}),
         )
         rule = Rule(Text(name, style="default"), style=QUIET, align="left")

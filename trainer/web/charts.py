@@ -73,7 +73,12 @@ WEB_CHARTS = (
         "title": "Restarts",
         "unit": "in a step",
         "scale": "linear",
-        "names": {"workers/restarts": "workers", "engine/servers_lost": "servers lost"},
+        "names": {
+            "distributed/restarts": "ranks",
+            "workers/restarts": "workers",
+            "engine/restarts": "servers",
+            "engine/servers_lost": "servers lost",
+        },
     },
     {
         "title": "Groups",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -25,9 +24,10 @@ from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import WorkerSettings
 from trainer.rollout.task import Task
-from trainer.workers.handshake import MIN_TOKEN_LENGTH, TOKEN_VARIABLE, accept_worker
+from trainer.workers.handshake import accept_worker
 from trainer.workers.line_channel import Address, ChannelError, LineChannel
 from trainer.workers.local_workers import GRACE_S, LocalWorker
+from trainer.workers.placed_workers import PLACED_VARIABLE, PlacedWorkers, find_placed_workers, read_worker_token
 from trainer.workers.worker_job import WorkerJob
 from trainer.workers.worker_link import OVER, UP, Assignment, RefusedError, WorkerLink, WorkerLostError
 
@@ -52,20 +52,10 @@ class _Entrance:
     """What they must know."""
     owners: Mapping[str, LocalWorker]
     """Those that may connect, if they are of this machine."""
+    placed: PlacedWorkers | None = None
+    """Those that the launcher starts, if they connect here."""
     strangers: int = 0
     """Connections that have not proved yet that they know the token: others' are no reason to refuse our own."""
-
-
-def read_worker_token(settings: WorkerSettings) -> str:
-    """The token for workers of other machines. Raises ConfigError if it is needed and missing, or short."""
-    if settings.listen is None:
-        return ""
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if len(token) < MIN_TOKEN_LENGTH:
-        problem = f"needs a token of at least {MIN_TOKEN_LENGTH} characters in {TOKEN_VARIABLE}"
-        remedy = f"export {TOKEN_VARIABLE}=$(openssl rand -hex 24) here and where the workers start"
-        raise ConfigError(problem, field="rollout.listen", remedy=remedy)
-    return token
 
 
 class WorkerPool:
@@ -85,12 +75,12 @@ class WorkerPool:
         self.settings = settings
         self._is_last, self._is_over = is_last, False
         self._job, self._engine, self._log = job, engine, log
-        self._token = read_worker_token(settings)
+        self._token, self._placed = read_worker_token(settings), find_placed_workers(settings)
         self._reaper = Reaper()
         self._local_token = secrets.token_urlsafe(24)
         self._locals = {
             name: LocalWorker(name, self._local_token, folder / f"{name}.log", self._reaper, self._on_local_end)
-            for name in map("worker-{}".format, range(settings.workers))
+            for name in map("worker-{}".format, range(0 if self._placed else settings.workers))
         }
         self._links: list[WorkerLink] = []
         self._changed = anyio.Event()
@@ -106,13 +96,15 @@ class WorkerPool:
 
     @property
     def restarts(self) -> int:
-        """How often workers of this machine were started again."""
-        return sum(worker.restarts for worker in self._locals.values())
+        """How often workers of this run were started again."""
+        placed = self._placed.restarts if self._placed else 0
+        return placed + sum(worker.restarts for worker in self._locals.values())
 
     def describe(self) -> str:
         """The state of the workers in words."""
         own = sum(worker.link is not None and worker.link.state == UP for worker in self._locals.values())
-        text = f"{own} of {len(self._locals)} up" if self._locals else ""
+        own += self._placed.alive if self._placed else 0
+        text = f"{own} of {self.settings.workers} up" if self.settings.workers else ""
         text += f"{', ' * bool(text)}{self.alive - own} on other machines" if self.settings.listen else ""
         return text + (f", {self.restarts} restarts" if self.restarts else "")
 
@@ -191,18 +183,21 @@ class WorkerPool:
             own = await self._serve_on("127.0.0.1", 0, _Entrance(self._local_token, self._locals))
             for worker in self._locals.values():
                 self._tasks.start_soon(worker.keep_running, own)
+        if self._placed is not None:
+            place = self._placed.address
+            await self._serve_on(place.host, place.port, _Entrance(self._token, {}, self._placed), PLACED_VARIABLE)
         if self.settings.listen is not None:
             given = Address.parse(self.settings.listen)
             self.address = await self._serve_on(given.host, given.port, _Entrance(self._token, {}))
             self._log(f"workers of other machines connect to {self.address.for_others}")
 
-    async def _serve_on(self, host: str, port: int, entrance: _Entrance) -> Address:
+    async def _serve_on(self, host: str, port: int, entrance: _Entrance, field: str = "rollout.listen") -> Address:
         """Accepts workers that know the token."""
         try:
             listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
         except OSError as error:
             remedy = "name an address of this machine and a free port"
-            raise ConfigError(f"cannot be listened on ({error})", field="rollout.listen", remedy=remedy) from error
+            raise ConfigError(f"cannot be listened on ({error})", field=field, remedy=remedy) from error
         self._tasks.start_soon(_serve_listener, listener, partial(self._accept, entrance))
         return Address(host, listener.extra(SocketAttribute.local_port))  # noqa: S610 - no database
 
@@ -212,7 +207,12 @@ class WorkerPool:
         try:
             greeting = await self._greet(channel, entrance)
             owner = entrance.owners.get(greeting["name"])
-            await self._serve_link(self._make_link(channel, greeting, owner is not None), owner)
+            link = self._make_link(channel, greeting, owner is not None)
+            if owner is not None:
+                owner.link = link
+            if entrance.placed is not None:
+                entrance.placed.add(link)
+            await self._serve_link(link, entrance)
         except ChannelError as error:
             log.warning("a connection for rollout workers was refused: %s", error)
         except Exception:  # boundary: one connection never ends the run
@@ -236,18 +236,19 @@ class WorkerPool:
         name = str(greeting["name"])[:MAX_NAME_LENGTH]
         return WorkerLink(channel, name, self._engine, self._job, self._notify, is_local=is_local)
 
-    async def _serve_link(self, link: WorkerLink, owner: LocalWorker | None) -> None:
+    async def _serve_link(self, link: WorkerLink, entrance: _Entrance) -> None:
         """Serves a worker while it is connected."""
-        if owner is not None:
-            owner.link = link
         self._links.append(link)
         try:
             await link.serve(self.settings.wait_s)
         finally:
             self._links.remove(link)
+            if entrance.placed is not None:
+                entrance.placed.remove(link)
             self._notify()
-        if owner is None and link.problem != OVER:
-            self._log(f"the rollout worker {link.name} of another machine is lost: {link.problem}")
+        if not entrance.owners and link.problem != OVER:
+            where = "is" if entrance.placed else "of another machine is"
+            self._log(f"the rollout worker {link.name} {where} lost: {link.problem}")
 
     def _on_local_end(self, worker: LocalWorker) -> None:
         problem = worker.problem
@@ -259,19 +260,30 @@ class WorkerPool:
         changed.set()
 
     async def _wait_for_first(self) -> None:
-        """Waits until all workers of this machine are up, or else one of another."""
+        """Waits until all workers that this run or its launcher starts are up, or else one of another machine."""
         with anyio.move_on_after(self.settings.wait_s):
-            while self.alive < max(1, len(self._locals)):
-                if failed := next((worker for worker in self._locals.values() if worker.problem), None):
+            while self.alive < max(1, self.settings.workers):
+                if failed := next(self._find_failed(), None):
                     raise WorkersError(f"the rollout worker {failed.name} cannot start: {failed.problem}")
                 await self._changed.wait()
             return
         waited = f"within {self.settings.wait_s:g} s"
+        if self._placed is not None and self.alive:
+            self._log(f"{self.describe()} {waited}; the others play once they have connected")
+            return
+        if self._placed is not None:
+            raise WorkersError(f"no rollout worker connected to {self._placed.address} {waited}; see their logs")
         if self.address is not None and not self._locals:
             remedy = f"start `mtrl-train worker --connect {self.address.for_others}` there, or raise `rollout.wait_s`"
             raise WorkersError(f"no rollout worker connected {waited}\n  remedy: {remedy}")
         logs = ", ".join(str(worker.log_file) for worker in self._locals.values())
         raise WorkersError(f"{self.alive} of {len(self._locals)} rollout workers were up {waited}; see {logs}")
+
+    def _find_failed(self) -> Iterator[LocalWorker | WorkerLink]:
+        """Workers that cannot start."""
+        yield from (worker for worker in self._locals.values() if worker.problem)
+        if self._placed is not None and self._placed.failed is not None:
+            yield self._placed.failed
 
     async def _end_all(self) -> None:
         """Ends all workers, and what serves them. Workers of other machines are only disconnected if the run is not

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.trainer.cli_data import RunCommand
@@ -29,10 +30,12 @@ def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
 
 
 def test_job_takes_the_gpus_that_servers_leave(place: Path) -> None:
-    settings = load_settings(TrainSettings, write_job(place, serving={"replicas": 3, "options": ["--tp", "2"]}), {})
+    serving = {"replicas": 3, "options": ["--tp", "2"]}
+    settings = load_settings(TrainSettings, write_job(place, serving=serving, rollout={"workers": 5}), {})
     options = {"config": "run.yaml", "seed": 3, "mode": None, "out": None}
     job = _make_job(settings, place / "runs/a", options, {"GPU": 16.0, "CPU": 64.0}, None, None, resume=False)
     assert (job.ranks, job.servers, job.server_gpus, job.gpus) == (10, 3, 2, True)
+    assert job.workers == 5 and job.logs == place / "runs/a/logs"
     assert job.command[3:] == ("--config", "run.yaml", "--seed", "3", "--out", str(place / "runs/a"))
     assert job.server_arguments[:2] == ("--model-path", str(place / "models/m"))
     assert not job.resumes(False) and not job.resumes(True)
@@ -65,6 +68,22 @@ async def test_process_that_ignores_the_signal_is_killed(tmp_path: Path) -> None
     await wait_until(lambda: log.read_text() == "ready\n")
     process.stop(15, 0.1)
     assert process.wait() == -9
+
+
+async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(ray_actor, "MAX_FAILURES", 3)
+    words, log = (["bash", "-c", "echo started; exit 3"], {}, str(tmp_path)), tmp_path / "log"
+    assert NodeProcess().keep_running(*words, str(log)) == 3 and log.read_text() == "started\n" * 3
+    monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 1e6)
+    process, log = NodeProcess(), tmp_path / "other log"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, process.keep_running, *words, str(log))
+        await wait_until(lambda: log.exists() and log.read_text() == "started\n")
+        process.stop(15, 1.0)
+    assert log.read_text() == "started\n", "its wait for the next start ended"
 
 
 def test_process_whose_actor_ends_before_its_helper_knows_it_never_begins(tmp_path: Path) -> None:

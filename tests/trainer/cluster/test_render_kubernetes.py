@@ -32,6 +32,7 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 run = sys.argv[sys.argv.index("--out") + 1]
 with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
+print("rank", os.environ["RANK"], "resumes" if "--resume" in sys.argv else "starts", flush=True)
 if "--resume" in sys.argv:
     sys.exit(0)
 if os.environ["RANK"] != "0":
@@ -106,6 +107,11 @@ def test_job_pods_and_servers_have_the_addresses_that_ranks_are_given(run: RunCo
     pod = job["template"]["spec"]
     values = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
     assert servers["replicas"] == 8 and job["completions"] == job["parallelism"] == 2
+    server = servers["template"]["spec"]["containers"][0]
+    logs = values["MTRL_LOGS"]
+    assert logs == "/workspace/runs/run/logs" and f"`{logs}`" in Path("kubernetes/README.md").read_text()
+    assert server["command"] == ["sh", "/etc/mtrl/log.sh", f"{logs}/sglang-$(POD_INDEX).log"]
+    assert "POD_INDEX" in {item["name"] for item in server["env"]}
     names = [f"http://run-servers-{index}.{servers['serviceName']}:30000" for index in range(8)]
     assert values["MTRL_ENGINE"].split(",") == names and values["MTRL_NODES"] == "2"
     assert values["MTRL_RENDEZVOUS"] == f"run-0.{pod['subdomain']}:29500"
@@ -157,12 +163,31 @@ def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     }
     script = ["sh", place / "start.sh"]
     environments = [{**os.environ, **values, **here, "NODE_RANK": str(index)} for index in range(2)]
-    running = [subprocess.Popen(script, env=values, stdout=subprocess.DEVNULL) for values in environments]
+    running = [subprocess.Popen(script, env=values, stdout=subprocess.PIPE, text=True) for values in environments]
     try:
-        assert [pod.wait(timeout=120) for pod in running] == [0, 0]
+        printed = [pod.communicate(timeout=120)[0] for pod in running]
+        assert [pod.returncode for pod in running] == [0, 0]
     finally:
         for pod in running:
             pod.kill()
     starts = [read_lines(place / f"ranks-{rank}.jsonl") for rank in range(4)]
     assert [{line[1]["WORLD_SIZE"] for line in lines} for lines in starts] == [{"4"}] * 4
     assert all(lines[-1][0][-1] == "--resume" for lines in starts), "all ranks start again, and resume"
+    for rank in range(4):
+        assert (place / f"logs/rank-{rank}.log").read_text() == f"rank {rank} starts\nrank {rank} resumes\n"
+        assert f"rank {rank} resumes\n" in "".join(printed), "kubectl logs has it, too"
+
+
+def test_log_of_a_container_has_all_that_a_killed_command_printed(run: RunCommand, place: Path) -> None:
+    write_job(place)
+    log = place / "it's a/log"
+    (place / "log.sh").write_text(render(run, "kubernetes")["ConfigMap/run-files"]["data"]["log.sh"])
+    command = ["sh", place / "log.sh", log, "sh", "-c", 'echo "$1" >&2; echo out; kill -9 $$', "sh", "$(no) 'word'"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -9 and done.stdout == log.read_text() == "$(no) 'word'\nout\n"
+
+
+def test_ray_job_says_where_its_logs_are(run: RunCommand, place: Path) -> None:
+    write_job(place)
+    render(run, "kuberay")
+    assert "in `/workspace/runs/run/logs` on the volume" in Path("kuberay/README.md").read_text()

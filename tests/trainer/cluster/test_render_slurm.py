@@ -156,10 +156,13 @@ def test_script_starts_servers_then_ranks_and_resumes_a_run_that_has_begun(
     assert ranks["--nodelist"] == "n1,n2" and ranks["--ntasks"] == "16" and ranks["--gpus-per-node"] == "8"
     [[words, variables]] = read_lines(place / "ranks.jsonl")
     urls = [f"http://{host}:{port}" for host in ("n3", "n4") for port in range(30000, 30004)]
+    logs = f"{place}/runs/run/logs"
+    assert servers["--output"] == f"{logs}/sglang-%t.log" and ranks["--output"] == f"{logs}/rank-%t.log"
+    assert Path(logs).is_dir(), "srun makes no folders"
+    assert f"# Logs:    {logs}:" in (place / "slurm/job.sbatch").read_text()
     assert words[-2:] == ["--engine", ",".join(urls)] and "--resume" not in words
     expected = {"RANK": "1", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
     assert variables == {**expected, "MASTER_ADDR": "n1", "MASTER_PORT": "29507"}
-    (place / "runs/run").mkdir(parents=True)
     (place / "runs/run/run.json").write_text("{}")
     assert end(start(place)) == 0
     assert read_lines(place / "ranks.jsonl")[-1][0][-1] == "--resume"

@@ -93,3 +93,5 @@ def test_rank_killed_under_torchrun_is_named_though_rank_0_is_told_to_end(
     assert len(told) == 1, output
     assert "was told to end by torchrun (SIGTERM)" in told[0] or f"process {killed.pid}), last seen in" in told[0]
     assert "--resume" in output
+    logs = {log.name: log.read_text() for log in (tmp_path / "runs/a/logs").iterdir()}
+    assert logs.keys() == {"rank-0.log", "rank-1.log"} and told[0] in logs["rank-0.log"]

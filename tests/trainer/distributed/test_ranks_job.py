@@ -13,6 +13,7 @@ import pytest
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import read_run_metrics, write_config
 from trainer.policy.shards import has_shards
+from trainer.storage.run_files import read_metrics
 
 STEPS = 12
 FACTORS = ("mismatch/factor", "mismatch/rejected")
@@ -80,6 +81,7 @@ def test_job_whose_rank_0_is_killed_starts_again_and_trains_as_an_undisturbed_on
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
     assert "the training was killed by signal 9; it starts again from step" in output
+    assert sum(line["distributed/restarts"] for line in read_metrics(metrics)) == 1
     require_equal(read_run_metrics(tmp_path / "runs/a"), alone)
 
 

@@ -21,6 +21,8 @@ run = Path(sys.argv[sys.argv.index("--out") + 1])
 run.mkdir(exist_ok=True)
 with (run / "starts").open("a") as starts:
     starts.write(json.dumps(sys.argv[1:]) + "\\n")
+with (run / "restarts").open("a") as restarts:
+    restarts.write(os.environ["MTRL_RESTARTS"])
 number = len((run / "starts").read_text().splitlines()) - 1
 does = json.loads(os.environ["DOES"])[number]
 (run / "run.json").write_text("{}")
@@ -73,6 +75,7 @@ def test_lost_training_resumes_and_a_killed_one_too(
     folder = str(training.folder)
     resumed = ["--resume", "--out", folder, "--ranks", "4", "--view"]
     assert starts(training) == [["--out", folder, "--config", "it's.yaml"], resumed, resumed]
+    assert (training.folder / "restarts").read_text() == "012", "each is told how many restarts there were"
 
 
 def test_changed_options_of_a_resumed_training_reach_its_first_start(

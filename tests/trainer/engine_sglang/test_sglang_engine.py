@@ -134,6 +134,7 @@ async def test_turns_of_a_lost_server_move_and_it_returns_with_the_weights() -> 
         await engine.publish(weights(2), 2)
         first.start_anew()
         await wait_until(lambda: engine.replicas[0].up)
+        assert engine.counters["servers_lost"] == engine.counters["restarts"] == 1
     assert first.weights[NAME].equal(weights(2)[NAME]) and first.version == "2"
 
 

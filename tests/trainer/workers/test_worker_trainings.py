@@ -21,7 +21,7 @@ from trainer.rollout.settings import WorkerSettings
 from trainer.storage.rollout_file import Rollouts
 from trainer.view.metrics import is_repeated
 from trainer.workers.handshake import TOKEN_VARIABLE
-from trainer.workers.worker_pool import read_worker_token
+from trainer.workers.placed_workers import read_worker_token
 
 STEPS = 16
 TOOLS = """

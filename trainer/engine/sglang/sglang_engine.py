@@ -74,7 +74,8 @@ class SGLangEngine:
         self.replicas: list[Replica] = []
         self.router: Replica | None = None
         """The sglang-router that all requests go through, if there is one."""
-        self.routing, self._lock, self._paused, self._servers_lost = Routing(), anyio.Lock(), False, 0
+        self.routing, self._lock, self._paused = Routing(), anyio.Lock(), False
+        self._servers_lost = self._restarts = 0
         self._unverified = False
         """Weights were published while servers could not be asked about them."""
         self._pending_turns: set[PendingTurn] = set()
@@ -116,8 +117,8 @@ class SGLangEngine:
 
     @property
     def counters(self) -> Mapping[str, float]:
-        """Requests by routing reason and by server, and the number of servers lost."""
-        return self.routing.metrics | {"servers_lost": self._servers_lost}
+        """Requests by routing reason and by server, and how many servers were lost, and came back."""
+        return self.routing.metrics | {"servers_lost": self._servers_lost, "restarts": self._restarts}
 
     async def __aenter__(self) -> Self:
         cache = uuid4().hex
@@ -231,6 +232,7 @@ class SGLangEngine:
                     if attempt == ATTEMPTS:
                         raise
             log.warning("SGLang at %s is back", replica.url)
+            self._restarts += replica is not self.router
         except (EngineError, TimeoutError, RuntimeError, OSError) as error:
             replica.error = replica.recovery_error(error)
         finally:
