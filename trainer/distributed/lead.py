@@ -23,6 +23,7 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.distributed.batch_bytes import write_batch, write_images
 from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, find_mesh
+from trainer.distributed.end_stuck_rank import LeaderWatch
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.launch_ranks import LocalRanks
@@ -111,7 +112,7 @@ def wait_for_shards(written: Future[Digests], folder: Path, channel: LeaderChann
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
-        unwritten = find_unwritten(channel.ranks.store, folder, channel.names)
+        unwritten = find_unwritten(channel.ranks.side_store, folder, channel.names)
         named = f", without the part of {', '.join(unwritten)}" if unwritten else ""
         problem = f"the ranks lost each other while they wrote a checkpoint{named}"
         raise LostRankError(problem, RANK_REMEDY) from error
@@ -208,23 +209,33 @@ async def open_ranks(
         ranks, names = await to_thread.run_sync(connect, abandon_on_cancel=True)
         channel = LeaderChannel(ranks, find_ended, names)
         stack.callback(_disconnect, channel)
-        await to_thread.run_sync(_check, channel, run_settings, model, folder, needs)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, channel, find_ended)
-            try:
-                yield channel
-            finally:
-                tasks.cancel_scope.cancel()
-        with anyio.move_on_after(CLOSE_S, shield=True):
-            await to_thread.run_sync(_end, channel, abandon_on_cancel=True)
+        watch = LeaderWatch(channel, local.kill if local else _nothing)
+        with ranks.watchdog.watching(range(1, ranks.size), watch.look):
+            await to_thread.run_sync(_check, channel, run_settings, model, folder, needs)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_watch, channel, watch)
+                try:
+                    yield channel
+                finally:
+                    tasks.cancel_scope.cancel()
+            with anyio.move_on_after(CLOSE_S, shield=True):
+                await to_thread.run_sync(_end, channel, abandon_on_cancel=True)
 
 
-async def _watch(channel: LeaderChannel, find_ended: FindEnded) -> None:
-    """Ends the run when a rank's process ends, also while nothing is asked of it."""
-    while not find_ended():  # noqa: ASYNC110 (processes have no event)
-        await anyio.sleep(WATCH_S)
+async def _watch(channel: LeaderChannel, watch: LeaderWatch) -> None:
+    """Ends the run when a rank's process ends or is stopped, also while nothing is asked of it."""
+    try:
+        while not channel.find_ended():
+            watch.mark_loop()
+            await anyio.sleep(WATCH_S)
+    finally:
+        watch.loop_seen_s = None
     error = await to_thread.run_sync(channel.find_cause, "rollouts", abandon_on_cancel=True)
     raise error or LostRankError("a rank has ended", RANK_REMEDY)
+
+
+def _nothing() -> None:
+    """Other launchers end their ranks themselves."""
 
 
 def _check(

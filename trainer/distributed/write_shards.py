@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from trainer.distributed.connect_ranks import BACKGROUND_S, ProcessGroupRanks
+from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
 from trainer.policy.shards import INDEX_FILE, TrainedPart, first_failure
 from trainer.worker_thread import run_in_background
@@ -37,7 +37,7 @@ def begin_writing(parts: Sequence[TrainedPart], folder: Path, ranks: ProcessGrou
         problem = f"{folder.parent} is not there on this machine"
         raise RankError(problem, "put the run's folder on a file system that all machines share, at the same path")
     if ranks.background is not None:  # It is over on rank 0, and so about to be over here.
-        wait([ranks.background], BACKGROUND_S)
+        wait([ranks.background], ranks.settings.disk_timeout_s)
     tensors: dict[str, Tensor] = {}
     for part in parts:
         tensors |= part.tensors_by_key | part.optimizer_by_key
@@ -73,7 +73,7 @@ class ShardWriter(FileSystemWriter):
     def __init__(self, folder: Path, ranks: ProcessGroupRanks) -> None:
         super().__init__(folder, per_thread_copy_ahead=0)  # The copies are in host memory: no GPU is needed for them.
         self._folder, self._own_files = folder, f"__{ranks.rank}_*"
-        self._store, self._key = ranks.background_store, WRITTEN_KEY.format(ranks.rank)
+        self._store, self._key = ranks.side_store, WRITTEN_KEY.format(ranks.rank)
         self.digests: Digests = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:

@@ -155,7 +155,7 @@ def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(t
     broken: Future[dict[str, str]] = Future()
     broken.set_exception(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     store, names = HashStore(), {rank: f"rank {rank} (m)" for rank in range(4)}
-    channel: Any = SimpleNamespace(ranks=SimpleNamespace(store=store), names=names)
+    channel: Any = SimpleNamespace(ranks=SimpleNamespace(side_store=store), names=names)
     for rank, folder in enumerate((tmp_path, tmp_path / "before", tmp_path)):
         store.set(WRITTEN_KEY.format(rank), str(folder))
     with pytest.raises(LostRankError, match=r"lost each other .*, without the part of rank 1 \(m\), rank 3 \(m\)\n"):
