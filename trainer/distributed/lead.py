@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,7 @@ from trainer.vision.image_processor import ImageProcessor
 
 FindEnded = Callable[[], Mapping[int, str]]
 WATCH_S = 0.5
+DISK_REMEDY = "look at that machine and the disk of the run's folder, or raise `distributed.disk_timeout_s`"
 CLOSE_S = 30.0
 """How long the ranks may take to end."""
 
@@ -106,17 +108,31 @@ class LeadPolicy(ShardedPolicy):
 
 
 def wait_for_shards(written: Future[Digests], folder: Path, channel: LeaderChannel) -> Mapping[str, str]:
-    """Waits until all ranks have written their parts; returns the digests of the files by their paths."""
+    """Waits until all ranks have written their parts; returns the digests of the files by their paths.
+
+    Raises LostRankError as soon as one of them cannot do so any more, and after `disk_timeout_s`.
+    """
+    allowed_s = channel.ranks.settings.disk_timeout_s
+    deadline = time.monotonic() + allowed_s
     try:
+        while not wait([written], WATCH_S).done:
+            if cause := channel.find_cause("checkpoint"):
+                raise cause
+            if time.monotonic() > deadline:
+                problem = f"a checkpoint was not written within {allowed_s:g} s{_name_unwritten(folder, channel)}"
+                raise LostRankError(problem, DISK_REMEDY)
         digests = written.result()
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
-        unwritten = find_unwritten(channel.ranks.side_store, folder, channel.names)
-        named = f", without the part of {', '.join(unwritten)}" if unwritten else ""
-        problem = f"the ranks lost each other while they wrote a checkpoint{named}"
+        problem = f"the ranks lost each other while they wrote a checkpoint{_name_unwritten(folder, channel)}"
         raise LostRankError(problem, RANK_REMEDY) from error
     return {f"{SHARDS_FOLDER}/{name}": digest for name, digest in digests.items()}
+
+
+def _name_unwritten(folder: Path, channel: LeaderChannel) -> str:
+    unwritten = find_unwritten(channel.ranks.side_store, folder, channel.names)
+    return f", without the part of {', '.join(unwritten)}" if unwritten else ""
 
 
 class LeadUpdater(PolicyUpdater):
