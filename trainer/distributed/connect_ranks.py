@@ -31,6 +31,7 @@ from trainer.distributed.rank_failures import (
     report_failure,
 )
 from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.watchdog import Watchdog
 
 LOOPBACK = "127.0.0.1"
 STAGE_KEY, NAME_KEY, DEVICE_KEY = "stage/{}", "name/{}", "device/{}"
@@ -41,8 +42,8 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 POLL_S = 0.05
 JOIN_S = 300.0
 """How long ranks wait for each other at the start, at least: imports may take minutes from a network disk."""
-BACKGROUND_S = 3600.0
-"""How long ranks wait for each other while they write a checkpoint, at least: a shared disk may be slow."""
+GROUP_MARGIN_S = 60.0
+"""How much longer than this the calls of a process group wait: the watchdog speaks first, in words."""
 CLOSE_S = 30.0
 """How long the end waits for what is still being written after the ranks lost each other."""
 JOIN_REMEDY = (
@@ -62,7 +63,7 @@ class ProcessGroupRanks:
     ) -> None:
         self.rank, self.size = environment.rank, environment.size
         self.environment, self.settings, self.store, self.device = environment, settings, store, device
-        self.timeout = timedelta(seconds=settings.timeout_s)
+        self.watchdog = Watchdog(self.side_store, self.rank)
         self.clock = LayerClock(device)
         self.background: Future[Any] | None = None
         """What this rank does beside its commands, with the background group."""
@@ -76,13 +77,13 @@ class ProcessGroupRanks:
     def background_group(self) -> dist.ProcessGroup:
         """A group for what runs beside the commands, whose calls would mix with theirs. Made by all ranks."""
         with _chosen_interface(self.environment):
-            group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self.timeout)
-        _set_pg_timeout(max(self.timeout, timedelta(seconds=BACKGROUND_S)), group)
+            group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=group_timeout(self.settings.timeout_s))
+        _set_pg_timeout(group_timeout(self.settings.disk_timeout_s), group)
         return group
 
     @cached_property
-    def background_store(self) -> Store:
-        """Another connection to the store, for what runs beside the commands: waiting for one occupies the first."""
+    def side_store(self) -> Store:
+        """Another connection to the store, for what never waits: a wait occupies the first one."""
         store: Any = self.store
         clone: Store = store.clone()
         return clone
@@ -96,7 +97,7 @@ class ProcessGroupRanks:
             mesh = init_device_mesh(self.device.type, tuple(used.values()), mesh_dim_names=tuple(used))
         if len(used) > 1:
             for name in used:  # Groups of a part of the ranks are made with torch's own timeout.
-                _set_pg_timeout(self.timeout, mesh.get_group(name))
+                _set_pg_timeout(group_timeout(self.settings.timeout_s), mesh.get_group(name))
         return mesh
 
     @cached_property
@@ -149,13 +150,25 @@ class ProcessGroupRanks:
     def take_busy_s(self) -> float:
         return self.clock.take_busy_s()
 
-    def report(self, stage: str) -> None:
+    def report(self, stage: str, limit_s: float | None = None) -> None:
+        """The watchdog ends the run if the stage takes longer than the limit, by default `timeout_s`."""
+        self.watchdog.begin_stage(stage, self.settings.timeout_s if limit_s is None else limit_s)
+        self.store.set(STAGE_KEY.format(self.rank), stage)
+
+    def report_waiting(self, stage: str) -> None:
+        """Notes that this rank waits outside of collective calls."""
+        self.watchdog.end_stage()
         self.store.set(STAGE_KEY.format(self.rank), stage)
 
     def close(self) -> None:
         if self.background is not None:
             wait([self.background], CLOSE_S)
         dist.destroy_process_group()
+
+
+def group_timeout(seconds: float) -> timedelta:
+    """How long the calls of a process group wait, given how long a stage may take."""
+    return timedelta(seconds=seconds + GROUP_MARGIN_S)
 
 
 def find_mesh(settings: DistributedSettings, ranks: int) -> dict[str, int]:
@@ -178,11 +191,11 @@ def connect_ranks(
     listener: socket.socket | None = None,
     find_ended: Callable[[], Mapping[int, str]] = dict,
 ) -> tuple[ProcessGroupRanks, dict[int, str]]:
-    """Waits for all ranks; returns their names too, on rank 0.
+    """Waits for all ranks; returns their names too, or on another rank than 0 that of rank 0.
 
     Rank 0 of `--ranks N` passes its listening socket, and which of its children have ended.
     """
-    timeout, join_s = timedelta(seconds=settings.timeout_s), max(JOIN_S, settings.timeout_s)
+    join_s = max(JOIN_S, settings.timeout_s)
     try:
         meeting = PrefixStore("meeting", _open_store(environment, timedelta(seconds=join_s), listener))
         is_first = environment.rank == 0
@@ -193,14 +206,14 @@ def connect_ranks(
         own.set(DEVICE_KEY.format(environment.rank), device.type)  # Before its name, for which rank 0 waits.
         own.set(NAME_KEY.format(environment.rank), name_rank(environment.rank))
         answer = partial(_answer_asking, meeting, environment.size, generation)
-        names = _wait_for_others(own, environment, join_s, find_ended, answer) if is_first else {}
+        names = _wait_for_others(own, environment, join_s, find_ended, answer) if is_first else _read_names(own, 0)
         with _chosen_interface(environment):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=PrefixStore("groups", store),
                 rank=environment.rank,
                 world_size=environment.size,
-                timeout=timeout,
+                timeout=group_timeout(settings.timeout_s),
                 device_id=device if device.type == "cuda" else None,
             )
     except (RuntimeError, ValueError) as error:
@@ -280,9 +293,13 @@ def _wait_for_others(
             text = ", ".join(map(str, missing))
             raise RankError(f"of {environment.size} ranks, {text} did not arrive within {timeout_s:g} s", JOIN_REMEDY)
         time.sleep(POLL_S)
-    names = {rank: store.get(NAME_KEY.format(rank)).decode() for rank in range(environment.size)}
+    names = _read_names(store, *range(environment.size))
     _require_same_device(store, names)
     return names
+
+
+def _read_names(store: Store, *ranks: int) -> dict[int, str]:
+    return {rank: store.get(NAME_KEY.format(rank)).decode() for rank in ranks}
 
 
 def _require_same_device(store: Store, names: Mapping[int, str]) -> None:

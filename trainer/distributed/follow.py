@@ -17,6 +17,7 @@ from typing import Any
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.batch_bytes import read_batch, read_images
 from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
+from trainer.distributed.end_stuck_rank import FollowerWatch
 from trainer.distributed.errors import ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions
 from trainer.distributed.rank_commands import Command, FollowerChannel
@@ -129,7 +130,7 @@ def follow(
     configure_torch()
     has_own_log = environment.launcher == "--ranks"
     try:
-        ranks, _ = connect_ranks(environment, distributed)
+        ranks, names = connect_ranks(environment, distributed)
     except Exception as error:
         if has_own_log:
             traceback.print_exc()
@@ -137,7 +138,8 @@ def follow(
             print_failure(describe_failure(environment.rank, error))
         return 1
     try:
-        FollowerChannel(ranks).serve(Follower(ranks, settings, problem).handlers)
+        with ranks.watchdog.watching([0], FollowerWatch(ranks, names[0]).look):
+            FollowerChannel(ranks).serve(Follower(ranks, settings, problem).handlers)
         ranks.close()
     except Exception:
         if has_own_log:

@@ -74,6 +74,11 @@ class LocalRanks:
             if self.log_file(rank).exists() and not self.log_file(rank).stat().st_size:
                 self.log_file(rank).unlink()
 
+    def kill(self) -> None:
+        """Ends the child processes, also those that are stopped, without waiting for their end."""
+        for child in self._children.values():
+            child.kill()
+
     def log_file(self, rank: int) -> Path:
         """Where a rank's own output goes."""
         return rank_log(self._log_folder, rank)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.distributed.batch_bytes import write_batch, write_images
 from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, find_mesh
+from trainer.distributed.end_stuck_rank import LeaderWatch
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.launch_ranks import LocalRanks
@@ -47,6 +49,7 @@ from trainer.vision.image_processor import ImageProcessor
 
 FindEnded = Callable[[], Mapping[int, str]]
 WATCH_S = 0.5
+DISK_REMEDY = "look at that machine and the disk of the run's folder, or raise `distributed.disk_timeout_s`"
 CLOSE_S = 30.0
 """How long the ranks may take to end."""
 
@@ -106,17 +109,31 @@ class LeadPolicy(ShardedPolicy):
 
 
 def wait_for_shards(written: Future[Digests], folder: Path, channel: LeaderChannel) -> Mapping[str, str]:
-    """Waits until all ranks have written their parts; returns the digests of the files by their paths."""
+    """Waits until all ranks have written their parts; returns the digests of the files by their paths.
+
+    Raises LostRankError as soon as one of them cannot do so any more, and after `disk_timeout_s`.
+    """
+    allowed_s = channel.ranks.settings.disk_timeout_s
+    deadline = time.monotonic() + allowed_s
     try:
+        while not wait([written], WATCH_S).done:
+            if cause := channel.find_cause("checkpoint"):
+                raise cause
+            if time.monotonic() > deadline:
+                problem = f"a checkpoint was not written within {allowed_s:g} s{_name_unwritten(folder, channel)}"
+                raise LostRankError(problem, DISK_REMEDY)
         digests = written.result()
     except RuntimeError as error:
         if not is_connection_error(error):
             raise
-        unwritten = find_unwritten(channel.ranks.store, folder, channel.names)
-        named = f", without the part of {', '.join(unwritten)}" if unwritten else ""
-        problem = f"the ranks lost each other while they wrote a checkpoint{named}"
+        problem = f"the ranks lost each other while they wrote a checkpoint{_name_unwritten(folder, channel)}"
         raise LostRankError(problem, RANK_REMEDY) from error
     return {f"{SHARDS_FOLDER}/{name}": digest for name, digest in digests.items()}
+
+
+def _name_unwritten(folder: Path, channel: LeaderChannel) -> str:
+    unwritten = find_unwritten(channel.ranks.side_store, folder, channel.names)
+    return f", without the part of {', '.join(unwritten)}" if unwritten else ""
 
 
 class LeadUpdater(PolicyUpdater):
@@ -211,23 +228,33 @@ async def open_ranks(
         if local is None:
             await to_thread.run_sync(copy_output, rank_log(folder, 0))
         stack.callback(_disconnect, channel)
-        await to_thread.run_sync(_check, channel, run_settings, model, folder, needs)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_watch, channel, find_ended)
-            try:
-                yield channel
-            finally:
-                tasks.cancel_scope.cancel()
-        with anyio.move_on_after(CLOSE_S, shield=True):
-            await to_thread.run_sync(_end, channel, abandon_on_cancel=True)
+        watch = LeaderWatch(channel, local.kill if local else _nothing)
+        with ranks.watchdog.watching(range(1, ranks.size), watch.look):
+            await to_thread.run_sync(_check, channel, run_settings, model, folder, needs)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_watch, channel, watch)
+                try:
+                    yield channel
+                finally:
+                    tasks.cancel_scope.cancel()
+            with anyio.move_on_after(CLOSE_S, shield=True):
+                await to_thread.run_sync(_end, channel, abandon_on_cancel=True)
 
 
-async def _watch(channel: LeaderChannel, find_ended: FindEnded) -> None:
-    """Ends the run when a rank's process ends, also while nothing is asked of it."""
-    while not find_ended():  # noqa: ASYNC110 (processes have no event)
-        await anyio.sleep(WATCH_S)
+async def _watch(channel: LeaderChannel, watch: LeaderWatch) -> None:
+    """Ends the run when a rank's process ends or is stopped, also while nothing is asked of it."""
+    try:
+        while not channel.find_ended():
+            watch.mark_loop()
+            await anyio.sleep(WATCH_S)
+    finally:
+        watch.loop_seen_s = None
     error = await to_thread.run_sync(channel.find_cause, "rollouts", abandon_on_cancel=True)
     raise error or LostRankError("a rank has ended", RANK_REMEDY)
+
+
+def _nothing() -> None:
+    """Other launchers end their ranks themselves."""
 
 
 def _check(

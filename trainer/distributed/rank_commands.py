@@ -21,6 +21,7 @@ from typing import Any
 from trainer.distributed.connect_ranks import STAGE_KEY, ProcessGroupRanks
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.rank_failures import (
+    STUCK_REMEDY,
     RankFailure,
     describe_failure,
     is_connection_error,
@@ -35,17 +36,14 @@ IDLE_WAIT = timedelta(seconds=60)
 """How long a rank waits for a command before it waits again: rollouts may take hours."""
 FAILURE_WAIT_S = 10.0
 """How long rank 0 waits for the others' own words after its contact with them broke."""
-TIMEOUT_WORDS = ("timed out", "timeout")
-"""In the errors of collective calls that waited too long, unlike those whose connection was closed."""
+HUNG_S = 5.0
+"""Without a heartbeat for so long, a rank that is late will say nothing either."""
 POLL_S = 0.1
 END = "end"
 RANK_REMEDY = "fix this, then continue with --resume"
 KILLED_REMEDY = (
     "if nobody killed it, look at the machine's memory, the rank's log and the launcher's messages; continue with"
     " --resume"
-)
-STUCK_REMEDY = (
-    "look at that machine's GPU, memory and network; continue with --resume, or raise `distributed.timeout_s`"
 )
 log = logging.getLogger(__name__)
 
@@ -67,8 +65,12 @@ class LeaderChannel:
         self, ranks: ProcessGroupRanks, find_ended: Callable[[], Mapping[int, str]], names: Mapping[int, str]
     ) -> None:
         """`find_ended` says which ranks' processes have ended, and how."""
-        self.ranks, self.names, self._find_ended = ranks, names, find_ended
+        self.ranks, self.names = ranks, names
+        self._find_ended = find_ended
+        self._store = ranks.side_store
         self._lock, self._number, self.is_broken = Lock(), 0, False
+        self.current = ""
+        """The name of the latest command."""
         self.answers: list[Any] = []
         """What the other ranks answered to the latest command."""
 
@@ -79,18 +81,19 @@ class LeaderChannel:
             if self.is_broken:
                 raise LostRankError(f"{name!r} was not done: the ranks have lost each other", RANK_REMEDY)
             self._number += 1
+            self.current = name
             try:
                 self._announce(name, arguments or {}, content)
                 yield
-                self.ranks.report(f"waiting for the answers to {name!r}")
+                self.ranks.report_waiting(f"waiting for the answers to {name!r}")
                 self.answers = self._collect(name)
             except Exception as error:
                 self.is_broken = True
+                self.ranks.watchdog.end_stage()
                 if is_connection_error(error):
                     reason = str(error).strip().splitlines()[0][:300]
                     lost = LostRankError(f"the ranks lost each other in {name!r} ({reason})", RANK_REMEDY)
-                    has_timed_out = any(word in str(error).lower() for word in TIMEOUT_WORDS)
-                    raise self.explain(name, has_timed_out=has_timed_out) or lost from error
+                    raise self.explain(name, has_timed_out=False) or lost from error
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                     log.error("rank 0 failed in %r", name, exc_info=error)
                     problem = f"{self.names[0]}: {describe_failure(0, error).problem}"
@@ -98,36 +101,43 @@ class LeaderChannel:
                 raise
             except BaseException:
                 self.is_broken = True
+                self.ranks.watchdog.end_stage()
                 raise
 
     def _announce(self, name: str, arguments: Mapping[str, Any], content: bytes) -> None:
         self.ranks.report(name)
         text = json.dumps({"name": name, "arguments": arguments, "bytes": len(content)})
-        self.ranks.store.set(COMMAND_KEY.format(self._number), text)
+        self._store.set(COMMAND_KEY.format(self._number), text)
         if content:
             self.ranks.broadcast_bytes(content, len(content))
 
     def _collect(self, name: str) -> list[Any]:
         keys = [ANSWER_KEY.format(self._number, rank) for rank in range(1, self.ranks.size)]
         deadline = time.monotonic() + self.ranks.settings.timeout_s
-        while not self.ranks.store.check(keys):
+        while not self._store.check(keys):
             is_late = time.monotonic() > deadline
-            if is_late or read_failures(self.ranks.store, self.ranks.size) or self._find_lost(name):
+            if is_late or read_failures(self._store, self.ranks.size) or self._find_lost(name):
                 lost = LostRankError(f"{name!r} was not answered", STUCK_REMEDY)
                 raise self.explain(name, has_timed_out=is_late) or lost
             time.sleep(POLL_S)
-        answers = [json.loads(self.ranks.store.get(key)) for key in keys]
+        answers = [json.loads(self._store.get(key)) for key in keys]
         for key in (COMMAND_KEY.format(self._number), *keys):
-            self.ranks.store.delete_key(key)
+            self._store.delete_key(key)
         return answers
 
     def _find_lost(self, name: str) -> Mapping[int, str]:
         """Which processes have ended, and how; at the end of the run not those that were told to, and answered."""
-        ended = self._find_ended()
+        ended = self.find_ended()
         if name != END:
             return ended
-        answered = {rank for rank in ended if self.ranks.store.check([ANSWER_KEY.format(self._number, rank)])}
+        answered = {rank for rank in ended if self._store.check([ANSWER_KEY.format(self._number, rank)])}
         return {rank: how for rank, how in ended.items() if rank not in answered}
+
+    def find_ended(self) -> Mapping[int, str]:
+        """The ranks whose processes have ended, or show no sign of life, and how."""
+        silent = self.ranks.watchdog.find_silent(self.ranks.settings.timeout_s)
+        hung = {rank: f"has shown no sign of life for {silent_s:.0f} s" for rank, silent_s in silent.items()}
+        return {**hung, **self._find_ended()}
 
     def explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         """Why the ranks lost each other during a command: a rank's own error, its end, or that it is stuck."""
@@ -141,18 +151,30 @@ class LeaderChannel:
     def _explain(self, name: str, *, has_timed_out: bool) -> RankError | None:
         others, deadline = set(range(1, self.ranks.size)), time.monotonic() + FAILURE_WAIT_S
         while True:
-            failures, ended = read_failures(self.ranks.store, self.ranks.size), self._find_lost(name)
+            failures, ended = read_failures(self._store, self.ranks.size), self._find_lost(name)
             if cause := self._describe_cause(name, failures, {rank: how for rank, how in ended.items() if rank}):
                 return cause
-            silent = others - failures.keys() - ended.keys()
-            if time.monotonic() > deadline or not silent:
+            silent = silent_now = others - failures.keys() - ended.keys()
+            if has_timed_out:  # Those that are stopped say nothing more.
+                silent_now = silent - self.ranks.watchdog.find_silent(HUNG_S).keys()
+            if time.monotonic() > deadline or not silent_now:
                 break
             time.sleep(POLL_S)
         return self._describe_silent(name, silent, has_timed_out) or self._describe_cause(name, failures, ended)
 
     def find_cause(self, name: str) -> RankError | None:
         """Why the run has to end, as far as it is known at once."""
-        return self._describe_cause(name, read_failures(self.ranks.store, self.ranks.size), self._find_ended())
+        return self._describe_cause(name, read_failures(self._store, self.ranks.size), self.find_ended())
+
+    def explain_late(self, own: RankFailure) -> RankError:
+        """Who is late in a command, in which rank 0 itself has spent too long."""
+        if cause := self.explain(self.current, has_timed_out=True):
+            return cause
+        if not own.is_lost:
+            return LostRankError(f"{own.name} is late: {own.problem}", STUCK_REMEDY)
+        waiting = [own, *read_failures(self._store, self.ranks.size).values()]
+        described = "; ".join(f"{failure.name}: {failure.problem}" for failure in waiting)
+        return LostRankError(f"all ranks wait for each other in {self.current!r}: {described}", STUCK_REMEDY)
 
     def _describe_cause(
         self, name: str, failures: Mapping[int, RankFailure], ended: Mapping[int, str]
@@ -164,12 +186,13 @@ class LeaderChannel:
             return kind(f"{self.names[rank]}: {failure.problem}", failure.remedy or RANK_REMEDY)
         if killed := {rank: how for rank, how in ended.items() if rank not in failures}:
             rank, how = min(killed.items())
-            return LostRankError(f"{self.names[rank]} {how} during {name!r}", KILLED_REMEDY)
+            seen = f", last seen in: {self._stage(rank)}" if rank else ""
+            return LostRankError(f"{self.names[rank]} {how} during {name!r}{seen}", KILLED_REMEDY)
         return None
 
     def _describe_silent(self, name: str, silent: AbstractSet[int], has_timed_out: bool) -> RankError | None:
         """The error for ranks that neither answer nor say why; None if all have answered."""
-        late = [rank for rank in silent if not self.ranks.store.check([ANSWER_KEY.format(self._number, rank)])]
+        late = [rank for rank in silent if not self._store.check([ANSWER_KEY.format(self._number, rank)])]
         if not late:
             return None
         if not has_timed_out:
@@ -183,7 +206,7 @@ class LeaderChannel:
 
     def _stage(self, rank: int) -> str:
         key = STAGE_KEY.format(rank)
-        return self.ranks.store.get(key).decode() if self.ranks.store.check([key]) else "its start"
+        return self._store.get(key).decode() if self._store.check([key]) else "its start"
 
 
 class FollowerChannel:
@@ -202,7 +225,7 @@ class FollowerChannel:
             except Exception as error:
                 self.fail(error)
                 raise
-            self.ranks.report(f"waiting for a command after {command.name!r}")
+            self.ranks.report_waiting(f"waiting for a command after {command.name!r}")
             self.ranks.store.set(ANSWER_KEY.format(command.number, self.ranks.rank), json.dumps(answer))
             if command.name == END:
                 return
@@ -224,5 +247,8 @@ class FollowerChannel:
                 if "imeout" not in str(error) and "imed out" not in str(error):
                     raise
         values = json.loads(self.ranks.store.get(key))
-        content = self.ranks.broadcast_bytes(b"", values["bytes"]) if values["bytes"] else b""
+        content = b""
+        if values["bytes"]:
+            self.ranks.report(f"receiving {values['name']!r}")
+            content = self.ranks.broadcast_bytes(b"", values["bytes"])
         return Command(self._number, values["name"], values["arguments"], content)

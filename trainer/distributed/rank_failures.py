@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from socket import gethostname
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from trainer.algorithms.packing import NotFiniteError
+from trainer.distributed.watchdog import Stage, find_place
 from trainer.model import ModelError
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import is_out_of_memory
@@ -22,6 +24,9 @@ OPERATOR_ERRORS = (PolicyError, ModelError, NotFiniteError)
 MEMORY_REMEDY = (
     "lower `update.tokens` or `limits.rollout_tokens`, set `update.checkpointing: true`, or use more ranks; continue"
     " with --resume"
+)
+STUCK_REMEDY = (
+    "look at that machine's GPU, memory and network; continue with --resume, or raise `distributed.timeout_s`"
 )
 CONNECTION_WORDS = ("gloo", "nccl", "connection", "socket", "timed out", "timeout")
 
@@ -54,6 +59,14 @@ def describe_failure(rank: int, error: Exception) -> RankFailure:
     elif is_unexpected:
         problem = f"{type(error).__name__}: {error}"
     return RankFailure(name_rank(rank), problem, remedy, is_connection_error(error), is_unexpected)
+
+
+def describe_late_stage(rank: int, stage: Stage, device: torch.device) -> RankFailure:
+    """A stage of this rank that lasts too long. With GPUs, no line of code says whether it waits for other ranks."""
+    place = find_place(stage.thread)
+    problem = f"{stage.name!r} has lasted {stage.limit_s:g} s, in {place.text}"
+    waits = place.is_collective or device.type == "cuda"
+    return RankFailure(name_rank(rank), problem, STUCK_REMEDY, is_lost=waits, is_unexpected=True)
 
 
 def report_failure(store: Store, rank: int, failure: RankFailure) -> bool:

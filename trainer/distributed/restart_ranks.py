@@ -1,17 +1,20 @@
 """Starts the training of `--ranks N` again when a rank is lost, from the latest checkpoint.
 
 The training runs as a child process, since nothing in a process is to be trusted after its ranks have lost each other.
+The child's standard input is a socket: it ends with this process, and the child's heartbeats come back through it.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -32,6 +35,9 @@ STOPPED = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 LOST = 1
 """The exit code of a training that another try may save; 2 are wrong settings."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
+BEAT_S = 1.0
+FIRST_BEAT_S = 300.0
+"""How long the first heartbeat may take, at least: imports may take minutes from a network disk."""
 
 
 @dataclass
@@ -62,7 +68,7 @@ class RestartedTraining:
 
 def is_restarted(settings: DistributedSettings) -> bool:
     """Whether this process should start the training as a child: not if it is that child, or another launcher's."""
-    return settings.ranks > 1 and settings.restarts > 0 and SUPERVISED not in os.environ and not detect_environment()
+    return settings.ranks > 1 and SUPERVISED not in os.environ and not detect_environment()
 
 
 def run_restarted(training: RestartedTraining, settings: DistributedSettings, log: Callable[[str], None]) -> int:
@@ -73,7 +79,7 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
     ranks, left, delay_s, step = settings.ranks, settings.restarts, FIRST_DELAY_S, training.saved_step
     while True:
         command = training.next_command(ranks)
-        code = _run_child(command, training.starts - 1)
+        code = _run_child(command, training.starts - 1, settings.timeout_s, log)
         if code in STOPPED:
             return 128 - code
         if code >= 0 and code != LOST:
@@ -84,8 +90,9 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
         elif left < settings.restarts and settings.min_ranks is not None:
             fewer = ranks - settings.unit  # Copies of the weights stay whole.
             ranks = fewer if fewer >= settings.min_ranks else ranks
-        if not left:
+        if not left and (settings.restarts or code < 0):
             log(f"the training {how}, and no restarts are left: continue with --resume --out {training.folder}")
+        if not left:
             return code if code > 0 else 128 - code
         left -= 1
         log(f"the training {how}; it starts again from step {step} with {ranks} ranks ({left} restarts left)")
@@ -94,17 +101,41 @@ def run_restarted(training: RestartedTraining, settings: DistributedSettings, lo
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
-def _run_child(command: Sequence[str], restarts: int) -> int:
-    """Runs a command whose signals this process passes on, so that it gets each once; returns its exit code."""
-    environment = {**os.environ, SUPERVISED: str(os.getpid()), RESTARTS: str(restarts)}
-    child = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 (our own)
+def _run_child(command: Sequence[str], restarts: int, timeout_s: float, log: Callable[[str], None]) -> int:
+    """Runs a command whose signals this process passes on, so that it gets each once; returns its exit code.
+
+    One that shows no sign of life for so long is killed.
+    """
+    beats, stdin = socket.socketpair()
+    with stdin:
+        environment = {**os.environ, SUPERVISED: str(os.getpid()), RESTARTS: str(restarts)}
+        child = subprocess.Popen(  # noqa: S603 (our own command again)
+            command, env=environment, stdin=stdin.fileno(), process_group=0
+        )
 
     def pass_on(number: int, _: FrameType | None) -> None:
         if child.poll() is None:
             child.send_signal(number)
 
-    with child, _handled(pass_on):
+    with beats, child, _handled(pass_on):
+        if not _hear_until_end(child, beats, timeout_s):
+            name = f"rank 0 ({socket.gethostname()}, process {child.pid})"
+            log(f"{name} has shown no sign of life for {timeout_s:g} s: it is stopped or hangs, and is killed")
+            child.kill()
         return child.wait()
+
+
+def _hear_until_end(child: subprocess.Popen[bytes], beats: socket.socket, timeout_s: float) -> bool:
+    """Waits until the child ends; returns False once it has been silent for too long."""
+    silent_s, allowed_s = 0.0, max(FIRST_BEAT_S, timeout_s)
+    while child.poll() is None and silent_s <= allowed_s:
+        if not select.select([beats], [], [], BEAT_S)[0]:
+            silent_s += BEAT_S  # Not by a clock, which would go on while this process is stopped.
+            continue
+        if not beats.recv(4096):
+            return True
+        silent_s, allowed_s = 0.0, timeout_s
+    return child.poll() is not None
 
 
 @contextmanager
@@ -127,12 +158,24 @@ def _sleep_unless_stopped(seconds: float) -> bool:
 
 
 def end_with_parent() -> None:
-    """Has a training that is started again end as after Ctrl-C when the process that would do so is gone."""
+    """Has a training that is started again end as after Ctrl-C when the process that would do so is gone.
+
+    That process gets heartbeats from now on.
+    """
     if os.environ.pop(SUPERVISED, None):
-        Thread(target=_wait_for_end, daemon=True).start()
+        for work in (_wait_for_end, _send_beats):
+            Thread(target=work, daemon=True).start()
 
 
 def _wait_for_end() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def _send_beats() -> None:
+    with socket.socket(fileno=os.dup(0)) as parent, suppress(BrokenPipeError, ConnectionResetError):
+        while True:
+            with suppress(BlockingIOError):  # The parent is stopped, and has not read the earlier ones.
+                parent.send(b".", socket.MSG_DONTWAIT)
+            time.sleep(BEAT_S)

@@ -28,7 +28,11 @@ class DistributedSettings(FrozenModel):
     GPU for its own computation, and the optimizer steps on the CPU. Slower, for models that do not fit otherwise.
     Without a GPU, weights are in the host's memory anyway."""
     timeout_s: PositiveFloat = 600.0
-    """Seconds that ranks wait for each other before the run ends with the name of the rank that is late."""
+    """Seconds that ranks wait for each other, and that a rank may show no sign of life, before the run ends with the
+    name of the rank that is late."""
+    disk_timeout_s: PositiveFloat = 3600.0
+    """Seconds that ranks may take to write a checkpoint beside training, or to read one, before the run ends with the
+    names of those that have not. A shared disk may be slow."""
     restarts: NonNegativeInt = 3
     """How often `--ranks N` starts all ranks again, from the latest checkpoint, after one is lost, or rank 0 is killed;
     only restarts without a new checkpoint in between count. Other launchers have a setting of their own."""

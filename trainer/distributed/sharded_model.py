@@ -53,8 +53,10 @@ def build_sharded_model(
     with ShardFiles(folder, model) as files:
         for name, value in model.named_parameters(remove_duplicate=False):
             if id(value) not in parameters:
+                ranks.report(f"reading {name}", ranks.settings.disk_timeout_s)
                 parameters[id(value)] = _load_part(name, value, new, files, ranks)
             state[name] = parameters[id(value)]
+    ranks.report("finishing the model")
     model.load_state_dict(state, strict=False, assign=True)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):

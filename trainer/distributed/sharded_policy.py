@@ -181,6 +181,10 @@ class ShardedPolicy(Policy):
         """Starts to write this rank's part of weights and optimizers into a folder that all ranks see."""
         return begin_writing(self.trained_parts, folder, self.ranks)
 
+    def load_shards(self, folder: Path) -> None:
+        self.ranks.report("reading a checkpoint", self.ranks.settings.disk_timeout_s)
+        super().load_shards(folder)
+
     def write_model_settings(self, folder: Path) -> None:
         """Writes what a checkpoint has besides tensors; on rank 0."""
         model: Any = self.model

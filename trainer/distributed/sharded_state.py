@@ -81,6 +81,7 @@ def _without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 @torch.no_grad()
 def _scatter_into(target: Tensor, source: Tensor | None, ranks: ProcessGroupRanks) -> None:
     """Sends a whole tensor from rank 0 to all, of which each keeps its part."""
+    ranks.report("scattering a checkpoint")
     whole = (torch.empty(target.shape) if source is None else source.to(torch.float32)).to(ranks.device).contiguous()
     dist.broadcast(whole, 0)
     if isinstance(target, DTensor):

@@ -20,8 +20,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from trainer.distributed.connect_ranks import BACKGROUND_S, ProcessGroupRanks
+from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import RankError
+from trainer.distributed.rank_failures import describe_failure, report_failure
 from trainer.policy.shards import INDEX_FILE, TrainedPart, first_failure
 from trainer.worker_thread import run_in_background
 
@@ -37,12 +38,13 @@ def begin_writing(parts: Sequence[TrainedPart], folder: Path, ranks: ProcessGrou
         problem = f"{folder.parent} is not there on this machine"
         raise RankError(problem, "put the run's folder on a file system that all machines share, at the same path")
     if ranks.background is not None:  # It is over on rank 0, and so about to be over here.
-        wait([ranks.background], BACKGROUND_S)
+        wait([ranks.background], ranks.settings.disk_timeout_s)
     tensors: dict[str, Tensor] = {}
     for part in parts:
         tensors |= part.tensors_by_key | part.optimizer_by_key
     copies = {key: value.clone() if value.device.type == "cpu" else value.cpu() for key, value in tensors.items()}
-    work = partial(_write, copies, ShardWriter(folder, ranks), ranks.background_group)
+    group = ranks.background_group  # Made here: making it is a collective call, too.
+    work = partial(_write, copies, ShardWriter(folder, ranks), ranks, group)
     ranks.background = run_in_background("checkpoint", work)
     return ranks.background
 
@@ -58,12 +60,16 @@ def find_unwritten(store: Store, folder: Path, names: Mapping[int, str]) -> list
     return unwritten
 
 
-def _write(copies: Any, writer: ShardWriter, group: dist.ProcessGroup) -> Digests:
+def _write(copies: Any, writer: ShardWriter, ranks: ProcessGroupRanks, group: dist.ProcessGroup) -> Digests:
     """Writes the copies, and waits until all ranks have."""
     try:
         save(copies, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # On every rank, whichever failed.
         raise first_failure(error) from error
+    except Exception as error:
+        if ranks.rank:  # The others wait for this one, and learn of it in no other way.
+            report_failure(ranks.side_store, ranks.rank, describe_failure(ranks.rank, error))
+        raise
     return writer.digests
 
 
@@ -73,7 +79,7 @@ class ShardWriter(FileSystemWriter):
     def __init__(self, folder: Path, ranks: ProcessGroupRanks) -> None:
         super().__init__(folder, per_thread_copy_ahead=0)  # The copies are in host memory: no GPU is needed for them.
         self._folder, self._own_files = folder, f"__{ranks.rank}_*"
-        self._store, self._key = ranks.background_store, WRITTEN_KEY.format(ranks.rank)
+        self._store, self._key = ranks.side_store, WRITTEN_KEY.format(ranks.rank)
         self.digests: Digests = {}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:

@@ -39,6 +39,7 @@ def running_ranks(size: int, folder: Path, **settings: Any) -> Iterator[LeaderCh
             local = stack.enter_context(LocalRanks(distributed, folder))
         ranks, names = connect_ranks(local.environment, distributed, local.listener, local.find_ended)
         channel = LeaderChannel(ranks, local.find_ended, names)
+        stack.enter_context(ranks.watchdog.watching([], lambda: None))  # Sends heartbeats to the others.
         try:
             yield channel
             if not channel.is_broken:

@@ -45,6 +45,7 @@ from trainer.distributed.rank_environment import (
 )
 from trainer.distributed.rank_failures import read_failures
 from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.watchdog import Watchdog
 from trainer.vision.image_processor import ImageProcessor
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
@@ -162,7 +163,10 @@ def test_rank_that_ends_when_told_to_is_not_lost() -> None:
         store.set(ANSWER_KEY.format(number, 2), "null")
         return ended
 
-    ranks: Any = SimpleNamespace(store=store, size=3, report=lambda _: None, settings=DistributedSettings())
+    ranks: Any = SimpleNamespace(
+        side_store=store, size=3, report=lambda _: None, report_waiting=lambda _: None, settings=DistributedSettings(),
+        watchdog=Watchdog(store, 0),
+    )  # fmt: skip
     for name, answered, told in ((END, 1, ""), (END, 0, "rank 1 .* during 'end'"), ("save", 1, "rank 1 .* during")):
         channel = LeaderChannel(ranks, find_ended, {1: "rank 1 (m)", 2: "rank 2 (n)"})
         store.delete_key(ANSWER_KEY.format(number, 2))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+import signal
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -17,12 +19,14 @@ from torch.distributed import HashStore
 
 from tests.trainer.distributed.rank_pools import make_updater, random_batch, running_ranks, save_wider_model
 from tests.trainer.policy.tiny_policies import tiny_model
+from tests.waiting import PATIENCE_S
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed import follow
-from trainer.distributed.errors import LostRankError
+from trainer.distributed import follow, write_shards
+from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.lead import LeadPolicy, wait_for_shards
 from trainer.distributed.rank_commands import Command, LeaderChannel
 from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.watchdog import Watchdog
 from trainer.distributed.write_shards import WRITTEN_KEY, find_unwritten
 from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
@@ -155,11 +159,59 @@ def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(t
     broken: Future[dict[str, str]] = Future()
     broken.set_exception(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
     store, names = HashStore(), {rank: f"rank {rank} (m)" for rank in range(4)}
-    channel: Any = SimpleNamespace(ranks=SimpleNamespace(store=store), names=names)
+    channel = make_channel(store, names)
     for rank, folder in enumerate((tmp_path, tmp_path / "before", tmp_path)):
         store.set(WRITTEN_KEY.format(rank), str(folder))
     with pytest.raises(LostRankError, match=r"lost each other .*, without the part of rank 1 \(m\), rank 3 \(m\)\n"):
         wait_for_shards(broken, tmp_path, channel)
+
+
+def make_channel(store: HashStore, names: dict[int, str], disk_timeout_s: float = PATIENCE_S) -> LeaderChannel:
+    settings = DistributedSettings(disk_timeout_s=disk_timeout_s)
+    ranks: Any = SimpleNamespace(
+        rank=1, size=len(names), settings=settings, side_store=store, watchdog=Watchdog(store, 0)
+    )
+    return LeaderChannel(ranks, dict, names)
+
+
+def test_rank_that_is_killed_while_it_writes_a_checkpoint_is_named_at_once(saved: Saved, tmp_path: Path) -> None:
+    with running_ranks(2, tmp_path) as channel:
+        policy, _ = train(channel, saved.model, "full", None, range(1))
+        write_settings = policy.write_model_settings
+
+        def add_pipe(folder: Path) -> None:  # Rank 1 waits for a reader of its file.
+            write_settings(folder)
+            os.mkfifo(folder / SHARDS_FOLDER / "__1_0.distcp")
+
+        with patch.object(policy, "write_model_settings", add_pipe):
+            finish = policy.save(tmp_path / "checkpoint")
+        assert finish is not None
+        os.kill(int(channel.names[1].rpartition(" ")[2].rstrip(")")), signal.SIGKILL)
+        with pytest.raises(LostRankError, match=r"rank 1 \(.*\)( was killed by signal 9 .* during 'checkpoint'|\n)"):
+            finish()
+        channel.is_broken = True
+
+
+def test_rank_whose_writer_ends_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(write_shards, "save", lose_memory)
+    channel = make_channel(HashStore(), {0: "rank 0 (m)", 1: "rank 1 (m)"})
+    with pytest.raises(MemoryError):
+        write_shards._write({}, Mock(), channel.ranks, Mock())
+    with pytest.raises(RankError, match=r"rank 1 \(m\): memory ran out \(MemoryError\)"):
+        wait_for_shards(Future(), tmp_path, channel)
+
+
+def test_rank_that_writes_for_too_long_is_named(tmp_path: Path) -> None:
+    channel = make_channel(store := HashStore(), {0: "rank 0 (m)", 1: "rank 1 (m)"}, disk_timeout_s=0.1)
+    store.set(WRITTEN_KEY.format(0), str(tmp_path))
+    late = (
+        r"a checkpoint was not written within 0.1 s, without the part of rank 1 \(m\)\n  remedy: .* `distributed.disk_"
+    )
+    with pytest.raises(LostRankError, match=late):
+        wait_for_shards(Future(), tmp_path, channel)
 
 
 def test_store_that_is_lost_names_no_rank(tmp_path: Path) -> None:

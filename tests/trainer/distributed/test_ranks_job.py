@@ -16,6 +16,7 @@ from trainer.policy.shards import has_shards
 from trainer.storage.run_files import read_metrics
 
 STEPS = 12
+SILENT_S = 10.0
 FACTORS = ("mismatch/factor", "mismatch/rejected")
 SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
 
@@ -67,22 +68,33 @@ def test_job_of_two_ranks_trains_as_one_process_does(
     assert not (tmp_path / "runs/a/logs/rank-1.log").exists()
 
 
-def test_job_whose_rank_0_is_killed_starts_again_and_trains_as_an_undisturbed_one(
+def test_job_whose_rank_0_is_killed_and_then_stopped_starts_again_and_trains_as_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[dict[str, float]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_config(**SETTINGS, steps=STEPS)
+    write_config(**SETTINGS, steps=STEPS, distributed={"timeout_s": SILENT_S})
     metrics = tmp_path / "runs/a/metrics.jsonl"
     arguments = ("--config", "run.yaml", "--ranks", "2", "--out", "runs/a")
     with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
-        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
-        (leader,) = psutil.Process(process.pid).children()
-        os.kill(leader.pid, signal.SIGKILL)
+        lines = 0
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            lines = count_lines(metrics) + 2
+            wait_until(lambda: count_lines(metrics) >= lines, process)  # noqa: B023 (called at once)
+            (leader,) = psutil.Process(process.pid).children()
+            others = leader.children(recursive=True)
+            os.kill(leader.pid, number)
+            gone, alive = psutil.wait_procs([leader, *others], timeout=TIMEOUT_S)
+            assert len(gone) > 1 and not alive
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, output
-    assert "the training was killed by signal 9; it starts again from step" in output
-    assert sum(line["distributed/restarts"] for line in read_metrics(metrics)) == 1
+    assert output.count("the training was killed by signal 9; it starts again from step") == 2
+    assert f"process {leader.pid}) has shown no sign of life for {SILENT_S:g} s" in output
+    assert sum(line["distributed/restarts"] for line in read_metrics(metrics)) == 2
     require_equal(read_run_metrics(tmp_path / "runs/a"), alone)
+
+
+def count_lines(file: Path) -> int:
+    return file.read_text().count("\n") if file.exists() else 0
 
 
 def find_rank_1(leader: psutil.Process) -> psutil.Process:

@@ -134,6 +134,6 @@ def test_signal_to_the_command_ends_the_training_once(tmp_path: Path, monkeypatc
 
 def test_a_training_of_another_launcher_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_restarted(DistributedSettings(ranks=2))
-    assert not is_restarted(DistributedSettings()) and not is_restarted(DistributedSettings(ranks=2, restarts=0))
+    assert is_restarted(DistributedSettings(ranks=2, restarts=0)) and not is_restarted(DistributedSettings())
     monkeypatch.setenv(restart_ranks.SUPERVISED, "1")
     assert not is_restarted(DistributedSettings(ranks=2))
