@@ -54,7 +54,7 @@ class ShardFiles:
         source = self._find(name, shape)
         if source is not None:
             part: Tensor = source[place or slice(None)]
-            return part.float()
+            return part.to(torch.float32, copy=True)  # Not the file's own memory, which changes when it is replaced.
         if self._whole is None:
             self._whole = load_model(self._folder).state_dict()
         if name not in self._whole:

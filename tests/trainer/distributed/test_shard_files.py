@@ -1,4 +1,4 @@
-"""A rank's part of a weight, read from files: also the empty part of a rank for which nothing is left."""
+"""A rank's part of a weight, read from files."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def test_parts_of_a_weight_are_those_of_the_whole_and_may_be_empty(model: Path) 
                 part = files.read(name, value.shape, (slice(start, end), *rest))
                 assert part.shape == (end - start, *value.shape[1:]), name
                 assert torch.equal(part, value[start:end]), name
+
+
+def test_weights_stay_when_their_file_is_written_over(tmp_path: Path) -> None:
+    """As by an export to the folder that the run began with."""
+    skeleton = tiny_model(tie_word_embeddings=True)
+    skeleton.save_pretrained(tmp_path)
+    name, value = next(iter(skeleton.named_parameters()))
+    with ShardFiles(tmp_path, skeleton) as files:
+        part = files.read(name, value.shape, (slice(0, 2), slice(None)))
+    with (tmp_path / "model.safetensors").open("r+b") as file:
+        file.write(bytes((tmp_path / "model.safetensors").stat().st_size))
+    assert torch.equal(part, value[:2])
