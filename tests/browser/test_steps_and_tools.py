@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -120,6 +121,20 @@ def test_parts_of_the_change_add_up_to_the_whole_as_the_page_computes_them(page:
       return propertyRows(before, after, "kind"); })""")
     assert [row["name"] for row in cut] == ["near", "far", None]
     assert sum(row["part"] for row in cut) == pytest.approx(-0.25)
+
+
+def test_parts_are_shown_with_the_decimals_of_the_whole(page: Page, url: str) -> None:
+    page.open(f"{url}#/over/compare/6-7")
+    page.until("document.querySelector('.causes li')")
+    told = re.search(r"The reward (fell|rose) by ([\d.]+), from ([\d.]+) to ([\d.]+)", page.text("main"))
+    assert told
+    cells = page.js("""[...document.querySelectorAll("section.data[aria-label='Kinds of task'] tbody tr")]
+      .map(row => row.lastElementChild.innerText)""")
+    decimals = len(told[2].partition(".")[2])
+    assert {len(cell.partition(".")[2]) for cell in (*cells, told[3], told[4])} == {decimals}
+    whole = float(told[2]) * (-1 if told[1] == "fell" else 1)
+    parts = [float(cell.replace("\N{MINUS SIGN}", "-").replace("±", "")) for cell in cells]
+    assert sum(parts) == pytest.approx(whole, abs=0.5 * 10**-decimals * (len(parts) + 1))
 
 
 def test_keys_alone_reach_steps_tools_and_the_heat_map(page: Page, url: str) -> None:

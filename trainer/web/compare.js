@@ -44,8 +44,19 @@ function comparison(run, before, after) {
 const scoredOf = digest => `${integer(digest.scored)} of ${count(digest.rollouts, "rollout")} scored in step ${digest.step}`;
 function headline(before, after) {
   if (before.reward === null || after.reward === null) return "Not both steps have a reward";
-  const change = after.reward - before.reward;
-  return Math.abs(change) < 5e-4 ? `The reward is the same: ${number(after.reward)}` : `The reward ${change < 0 ? "fell" : "rose"} by ${number(Math.abs(change))}, from ${number(before.reward)} to ${number(after.reward)}`;
+  const change = after.reward - before.reward, fixed = fixedTo(change);
+  return Math.abs(change) < 5e-4 ? `The reward is the same: ${number(after.reward)}` : `The reward ${change < 0 ? "fell" : "rose"} by ${fixed(Math.abs(change))}, from ${fixed(before.reward)} to ${fixed(after.reward)}`;
+}
+/** Writes numbers with the decimals that give the whole change three digits, so that the parts shown add up to it but for the last. */
+function fixedTo(change) {
+  const decimals = Math.min(6, Math.max(0, 2 - Math.floor(Math.log10(Math.max(Math.abs(change), 1e-3)))));
+  return value => value.toFixed(decimals);
+}
+/** A part of the change, with its sign. */
+function partOf(before, after, part) {
+  if (part === null) return "–";
+  const shown = fixedTo(after.reward - before.reward)(Math.abs(part));
+  return `${Number(shown) === 0 ? "±" : part < 0 ? "−" : "+"}${shown}`;
 }
 
 /** The values of a property in two steps; `part` is their part of the change of the mean reward, of which all make the whole. */
@@ -75,7 +86,7 @@ function rewardCauses(before, after) {
 }
 function causeItem(run, before, after, { property, name, part, ...row }) {
   const side = (digest, value) => [integer(value.rollouts), " rollouts with reward ", number(value.reward), example(run, digest, value)];
-  return el("li", { class: "row" }, el("b", { class: "number" }, signed(part)), el("span", {}, el("span", { class: "dim" }, `${PROPERTIES[property]}: `), named(run, after, property, name)),
+  return el("li", { class: "row" }, el("b", { class: "number" }, partOf(before, after, part)), el("span", {}, el("span", { class: "dim" }, `${PROPERTIES[property]}: `), named(run, after, property, name)),
     el("span", { class: "dim small" }, side(before, row.before), ", then ", side(after, row.after)));
 }
 const named = (run, digest, property, name) => name === null ? el("span", { class: "dim" }, "none of these") : el("a", { href: linkTo(run.name, "rollouts", null, { step: digest.step, [property]: name }) }, property === "stop" ? name.replaceAll("_", " ") : name);
@@ -88,7 +99,7 @@ function propertyTable(run, before, after, property, title) {
   const side = (digest, value) => [[integer(value.rollouts), example(run, digest, value)], percent(share(digest, value)), number(value.reward)];
   const heads = [HEADS[property], ...[before, after].flatMap(({ step }) => [`step ${step}`, "share", "reward"]), "share changed by", divides ? "part of the reward's change" : null];
   return dataTable(title, heads.filter(Boolean), rows.map(row => [named(run, after, property, row.name), ...side(before, row.before), ...side(after, row.after),
-    `${signed((share(after, row.after) - share(before, row.before)) * 100)} %`, ...(divides ? [signed(row.part)] : [])]));
+    `${signed((share(after, row.after) - share(before, row.before)) * 100)} %`, ...(divides ? [partOf(before, after, row.part)] : [])]));
 }
 function measureTable(before, after) {
   return dataTable("Lengths and times", ["Mean of a rollout", `step ${before.step}`, `step ${after.step}`, "changed by"], MEASURES.filter(([name]) => before[name] !== null || after[name] !== null).map(([name, title, format]) =>
