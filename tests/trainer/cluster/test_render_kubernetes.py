@@ -32,7 +32,8 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 run = sys.argv[sys.argv.index("--out") + 1]
 with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
-print("rank", os.environ["RANK"], "resumes" if "--resume" in sys.argv else "starts", flush=True)
+does = "resumes" if "--resume" in sys.argv else "starts"
+os.write(1, f"rank {os.environ['RANK']} {does}\\n".encode())  # At once: lines of the pod's ranks stay whole.
 if "--resume" in sys.argv:
     sys.exit(0)
 if os.environ["RANK"] != "0":
