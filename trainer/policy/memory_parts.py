@@ -10,12 +10,12 @@ from trainer.policy.errors import PolicyError
 
 GIB = 1024**3
 SMALLER_MODEL = "use a smaller model"
-Phase = Literal["loading", "generating", "pass", "optimizer step", "publishing"]
+Phase = Literal["loading", "generating", "pass", "end of a pass", "optimizer step", "publishing"]
 """What a run does, one after the other; in modes that generate during updates, parts of generating are in all."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-LOADED: tuple[Phase, ...] = ("generating", "pass", "optimizer step", "publishing")
+LOADED: tuple[Phase, ...] = ("generating", "pass", "end of a pass", "optimizer step", "publishing")
 """All but loading."""
-UPDATE: tuple[Phase, ...] = ("pass", "optimizer step")
+UPDATE: tuple[Phase, ...] = ("pass", "end of a pass", "optimizer step")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,9 @@ HEAP_SLACK = 1.75
 model, with and without checkpointing and adapters, beside the same passes with a threshold of 1 MiB."""
 LOGITS_COPIES = 4
 """Copies of a chunk's logits in a forward pass."""
+TIED_GRADIENTS = 3
+"""Gradients of an embedding that is the head, too, at the end of a backward pass: one of each use, and their sum, which
+is then added to that of earlier passes."""
 SAMPLING_COPIES = 7
 """Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
 FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
@@ -107,7 +110,8 @@ def _plan_rank(
     state = [replace(part, size=part.size // shards) for part in plan_training(model, update, algorithm)]
     if is_offloaded and torch.cuda.is_available():
         state = list(_offloaded(state, model))
-    return state, plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
+    passes = plan_update_pass(model, update.model_copy(update={"chunk": min(update.chunk, longest)}), longest)
+    return state, [*passes, *plan_embedding_gradients(model, update)]
 
 
 def _cache_phases(holding: Holding) -> tuple[Phase, ...]:
@@ -200,6 +204,15 @@ def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[Me
     ]
 
 
+def plan_embedding_gradients(model: Any, update: UpdateSettings) -> Iterator[MemoryPart]:
+    """What the end of a backward pass, which has no activations any more, needs for the embedding's gradient."""
+    if update.lora:
+        return
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    size = FLOAT_BYTES * embedding.numel() * (TIED_GRADIENTS if embedding is head else 1)
+    yield MemoryPart("copies of the embedding's gradient", size, USE_LORA, ("end of a pass",))
+
+
 def plan_allocator(model: Any, update: UpdateSettings, tokens: int) -> MemoryPart:
     """What the C library keeps of freed tensors of a layer and of a chunk's logits, since its heap is too fragmented to
     use them again.
@@ -216,7 +229,7 @@ def plan_allocator(model: Any, update: UpdateSettings, tokens: int) -> MemoryPar
     sizes = [(FLOAT_BYTES * tokens * width, count) for width, count in counts]
     sizes.append((FLOAT_BYTES * min(update.chunk, tokens) * config.vocab_size, LOGITS_COPIES))
     size = int(HEAP_SLACK * sum(size * count for size, count in sizes if size < HEAP_BYTES))
-    return MemoryPart("what the allocator keeps of freed memory", size, remedy="", during=("pass",))
+    return MemoryPart("what the allocator keeps of freed memory", size, remedy="", during=("pass", "end of a pass"))
 
 
 def vision_bytes_per_token(model: Any, update: UpdateSettings) -> int:

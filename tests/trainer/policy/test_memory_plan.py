@@ -167,6 +167,22 @@ def test_optimizer_step_has_two_copies_of_the_largest_weight_and_no_activations(
     assert plan.needed_during("optimizer step") == plan.needed - passes + 8 * largest
 
 
+@pytest.mark.parametrize(("tied", "copies"), [(True, 3), (False, 1)])
+def test_end_of_a_pass_has_three_gradients_of_an_embedding_that_is_the_head_too(
+    tmp_path: Path, tied: bool, copies: int
+) -> None:
+    model = tiny_model()
+    model.config.tie_word_embeddings = tied
+    model.config.save_pretrained(tmp_path)
+    embedding = 4 * model.get_input_embeddings().weight.numel()
+    plan = make_plan(tmp_path, tokens=1)
+    assert part_size(plan, "copies of the embedding's gradient") == copies * embedding
+    update = plan.needed_during("optimizer step") - part_size(plan, "copies in the optimizer")
+    passes = copies * embedding + part_size(plan, "what the allocator")
+    assert plan.needed_during("end of a pass") == update + passes, "activations and logits are freed by then"
+    assert part_size(make_plan(tmp_path, lora=LoraSettings()), "copies of the embedding's gradient") == 0
+
+
 @pytest.mark.parametrize("launcher", [{}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}])
 def test_ranks_of_any_launcher_share_no_weights_with_the_engine(
     folder: Path, monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str]
