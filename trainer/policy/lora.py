@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from trainer.engine.base import Adapters, AdapterShape, PolicyWeights
 from trainer.policy.errors import PolicyError
+from trainer.policy.process_memory import trim_heap
 from trainer.policy.settings import LoraSettings
 from trainer.policy.shards import has_shards, load_model_tensors, read_model_sizes
 
@@ -148,6 +149,12 @@ class LoraWeights(PolicyWeights):
             self._merged = merge_adapters(self._model)
             self.gather_s += time.monotonic() - began
         return self._merged
+
+    def free(self) -> None:
+        """Drops the merged weights, which the engine has taken."""
+        if self._merged is not None:
+            self._merged = None
+            trim_heap(self._model)
 
     def adapters(self) -> Adapters:
         named = {name: value.detach() for name, value in self._model.named_parameters() if MARK in name}

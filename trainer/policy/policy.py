@@ -22,6 +22,7 @@ from trainer.policy.errors import PolicyError
 from trainer.policy.learning_rate import choose_rates
 from trainer.policy.logprobs import LogprobReader, Logprobs, LogprobSource
 from trainer.policy.optimizers import build_optimizers, clip_gradients, fill_gradients, learning_rate_factor
+from trainer.policy.process_memory import trim_heap
 from trainer.policy.ranks import ONE_RANK, Ranks
 from trainer.policy.settings import CriticSettings, UpdateSettings
 from trainer.policy.shards import (
@@ -139,6 +140,7 @@ class Policy:
             fill_gradients(optimizer)
             optimizer.step()
         self.zero_grad()
+        trim_heap(self.model)
         self.steps += 1
         return {"update/grad_norm": float(norm), "update/lr": self.settings.rates.adamw * factor}
 

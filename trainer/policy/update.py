@@ -24,6 +24,7 @@ from trainer.policy.microbatch import MetricMeans, split_evenly
 from trainer.policy.old_logprobs import compute_critic_values, compute_reference_kl, recompute_logprobs
 from trainer.policy.pass_progress import PassProgress
 from trainer.policy.policy import Policy
+from trainer.policy.process_memory import trim_heap
 from trainer.policy.rank_metrics import measure_ranks
 
 MAX_EXACT_MISMATCH = 1e-4
@@ -230,6 +231,7 @@ class PolicyUpdater:
                 part = compute_loss(new.logprobs_T, batch, advantages.totals, self._algorithm)
                 value = part.value * minibatches
                 value.backward()  # type: ignore[no-untyped-call]
+            trim_heap(self._policy.model)
             loss += value.item()
             self._passes, self._passed_tokens = self._passes + 1, self._passed_tokens + len(batch.ids_T)
             self.on_pass(self._passes, self._total_passes, self._passed_tokens)

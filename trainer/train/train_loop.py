@@ -185,6 +185,8 @@ class TrainLoop:
         await self.engine.publish(weights, step)
         total = time.monotonic() - began
         gather_s = weights.gather_s if isinstance(weights, PolicyWeights) else 0.0
+        if isinstance(weights, LoraWeights):
+            await self.thread.run(weights.free)
         metrics = {"time/publish/gather_s": gather_s, "time/publish/transfer_s": total - gather_s}
         sent = self.engine.published_bytes
         return metrics | ({"publish/megabytes": sent / 1e6} if sent else {})

@@ -25,6 +25,7 @@ from trainer.distributed import follow, write_shards
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.lead import LeadPolicy, wait_for_shards
 from trainer.distributed.rank_commands import Command, LeaderChannel
+from trainer.distributed.rank_environment import LAUNCHED
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.watchdog import Watchdog
 from trainer.distributed.write_shards import WRITTEN_KEY, find_unwritten
@@ -222,6 +223,7 @@ def test_store_that_is_lost_names_no_rank(tmp_path: Path) -> None:
 def test_rank_that_has_another_run_folder_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(LAUNCHED, "1")  # Its output goes to a file already.
     monkeypatch.setattr(follow, "LOOK_S", 0.0)
     (tmp_path / "there").touch()
     assert check_mark(tmp_path / "there") == ""
@@ -238,6 +240,7 @@ def test_run_folder_that_a_shared_disk_shows_late_is_looked_for_again(
         mark.parent.mkdir(parents=True)
         mark.touch()
 
+    monkeypatch.setenv(LAUNCHED, "1")
     monkeypatch.setattr(follow, "_refresh", appear)
     assert check_mark(mark) == ""
 

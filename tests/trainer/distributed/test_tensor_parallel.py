@@ -38,6 +38,9 @@ from trainer.policy.update import PolicyUpdater
 TOLERANCE = 1e-5
 """Wider than that of ranks that share no matrix: a product is summed in as many parts, and rounded once for each.
 Over the steps that adds up: 3.4e-6 was seen at the last ones."""
+WEIGHT_TOLERANCE = 1e-4
+"""AdamW divides each gradient by its size, so that what is left of rounding where one is nearly 0 moves a weight by a
+part of the rate at each step: 3.8e-5 was seen."""
 MUON_RATE = 2e-3
 CASES = (
     "grpo, KL in the loss, two epochs of two minibatches",
@@ -75,7 +78,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(
             assert split[name] == pytest.approx(metrics[name], rel=TOLERANCE, abs=TOLERANCE), name
     gathered = policy.weights
     assert gathered.keys() == weights.keys()
-    assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < 1e-5
+    assert max(float((gathered[name] - value).abs().max()) for name, value in weights.items()) < WEIGHT_TOLERANCE
 
 
 def open_muon(model: Path, channel: LeaderChannel | None) -> tuple[Policy, PolicyUpdater]:
