@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -38,8 +39,19 @@ def keep_exit_code() -> Iterator[None]:
         raise
 
 
-def follow_rank_0(load: Callable[[], tuple[TrainSettings, str]]) -> int:
-    """Runs this rank; returns its exit code. Rank 0 reports what is wrong with this rank's settings."""
+def follow_and_exit(load: Callable[[], tuple[TrainSettings, str]]) -> NoReturn:
+    """Runs this rank, and ends the process at once: torch's threads may abort it while the interpreter ends.
+
+    To a launcher that would be another failed rank, and its job would not end while this one is started again.
+    """
+    code = _follow_rank_0(load)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _follow_rank_0(load: Callable[[], tuple[TrainSettings, str]]) -> int:
+    """Returns this rank's exit code. Rank 0 reports what is wrong with its settings."""
     from trainer.distributed.follow import follow
     from trainer.distributed.settings import DistributedSettings
 

@@ -17,7 +17,7 @@ from gateway.errors import ConfigError
 from gateway.version import print_version
 from trainer.cli.errors import RUN_FILE, report_errors
 from trainer.cli.options import NO_SHELL_HELP, RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
-from trainer.cli.rank import follow_rank_0, is_other_rank, keep_exit_code
+from trainer.cli.rank import follow_and_exit, is_other_rank, keep_exit_code
 from trainer.cli.ray_job import check_ray_options, run_settings_on_ray
 from trainer.cli.read_commands import serve_while_training
 from trainer.cli.restart import has_run_to_resume, restarts_ranks, train_with_restarts
@@ -124,7 +124,7 @@ def train(
         if ray is not None and not dry_run:
             run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)
         elif is_other_rank() and not dry_run:
-            raise typer.Exit(follow_rank_0(load))
+            follow_and_exit(load)
         else:
             flags = {"dry_run": dry_run, "accept_data": accept_data, "uses_saved": resume and config is None}
             _train_or_restart(load(), verbose=verbose, resume=resume, view=view, **flags)

@@ -210,7 +210,7 @@ async def open_ranks(
     `needs` is the memory of each other rank.
     """
     environment = detect_environment()
-    if environment is None and settings.ranks == 1:
+    if count_ranks(settings) == 1:
         yield None
         return
     require_torch()

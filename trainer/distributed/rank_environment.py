@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.errors import ConfigError
+from trainer.distributed.rank_output import KEPT
 
 if TYPE_CHECKING:
     from trainer.distributed.settings import DistributedSettings
 
 LAUNCHED = "MTRL_RANK_PIPE"
 """Set in the environment of a rank that `--ranks N` started; its standard input ends with its parent."""
+JOB_LAUNCHERS = ("TORCHELASTIC_RUN_ID", KEPT)
+"""Set by torchrun, and by Ray and in rendered jobs: one rank of theirs trains alone, since it may be all that is left.
+Elsewhere a process alone, such as a single task of srun, may start ranks itself."""
 FIRST_SLURM_PORT = 20000
 SLURM_PORTS = 20000
 
@@ -33,7 +37,7 @@ class RankEnvironment:
 
 
 def detect_environment(variables: Mapping[str, str] = os.environ) -> RankEnvironment | None:
-    """The ranks that a launcher started; None if this process was started alone."""
+    """The ranks that a launcher started; None if this process was started alone, and may start ranks itself."""
     if "RANK" in variables and "WORLD_SIZE" in variables:
         launcher = "--ranks" if LAUNCHED in variables else "torchrun"
         rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
@@ -51,7 +55,7 @@ def detect_environment(variables: Mapping[str, str] = os.environ) -> RankEnviron
         port = _number(variables, "MASTER_PORT", FIRST_SLURM_PORT + step % SLURM_PORTS)
     else:
         return None
-    if size == 1:
+    if size == 1 and not any(name in variables for name in JOB_LAUNCHERS):
         return None
     if not 0 <= rank < size:
         raise ConfigError(f"{launcher} gave this process rank {rank} of {size}", remedy="correct its environment")

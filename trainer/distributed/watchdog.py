@@ -22,6 +22,8 @@ from torch._C._distributed_c10d import Store
 BEAT_KEY = "beat/{}"
 BEAT_S = 1.0
 TICK_S = 0.25
+END_S = 2.0
+"""How long the threads may take to end: the store may be lost, and not answer."""
 LONGEST_TICK_S = 2.0
 """Of a longer pause between two ticks, so much counts: this process was stopped too, and nobody was late meanwhile."""
 TORCH = str(Path(torch.__file__).parent)
@@ -65,12 +67,16 @@ class Watchdog:
     def watching(self, ranks: Sequence[int], look: Look) -> Iterator[None]:
         """Listens to the heartbeats of these ranks, and looks what is wrong, until the context is left."""
         self._seen = dict.fromkeys(ranks, (b"", self.now_s))
-        for name, work in (("watchdog", partial(self._watch, look)), ("heartbeat", partial(self._beat, ranks))):
-            Thread(target=work, name=name, daemon=True).start()
+        works = {"watchdog": partial(self._watch, look), "heartbeat": partial(self._beat, ranks)}
+        threads = [Thread(target=work, name=name, daemon=True) for name, work in works.items()]
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             self._done.set()
+            for thread in threads:  # One that is asking the store while the interpreter ends would abort the process.
+                thread.join(END_S)
 
     def begin_stage(self, name: str, limit_s: float) -> None:
         """The calling thread does this from now on."""

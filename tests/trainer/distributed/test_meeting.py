@@ -35,7 +35,7 @@ from trainer.distributed.connect_ranks import (
 )
 from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
-from trainer.distributed.lead import open_ranks
+from trainer.distributed.lead import count_ranks, open_ranks
 from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel
 from trainer.distributed.rank_environment import (
     RankEnvironment,
@@ -44,6 +44,7 @@ from trainer.distributed.rank_environment import (
     first_node,
 )
 from trainer.distributed.rank_failures import read_failures
+from trainer.distributed.restart_ranks import is_restarted
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.watchdog import Watchdog
 from trainer.vision.image_processor import ImageProcessor
@@ -85,6 +86,16 @@ def test_ranks_of_torchrun_and_srun_are_detected() -> None:
     batch_script = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_NUM_TASKS"}
     assert detect_environment(batch_script) is None
     assert [first_node(nodes) for nodes in ("n1", "n1,n2", "a[7]b,c", "")] == ["n1", "n1", "a7b", ""]
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "MTRL_OUTPUT_KEPT"])
+async def test_rank_that_a_launcher_left_alone_trains_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = DistributedSettings(ranks=2)
+    for variable, value in (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1", name: "1"}).items():
+        monkeypatch.setenv(variable, value)
+    assert count_ranks(settings) == 1 and not is_restarted(settings)
+    async with open_ranks(settings, {}, Path("model"), Path("logs")) as channel:
+        assert channel is None
 
 
 def test_ranks_on_this_machine_are_counted() -> None:

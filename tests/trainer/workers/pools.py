@@ -47,6 +47,8 @@ class GatedEngine(ScriptedEngine):
         super().__init__(self._script)
         self._template = make_template(HERMES)
         self.gate = anyio.Event()
+        self.own_gates: dict[str, anyio.Event] = {}
+        """By task, of those that do not wait at the common one."""
         self.at_gate: Counter[str] = Counter()
         """How many requests wait, by task."""
 
@@ -55,7 +57,7 @@ class GatedEngine(ScriptedEngine):
             task = key.split("/")[1]
             self.at_gate[task] += 1
             try:
-                await self.gate.wait()
+                await self.own_gates.get(task, self.gate).wait()
             finally:
                 self.at_gate[task] -= 1
         return await super().generate(ids, sampling, key=key, **more)
