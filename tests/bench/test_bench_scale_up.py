@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import scale_up
+from bench import plan_large, scale_up
 from bench.scale_up_table import check_promises, format_results
 
 ABOUT = {"date": "2026-11-24", "machine": "2 cores", "versions": "Python 3.11"}
@@ -74,3 +74,8 @@ def test_failed_part_is_named_and_the_others_are_measured(tmp_path: Path, monkey
     absent = ("ranks", "workers", "unpaced", "large")
     assert others == [[f"the part {name!r} is measured", "not run", False] for name in absent]
     assert check_promises(content) == [tuple(promise) for promise in content["promises"]]
+
+
+def test_large_plan_is_possible_on_its_devices_and_has_all_rollouts_under_way() -> None:
+    measured = plan_large.measure(16, 400)
+    assert measured["kept"] and measured["under_way"] >= 400 and measured["part"] == 1
