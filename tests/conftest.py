@@ -50,7 +50,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave out the files of tests/slow_files.txt")
+    parser.addoption("--quick", action="store_true", help="leave out the files of tests/slow_files.txt, and trio")
     parser.addoption("--write-slow-files", action="store_true", help="write tests/slow_files.txt from this run")
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.measured_tests import is_measured
+
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("slow_files.txt")
 SLOW_S = 6.0
@@ -34,7 +36,7 @@ def format_slow_files(seconds: dict[str, float]) -> str:
 
 
 class SlowFiles:
-    """Orders tests by their files' seconds, longest first, and leaves slow files out of quick runs."""
+    """Orders tests by their files' seconds, longest first. Leaves slow files, and trio, out of quick runs."""
 
     def __init__(self, config: pytest.Config, slow: dict[str, float] | None = None) -> None:
         self._slow = read_slow_files() if slow is None else slow
@@ -48,6 +50,8 @@ class SlowFiles:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._is_quick:  # Coverage leaves out trio, too: what works under asyncio nearly always works there.
+            items[:] = [item for item in items if is_measured(item)]
         items.sort(key=lambda item: -self._slow.get(name_of(item.path), 0))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

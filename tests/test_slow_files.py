@@ -31,6 +31,16 @@ def test_quick_run_leaves_out_listed_files_and_no_others() -> None:
         assert plugin.pytest_ignore_collect(ROOT / file) is None
 
 
+def test_quick_run_leaves_out_trio() -> None:
+    for options, expected in ((("--quick",), ["asyncio"]), ((), ["asyncio", "trio"])):
+        items = [
+            SimpleNamespace(path=ROOT / "tests/a.py", callspec=SimpleNamespace(params={"anyio_backend": backend}))
+            for backend in ("asyncio", "trio")
+        ]
+        make_plugin(*options, slow={}).pytest_collection_modifyitems(cast("list[pytest.Item]", items))
+        assert [item.callspec.params["anyio_backend"] for item in items] == expected
+
+
 def test_tests_of_slow_files_come_first_and_stay_in_order() -> None:
     plugin = make_plugin(slow={"tests/long.py": 90.0, "tests/some.py": 10.0})
     names = ("quick::a", "some::a", "long::b", "long::a", "other::a")
