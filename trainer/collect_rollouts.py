@@ -27,6 +27,7 @@ from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names
 from trainer.engine.base import Capabilities, CountsTokens
 from trainer.engines import engine_notes, make_engine
+from trainer.environments.host_tape import record_host
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.scheduler import GroupStatus, Scheduler
@@ -58,6 +59,7 @@ REASONS_SHOWN = 5
 async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
     """Collects and saves rollouts; returns how many count. Everything is checked before the weights are loaded."""
     create_run_folder(settings.out)
+    host_tape = record_host(settings.environment_settings) if settings.record else None
     tasks = load_data(settings, settings.data)
     stepper = make_stepper(settings)
     host = make_agent_host(settings.agent)
@@ -68,6 +70,8 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
         gateway = record_gateway(gateway, tape)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gateway)
+        if host_tape is not None:
+            host_tape.start(settings.out / "tape")
         mistakes = check_task_names(tasks, gateway.specs) + check_state_names(tasks, gateway)
         mistakes += find_agent_mistakes(tasks) if host else []
         mistakes += [

@@ -17,6 +17,7 @@ from trainer.agents.find_mistakes import make_agent_host
 from trainer.collect_rollouts import load_run_settings
 from trainer.engine.base import EngineError, FinishReason, Generation, Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.environments.host_tape import replay_host
 from trainer.ledger import Author, Entry
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
@@ -29,7 +30,8 @@ async def replay_rollouts(run: Path, console: Console) -> bool:
     settings = load_run_settings(run)
     if not (run / "tape").exists():
         raise ConfigError("has no tape", file=run, remedy="make the run with --record")
-    tasks = {task.id: task for task in load_data(settings, settings.data)}
+    with replay_host(settings.environment_settings, run / "tape"):
+        tasks = {task.id: task for task in load_data(settings, settings.data)}
     recorded = list(replayable_rollouts(Rollouts(run)))
     different = 0
     host = make_agent_host(settings.agent)

@@ -16,7 +16,14 @@ from tests.trainer.model_folders import save_tiny_model
 from trainer.cli import app
 from trainer.environments.host_process import stop_hosts
 
-NAMES = {"gymnasium": "FrozenLake-v1", "textarena": "GuessTheNumber-v0", "openenv": ""}
+ENVIRONMENTS = {
+    "gymnasium": "gymnasium:FrozenLake-v1",
+    "textarena": "textarena:GuessTheNumber-v0",
+    "openenv": "openenv:",
+    "verifiers-v0": "verifiers:shop_env",
+    "verifiers": "verifiers:market_taskset",
+}
+"""By the name of the interpreter."""
 RECORD = ["rollout", "--config", "run.yaml", "--out", "runs/x", "--n", "2", "--record", "--engine", "torch"]
 
 
@@ -26,22 +33,24 @@ def make_link(file: Path, python: str) -> None:
     file.chmod(0o755)
 
 
-@pytest.mark.parametrize("framework", NAMES)
+@pytest.mark.parametrize("interpreter", ENVIRONMENTS)
 async def test_tape_is_replayed_with_nothing_installed(
-    framework: str, write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    interpreter: str, write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "empty"))
     python_here = tmp_path / "python"
     async with AsyncExitStack() as stack:
-        name = NAMES[framework]
-        text = RUN
-        if framework == "openenv":
-            name = (await stack.enter_async_context(open_vault()))[1]
+        environment, text = ENVIRONMENTS[interpreter], RUN
+        if interpreter == "openenv":
+            environment += (await stack.enter_async_context(open_vault()))[1]
             text = text.replace("python: {python}, ", "")
         else:
-            make_link(python_here, python_of(framework))
+            make_link(python_here, python_of(interpreter))
+        framework = environment.partition(":")[0]
+        if framework == "verifiers":
+            text = text.replace("n_tasks: 2, max_steps: 3", "rows: 2")
         model = save_tiny_model(tmp_path / "model")
-        given = {"model": model, "environment": f"{framework}:{name}", "framework": framework}
+        given = {"model": model, "environment": environment, "framework": framework}
         write("run.yaml", text.format(**given, python=python_here))
         recorded = await to_thread.run_sync(lambda: CliRunner().invoke(app, RECORD))
         assert recorded.exit_code == 0, recorded.output

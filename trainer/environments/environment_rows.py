@@ -28,7 +28,7 @@ def read_rows(settings: RunnerSettings, name: str) -> list[Row] | None:
     host, rows = get_host(settings), list[Row]()
     while len(rows) < settings.rows:
         wanted = min(PAGE, settings.rows - len(rows))
-        page = host.request("rows", split=split or SPLITS[0], start=len(rows), count=wanted)
+        page = host.rows(split or SPLITS[0], len(rows), wanted)
         rows += [_read_row(host, row, split or SPLITS[0], len(rows) + number) for number, row in enumerate(page)]
         if len(page) < wanted:
             break

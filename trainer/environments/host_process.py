@@ -6,15 +6,16 @@ A process that has died or hangs is replaced for later rollouts; those that it h
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
@@ -25,6 +26,11 @@ from gateway.native.thread_pool import call_soon
 from trainer.environments.host_child import EXIT_S, ChildEnded, ChildRefused, HostChild
 from trainer.environments.interpreters import require_interpreter
 from trainer.environments.settings import EnvironmentSettings
+
+if TYPE_CHECKING:
+    from trainer.environments.host_tape import HostTape
+
+log = logging.getLogger(__name__)
 
 SERVER = Path(__file__).with_name("host_server.py")
 MAX_STARTS = 4
@@ -48,6 +54,8 @@ class EnvironmentHost:
         self.start_times: deque[float] = deque(maxlen=MAX_STARTS)
         self.about: Mapping[str, Any] = {}
         """What the process said about the environment when it was loaded."""
+        self.tape: HostTape | None = None
+        """Where rows and scores are recorded."""
         self._child: HostChild | None = None
         self._retired: list[HostChild] = []
         """Processes with a step that hangs, which end with their last episode."""
@@ -104,6 +112,23 @@ class EnvironmentHost:
             return child.send(operation, fields).result(self.settings.timeout_s)
         except (ChildEnded, ChildRefused, FutureTimeout) as error:
             raise self._failure(operation, error) from error
+
+    def rows(self, split: str, start: int, count: int) -> list[Any]:
+        """Some rows of the environment's data."""
+        rows: list[Any] = self.request("rows", split=split, start=start, count=count)
+        if self.tape is not None:
+            self.tape.add_rows((split, start, count), rows)
+        return rows
+
+    def score(self, starts: int, rollouts: Sequence[str]) -> list[Any]:
+        """The scores of a group's rollouts; None for each if the process that played them has ended since."""
+        if starts != self.starts:
+            log.warning("rollouts are not scored: the process of their environment has ended since")
+            return [None] * len(rollouts)
+        scores: list[Any] = self.request("score", rollouts=[*rollouts])
+        if self.tape is not None:
+            self.tape.add_scores(starts, rollouts, scores)
+        return scores
 
     async def request_async(self, operation: str, **fields: Any) -> Any:
         """Sends a request and waits for the answer, in any event loop."""
@@ -228,6 +253,23 @@ def get_host(settings: EnvironmentSettings) -> EnvironmentHost:
     """The host of an environment; all parts of a run share it."""
     with _hosts_lock:
         return _hosts.setdefault(host_key(settings), EnvironmentHost(settings))
+
+
+@contextmanager
+def replace_host(host: EnvironmentHost) -> Iterator[None]:
+    """Takes another host for its environment, such as a tape's, for some time."""
+    key = host_key(host.settings)
+    with _hosts_lock:
+        before = _hosts.get(key)
+        _hosts[key] = host
+    try:
+        yield
+    finally:
+        with _hosts_lock:
+            if before is None:
+                _hosts.pop(key, None)
+            else:
+                _hosts[key] = before
 
 
 def stop_hosts() -> None:

@@ -32,8 +32,7 @@ def make_environment_stepper(settings: EnvironmentSettings) -> Stepper:
     """What runs between two turns."""
     if isinstance(settings, EpisodeSettings):
         return cast(Stepper, EpisodeStepper(settings))
-    inline = isinstance(settings, RunnerSettings) and settings.reasoning == "inline"
-    return cast(Stepper, EnvironmentStepper(get_host(settings), inline_reasoning=inline))
+    return cast(Stepper, EnvironmentStepper(cast(RunnerSettings, settings)))
 
 
 def find_environment_rows(settings: EnvironmentSettings, name: str) -> list[Row] | None:

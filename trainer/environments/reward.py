@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.environments.environment_stepper import INFO
+from trainer.environments.episode_stepper import INFO
 from trainer.environments.host_process import EnvironmentFailed, find_host
 from trainer.reward.attempt import Attempt
 
@@ -18,17 +18,17 @@ def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -
 
     Metrics of episodes are `steps`, `terminated` and `truncated`. A runner scores a group's rollouts together.
     """
-    scores = [_score_episode(attempt) for attempt in attempts]
+    scores: list[Mapping[str, Any] | None] = [_score_episode(attempt) for attempt in attempts]
     for key, starts in {_host_of(attempt) for attempt, score in zip(attempts, scores, strict=True) if not score}:
         host = find_host(key)
-        if host is None or host.starts != starts:
-            log.warning("rollouts are not scored: the process of their environment has ended since")
+        if host is None:
+            log.warning("rollouts are not scored: their environment is not open in this process")
             continue
         places = [
             place for place, attempt in enumerate(attempts) if not scores[place] and _host_of(attempt) == (key, starts)
         ]
         names = [attempts[place].infos[INFO]["rollout"] for place in places]
-        for place, score in zip(places, host.request("score", rollouts=names), strict=True):
+        for place, score in zip(places, host.score(starts, names), strict=True):
             scores[place] = score
     return [_pick(score, metric) for score in scores]
 
@@ -46,7 +46,9 @@ def _host_of(attempt: Attempt) -> tuple[str, int]:
     return info["host"], info["starts"]
 
 
-def _pick(score: Mapping[str, Any], metric: str | None) -> float | None:
+def _pick(score: Mapping[str, Any] | None, metric: str | None) -> float | None:
+    if not score:
+        return None
     if error := score.get("error"):
         log.warning("a rollout is not scored: %s", error)
     value = score.get("reward") if metric is None else score.get("metrics", {}).get(metric)

@@ -26,6 +26,7 @@ from trainer.data.tasks import check_task_names, iterate_texts
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, leave_gpus, make_engine
+from trainer.environments.host_tape import record_host
 from trainer.policy.learning_rate import choose_rates
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.scorer import GivenRewards, Scorer
@@ -305,6 +306,7 @@ async def open_job(
         raise ConfigError(problem, remedy="continue or evaluate it in the script that made it: docs/migration-trl.md")
     objects = objects or NO_OBJECTS
     read_worker_token(settings.rollout)
+    host_tape = record_host(settings.environment_settings) if tape else None
     tasks = load_tasks(settings, objects)
     stepper = objects.make_stepper() if objects.make_stepper else make_stepper(settings)
     host = make_agent_host(settings.agent)
@@ -316,6 +318,8 @@ async def open_job(
         if tape is not None:
             used_gateway = record_gateway(used_gateway, tape)  # type: ignore[arg-type]
         await stack.enter_async_context(used_gateway)
+        if tape is not None and host_tape is not None:
+            host_tape.start(tape)
         if gateway is None and (mistakes := find_mistakes(settings, tasks, used_gateway)):
             raise ConfigErrors(mistakes)
         model = await prepare_model(settings, on_warm_start)

@@ -6,7 +6,8 @@ The tape answers the tool calls, and the recorded ledgers replace the engine.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from gateway.types import EMPTY
 from trainer.algorithms.settings import MismatchSettings
 from trainer.algorithms.train_batch import build_train_batch, has_learning_signal
 from trainer.engine.scripted import ScriptedEngine
+from trainer.environments.host_tape import replay_host
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.replay_rollouts import describe_difference, replayable_rollouts, scripted_policy
@@ -49,7 +51,7 @@ async def replay_step(run: Path, step: int, console: Console) -> bool:
         raise ConfigError("the run has no tape", file=run, remedy="make the run with `record: true`")
     settings = locate_settings(run, settings)
     before = recorded[step].metrics
-    async with open_job(settings, gateway=ReplayGateway(tape)) as job:
+    async with _open_replay(settings, tape) as job:
         _restore_tasks(job, recorded)
 
         def log(text: str) -> None:
@@ -66,6 +68,14 @@ async def replay_step(run: Path, step: int, console: Console) -> bool:
         loss = f"the loss is {before['loss']!r}" if "loss" in before else "the step trained on nothing"
         console.print(f"{loss}, as recorded", markup=False)
     return not differing and not changed
+
+
+@asynccontextmanager
+async def _open_replay(settings: TrainSettings, tape: Path) -> AsyncIterator[Job]:
+    """The job, with a tape that answers for tools and environments."""
+    with replay_host(settings.environment_settings, tape):
+        async with open_job(settings, gateway=ReplayGateway(tape)) as job:
+            yield job
 
 
 @dataclass
