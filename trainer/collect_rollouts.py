@@ -27,7 +27,7 @@ from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names
 from trainer.engine.base import Capabilities, CountsTokens
 from trainer.engines import engine_notes, make_engine
-from trainer.environments.host_tape import record_host
+from trainer.environments.recorded_host import record_host
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.scheduler import GroupStatus, Scheduler

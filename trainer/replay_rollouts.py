@@ -17,7 +17,7 @@ from trainer.agents.find_mistakes import make_agent_host
 from trainer.collect_rollouts import load_run_settings
 from trainer.engine.base import EngineError, FinishReason, Generation, Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.environments.host_tape import replay_host
+from trainer.environments.recorded_host import replay_host
 from trainer.ledger import Author, Entry
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout

@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -24,11 +24,9 @@ from anyio.lowlevel import current_token
 from gateway.errors import ConfigError, GatewayError
 from gateway.native.thread_pool import call_soon
 from trainer.environments.host_child import EXIT_S, ChildEnded, ChildRefused, HostChild
+from trainer.environments.host_tape import HostTape
 from trainer.environments.interpreters import require_interpreter
 from trainer.environments.settings import EnvironmentSettings
-
-if TYPE_CHECKING:
-    from trainer.environments.host_tape import HostTape
 
 log = logging.getLogger(__name__)
 

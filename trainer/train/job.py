@@ -26,7 +26,7 @@ from trainer.data.tasks import check_task_names, iterate_texts
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, leave_gpus, make_engine
-from trainer.environments.host_tape import record_host
+from trainer.environments.recorded_host import record_host
 from trainer.policy.learning_rate import choose_rates
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.scorer import GivenRewards, Scorer

@@ -20,7 +20,7 @@ from gateway.types import EMPTY
 from trainer.algorithms.settings import MismatchSettings
 from trainer.algorithms.train_batch import build_train_batch, has_learning_signal
 from trainer.engine.scripted import ScriptedEngine
-from trainer.environments.host_tape import replay_host
+from trainer.environments.recorded_host import replay_host
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.replay_rollouts import describe_difference, replayable_rollouts, scripted_policy

@@ -10,14 +10,15 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, GatewayError
 from gateway.tape import ReplayGateway, record_gateway
 from tests.conftest import Write
 from tests.trainer.policy_scripts import render_calls
 from tests.trainer.verifiers.verifiers_runs import EnvironmentRuns, make_settings, open_environment
 from trainer.cli import app
 from trainer.environments.host_process import EnvironmentFailed, find_host, host_key, stop_hosts
-from trainer.environments.host_tape import HOST_TAPE, HostTape, RecordedHost, record_host, replay_host
+from trainer.environments.host_tape import HOST_TAPE, HostTape
+from trainer.environments.recorded_host import RecordedHost, record_host, replay_host
 from trainer.replay_rollouts import describe_difference
 from trainer.reward.attempt import Attempt
 from trainer.rollout.rollout import StopReason
@@ -177,5 +178,5 @@ def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) 
 def test_disk_that_is_full_ends_the_scoring_with_its_reason() -> None:
     tape = HostTape()
     tape.add_rows(("train", 0, 1), [])
-    with pytest.raises(EnvironmentFailed, match="cannot be written"):
+    with pytest.raises(GatewayError, match="cannot be written"):
         tape.start(Path("/dev/null"))
