@@ -13,6 +13,9 @@ ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("slow_files.txt")
 SLOW_S = 6.0
 """Seconds from which on a file is in the list."""
+TIMEOUT_FACTOR = 10
+"""A test of a slow file may take this many times its file's seconds, where that is more than `timeout` in
+pyproject.toml: beside other work, a test of two minutes takes ten."""
 
 
 def read_slow_files(file: Path = LIST) -> dict[str, float]:
@@ -39,6 +42,7 @@ class SlowFiles:
     """Orders tests by their files' seconds, longest first. Leaves slow files, and trio, out of quick runs."""
 
     def __init__(self, config: pytest.Config, slow: dict[str, float] | None = None) -> None:
+        self._timeout_s = float(config.getini("timeout") or 0)
         self._slow = read_slow_files() if slow is None else slow
         self._is_quick = bool(config.getoption("--quick"))
         self._writes = bool(config.getoption("--write-slow-files")) and not hasattr(config, "workerinput")
@@ -52,6 +56,9 @@ class SlowFiles:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self._is_quick:  # Coverage leaves out trio, too: what works under asyncio nearly always works there.
             items[:] = [item for item in items if is_measured(item)]
+        for item in items:
+            if (limit_s := self._slow.get(name_of(item.path), 0) * TIMEOUT_FACTOR) > self._timeout_s:
+                item.add_marker(pytest.mark.timeout(limit_s), append=False)
         items.sort(key=lambda item: -self._slow.get(name_of(item.path), 0))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

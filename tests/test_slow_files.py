@@ -13,7 +13,7 @@ from tests.slow_files import ROOT, SLOW_S, SlowFiles, format_slow_files, read_sl
 
 
 def make_plugin(*options: str, slow: dict[str, float]) -> SlowFiles:
-    config = SimpleNamespace(getoption=lambda name: name in options)
+    config = SimpleNamespace(getoption=lambda name: name in options, getini=lambda name: 300)
     return SlowFiles(cast("pytest.Config", config), slow)
 
 
@@ -42,11 +42,25 @@ def test_quick_run_leaves_out_trio() -> None:
 
 
 def test_tests_of_slow_files_come_first_and_stay_in_order() -> None:
-    plugin = make_plugin(slow={"tests/long.py": 90.0, "tests/some.py": 10.0})
+    plugin = make_plugin(slow={"tests/long.py": 20.0, "tests/some.py": 10.0})
     names = ("quick::a", "some::a", "long::b", "long::a", "other::a")
     items = [SimpleNamespace(path=ROOT / f"tests/{name.partition('::')[0]}.py", name=name) for name in names]
     plugin.pytest_collection_modifyitems(cast("list[pytest.Item]", items))
     assert [item.name for item in items] == ["long::b", "long::a", "some::a", "quick::a", "other::a"]
+
+
+def test_tests_of_slow_files_may_take_longer_beside_other_work() -> None:
+    markers: dict[str, list[pytest.Mark]] = {"slow": [], "quick": []}
+
+    def make_item(name: str) -> SimpleNamespace:
+        def add_marker(marker: pytest.MarkDecorator, append: bool) -> None:
+            markers[name].append(marker.mark)
+
+        return SimpleNamespace(path=ROOT / f"tests/{name}.py", add_marker=add_marker)
+
+    items = cast("list[pytest.Item]", [make_item("slow"), make_item("quick")])
+    make_plugin(slow={"tests/slow.py": 60.0, "tests/quick.py": 20.0}).pytest_collection_modifyitems(items)
+    assert [marker.args for marker in markers["slow"]] == [(600.0,)] and not markers["quick"]
 
 
 def test_list_is_written_from_the_seconds_of_a_run(tmp_path: Path) -> None:
