@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from trainer.demo.demos import load_demo
 from trainer.demo.warm_start import Progress, Recipe, warm_start
 from trainer.model import load_model
+from trainer.storage.temporary_folder import TemporaryFolder
 
 
 def cache_folder() -> Path:
@@ -28,8 +28,8 @@ def find_or_build_model(
     folder = cache / f"{recipe.demo}-{recipe_digest(recipe)}"
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as temporary:
-            _move_into_place(_build_model(Path(temporary) / "model", recipe, report), folder)
+        with TemporaryFolder(cache) as temporary:
+            _move_into_place(_build_model(temporary.path / "model", recipe, report), folder)
     return folder
 
 

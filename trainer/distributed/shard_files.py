@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
+from trainer.distributed.stored_weights import StoredWeight, find_stored_weights
 from trainer.model import ModelError, load_model
 
 ONE_FILE = "model.safetensors"
@@ -24,14 +24,15 @@ INDEX_FILE = "model.safetensors.index.json"
 class ShardFiles:
     """The weights in a model's folder, read part by part.
 
-    A model whose weights have another form in memory than in its files, such as stacked experts, is read as a whole.
+    Stacked experts are made of the stored tensors of each. For weights that have yet another form in the files, the
+    model is read as a whole.
     """
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
         self._folder, self._model = folder, model
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
-        self._names: Mapping[str, str] = {}
+        self._stored: Mapping[str, StoredWeight] = {}
         self._whole: Mapping[str, Tensor] | None = None
 
     def __enter__(self) -> Self:
@@ -42,6 +43,7 @@ class ShardFiles:
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             self._stack.close()
             raise ModelError(f"{self._folder}: the weights cannot be read: {error}; copy the folder again") from error
+        self._stored = find_stored_weights(self._model, self._files)
         return self
 
     def __exit__(
@@ -51,25 +53,28 @@ class ShardFiles:
 
     def read(self, name: str, shape: torch.Size, place: tuple[slice, ...]) -> Tensor:
         """A part of a weight of the model, in float32."""
-        source = self._find(name, shape)
-        if source is not None:
+        stored = self._stored.get(name, StoredWeight())
+        if stored.only_name and tuple((source := self._open(stored.only_name)).get_shape()) == tuple(shape):
             part: Tensor = source[place or slice(None)]
             return part.to(torch.float32, copy=True)  # Not the file's own memory, which changes when it is replaced.
+        if shape and stored.has_experts(shape[0]):
+            return self._read_experts(stored, shape, place)
         if self._whole is None:
             self._whole = load_model(self._folder).state_dict()
         if name not in self._whole:
             raise ModelError(f"{self._folder}: it has no weight {name}; copy the folder again")
         return self._whole[name][place].clone()
 
-    def _find(self, name: str, shape: torch.Size) -> Any:
-        """The weight's slices in a file; None if it has another name or form there."""
-        placeholder = torch.empty(shape, device="meta")
-        in_files = revert_weight_conversion(self._model, {name: placeholder})
-        file_name = next(iter(in_files))
-        if len(in_files) != 1 or in_files[file_name] is not placeholder or file_name not in self._files:
-            return None
-        found = self._files[file_name].get_slice(file_name)
-        return found if tuple(found.get_shape()) == tuple(shape) else None
+    def _read_experts(self, stored: StoredWeight, shape: torch.Size, place: tuple[slice, ...]) -> Tensor:
+        experts, *rest = place
+        if not len(range(*experts.indices(shape[0]))):
+            return torch.empty(torch.empty(shape, device="meta")[place].shape)
+        part = stored.stack_experts(experts, lambda name: self._open(name)[:])
+        return part[:, *rest].to(torch.float32)
+
+    def _open(self, stored_name: str) -> Any:
+        """A stored tensor, of which slices can be read."""
+        return self._files[stored_name].get_slice(stored_name)
 
     def _list_files(self) -> list[str]:
         index = self._folder / INDEX_FILE

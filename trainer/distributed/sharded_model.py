@@ -45,12 +45,12 @@ def build_sharded_model(
     prepare(model)
     new = _remove_weights(model)
     setattr(model, COMPUTE_DEVICE, ranks.device)
-    if ranks.tensor_mesh is not None:
-        split_layers(model, ranks.tensor_mesh)
-    _shard(model, ranks, dtype)
     parameters: dict[int, nn.Parameter] = {}
     state: dict[str, Tensor] = {}
     with ShardFiles(folder, model) as files:
+        if ranks.tensor_mesh is not None:
+            split_layers(model, ranks.tensor_mesh)
+        _shard(model, ranks, dtype)
         for name, value in model.named_parameters(remove_duplicate=False):
             if id(value) not in parameters:
                 ranks.report(f"reading {name}", ranks.settings.disk_timeout_s)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import Qwen3ForCausalLM
 
 from tests.forked_python import ForkedPopen
+from tests.trainer.distributed.expert_models import KINDS, save_expert_model
 from tests.trainer.distributed.rank_pools import make_updater, running_ranks
 from tests.trainer.distributed.test_any_number_of_ranks import LEARNING_RATE, batches_of
 from tests.trainer.policy.tiny_policies import tiny_model
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.launch_ranks import MODULE
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.model import SHARDS_FOLDER
+from trainer.model import SHARDS_FOLDER, load_model
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
@@ -49,17 +51,16 @@ class CountingFiles(ShardFiles):
         peaks.append(allocated())
         return part
 
-    def _find(self, *arguments):
-        found = super()._find(*arguments)
-        return found and CountingSlice(found)
+    def _open(self, name):
+        return CountingSlice(super()._open(name))
 
 
 class CountingSlice:
-    def __init__(self, found):
-        self._found = found
+    def __init__(self, opened):
+        self.opened, self.get_shape = opened, opened.get_shape
 
     def __getitem__(self, place):
-        part = self._found[place]
+        part = self.opened[place]
         sizes.append(part.nbytes)
         return part
 
@@ -155,15 +156,40 @@ def test_each_rank_reads_and_allocates_only_its_part_of_the_model(
     whole = sum(value.nbytes for value in large.parameters())
     assert whole > 5e7
     del large
-    (tmp_path / "measured_rank.py").write_text(MEASURED_RANK)
-    monkeypatch.setattr(ForkedPopen, "_execute_child", measured(tmp_path / "measured_rank.py"))
-    with running_ranks(RANKS, tmp_path) as channel:
+    with measured_ranks(RANKS, tmp_path, monkeypatch) as channel:
         for folder in (model, tmp_path):  # The first one also loads libraries.
             make_updater(channel, folder, AlgorithmSettings(), UpdateSettings())
     for rank in range(1, RANKS):
         counts = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert counts["read"] == pytest.approx(whole / RANKS, rel=REPLICATED)
         assert counts["allocated"] < whole * 0.4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_rank_reads_and_allocates_only_its_experts(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are stored one by one, and stacked in the model."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    save_expert_model(small, kind)
+    model = save_expert_model(large, kind, hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
+    whole = sum(value.nbytes for value in model.parameters())
+    assert whole > 5e7
+    with measured_ranks(2, tmp_path, monkeypatch) as channel:
+        make_updater(channel, small, AlgorithmSettings(), UpdateSettings())
+        policy, _ = make_updater(channel, large, AlgorithmSettings(), UpdateSettings())
+        assert farthest(policy.weights, load_model(large).state_dict()) == 0
+    counts = json.loads((large / "rank-1.json").read_text())
+    assert counts["read"] == pytest.approx(whole / 2, rel=REPLICATED)
+    assert counts["allocated"] < whole * 0.6
+
+
+@contextmanager
+def measured_ranks(size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaderChannel]:
+    (folder / "measured_rank.py").write_text(MEASURED_RANK)
+    monkeypatch.setattr(ForkedPopen, "_execute_child", measured(folder / "measured_rank.py"))
+    with running_ranks(size, folder) as channel:
+        yield channel
 
 
 def measured(script: Path) -> Any:

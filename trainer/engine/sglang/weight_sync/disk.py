@@ -1,10 +1,12 @@
-"""Weight sync by disk: writes safetensors files to a folder that the servers read, and deletes it afterwards."""
+"""Weight sync by disk: writes safetensors files to a folder that the servers read, and deletes it afterwards.
+
+A folder whose process was killed is deleted by the next publish to the same place, see `storage/temporary_folder.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from trainer.engine.sglang.http_client import run_all
 from trainer.engine.sglang.weight_sync.base import SyncTarget, load_timeout_s, post_checked, split_into_buckets
+from trainer.storage.temporary_folder import TemporaryFolder
 
 BUCKET = 2**30
 """Bytes of weights in a file."""
@@ -33,20 +36,14 @@ class DiskSync:
     async def send(
         self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
     ) -> int:
-        folder = self._make_folder(version)
-        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": flush}
-        try:
-            size = await to_thread.run_sync(self._write_folder, folder, weights)
+        with await to_thread.run_sync(TemporaryFolder, self._folder, f"weights-{version}-") as folder:
+            body = {"model_path": str(folder.path), "weight_version": str(version), "flush_cache": flush}
+            size = await to_thread.run_sync(self._write_folder, folder.path, weights)
             await run_all(partial(self._send_to, target, body, load_timeout_s(size)) for target in targets)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return size
 
     async def _send_to(self, target: SyncTarget, body: Mapping[str, object], within: float) -> None:
         await post_checked(target.client, "/update_weights_from_disk", body, within=within)
-
-    def _make_folder(self, version: int) -> Path:
-        return Path(tempfile.mkdtemp(prefix=f"weights-{version}-", dir=self._folder)).absolute()
 
     def _write_folder(self, folder: Path, weights: Mapping[str, Tensor]) -> int:
         """Writes the weights into the folder; returns how many bytes they have."""
