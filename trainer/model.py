@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import cast
 
@@ -42,12 +43,30 @@ def require_whole_model(folder: Path) -> None:
         raise ModelError(f"{folder}: is a checkpoint that several ranks wrote; {remedy}")
 
 
+def require_plain_weights(folder: Path) -> None:
+    """Raises ModelError for a model whose weights are quantised: without their scales, they are other weights."""
+    if method := _read_quantization(folder):
+        remedy = "name the folder of the model that they were made from"
+        raise ModelError(f"{folder}: its weights are quantised ({method}) and cannot be trained; {remedy}")
+
+
+def _read_quantization(folder: Path) -> str:
+    """How a model's stored weights are quantised, such as `fp8`; empty if they are not."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        quantization = config.get("quantization_config") or config.get("compression_config")
+    except (OSError, ValueError, AttributeError, RecursionError):  # Told by what loads the model.
+        return ""
+    return str(quantization.get("quant_method", "unknown")) if isinstance(quantization, dict) else ""
+
+
 def load_model(
     path: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
     """The language model in a folder, in evaluation mode, with its vision encoder if it has one."""
     folder = Path(path)
     require_whole_model(folder)
+    require_plain_weights(folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json here; give the folder of a Hugging Face model")
     if isinstance(dtype, str):

@@ -10,6 +10,8 @@ import torch
 
 from tests.trainer import tiny_models
 from trainer.model import ModelError, configure_torch, load_model
+from trainer.train.job import prepare_model
+from trainer.train.settings import TrainSettings
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -38,3 +40,15 @@ def test_invalid_model_folder_is_named(tmp_path: Path) -> None:
         load_model(tmp_path)
     with pytest.raises(ModelError, match="float33"):
         load_model(tmp_path, dtype="float33")
+
+
+@pytest.mark.parametrize(("config", "method"), [({"quant_method": "fp8"}, "fp8"), ({"bits": 4}, "unknown")])
+async def test_quantised_weights_are_refused_by_name(config: dict[str, object], method: str, tmp_path: Path) -> None:
+    tiny_models.load_model("llama").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    refusal = rf"its weights are quantised \({method}\) and cannot be trained; name the folder"
+    with pytest.raises(ModelError, match=refusal):
+        load_model(tmp_path)
+    with pytest.raises(ModelError, match=refusal):  # Of ranks, of which each reads a part of the files.
+        await prepare_model(TrainSettings.model_validate({"model": str(tmp_path), "data": "rows.jsonl"}))

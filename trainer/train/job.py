@@ -180,9 +180,10 @@ async def prepare_model(settings: TrainSettings, on_warm_start: WarmStartProgres
 
 
 def _check_complete(folder: Path) -> Path:
-    from trainer.model import require_whole_model
+    from trainer.model import require_plain_weights, require_whole_model
 
     require_whole_model(folder)
+    require_plain_weights(folder)
     if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
         remedy = "write the whole model with `mtrl-train export RUN --out FOLDER`, and name that folder"
         raise ConfigError("the folder has only adapters", file=folder, field="model", remedy=remedy)
