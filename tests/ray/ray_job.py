@@ -35,6 +35,13 @@ if os.environ["RANK"] == "1":
     sys.exit(7)
 time.sleep(300)
 """
+LEADER_KNOWS = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    sys.exit(1)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+time.sleep(300)
+"""
 SERVER = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -90,6 +97,8 @@ def main(folder: Path) -> None:
             (PYTHON, "-c", f"print('why {code}'); raise SystemExit({code})"), 1, folder, logs, gpus=False, retries=1
         )
         show(f"code {code}", run_on_ray(ray, end, notes.append))
+    knows = RayJob((PYTHON, "-c", LEADER_KNOWS), 2, folder, folder / "other-logs", gpus=False, retries=1)
+    show("leader knows", run_on_ray(ray, knows, notes.append))
     Path("worker.py").write_text(WORKER)
     Path("leader.py").write_text(LEADER)
     workers = {"workers": 2, "worker_command": (PYTHON, "worker.py"), "gpus": False}

@@ -85,6 +85,10 @@ def test_failing_rank_is_tried_again_but_not_one_that_cannot_start_with_its_sett
     assert notes.count("rank 0 ended with code 3:") == 2 and "code 3, and no retries are left" in notes
 
 
+def test_rank_0_says_whether_the_failure_of_another_rank_would_happen_again(shown: dict[str, Any]) -> None:
+    assert shown["leader knows"] == 2 and "ended with code 1 and start again" not in "\n".join(shown["notes"])
+
+
 def test_job_that_has_no_room_is_refused_with_what_the_cluster_has(shown: dict[str, Any]) -> None:
     assert (
         "it asks for 0 GPU, 50 CPU; the cluster has 0 GPU, 4 CPU" in shown["no room"] and "remedy" in shown["no room"]

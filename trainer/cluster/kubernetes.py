@@ -26,12 +26,15 @@ from trainer.cluster.pods import (
     volume_claim,
     volumes,
 )
+from trainer.distributed.exit_code import NOT_AGAIN
 
 SERVER_IMAGE = "lmsysorg/sglang:v0.5.23"
 """The release that mtrl is tested with."""
 HERE = Path(__file__).parent
 SCRIPTS = {name: HERE / f"pod_{name}" for name in ("start.sh", "rank.sh", "log.sh")}
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+FINAL_CODES = [NOT_AGAIN, 126, 127]
+"""Exit codes of a pod that end the job: its run would end alike, or the image does not have our programs."""
 _READY_S = 10
 
 
@@ -125,11 +128,11 @@ def server_urls(plan: ClusterPlan) -> list[str]:
 
 
 def _job(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
-    """Pods that are evicted do not count as failures; an image without our programs is not tried twice."""
+    """Pods that are evicted do not count as failures."""
     limit = {"activeDeadlineSeconds": plan.seconds} if plan.seconds is not None else {}
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [126, 127]}},
+        {"action": "FailJob", "onExitCodes": {"containerName": "ranks", "operator": "In", "values": FINAL_CODES}},
     ]
     return {
         "apiVersion": "batch/v1",

@@ -17,6 +17,7 @@ from gateway.errors import ConfigError
 from trainer.cluster.ray_actor import PYTHON, SGLANG_PYTHON, NodeProcess
 from trainer.cluster.ray_workers import RayWorker, WorkerPlace, choose_worker_place, replace_lost_worker
 from trainer.cluster.wait_for_servers import wait_for_servers
+from trainer.distributed.exit_code import NOT_AGAIN
 from trainer.distributed.rank_output import KEPT
 from trainer.distributed.restart_count import RESTARTS
 
@@ -29,8 +30,8 @@ START_S = 1800.0
 """How long servers may take to start."""
 STOP_S = 120.0
 """How long ranks may take to save what is finished after Ctrl-C."""
-WRONG_SETTINGS = 2
-"""The exit code of a rank that cannot start with these settings: another try would end alike."""
+VERDICT_S = 30.0
+"""How long rank 0 may take to end, and to say why, once another rank has failed."""
 _POLL_S = 5.0
 _TAIL_BYTES, _TAIL_LINES = 8192, 10
 
@@ -86,7 +87,7 @@ def run_on_ray(ray: Any, job: RayJob, log: Log) -> int:
             resume = ["--resume"] if job.resumes(attempt > 0) else []
             started = replace(job, environment={**job.environment, RESTARTS: str(attempt)})
             code = _run_ranks(ray, started, group, [*engine, *resume], servers, log)
-            if code in (0, WRONG_SETTINGS):
+            if code in (0, NOT_AGAIN):
                 return code
             if left := job.retries - attempt:
                 log(f"the ranks ended with code {code} and start again ({left} retries left); logs in {job.logs}")
@@ -196,6 +197,8 @@ def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dic
         log(f"{job.ranks} ranks run on {len({host for host, _ in places})} nodes{beside}; logs in {job.logs}")
         running = {actor.wait.remote(): rank for rank, actor in enumerate(actors)}
         rank, code = _wait_for_ranks(ray, running, servers, workers, log)
+        if rank and _ask_rank_0(ray, actors[0]) == NOT_AGAIN:
+            rank, code = 0, NOT_AGAIN
         if code:
             log(f"rank {rank} ended with code {code}:\n{_read_tail(job.logs / f'rank-{rank}.log')}")
         return code
@@ -259,6 +262,12 @@ def _wait_for_ranks(
             if code := int(ray.get(end)):
                 return rank, code
     return 0, 0
+
+
+def _ask_rank_0(ray: Any, actor: Any) -> int:
+    """Rank 0's exit code after another rank has failed, of which it knows whether that would happen again."""
+    ray.get(actor.stop.remote(signal.SIGTERM, VERDICT_S), timeout=VERDICT_S + ANSWER_S)
+    return int(ray.get(actor.wait.remote(), timeout=ANSWER_S))
 
 
 def _read_tail(log: Path) -> str:

@@ -17,7 +17,8 @@ import typer
 from tests.trainer.cli_data import RunCommand
 from tests.trainer.cluster.jobs import HOSTILE, read_lines, write_job, write_program
 from tests.waiting import wait_until
-from trainer.cli.rank import EXIT_CODE_FILE, keep_exit_code
+from trainer.cli.rank import keep_exit_code
+from trainer.distributed.exit_code import FILE_VARIABLE
 
 SBATCH_OPTIONS = {
     "account", "array", "begin", "chdir", "comment", "constraint", "container", "cores-per-socket", "cpus-per-gpu",
@@ -52,7 +53,7 @@ signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 with open("ranks.jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ.get(name) for name in names}]) + "\\n")
 if "RANK_0_CODE" in os.environ:
-    open(os.environ["MTRL_EXIT_CODE_FILE"], "w").write(os.environ["RANK_0_CODE"])
+    open(os.environ["MTRL_FILE_VARIABLE"], "w").write(os.environ["RANK_0_CODE"])
 if os.environ.get("HANGS"):
     time.sleep(100)
 sys.exit(int(os.environ.get("TRAINER_CODE", "0")))
@@ -205,15 +206,15 @@ def test_rank_0_alone_tells_the_script_its_exit_code(
     run: RunCommand, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "rank-0.code"
-    monkeypatch.setenv(EXIT_CODE_FILE, str(file))
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(typer.Exit), keep_exit_code():
         raise typer.Exit(2)
     assert not file.exists()
     monkeypatch.delenv("RANK")
-    monkeypatch.setenv(EXIT_CODE_FILE, str(file))
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
     run("--config", "missing.yaml", code=2)
-    assert file.read_text() == "2\n" and EXIT_CODE_FILE not in os.environ
+    assert file.read_text() == "2\n" and FILE_VARIABLE not in os.environ
 
 
 async def test_signal_before_the_time_limit_stops_the_trainer_and_requeues_without_counting_a_failure(
