@@ -219,8 +219,7 @@ def connect_ranks(
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:300]
         problem = f"{environment.size} ranks could not connect at {environment.host}:{environment.port}"
-        kind = LostRankError if isinstance(error, RuntimeError) else RankError  # Such as a port that is taken.
-        raise kind(f"{problem} within {join_s:g} s ({reason})", JOIN_REMEDY) from error
+        raise LostRankError(f"{problem} within {join_s:g} s ({reason})", JOIN_REMEDY) from error
     return ProcessGroupRanks(environment, settings, own, device), names
 
 

@@ -157,8 +157,8 @@ class BucketedWeights(PolicyWeights):
         ...
 
 
-NOT_FINITE = "the model's logits are not finite"
-"""Begins the message of an engine whose weights are broken: the same weights will fail again."""
+NOT_FINITE = "logits are not finite"
+"""In the message of an engine whose weights are broken: the same weights will fail again."""
 
 
 class EngineError(Exception):

@@ -16,7 +16,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from trainer.engine.base import NOT_FINITE, EngineError
+from trainer.engine.base import EngineError
 from trainer.engine.torch.kv_cache import POSITION_AXIS, Chunk, KVCache, ModelRunner, PrefixCache
 from trainer.engine.torch.sampling import sample
 from trainer.engine.torch.sequence import Decode, Lane, SequenceState
@@ -186,8 +186,8 @@ class ContinuousBatch:
         for sequence, token, logprob in zip(sequences, ids, logprobs, strict=True):
             if not -torch.inf < logprob <= 0:
                 raise EngineError(
-                    f"{NOT_FINITE} under version {self.version} of the weights: lower `update.lr`, or start from finite"
-                    " weights"
+                    f"the model's logits are not finite under version {self.version} of the weights: lower `update.lr`,"
+                    " or start from finite weights"
                 )
             sequence.append(token, logprob, self.version)
             sequence.finish_reason = sequence.check_finish(self._model.context_length, self._decode)
