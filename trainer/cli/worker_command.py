@@ -44,6 +44,7 @@ def worker(
     import anyio
 
     with report_errors(stopped=lambda: "the run begins this worker's rollouts again elsewhere"):
+        from trainer.workers.beat_file import take_beat_file
         from trainer.workers.line_channel import Address
         from trainer.workers.worker_process import TrainerLostError, WorkerOptions, run_worker, take_token
 
@@ -52,7 +53,7 @@ def worker(
         except ValueError as error:
             raise ConfigError(str(error), field="--connect", remedy="copy the address that the run prints") from None
         name = name or f"{socket.gethostname()}-{os.getpid()}"
-        options = WorkerOptions(address, name, take_token(), model, tools, wait)
+        options = WorkerOptions(address, name, take_token(), model, tools, wait, take_beat_file())
         try:
             anyio.run(run_worker, options, _tell)
         except TrainerLostError as error:
@@ -69,6 +70,7 @@ def _tell(text: str) -> None:
 
 def _restart(options: WorkerOptions) -> None:
     """Replaces this process by a new worker, which has imported nothing of the user's tools yet."""
+    from trainer.workers.beat_file import BEAT_VARIABLE
     from trainer.workers.handshake import TOKEN_VARIABLE
 
     time.sleep(PAUSE_S)
@@ -76,4 +78,5 @@ def _restart(options: WorkerOptions) -> None:
     for option, value in (("--model", options.model), ("--tools", options.tools)):
         words += [option, str(value)] if value is not None else []
     environment = {**os.environ, TOKEN_VARIABLE: options.token}
+    environment |= {BEAT_VARIABLE: str(options.beat)} if options.beat else {}
     os.execve(sys.executable, [sys.executable, "-m", "trainer.cli", "worker", *words], environment)  # noqa: S606 - no shell

@@ -54,6 +54,8 @@ class RayJob:
     server_gpus: int = 1
     workers: int = 0
     """Rollout workers, which connect to rank 0."""
+    silent_s: float = 60.0
+    """How long a worker may show no sign of life."""
     worker_command: tuple[str, ...] = (PYTHON, "-m", "trainer.cli", "worker")
     gpus: bool = True
     """Whether each rank gets a GPU; without, a CPU."""
@@ -220,7 +222,7 @@ def _start_workers(ray: Any, job: RayJob, group: Any, place: WorkerPlace) -> dic
         name, bundle = f"worker-{index}", job.servers + job.ranks + index
         command = (*job.worker_command, *place.arguments(name))
         environment = {**job.environment, **place.variables}
-        arguments = (command, environment, str(job.folder), str(job.logs / f"{name}.log"))
+        arguments = (command, environment, str(job.folder), str(job.logs / f"{name}.log"), job.silent_s)
         workers.append(RayWorker(name, partial(_make_actor, ray, job, group, bundle, 0), arguments))
     return {worker.start(): worker for worker in workers}
 
