@@ -63,6 +63,26 @@ def worker(
             _restart(options)
 
 
+@app.command("node-workers", hidden=True)
+def node_workers(
+    connect: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where rank 0 listens.")],
+    workers: Annotated[int, typer.Option(metavar="K", min=1, help="Workers of the job, on all nodes together.")],
+    node: Annotated[int, typer.Option(metavar="I", min=0, help="The number of this node.")],
+    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes of the job that have workers.")],
+    logs: Annotated[Path, typer.Option(metavar="DIR", help="The folder of their logs.")],
+    silent: Annotated[float, typer.Option(metavar="SECONDS", help="How long one may show no sign of life.")] = 60.0,
+) -> None:
+    """Keep a node's share of the rollout workers running; used by rendered jobs."""
+    with report_errors():
+        from trainer.cluster.node_workers import NodeWorkers, run_node_workers
+        from trainer.cluster.ray_workers import WorkerPlace
+        from trainer.workers.line_channel import Address
+        from trainer.workers.worker_process import take_token
+
+        place = WorkerPlace(Address.parse(connect), take_token())
+        run_node_workers(NodeWorkers(place, workers, node, nodes, silent, logs), _tell)
+
+
 def _tell(text: str) -> None:
     sys.stderr.write(f"mtrl-train: {text}\n")
     sys.stderr.flush()

@@ -29,6 +29,13 @@ KINDS = {
 TRAINER = """
 import json, os, sys, time
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+if sys.argv[1] == "node-workers":
+    with open("workers.jsonl", "a") as log:
+        log.write(json.dumps(sys.argv[2:]) + "\\n")
+    sys.exit(0)
+if "MTRL_PLACED_WORKERS" in os.environ:
+    with open("placed.jsonl", "a") as log:
+        log.write(json.dumps([os.environ["RANK"], os.environ["MTRL_PLACED_WORKERS"]]) + "\\n")
 run = sys.argv[sys.argv.index("--out") + 1]
 with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
@@ -149,7 +156,7 @@ def test_text_that_another_yaml_reader_takes_for_a_number_is_quoted() -> None:
 def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     run: RunCommand, place: Path, free_tcp_port: int
 ) -> None:
-    write_job(place, engine="torch")
+    write_job(place, engine="torch", rollout={"workers": 3})
     manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 2)
     running = [start_pod(manifests, place, free_tcp_port, NODE_RANK=str(index)) for index in range(2)]
     try:
@@ -164,6 +171,25 @@ def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     for rank in range(4):
         assert (place / f"logs/rank-{rank}.log").read_text() == f"rank {rank} starts\nrank {rank} resumes\n"
         assert f"rank {rank} resumes\n" in "".join(printed), "kubectl logs has it, too"
+    shared = ["--workers", "3", "--node", "NODE", "--nodes", "2", "--silent", "60.0", "--logs", str(place / "logs")]
+    workers = sorted(read_lines(place / "workers.jsonl"), key=lambda words: words[5])
+    expected = [
+        ["--connect", "localhost:28500", *(node if word == "NODE" else word for word in shared)] for node in "01"
+    ]
+    assert workers == [expected[0]] * 2 + [expected[1]] * 2, "each pod starts its share with its ranks"
+    assert read_lines(place / "placed.jsonl") == [["0", "localhost:28500"]] * 2
+
+
+def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run: RunCommand, place: Path) -> None:
+    write_job(place, rollout={"workers": 3})
+    manifests = render(run, "kubernetes")
+    for manifest in manifests.values():
+        validate(manifest)
+    token = manifests["Secret/run-workers"]["stringData"]["token"]
+    env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    (source,) = (item["valueFrom"] for item in env if item["name"] == "MTRL_WORKER_TOKEN")
+    assert source == {"secretKeyRef": {"name": "run-workers", "key": "token"}} and len(token) >= 16
+    assert render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"] != token
 
 
 def start_pod(manifests: dict[str, dict[str, Any]], place: Path, port: int, **more: str) -> subprocess.Popen[str]:
