@@ -35,6 +35,16 @@ if os.environ["RANK"] == "1":
     sys.exit(7)
 time.sleep(300)
 """
+LEADER_KNOWS = """
+import os, signal, sys, time
+while os.environ["RANK"] == "1":
+    if os.path.exists("handled"):
+        sys.exit(1)
+    time.sleep(0.05)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+open("handled", "w").close()
+time.sleep(300)
+"""
 SERVER = """
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -52,7 +62,8 @@ with open(f"{name}.jsonl", "a") as log:
 if len(open(f"{name}.jsonl").readlines()) == 1:
     if name == "worker-1":
         os.kill(os.getppid(), 9)
-    sys.exit(3)
+    open(os.environ["MTRL_BEAT_FILE"], "w").close()
+    os.kill(os.getpid(), 19)  # SIGSTOP
 time.sleep(300)
 """
 LEADER = """
@@ -90,9 +101,13 @@ def main(folder: Path) -> None:
             (PYTHON, "-c", f"print('why {code}'); raise SystemExit({code})"), 1, folder, logs, gpus=False, retries=1
         )
         show(f"code {code}", run_on_ray(ray, end, notes.append))
+    knows = RayJob((PYTHON, "-c", LEADER_KNOWS), 2, folder, folder / "other-logs", gpus=False, retries=1)
+    of_leader: list[str] = []
+    show("leader knows", run_on_ray(ray, knows, of_leader.append))
+    show("leader's notes", of_leader)
     Path("worker.py").write_text(WORKER)
     Path("leader.py").write_text(LEADER)
-    workers = {"workers": 2, "worker_command": (PYTHON, "worker.py"), "gpus": False}
+    workers = {"workers": 2, "worker_command": (PYTHON, "worker.py"), "gpus": False, "silent_s": 2.0}
     show("placed", run_on_ray(ray, RayJob((PYTHON, "leader.py"), 1, folder, logs, **workers), notes.append))
     placed = [read_lines(f"worker-{index}") for index in range(2)]
     show("workers", placed)

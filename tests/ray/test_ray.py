@@ -85,6 +85,11 @@ def test_failing_rank_is_tried_again_but_not_one_that_cannot_start_with_its_sett
     assert notes.count("rank 0 ended with code 3:") == 2 and "code 3, and no retries are left" in notes
 
 
+def test_rank_0_says_whether_the_failure_of_another_rank_would_happen_again(shown: dict[str, Any]) -> None:
+    assert shown["leader knows"] == 2, shown["leader's notes"]
+    assert "rank 0 ended with code 2" in shown["leader's notes"][-1], "nothing starts again"
+
+
 def test_job_that_has_no_room_is_refused_with_what_the_cluster_has(shown: dict[str, Any]) -> None:
     assert (
         "it asks for 0 GPU, 50 CPU; the cluster has 0 GPU, 4 CPU" in shown["no room"] and "remedy" in shown["no room"]
@@ -102,7 +107,7 @@ def test_workers_get_rank_0s_address_and_a_token_that_no_command_line_has(shown:
             assert token not in [*words, *leader]
 
 
-def test_worker_that_fails_or_loses_its_actor_starts_again_and_ends_with_the_job(shown: dict[str, Any]) -> None:
+def test_worker_that_hangs_or_loses_its_actor_starts_again_and_ends_with_the_job(shown: dict[str, Any]) -> None:
     assert [len(starts) for starts in shown["workers"]] == [2, 2]
     assert "the actor of the rollout worker worker-1 was lost" in "\n".join(shown["notes"])
     assert shown["workers left"] == []

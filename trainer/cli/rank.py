@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from gateway.errors import GatewayError
+from trainer.distributed.exit_code import NOT_AGAIN, take_file, write_exit_code
 from trainer.distributed.rank_environment import detect_environment
 
 if TYPE_CHECKING:
     from trainer.train.settings import TrainSettings
-
-EXIT_CODE_FILE = "MTRL_EXIT_CODE_FILE"
 
 
 def is_other_rank() -> bool:
@@ -28,14 +26,12 @@ def is_other_rank() -> bool:
 
 @contextmanager
 def keep_exit_code() -> Iterator[None]:
-    """Writes rank 0's exit code to the file that the job's script names, which srun does not tell by itself."""
-    file = os.environ.pop(EXIT_CODE_FILE, "")  # What this process starts has exit codes of its own.
+    """Writes rank 0's exit code to the file that the job's script names."""
+    take_file()
     try:
         yield
     except typer.Exit as end:
-        if file and os.environ.get("RANK", "0") == "0":
-            with suppress(OSError):
-                Path(file).write_text(f"{end.exit_code}\n", encoding="ascii")
+        write_exit_code(end.exit_code)
         raise
 
 
@@ -57,7 +53,7 @@ def _follow_rank_0(load: Callable[[], tuple[TrainSettings, str]]) -> int:
 
     environment = detect_environment()
     if environment is None:
-        return 2
+        return NOT_AGAIN
     try:
         settings, _ = load()
     except GatewayError as error:

@@ -91,6 +91,7 @@ def _make_job(
         server_arguments=server_arguments(settings, PurePosixPath(Path.cwd())) if servers else (),
         server_gpus=each,
         workers=settings.rollout.workers,
+        silent_s=settings.rollout.silent_s,
         gpus=gpus > 0,
     )
 

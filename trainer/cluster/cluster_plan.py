@@ -16,6 +16,8 @@ SERVER_PORT = 30000
 """The first server's port on each node; the node's other servers have those that follow."""
 RENDEZVOUS_PORT = 29500
 """Where the ranks find each other, on the first trainer node."""
+WORKERS_PORT = 28500
+"""Where rollout workers find rank 0."""
 SERVERS_START_S = 1800
 """How long the trainer waits for the servers: a large model takes long to read from a shared file system."""
 STOP_S = 300
@@ -86,6 +88,10 @@ class ClusterPlan:
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
     """What the user should know about the plan."""
+    workers: int = 0
+    """Rollout workers, which are dealt over the trainer nodes."""
+    silent_s: float = 60.0
+    """How long a worker may show no sign of life."""
 
     @property
     def ranks_each(self) -> int:
@@ -134,6 +140,8 @@ def plan_cluster(
         options.retries,
         _check_environment(options.environment or {}),
         (*notes, *_notes(settings, servers, nodes)),
+        settings.rollout.workers,
+        settings.rollout.silent_s,
     )
     check_text("out", str(plan.run_folder))
     _check_world_size(settings, plan)

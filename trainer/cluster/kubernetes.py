@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
-from trainer.cluster.cluster_plan import RENDEZVOUS_PORT, SERVER_PORT, SERVERS_START_S, STOP_S, ClusterPlan, ServerRole
+from trainer.cluster.cluster_plan import (
+    RENDEZVOUS_PORT,
+    SERVER_PORT,
+    SERVERS_START_S,
+    STOP_S,
+    WORKERS_PORT,
+    ClusterPlan,
+    ServerRole,
+)
 from trainer.cluster.pods import (
     FILES,
     NO_SERVICE_LINKS,
@@ -26,12 +35,16 @@ from trainer.cluster.pods import (
     volume_claim,
     volumes,
 )
+from trainer.distributed.exit_code import NOT_AGAIN
+from trainer.workers.handshake import TOKEN_VARIABLE
 
 SERVER_IMAGE = "lmsysorg/sglang:v0.5.23"
 """The release that mtrl is tested with."""
 HERE = Path(__file__).parent
 SCRIPTS = {name: HERE / f"pod_{name}" for name in ("start.sh", "rank.sh", "log.sh")}
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+FINAL_CODES = [NOT_AGAIN, 126, 127]
+"""Exit codes of a pod that end the job: its run would end alike, or the image does not have our programs."""
 _READY_S = 10
 
 
@@ -45,6 +58,9 @@ def render_kubernetes(plan: ClusterPlan, options: PodOptions, server_image: str)
     if options.claim is None:
         head = ["The volume that all pods share, mounted at /workspace: models, data, tools, and the run's folder."]
         files["2-volume.yaml"] = to_yaml(head, volume_claim(plan, options))
+    if plan.workers:
+        head = ["What rank 0 and the rollout workers have in common, made for this job. Keep this file to yourself."]
+        files["2-workers.yaml"] = to_yaml(head, _worker_token(plan, options))
     if plan.servers:
         head = [
             f"{plan.servers.count} SGLang servers with {plan.servers.gpus} GPUs each, at addresses that stay.",
@@ -125,11 +141,11 @@ def server_urls(plan: ClusterPlan) -> list[str]:
 
 
 def _job(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
-    """Pods that are evicted do not count as failures; an image without our programs is not tried twice."""
+    """Pods that are evicted do not count as failures."""
     limit = {"activeDeadlineSeconds": plan.seconds} if plan.seconds is not None else {}
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "FailJob", "onExitCodes": {"containerName": "ranks", "operator": "In", "values": [126, 127]}},
+        {"action": "FailJob", "onExitCodes": {"containerName": "ranks", "operator": "In", "values": FINAL_CODES}},
     ]
     return {
         "apiVersion": "batch/v1",
@@ -157,6 +173,7 @@ def _rank_pod(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
             *variables(plan, _rank_variables(plan)),
             from_field("NODE_RANK", INDEX),
             from_field("POD_IP", "status.podIP"),
+            *_token_variable(plan),
         ],
         **secrets(options),
         "ports": [{"name": "main", "containerPort": RENDEZVOUS_PORT}],
@@ -175,6 +192,20 @@ def _rank_pod(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
     }
 
 
+def _worker_token(plan: ClusterPlan, options: PodOptions) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(plan, options, f"{plan.name}-workers"),
+        "stringData": {"token": token_urlsafe(24)},
+    }
+
+
+def _token_variable(plan: ClusterPlan) -> list[dict[str, Any]]:
+    source = {"secretKeyRef": {"name": f"{plan.name}-workers", "key": "token"}}
+    return [{"name": TOKEN_VARIABLE, "valueFrom": source}] if plan.workers else []
+
+
 def _rank_variables(plan: ClusterPlan) -> dict[str, str]:
     """What the start scripts read."""
     return {
@@ -187,6 +218,9 @@ def _rank_variables(plan: ClusterPlan) -> dict[str, str]:
         "MTRL_NODES": str(plan.nodes),
         "MTRL_RANKS_EACH": str(plan.ranks_each),
         "MTRL_RETRIES": str(plan.retries),
+        "MTRL_WORKERS": str(plan.workers),
+        "MTRL_WORKERS_PORT": str(WORKERS_PORT),
+        "MTRL_WORKERS_SILENT_S": str(plan.silent_s),
         "MTRL_RENDEZVOUS": f"{plan.name}-0.{plan.name}-ranks:{RENDEZVOUS_PORT}",
     }
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 
 import gateway
+from trainer.workers.beat_file import BEAT_VARIABLE
 
 PYTHON = "python"
 """Stands for the Python of the node's Ray as the first word of a command."""
@@ -27,6 +29,7 @@ _REAPER = Path(gateway.__file__).parent / "mcp_client" / "reaper_process.py"
 _KILL_S = 10.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 """Delays before a process is started again: each is twice the one before."""
+LOOK_S = 1.0
 STEADY_S = 300.0
 """A process that ran for so long is started again with the first delay."""
 MAX_FAILURES = 10
@@ -47,7 +50,7 @@ class NodeProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
-        self._starting, self._stopped = threading.Lock(), threading.Event()
+        self._starting, self._stopped = threading.RLock(), threading.Event()
 
     def place(self) -> tuple[str, tuple[str, ...]]:
         """The address of the node, and the GPUs that Ray gave to this actor."""
@@ -61,12 +64,20 @@ class NodeProcess:
             return int(listener.getsockname()[1])
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str) -> int:
-        """Starts the process in the folder; its output is appended to the log. Returns its id."""
+        """Starts the process in the folder, unless it was stopped before; its output is appended to the log."""
+        with self._starting:
+            return 0 if self._stopped.is_set() else self._start(command, environment, folder, log)
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str) -> int:
         self._end_reaper()
         words = [_find_program(command[0], folder), *command[1:]]
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         reaper = [sys.executable, "-I", "-S", str(_REAPER)]
-        self._reaper = subprocess.Popen(reaper, stdin=subprocess.PIPE)  # noqa: S603
+        self._reaper = subprocess.Popen(  # noqa: S603
+            reaper,
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ray kills the process group of an actor that has died.
+        )
         with open(log, "ab") as file:
             self._process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-I", "-S", "-c", GATE, *words],
@@ -90,23 +101,45 @@ class NodeProcess:
         """The exit code, once the process has ended. Runs beside the other methods."""
         return self._process.wait() if self._process else 0
 
-    def keep_running(self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str) -> int:
-        """Starts the process, and again after a growing delay when it fails. Returns its exit code once it has ended
-        well, was stopped, or has failed too often. Runs beside the other methods."""
+    def keep_running(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, silent_s: float
+    ) -> int:
+        """Starts the process, and again after a growing delay when it fails, or hangs for `silent_s`. Returns its exit
+        code once it has ended well, was stopped, or has failed too often. Runs beside the other methods."""
+        with tempfile.TemporaryDirectory(prefix="mtrl-beat-") as beats:
+            return self._keep_running(command, environment, folder, log, Path(beats) / "beat", silent_s)
+
+    def _keep_running(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, beat: Path, silent_s: float
+    ) -> int:
         failures, delay_s, code = 0, FIRST_DELAY_S, 0
         while failures < MAX_FAILURES and not self._stopped.wait(delay_s if failures else 0.0):
             started = time.monotonic()
             with self._starting:
                 if self._stopped.is_set():
                     break
-                self.start(command, environment, folder, log)
-            if not (code := self.wait()):
+                beat.unlink(missing_ok=True)
+                self.start(command, {**environment, BEAT_VARIABLE: str(beat)}, folder, log)
+            if not (code := self._wait_or_kill(beat, silent_s)):
                 break
             is_steady = time.monotonic() - started > STEADY_S
             failures = 1 if is_steady else failures + 1
             delay_s = FIRST_DELAY_S if failures == 1 else min(2 * delay_s, LONGEST_DELAY_S)
         self._end_reaper()
         return code
+
+    def _wait_or_kill(self, beat: Path, silent_s: float) -> int:
+        """The exit code, once the process has ended, or was killed because its beats stayed away."""
+        process, seen, silent_looks = self._process, 0, 0  # Not by a clock, which goes on while this actor is stopped.
+        while process is not None and process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=LOOK_S)
+            before, seen = seen, beat.stat().st_mtime_ns if beat.exists() else 0
+            silent_looks = silent_looks + 1 if seen and seen == before else 0
+            if silent_looks * LOOK_S > silent_s:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return self.wait()
 
     def stop(self, number: int, within_s: float) -> None:
         """Asks the process to end with a signal, and kills it if it is still there after that time."""

@@ -17,6 +17,7 @@ from gateway.errors import ConfigError
 from trainer.cluster.ray_actor import PYTHON, SGLANG_PYTHON, NodeProcess
 from trainer.cluster.ray_workers import RayWorker, WorkerPlace, choose_worker_place, replace_lost_worker
 from trainer.cluster.wait_for_servers import wait_for_servers
+from trainer.distributed.exit_code import NOT_AGAIN
 from trainer.distributed.rank_output import KEPT
 from trainer.distributed.restart_count import RESTARTS
 
@@ -29,8 +30,8 @@ START_S = 1800.0
 """How long servers may take to start."""
 STOP_S = 120.0
 """How long ranks may take to save what is finished after Ctrl-C."""
-WRONG_SETTINGS = 2
-"""The exit code of a rank that cannot start with these settings: another try would end alike."""
+VERDICT_S = 30.0
+"""How long rank 0 may take to end, and to say why, once another rank has failed."""
 _POLL_S = 5.0
 _TAIL_BYTES, _TAIL_LINES = 8192, 10
 
@@ -53,6 +54,8 @@ class RayJob:
     server_gpus: int = 1
     workers: int = 0
     """Rollout workers, which connect to rank 0."""
+    silent_s: float = 60.0
+    """How long a worker may show no sign of life."""
     worker_command: tuple[str, ...] = (PYTHON, "-m", "trainer.cli", "worker")
     gpus: bool = True
     """Whether each rank gets a GPU; without, a CPU."""
@@ -86,7 +89,7 @@ def run_on_ray(ray: Any, job: RayJob, log: Log) -> int:
             resume = ["--resume"] if job.resumes(attempt > 0) else []
             started = replace(job, environment={**job.environment, RESTARTS: str(attempt)})
             code = _run_ranks(ray, started, group, [*engine, *resume], servers, log)
-            if code in (0, WRONG_SETTINGS):
+            if code in (0, NOT_AGAIN):
                 return code
             if left := job.retries - attempt:
                 log(f"the ranks ended with code {code} and start again ({left} retries left); logs in {job.logs}")
@@ -196,6 +199,8 @@ def _run_ranks(ray: Any, job: RayJob, group: Any, extra: list[str], servers: dic
         log(f"{job.ranks} ranks run on {len({host for host, _ in places})} nodes{beside}; logs in {job.logs}")
         running = {actor.wait.remote(): rank for rank, actor in enumerate(actors)}
         rank, code = _wait_for_ranks(ray, running, servers, workers, log)
+        if rank and _ask_rank_0(ray, actors[0]) == NOT_AGAIN:
+            rank, code = 0, NOT_AGAIN
         if code:
             log(f"rank {rank} ended with code {code}:\n{_read_tail(job.logs / f'rank-{rank}.log')}")
         return code
@@ -217,7 +222,7 @@ def _start_workers(ray: Any, job: RayJob, group: Any, place: WorkerPlace) -> dic
         name, bundle = f"worker-{index}", job.servers + job.ranks + index
         command = (*job.worker_command, *place.arguments(name))
         environment = {**job.environment, **place.variables}
-        arguments = (command, environment, str(job.folder), str(job.logs / f"{name}.log"))
+        arguments = (command, environment, str(job.folder), str(job.logs / f"{name}.log"), job.silent_s)
         workers.append(RayWorker(name, partial(_make_actor, ray, job, group, bundle, 0), arguments))
     return {worker.start(): worker for worker in workers}
 
@@ -259,6 +264,12 @@ def _wait_for_ranks(
             if code := int(ray.get(end)):
                 return rank, code
     return 0, 0
+
+
+def _ask_rank_0(ray: Any, actor: Any) -> int:
+    """Rank 0's exit code after another rank has failed, of which it knows whether that would happen again."""
+    ray.get(actor.stop.remote(signal.SIGTERM, VERDICT_S), timeout=VERDICT_S + ANSWER_S)
+    return int(ray.get(actor.wait.remote(), timeout=ANSWER_S))
 
 
 def _read_tail(log: Path) -> str:

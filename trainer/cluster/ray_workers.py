@@ -76,4 +76,4 @@ def replace_lost_worker(ray: Any, end: Any, workers: dict[Any, RayWorker], log: 
     else:
         ray.kill(worker.actor)  # The next start of the ranks needs its place.
         if code:
-            log(f"the rollout worker {worker.name} failed too often (code {code}): see {worker.arguments[-1]}")
+            log(f"the rollout worker {worker.name} failed too often (code {code}): see {worker.arguments[-2]}")

@@ -14,6 +14,7 @@ from trainer.cluster.cluster_plan import (
     SERVER_PORT,
     SERVERS_START_S,
     STOP_S,
+    WORKERS_PORT,
     ClusterPlan,
     check_text,
 )
@@ -150,6 +151,9 @@ def _variables(plan: ClusterPlan, options: SlurmOptions) -> Iterator[str]:
         "rendezvous_port": RENDEZVOUS_PORT,
         "stop_s": STOP_S,
         "retries": plan.retries,
+        "workers": plan.workers,
+        "workers_port": WORKERS_PORT,
+        "silent_s": plan.silent_s,
     }
     if servers:
         numbers |= {

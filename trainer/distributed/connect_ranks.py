@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from trainer.distributed.errors import RankError, ReportedRankError
+from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.layer_clock import LayerClock
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.rank_failures import (
@@ -219,7 +219,7 @@ def connect_ranks(
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:300]
         problem = f"{environment.size} ranks could not connect at {environment.host}:{environment.port}"
-        raise RankError(f"{problem} within {join_s:g} s ({reason})", JOIN_REMEDY) from error
+        raise LostRankError(f"{problem} within {join_s:g} s ({reason})", JOIN_REMEDY) from error
     return ProcessGroupRanks(environment, settings, own, device), names
 
 

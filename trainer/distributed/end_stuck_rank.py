@@ -10,6 +10,7 @@ from threading import Thread, main_thread
 
 from trainer.distributed.connect_ranks import ProcessGroupRanks
 from trainer.distributed.errors import LostRankError, RankError
+from trainer.distributed.exit_code import NOT_AGAIN, write_exit_code
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.rank_failures import (
     STUCK_REMEDY,
@@ -83,7 +84,9 @@ class LeaderWatch:
         sys.stderr.write(f"mtrl-train: {error}\n")
         sys.stderr.flush()
         self._end_others()
-        os._exit(getattr(error, "exit_code", 2))
+        code = getattr(error, "exit_code", NOT_AGAIN)
+        write_exit_code(code)
+        os._exit(code)
 
 
 class FollowerWatch:

@@ -157,6 +157,10 @@ class BucketedWeights(PolicyWeights):
         ...
 
 
+NOT_FINITE = "logits are not finite"
+"""In the message of an engine whose weights are broken: the same weights will fail again."""
+
+
 class EngineError(Exception):
     """The engine failed, not the policy: the rollout ends with a stop reason of its own and is not scored."""
 

@@ -17,7 +17,7 @@ from gateway.disk_errors import describe_write_error
 from gateway.types import EMPTY
 from trainer.algorithms.train_batch import build_train_batch, compute_batch_metrics
 from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts
-from trainer.engine.base import Engine, PolicyWeights
+from trainer.engine.base import NOT_FINITE, Engine, PolicyWeights
 from trainer.policy import rng
 from trainer.policy.lora import LoraWeights
 from trainer.policy.policy import Policy
@@ -48,7 +48,7 @@ SAVE_ROLLOUTS_S = 5.0
 FINISH_CHECKPOINT_S = 60.0
 """Seconds to finish a checkpoint that is being written then."""
 PASSING_REASONS = (StopReason.ENGINE_FAILED, StopReason.TOOL_FAILED, StopReason.WORKER_LOST)
-"""Why rollouts are lost that the same settings may bring to their end the next time."""
+"""Why rollouts are lost that the same settings may bring to their end the next time, but for weights that are NaN."""
 SHOWN_REASONS = 3
 """How many of the most frequent reasons are shown if no rollout of a step could be scored."""
 
@@ -58,13 +58,16 @@ class NothingScoredError(Exception):
     run again that ends with exit code 1: one whose servers, tools or workers failed."""
 
     def __init__(self, step: int, reasons: Counter[str]) -> None:
-        is_passing = any(reason.startswith(f"{stop}: ") for reason in reasons for stop in PASSING_REASONS)
-        self.exit_code = 1 if is_passing else 2
+        self.exit_code = 1 if any(map(_is_passing, reasons)) else 2
         commonest = "".join(f"\n  {count} x {reason}" for reason, count in reasons.most_common(SHOWN_REASONS))
         remedy = "fix these problems, then continue with --resume; the steps before it are saved"
         super().__init__(
             f"no rollout of step {step} could be scored, so the run stops; the reasons:{commonest}\n  remedy: {remedy}"
         )
+
+
+def _is_passing(reason: str) -> bool:
+    return NOT_FINITE not in reason and reason.startswith(tuple(f"{stop}: " for stop in PASSING_REASONS))
 
 
 @dataclass

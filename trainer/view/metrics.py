@@ -83,7 +83,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "idle/engine": "share of the step in which no rollout was generating",
     "engine/waiting_s": "seconds that training waited for rollouts",
     "workers/alive": "rollout workers that are up",
-    "workers/restarts": "rollout workers of the run that were started again during the step, here or by Ray",
+    "workers/restarts": "rollout workers of the run that were started again during the step, here or by their launcher",
     "workers/idle/{worker}": "share of the step in which none of a worker's rollouts was in its hands",
     "workers/turn_s/{worker}": "mean seconds from the engine's answer to a rollout's next request or its end",
     "workers/lost_rollouts": "rollouts lost with their worker during the step, with those that began again",

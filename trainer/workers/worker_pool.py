@@ -44,6 +44,13 @@ class WorkersError(GatewayError):
     """No rollout worker can play."""
 
 
+class TakenPortError(WorkersError):
+    """Something else listens where the launcher's workers connect. Its exit code has launchers start the ranks again,
+    with another port if they choose one."""
+
+    exit_code = 1
+
+
 @dataclass
 class _Entrance:
     """A place where workers connect."""
@@ -185,7 +192,10 @@ class WorkerPool:
                 self._tasks.start_soon(worker.keep_running, own)
         if self._placed is not None:
             place = self._placed.address
-            await self._serve_on(place.host, place.port, _Entrance(self._token, {}, self._placed), PLACED_VARIABLE)
+            try:
+                await self._serve_on(place.host, place.port, _Entrance(self._token, {}, self._placed), PLACED_VARIABLE)
+            except ConfigError as error:
+                raise TakenPortError(f"the launcher's place for rollout workers, {place}, {error.problem}") from error
         if self.settings.listen is not None:
             given = Address.parse(self.settings.listen)
             self.address = await self._serve_on(given.host, given.port, _Entrance(self._token, {}))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 
 from tests.trainer.cli_data import RunCommand
@@ -18,6 +21,15 @@ from trainer.cluster import ray_actor
 from trainer.cluster.ray_actor import NodeProcess
 from trainer.cluster.ray_launcher import rank_environments
 from trainer.train.settings import TrainSettings
+
+LONG_S = 60.0
+ACTOR = """
+import time
+from trainer.cluster.ray_actor import NodeProcess
+print(NodeProcess().start(["sleep", "1000"], {}, ".", "log"), flush=True)
+time.sleep(1000)
+"""
+HANGS_ONCE = 'touch "$MTRL_BEAT_FILE"; echo started >> starts; [ "$(wc -l < starts)" = 2 ] || kill -STOP $$'
 
 
 def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
@@ -70,20 +82,47 @@ async def test_process_that_ignores_the_signal_is_killed(tmp_path: Path) -> None
     assert process.wait() == -9
 
 
+def test_process_that_is_stopped_before_its_start_never_starts(tmp_path: Path) -> None:
+    process = NodeProcess()
+    process.stop(15, 0.1)
+    process.start(["touch", "begun"], {}, str(tmp_path), str(tmp_path / "log"))
+    assert process.wait() == 0 and not (tmp_path / "begun").exists()
+
+
 async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 0.0)
     monkeypatch.setattr(ray_actor, "MAX_FAILURES", 3)
     words, log = (["bash", "-c", "echo started; exit 3"], {}, str(tmp_path)), tmp_path / "log"
-    assert NodeProcess().keep_running(*words, str(log)) == 3 and log.read_text() == "started\n" * 3
+    assert NodeProcess().keep_running(*words, str(log), LONG_S) == 3 and log.read_text() == "started\n" * 3
     monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 1e6)
     process, log = NodeProcess(), tmp_path / "other log"
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(anyio.to_thread.run_sync, process.keep_running, *words, str(log))
+        tasks.start_soon(anyio.to_thread.run_sync, process.keep_running, *words, str(log), LONG_S)
         await wait_until(lambda: log.exists() and log.read_text() == "started\n")
         process.stop(15, 1.0)
     assert log.read_text() == "started\n", "its wait for the next start ended"
+
+
+def test_process_that_hangs_after_its_first_sign_of_life_is_killed_and_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(ray_actor, "LOOK_S", 0.05)
+    assert NodeProcess().keep_running(["bash", "-c", HANGS_ONCE], {}, str(tmp_path), str(tmp_path / "log"), 0.5) == 0
+    assert (tmp_path / "starts").read_text() == "started\n" * 2
+
+
+def test_process_ends_with_its_actor_although_ray_kills_the_actors_process_group(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ACTOR], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as actor:
+        assert actor.stdout is not None
+        process = psutil.Process(int(actor.stdout.readline()))
+        os.killpg(actor.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs([process], timeout=LONG_S)
+    assert not alive
 
 
 def test_process_whose_actor_ends_before_its_helper_knows_it_never_begins(tmp_path: Path) -> None:

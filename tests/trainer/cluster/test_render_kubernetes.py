@@ -29,6 +29,13 @@ KINDS = {
 TRAINER = """
 import json, os, sys, time
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+if sys.argv[1] == "node-workers":
+    with open("workers.jsonl", "a") as log:
+        log.write(json.dumps(sys.argv[2:]) + "\\n")
+    sys.exit(0)
+if "MTRL_PLACED_WORKERS" in os.environ:
+    with open("placed.jsonl", "a") as log:
+        log.write(json.dumps([os.environ["RANK"], os.environ["MTRL_PLACED_WORKERS"]]) + "\\n")
 run = sys.argv[sys.argv.index("--out") + 1]
 with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
     log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
@@ -38,6 +45,9 @@ if "--resume" in sys.argv:
     sys.exit(0)
 if os.environ["RANK"] != "0":
     time.sleep(100)  # as in a collective with a rank that is gone
+if "ENDS_ALIKE" in os.environ:
+    open(os.environ["MTRL_EXIT_CODE_FILE"], "w").write("2\\n")
+    sys.exit(2)
 os.makedirs(run)
 open(os.path.join(run, "run.json"), "w").close()
 sys.exit(1)
@@ -146,25 +156,9 @@ def test_text_that_another_yaml_reader_takes_for_a_number_is_quoted() -> None:
 def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     run: RunCommand, place: Path, free_tcp_port: int
 ) -> None:
-    write_job(place, engine="torch")
+    write_job(place, engine="torch", rollout={"workers": 3})
     manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 2)
-    env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
-    values = {item["name"]: item["value"] for item in env if "value" in item}
-    for name, text in manifests["ConfigMap/run-files"]["data"].items():
-        (place / name).write_text(text)
-    write_program(place / "programs", "mtrl-train", TRAINER)
-    here = {
-        "MTRL_FILES": str(place),
-        "MTRL_RUN": str(place / "ranks"),
-        "MTRL_LOGS": str(place / "logs"),
-        "MTRL_RENDEZVOUS": f"localhost:{free_tcp_port}",
-        "POD_IP": "localhost",
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{place / 'programs'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    script = ["sh", place / "start.sh"]
-    environments = [{**os.environ, **values, **here, "NODE_RANK": str(index)} for index in range(2)]
-    running = [subprocess.Popen(script, env=values, stdout=subprocess.PIPE, text=True) for values in environments]
+    running = [start_pod(manifests, place, free_tcp_port, NODE_RANK=str(index)) for index in range(2)]
     try:
         printed = [pod.communicate(timeout=120)[0] for pod in running]
         assert [pod.returncode for pod in running] == [0, 0]
@@ -177,6 +171,60 @@ def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     for rank in range(4):
         assert (place / f"logs/rank-{rank}.log").read_text() == f"rank {rank} starts\nrank {rank} resumes\n"
         assert f"rank {rank} resumes\n" in "".join(printed), "kubectl logs has it, too"
+    shared = ["--workers", "3", "--node", "NODE", "--nodes", "2", "--silent", "60.0", "--logs", str(place / "logs")]
+    workers = sorted(read_lines(place / "workers.jsonl"), key=lambda words: words[5])
+    expected = [
+        ["--connect", "localhost:28500", *(node if word == "NODE" else word for word in shared)] for node in "01"
+    ]
+    assert workers == [expected[0]] * 2 + [expected[1]] * 2, "each pod starts its share with its ranks"
+    assert read_lines(place / "placed.jsonl") == [["0", "localhost:28500"]] * 2
+
+
+def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run: RunCommand, place: Path) -> None:
+    write_job(place, rollout={"workers": 3})
+    manifests = render(run, "kubernetes")
+    for manifest in manifests.values():
+        validate(manifest)
+    token = manifests["Secret/run-workers"]["stringData"]["token"]
+    env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    (source,) = (item["valueFrom"] for item in env if item["name"] == "MTRL_WORKER_TOKEN")
+    assert source == {"secretKeyRef": {"name": "run-workers", "key": "token"}} and len(token) >= 16
+    assert render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"] != token
+
+
+def start_pod(manifests: dict[str, dict[str, Any]], place: Path, port: int, **more: str) -> subprocess.Popen[str]:
+    """The container of the Job's pod, with the trainer's stand-in."""
+    env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    values = {item["name"]: item["value"] for item in env if "value" in item}
+    for name, text in manifests["ConfigMap/run-files"]["data"].items():
+        (place / name).write_text(text)
+    write_program(place / "programs", "mtrl-train", TRAINER)
+    here = {
+        "MTRL_FILES": str(place),
+        "MTRL_RUN": str(place / "ranks"),
+        "MTRL_LOGS": str(place / "logs"),
+        "MTRL_RENDEZVOUS": f"localhost:{port}",
+        "POD_IP": "localhost",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{place / 'programs'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    environment = {**os.environ, **values, **here, **more}
+    return subprocess.Popen(["sh", place / "start.sh"], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_pod_whose_rank_0_would_end_alike_ends_the_job_and_starts_no_rank_again(
+    run: RunCommand, place: Path, free_tcp_port: int
+) -> None:
+    write_job(place, engine="torch")
+    manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 1)
+    pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", ENDS_ALIKE="1")
+    try:
+        pod.communicate(timeout=120)
+    finally:
+        pod.kill()
+    assert pod.returncode == 2 and len(read_lines(place / "ranks-0.jsonl")) == 1
+    _, rule = manifests["Job/run"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and 2 in rule["onExitCodes"]["values"]
 
 
 def test_log_of_a_container_has_all_that_a_killed_command_printed(run: RunCommand, place: Path) -> None:

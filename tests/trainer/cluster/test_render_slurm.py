@@ -17,7 +17,8 @@ import typer
 from tests.trainer.cli_data import RunCommand
 from tests.trainer.cluster.jobs import HOSTILE, read_lines, write_job, write_program
 from tests.waiting import wait_until
-from trainer.cli.rank import EXIT_CODE_FILE, keep_exit_code
+from trainer.cli.rank import keep_exit_code
+from trainer.distributed.exit_code import FILE_VARIABLE
 
 SBATCH_OPTIONS = {
     "account", "array", "begin", "chdir", "comment", "constraint", "container", "cores-per-socket", "cpus-per-gpu",
@@ -37,7 +38,9 @@ command = sys.argv[sys.argv.index("bash") :]
 value = {word.partition("=")[0]: word.partition("=")[2] for word in options}
 with open("steps.jsonl", "a") as log:
     log.write(json.dumps(value) + "\\n")
-environment = {**os.environ, "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": value["--ntasks"]}
+rank = os.environ.get("STARTED_RANK", "1")
+environment = {**os.environ, "SLURM_PROCID": rank, "SLURM_NTASKS": value["--ntasks"]}
+environment["SLURM_LOCALID"] = str(int(rank) % 8)
 child = subprocess.Popen(command, env=environment)
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: child.send_signal(number))
@@ -47,6 +50,15 @@ TRAINER = """
 import json, os, signal, sys, time
 if sys.argv[1] == "wait-for-servers":
     sys.exit(int(os.environ.get("SERVERS_CODE", "0")))
+if sys.argv[1] == "node-workers":
+    with open("workers.jsonl", "a") as log:
+        log.write(json.dumps([sys.argv[2:], os.environ["MTRL_WORKER_TOKEN"]]) + "\\n")
+    sys.exit(0)
+while os.environ.get("STARTED_RANK") and not os.path.exists("workers.jsonl"):
+    time.sleep(0.01)
+if "MTRL_PLACED_WORKERS" in os.environ:
+    with open("placed.jsonl", "a") as log:
+        log.write(json.dumps([os.environ["MTRL_PLACED_WORKERS"], os.environ["MTRL_WORKER_TOKEN"]]) + "\\n")
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 with open("ranks.jsonl", "a") as log:
@@ -168,6 +180,23 @@ def test_script_starts_servers_then_ranks_and_resumes_a_run_that_has_begun(
     assert read_lines(place / "ranks.jsonl")[-1][0][-1] == "--resume"
 
 
+def test_workers_are_dealt_over_the_trainer_nodes_and_connect_to_rank_0(
+    run: RunCommand, place: Path, programs: Path
+) -> None:
+    write_job(place, rollout={"workers": 3, "silent_s": 20})
+    render(run, "--setup", "setup.sh")
+    assert end(start(place, STARTED_RANK="0")) == 0
+    ((words, token),) = read_lines(place / "workers.jsonl")
+    assert words[:8] == ["--connect", "n1:28507", "--workers", "3", "--node", "0", "--nodes", "2"]
+    assert words[8:] == ["--silent", "20.0", "--logs", f"{place}/runs/run/logs"]
+    assert read_lines(place / "placed.jsonl") == [["0.0.0.0:28507", token]] and len(token) == 48
+    (place / "workers.jsonl").unlink()
+    assert end(start(place, STARTED_RANK="8", MTRL_WORKER_TOKEN="the user's own token")) == 0
+    ((words, token),) = read_lines(place / "workers.jsonl")
+    assert words[4:8] == ["--node", "1", "--nodes", "2"] and token == "the user's own token"
+    assert len(read_lines(place / "placed.jsonl")) == 1, "only rank 0 listens"
+
+
 def test_failed_job_goes_back_into_the_queue_as_often_as_retries_say(
     run: RunCommand, place: Path, programs: Path
 ) -> None:
@@ -205,15 +234,15 @@ def test_rank_0_alone_tells_the_script_its_exit_code(
     run: RunCommand, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = place / "rank-0.code"
-    monkeypatch.setenv(EXIT_CODE_FILE, str(file))
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(typer.Exit), keep_exit_code():
         raise typer.Exit(2)
     assert not file.exists()
     monkeypatch.delenv("RANK")
-    monkeypatch.setenv(EXIT_CODE_FILE, str(file))
+    monkeypatch.setenv(FILE_VARIABLE, str(file))
     run("--config", "missing.yaml", code=2)
-    assert file.read_text() == "2\n" and EXIT_CODE_FILE not in os.environ
+    assert file.read_text() == "2\n" and FILE_VARIABLE not in os.environ
 
 
 async def test_signal_before_the_time_limit_stops_the_trainer_and_requeues_without_counting_a_failure(

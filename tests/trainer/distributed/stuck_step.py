@@ -16,6 +16,7 @@ from tests.trainer.policy.tiny_policies import tiny_model
 from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.cli.errors import report_errors
+from trainer.cli.rank import keep_exit_code
 from trainer.distributed.connect_ranks import STAGE_KEY
 from trainer.distributed.lead import open_ranks
 from trainer.distributed.settings import DistributedSettings
@@ -45,5 +46,5 @@ async def main(model: Path, timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    with report_errors():
+    with keep_exit_code(), report_errors():
         anyio.run(partial(main, Path(sys.argv[1]), float(sys.argv[2])))

@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainSequence
 from trainer.distributed.errors import RankError
+from trainer.distributed.exit_code import FILE_VARIABLE
 from trainer.distributed.lead import _check
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.policy.errors import PolicyError
@@ -98,11 +99,15 @@ def test_lost_store_of_a_launcher_is_told_in_words(
             pass
 
 
-def test_rank_that_is_stuck_inside_a_training_step_is_named_with_what_it_did_last(model: Path, tmp_path: Path) -> None:
+def test_rank_that_is_stuck_inside_a_training_step_is_named_with_what_it_did_last(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "code"))
     script = Path(__file__).with_name("stuck_step.py")
     with run_process(tmp_path, str(script), str(model), str(STUCK_S)) as process:
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, output
+    assert (tmp_path / "code").read_text() == "1\n", "launchers that ask for rank 0's exit code get it"
     # Its silence and the stage's length are told by the same limit, whichever is seen first.
     late = r"is late, .*: "
     silent = f"has shown no sign of life for {STUCK_S:g} s during 'train_step', last seen in: "

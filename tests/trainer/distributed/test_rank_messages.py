@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import psutil
@@ -14,8 +15,8 @@ from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import write_config
 from trainer.distributed import connect_ranks as connecting
 from trainer.distributed import launch_ranks
-from trainer.distributed.connect_ranks import INTERFACE_VARIABLES, connect_ranks
-from trainer.distributed.errors import RankError
+from trainer.distributed.connect_ranks import AGENT_STORE, INTERFACE_VARIABLES, connect_ranks
+from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.follow import follow
 from trainer.distributed.launch_ranks import LocalRanks
 from trainer.distributed.rank_environment import RankEnvironment
@@ -35,6 +36,17 @@ def test_rank_that_cannot_reach_rank_0_says_so_itself(
     told = capsys.readouterr().err
     assert code == 1 and told.count("mtrl-train: rank 1 (") == 1
     assert "2 ranks could not connect at 127.0.0.1:9" in told and "remedy: start all of them" in told
+
+
+def test_launchers_port_that_is_taken_meanwhile_is_no_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(AGENT_STORE, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment = RankEnvironment(0, 2, 0, "127.0.0.1", taken.getsockname()[1], "srun")
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "")  # It sets them, which ends with this test.
+        with pytest.raises(LostRankError, match="could not connect") as raised:
+            connect_ranks(environment, DistributedSettings(ranks=2))
+    assert raised.value.exit_code == 1, "launchers start the ranks again"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,23 @@ FACTORS = ("mismatch/factor", "mismatch/rejected")
 SETTINGS = {"engine": "torch", "prompts": 2, "n": 3, "record": False}
 
 
+SPOIL = """
+import math, torch
+from trainer.distributed.lead import LeadUpdater
+train_step = LeadUpdater.train_step
+
+def train_spoiled(self, batch):
+    if self._policy.steps:
+        with torch.no_grad():
+            next(self._policy.model.parameters()).fill_(math.nan)
+    return train_step(self, batch)
+
+LeadUpdater.train_step = train_spoiled
+
+def spoil(attempt):
+    return float(attempt.rollout.index)
+"""
+"""A reward whose module fills weights with NaN before the second step."""
 ROUNDED = "mismatch/"  # Of engine and trainer, about 1e-6 nats.
 
 
@@ -91,6 +108,18 @@ def test_job_whose_rank_0_is_killed_and_then_stopped_starts_again_and_trains_as_
     assert f"process {leader.pid}) has shown no sign of life for {SILENT_S:g} s" in output
     assert sum(line["distributed/restarts"] for line in read_metrics(metrics)) == 2
     require_equal(read_run_metrics(tmp_path / "runs/a"), alone)
+
+
+def test_run_whose_weights_become_nan_ends_with_code_2_and_does_not_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spoil.py").write_text(SPOIL)
+    write_config(**SETTINGS, steps=4, reward={"components": {"spoil": {"function": "spoil.py:spoil"}}})
+    with run_process(tmp_path, "-m", "trainer.cli", "--config", "run.yaml", "--ranks", "2", "--out", "a") as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2 and "lower `update.lr`" in output, output
+    assert "nan" in output and "starts again" not in output, output
 
 
 def count_lines(file: Path) -> int:

@@ -19,6 +19,7 @@ import trainer.policy.lora
 import trainer.policy.memory_plan
 from tests.trainer.train.jobs import ROOT, SMALL, demo_model
 from tests.trainer.train.trainings import NUMBERS, Run, list_checkpoints, read_run_metrics, user_reward, write_config
+from trainer.engine.base import NOT_FINITE
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts
 from trainer.train.train_loop import NothingScoredError
@@ -50,6 +51,7 @@ def test_run_stops_with_reasons_after_a_step_without_a_scored_rollout(
 def test_exit_code_says_whether_a_run_without_scores_may_be_started_again() -> None:
     assert NothingScoredError(1, Counter({"component 'mine' raised ValueError": 4})).exit_code == 2
     assert NothingScoredError(1, Counter({"misaligned: other widths": 4})).exit_code == 2
+    assert NothingScoredError(1, Counter({f"engine_failed: {NOT_FINITE} under version 3": 4})).exit_code == 2
     for reason in ("engine_failed: no SGLang server is left", "tool_failed: x is down", "worker_lost: it ended"):
         assert NothingScoredError(1, Counter({"component 'mine' raised ValueError": 3, reason: 1})).exit_code == 1
 
@@ -140,7 +142,7 @@ def test_non_finite_weights_end_the_run_without_a_checkpoint(run: Run, place: Pa
     weights = load_model("poisoned")
     fill_with_nan(weights)
     weights.save_pretrained("poisoned")
-    output = run("--config", write_config(model="poisoned"), "--out", "r", code=1)
+    output = run("--config", write_config(model="poisoned"), "--out", "r", code=2)
     assert "12 x engine_failed: the model's logits are not finite" in output and "`update.lr`" in output
     assert list_checkpoints("r") == []
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,13 +19,15 @@ from gateway.errors import ConfigError, unwrap_error
 from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
 from tests.trainer.workers.pools import GatedEngine, make_pool, write_tools
 from tests.waiting import wait_until
+from trainer.cluster.ray_actor import NodeProcess
 from trainer.rollout.settings import WorkerSettings
 from trainer.workers.handshake import TOKEN_VARIABLE
 from trainer.workers.placed_workers import PLACED_VARIABLE, find_placed_workers, read_worker_token
-from trainer.workers.worker_pool import WorkersError
+from trainer.workers.worker_pool import TakenPortError, WorkersError
 
 TOKEN = "a token of this test only"
 LONG_S = 150.0
+SILENT_S = 5.0
 
 
 @pytest.fixture
@@ -61,6 +67,23 @@ async def test_workers_of_a_launcher_are_the_runs_own_and_count_as_restarted_whe
                 assert await anyio.to_thread.run_sync(second.wait, LONG_S) == 0, "it ends with the run"
 
 
+async def test_worker_of_a_launcher_that_is_stopped_is_killed_by_what_started_it_and_comes_back(
+    address: str, tmp_path: Path
+) -> None:
+    folder, keeper = write_tools(tmp_path / "job"), NodeProcess()
+    command = (sys.executable, "-m", "trainer.cli", "worker", "--connect", address, "--name", "worker-0")
+    keep = partial(keeper.keep_running, command, {}, os.getcwd(), str(tmp_path / "log"), SILENT_S)
+    with anyio.fail_after(2 * LONG_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, keep)
+            async with make_pool(folder, GatedEngine(), workers=1) as pool:
+                assert keeper._process is not None
+                os.kill(keeper._process.pid, signal.SIGSTOP)
+                await wait_until(lambda: pool.restarts == 1 and pool.alive == 1, LONG_S)
+                assert pool.describe() == "1 of 1 up, 1 restarts"
+            await anyio.to_thread.run_sync(keeper.stop, signal.SIGTERM, LONG_S)
+
+
 async def test_worker_of_a_launcher_that_cannot_play_ends_the_run_with_its_reason(address: str, tmp_path: Path) -> None:
     folder = write_tools(tmp_path / "job")
     save_tokenizer_folder(FAMILIES["llama3"], tmp_path)
@@ -69,6 +92,16 @@ async def test_worker_of_a_launcher_that_cannot_play_ends_the_run_with_its_reaso
             await make_pool(folder, GatedEngine(), workers=1).__aenter__()
     problem = str(unwrap_error(raised.value))
     assert "worker-0 cannot start" in problem and "not the model of the training process" in problem
+
+
+async def test_launchers_port_that_is_taken_meanwhile_is_no_mistake_of_the_user(address: str, tmp_path: Path) -> None:
+    host, _, port = address.partition(":")
+    folder = write_tools(tmp_path / "job")
+    with socket.create_server((host, int(port))), pytest.raises((TakenPortError, ExceptionGroup)) as raised:
+        await make_pool(folder, GatedEngine(), workers=1).__aenter__()
+    error = unwrap_error(raised.value)
+    assert isinstance(error, TakenPortError) and error.exit_code == 1, "launchers start the ranks again"
+    assert f"the launcher's place for rollout workers, {address}, cannot be listened on" in str(error)
 
 
 def test_launchers_address_needs_a_token_and_only_counts_with_workers(

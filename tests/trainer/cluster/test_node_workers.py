@@ -1,0 +1,62 @@
+"""`mtrl-train node-workers`: a rendered job's rollout workers, dealt over its nodes, which end with the node's rank."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from tests.trainer.workers.pools import GatedEngine, make_pool, write_tools
+from tests.waiting import wait_until
+from trainer.workers.handshake import TOKEN_VARIABLE
+from trainer.workers.placed_workers import PLACED_VARIABLE
+
+LONG_S = 150.0
+RANK = '"$@" & exec sleep 1000'
+"""A node's first rank, which starts the workers and becomes another program."""
+
+
+def start_rank(address: str, logs: Path, node: int) -> subprocess.Popen[bytes]:
+    words = ("--connect", address, "--workers", "3", "--node", str(node), "--nodes", "2", "--logs", str(logs))
+    return subprocess.Popen(["sh", "-c", RANK, "sh", sys.executable, "-m", "trainer.cli", "node-workers", *words])
+
+
+async def test_workers_of_two_nodes_play_for_rank_0_and_end_with_their_nodes_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_tcp_port: int
+) -> None:
+    address = f"127.0.0.1:{free_tcp_port}"
+    monkeypatch.setenv(PLACED_VARIABLE, address)
+    monkeypatch.setenv(TOKEN_VARIABLE, "a token of this test only")
+    ranks = [start_rank(address, tmp_path / "logs", node) for node in range(2)]
+    try:
+        with anyio.fail_after(2 * LONG_S):
+            async with make_pool(write_tools(tmp_path / "job"), GatedEngine(), workers=3) as pool:
+                assert pool.describe() == "3 of 3 up"
+                names = {node: sorted(worker_names(rank)) for node, rank in enumerate(ranks)}
+                assert names == {0: ["worker-0", "worker-2"], 1: ["worker-1"]}
+                ranks[0].kill()
+                await wait_until(lambda: pool.alive == 1, LONG_S)
+    finally:
+        started = [child for rank in ranks for child in children_of(rank)]
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(started, timeout=LONG_S))
+    assert not alive and sorted(log.name for log in (tmp_path / "logs").iterdir()) == [
+        "worker-0.log",
+        "worker-1.log",
+        "worker-2.log",
+    ]
+
+
+def children_of(rank: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(rank.pid).children(recursive=True) if rank.poll() is None else []
+
+
+def worker_names(rank: subprocess.Popen[bytes]) -> list[str]:
+    lines = [child.cmdline() for child in children_of(rank)]
+    return [line[line.index("--name") + 1] for line in lines if "--name" in line]
