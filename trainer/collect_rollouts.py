@@ -59,7 +59,7 @@ REASONS_SHOWN = 5
 async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
     """Collects and saves rollouts; returns how many count. Everything is checked before the weights are loaded."""
     create_run_folder(settings.out)
-    host_tape = record_host(settings.environment_settings) if settings.record else None
+    host_tape = record_host(settings.environment_settings, record=settings.record)
     tasks = load_data(settings, settings.data)
     stepper = make_stepper(settings)
     host = make_agent_host(settings.agent)

@@ -7,13 +7,18 @@ asked for once the sessions have ended.
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
+from errno import ENOSPC
+from os import strerror
 from pathlib import Path
 from typing import Any
 
 from gateway.disk_errors import describe_write_error
 from gateway.errors import GatewayError
+
+log = logging.getLogger(__name__)
 
 HOST_TAPE = "environment.jsonl"
 """The file in the tape's folder."""
@@ -25,6 +30,7 @@ class HostTape:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._file: Path | None = None
+        self._has_failed = False
         self._lock = threading.Lock()
 
     def add_rows(self, page: tuple[str, int, int], rows: Sequence[Any]) -> None:
@@ -36,23 +42,32 @@ class HostTape:
         self._add({"starts": starts, "scores": dict(zip(rollouts, scores, strict=True))})
 
     def start(self, folder: Path) -> None:
-        """Writes to the tape's folder from now on."""
+        """Writes to the tape's folder from now on. Raises GatewayError if that is impossible."""
         with self._lock:
             self._file = folder / HOST_TAPE
-            self._write()
+            if problem := self._write():
+                raise GatewayError(problem)
 
     def _add(self, line: Mapping[str, Any]) -> None:
+        """A failed write is logged: the tape itself is on the same disk, and the run ends with it."""
         with self._lock:
             self._lines.append(json.dumps(line) + "\n")
-            self._write()
+            if problem := self._write():
+                log.error("%s", problem)
 
-    def _write(self) -> None:
-        """Appends what is not written yet. Raises GatewayError if that is impossible."""
-        if self._file is None:
-            return
+    def _write(self) -> str:
+        """Appends what is not written yet, or says why that is impossible. Then the recording stops: whole lines, or
+        none."""
+        if self._file is None or self._has_failed:
+            return ""
         try:
-            with self._file.open("a", encoding="utf-8") as stream:
-                stream.writelines(self._lines)
+            with self._file.open("ab", buffering=0) as stream:
+                whole, text = stream.tell(), "".join(self._lines).encode()
+                if stream.write(text) < len(text):
+                    stream.truncate(whole)
+                    raise OSError(ENOSPC, strerror(ENOSPC), str(self._file))
         except OSError as error:
-            raise GatewayError(describe_write_error(self._file, error, "and record again")) from error
+            self._has_failed = True
+            return describe_write_error(self._file, error, "and record again")
         self._lines.clear()
+        return ""

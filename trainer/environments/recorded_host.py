@@ -15,12 +15,12 @@ from trainer.environments.host_tape import HOST_TAPE, HostTape
 from trainer.environments.settings import EnvironmentSettings, RunnerSettings
 
 
-def record_host(settings: EnvironmentSettings | None) -> HostTape | None:
-    """Records rows and scores of the environment from now on, if it is one with a runner of its own."""
+def record_host(settings: EnvironmentSettings | None, *, record: bool) -> HostTape | None:
+    """Records rows and scores of the environment from now on, if it is one with a runner of its own, or no longer."""
     if not isinstance(settings, RunnerSettings):
         return None
     host = get_host(settings)
-    host.tape = HostTape()
+    host.tape = HostTape() if record else None
     return host.tape
 
 

@@ -307,7 +307,7 @@ async def open_job(
         raise ConfigError(problem, remedy="continue or evaluate it in the script that made it: docs/migration-trl.md")
     objects = objects or NO_OBJECTS
     read_worker_token(settings.rollout)
-    host_tape = record_host(settings.environment_settings) if tape else None
+    host_tape = record_host(settings.environment_settings, record=tape is not None)
     tasks = load_tasks(settings, objects)
     stepper = objects.make_stepper() if objects.make_stepper else make_stepper(settings)
     host = make_agent_host(settings.agent)

@@ -90,7 +90,7 @@ async def test_chats_of_many_turns_are_replayed_as_they_were(
     environment: str, turns: Sequence[Sequence[str]], tmp_path: Path
 ) -> None:
     settings = make_settings(environment)
-    host_tape = record_host(settings.environment_settings)
+    host_tape = record_host(settings.environment_settings, record=True)
     tasks = load_data(settings, settings.data)
     async with record_gateway(make_gateway(settings), tmp_path / "tape") as gateway:  # type: ignore[arg-type]
         assert host_tape is not None
@@ -130,7 +130,7 @@ async def test_recorded_scores_belong_to_the_start_of_the_process_that_gave_them
     settings = make_settings("shop_env").environment_settings
     assert settings is not None
     async with open_environment("shop_env") as shop:
-        tape = record_host(settings)
+        tape = record_host(settings, record=True)
         assert tape is not None
         rollouts = [await shop.run(answer, index=index) for index, answer in enumerate(("It is 6.", "It is 5."))]
         before = [one.reward for one in (await shop.score(*rollouts)).scored]
@@ -175,8 +175,30 @@ def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) 
     assert find_host(host_key(settings)) is None
 
 
-def test_disk_that_is_full_ends_the_scoring_with_its_reason() -> None:
+def test_recording_that_cannot_begin_is_refused_and_one_that_fails_stops_with_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tape = HostTape()
     tape.add_rows(("train", 0, 1), [])
     with pytest.raises(GatewayError, match="cannot be written"):
         tape.start(Path("/dev/null"))
+    tape = HostTape()
+    tape.add_rows(("train", 0, 1), [])
+    tape.start(tmp_path)
+    written = (tmp_path / HOST_TAPE).read_bytes()
+    (tmp_path / HOST_TAPE).replace(tmp_path / "kept")
+    (tmp_path / HOST_TAPE).mkdir()
+    for _ in range(2):
+        tape.add_scores(1, ["rollout-1"], [{"reward": 1.0}])
+    assert [record.message.count("cannot be written") for record in caplog.records] == [1]
+    assert (tmp_path / "kept").read_bytes() == written and written.endswith(b"\n")
+
+
+async def test_later_run_that_is_not_recorded_writes_to_no_tape(tmp_path: Path) -> None:
+    settings = make_settings("shop_env").environment_settings
+    tape = record_host(settings, record=True)
+    assert tape is not None and settings is not None
+    tape.start(tmp_path)
+    assert record_host(settings, record=False) is None
+    async with open_environment("shop_env"):
+        assert (tmp_path / HOST_TAPE).read_bytes() == b""
