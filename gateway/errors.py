@@ -72,6 +72,9 @@ class RequestDeclined(GatewayError):
 class Unavailable(GatewayError):
     """Raised by native tools when something they depend on is down; the call ends `unavailable`."""
 
+    exit_code = 1
+    """Of a program that it ends: another try may do."""
+
 
 class UserCodeError(Exception):
     """User code ended with an exception that is no `Exception`, such as KeyboardInterrupt or a panic of a library."""

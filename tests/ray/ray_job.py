@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.errors import ConfigError
 from trainer.cluster import ray_launcher
-from trainer.cluster.ray_actor import PYTHON
+from trainer.cluster.node_process import PYTHON
 from trainer.cluster.ray_launcher import RayJob, connect, run_on_ray
 
 RANK = """

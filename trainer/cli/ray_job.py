@@ -60,7 +60,7 @@ def _make_job(
     resume: bool,
 ) -> RayJob:
     from trainer.cluster.cluster_plan import count_server_gpus, server_arguments
-    from trainer.cluster.ray_actor import PYTHON
+    from trainer.cluster.node_process import PYTHON
     from trainer.cluster.ray_launcher import RayJob
     from trainer.storage.run_files import LOGS_FOLDER
     from trainer.train.settings import DEMOS

@@ -70,17 +70,20 @@ def node_workers(
     node: Annotated[int, typer.Option(metavar="I", min=0, help="The number of this node.")],
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Nodes of the job that have workers.")],
     logs: Annotated[Path, typer.Option(metavar="DIR", help="The folder of their logs.")],
+    parent: Annotated[
+        int, typer.Option(metavar="PID", help="The process with which they end, which started this one.")
+    ],
     silent: Annotated[float, typer.Option(metavar="SECONDS", help="How long one may show no sign of life.")] = 60.0,
 ) -> None:
     """Keep a node's share of the rollout workers running; used by rendered jobs."""
     with report_errors():
         from trainer.cluster.node_workers import NodeWorkers, run_node_workers
-        from trainer.cluster.ray_workers import WorkerPlace
+        from trainer.cluster.worker_place import WorkerPlace
         from trainer.workers.line_channel import Address
         from trainer.workers.worker_process import take_token
 
         place = WorkerPlace(Address.parse(connect), take_token())
-        run_node_workers(NodeWorkers(place, workers, node, nodes, silent, logs), _tell)
+        run_node_workers(NodeWorkers(place, workers, node, nodes, parent, silent, logs), _tell)
 
 
 def _tell(text: str) -> None:

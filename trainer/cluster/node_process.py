@@ -1,6 +1,7 @@
-"""A process on a node of a Ray cluster: a rank, a server or a rollout worker, started, watched and ended by an actor.
+"""A process on a node of a cluster: a rank, a server or a rollout worker, started, watched and ended with its keeper.
 
-Imported by Ray's workers, so it needs little beyond the standard library.
+The keeper is an actor on Ray, and `node_workers.py` elsewhere. Ray's workers import this, so it needs little beyond the
+standard library.
 """
 
 from __future__ import annotations
@@ -35,17 +36,20 @@ STEADY_S = 300.0
 MAX_FAILURES = 10
 """How often in a row a process may end sooner."""
 GATE = """
-import os, sys
+import os, signal, sys
 if not os.read(0, 1):
     sys.exit(1)
+for number in (signal.SIGINT, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-"""Becomes the program once the actor says so, when its helper knows the process; ends if the actor does before."""
+"""Becomes the program once the keeper says so, when its helper knows the process; ends if the keeper does before. A
+shell has background processes ignore SIGINT, which tools need to interrupt what they run."""
 
 
 class NodeProcess:
-    """Runs one process. Whatever ends the actor ends the process with all that it started, `kill -9` included."""
+    """Runs one process. Whatever ends the keeper ends the process with all that it started, `kill -9` included."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,14 +92,18 @@ class NodeProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        for helped, data in ((self._reaper, f"+{self._process.pid}\n".encode()), (self._process, b"\n")):
-            if helped.stdin is not None:
-                with suppress(BrokenPipeError):  # It has ended, which its exit code says.
-                    helped.stdin.write(data)
-                    helped.stdin.flush()
+        self._tell_reaper(f"+{self._process.pid}")
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError), self._process.stdin:  # It has ended, which its exit code says.
+                self._process.stdin.write(b"\n")
         return self._process.pid
+
+    def _tell_reaper(self, line: str) -> None:
+        """What the helper kills or removes once this process is gone, however it ends."""
+        if self._reaper is not None and self._reaper.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._reaper.stdin.write(f"{line}\n".encode())
+                self._reaper.stdin.flush()
 
     def wait(self) -> int:
         """The exit code, once the process has ended. Runs beside the other methods."""
@@ -106,20 +114,15 @@ class NodeProcess:
     ) -> int:
         """Starts the process, and again after a growing delay when it fails, or hangs for `silent_s`. Returns its exit
         code once it has ended well, was stopped, or has failed too often. Runs beside the other methods."""
-        with tempfile.TemporaryDirectory(prefix="mtrl-beat-") as beats:
-            return self._keep_running(command, environment, folder, log, Path(beats) / "beat", silent_s)
-
-    def _keep_running(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: str, log: str, beat: Path, silent_s: float
-    ) -> int:
         failures, delay_s, code = 0, FIRST_DELAY_S, 0
         while failures < MAX_FAILURES and not self._stopped.wait(delay_s if failures else 0.0):
             started = time.monotonic()
             with self._starting:
                 if self._stopped.is_set():
                     break
-                beat.unlink(missing_ok=True)
+                beat = Path(tempfile.mkdtemp(prefix="mtrl-beat-")) / "beat"
                 self.start(command, {**environment, BEAT_VARIABLE: str(beat)}, folder, log)
+                self._tell_reaper(f"/{os.fsencode(beat.parent).hex()}")
             if not (code := self._wait_or_kill(beat, silent_s)):
                 break
             is_steady = time.monotonic() - started > STEADY_S
@@ -130,11 +133,13 @@ class NodeProcess:
 
     def _wait_or_kill(self, beat: Path, silent_s: float) -> int:
         """The exit code, once the process has ended, or was killed because its beats stayed away."""
-        process, seen, silent_looks = self._process, 0, 0  # Not by a clock, which goes on while this actor is stopped.
+        process, seen, silent_looks = self._process, 0, 0  # Not by a clock, which goes on while the keeper is stopped.
         while process is not None and process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(timeout=LOOK_S)
-            before, seen = seen, beat.stat().st_mtime_ns if beat.exists() else 0
+            before = seen
+            with suppress(FileNotFoundError):  # Before the first beat, silence says nothing.
+                seen = beat.stat().st_mtime_ns
             silent_looks = silent_looks + 1 if seen and seen == before else 0
             if silent_looks * LOOK_S > silent_s:
                 with suppress(ProcessLookupError):

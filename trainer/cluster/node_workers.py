@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from trainer.cluster.ray_actor import PYTHON, NodeProcess
-from trainer.cluster.ray_workers import WorkerPlace
+from trainer.cluster.node_process import PYTHON, NodeProcess
+from trainer.cluster.worker_place import WorkerPlace
 
 LOOK_S = 1.0
 END_S = 10.0
@@ -27,6 +27,8 @@ class NodeWorkers:
     """Of the whole job, which are dealt over its nodes in turn."""
     node: int
     nodes: int
+    parent: int
+    """The process that started this one and becomes the node's first rank. Told, since it may be gone by now."""
     silent_s: float
     logs: Path
 
@@ -37,15 +39,14 @@ class NodeWorkers:
 
 
 def run_node_workers(job: NodeWorkers, log: Callable[[str], None]) -> None:
-    """Keeps the workers running until all have ended, this process is told to end, or the one that started it is gone:
-    the node's first rank, or what became of it."""
-    parent, processes = os.getppid(), {name: NodeProcess() for name in job.names}
+    """Keeps the workers running until all have ended, this process is told to end, or the node's first rank is gone."""
+    processes = {name: NodeProcess() for name in job.names}
     if not processes:
         return
-    is_told: list[int] = []
+    end_signals: list[int] = []
 
     def end(number: int, _: FrameType | None) -> None:
-        is_told.append(number)
+        end_signals.append(number)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The ranks stop first, and save what is finished.
@@ -62,11 +63,15 @@ def run_node_workers(job: NodeWorkers, log: Callable[[str], None]) -> None:
             for name, process in processes.items()
         }
         left = set(running)
-        while left and not is_told and os.getppid() == parent:
-            done, left = wait(left, LOOK_S)
-            for future in done:
-                if code := future.result():
+        try:
+            while left and not end_signals and os.getppid() == job.parent:
+                done, left = wait(left, LOOK_S)
+                for future in done:
                     name = running[future]
-                    log(f"the rollout worker {name} failed too often (code {code}): see {job.logs / name}.log")
-        for process in processes.values():
-            process.stop(signal.SIGTERM, END_S)
+                    if error := future.exception():
+                        log(f"the rollout worker {name} cannot be kept: {error}")
+                    elif code := future.result():
+                        log(f"the rollout worker {name} failed too often (code {code}): see {job.logs / name}.log")
+        finally:
+            for process in processes.values():
+                process.stop(signal.SIGTERM, END_S)

@@ -22,12 +22,16 @@ trap 'kill -TERM "$agent" 2>/dev/null || true' INT TERM
 # torchrun starts ranks again whatever their exit code is. With code 2 they would end alike: the pod and its job end.
 while kill -0 "$agent" 2>/dev/null; do
     if [ "$(cat "$MTRL_EXIT_CODE_FILE")" = 2 ]; then
-        echo "mtrl: another start would end alike, so the job ends: see $MTRL_LOGS/rank-0.log" >&2
         kill -TERM "$agent" 2>/dev/null || true
-        wait "$agent" || true
-        exit 2
+        break
     fi
     sleep 1 &
     wait $! || true
 done
-wait "$agent"
+code=0
+wait "$agent" || code=$?
+if [ "$(cat "$MTRL_EXIT_CODE_FILE")" = 2 ]; then
+    echo "mtrl: another start would end alike, so the job ends: see $MTRL_LOGS/rank-0.log" >&2
+    exit 2
+fi
+exit "$code"

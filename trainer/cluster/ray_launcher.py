@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import ConfigError
-from trainer.cluster.ray_actor import PYTHON, SGLANG_PYTHON, NodeProcess
-from trainer.cluster.ray_workers import RayWorker, WorkerPlace, choose_worker_place, replace_lost_worker
+from trainer.cluster.node_process import PYTHON, SGLANG_PYTHON, NodeProcess
+from trainer.cluster.ray_workers import RayWorker, replace_lost_worker
 from trainer.cluster.wait_for_servers import wait_for_servers
+from trainer.cluster.worker_place import WorkerPlace, choose_worker_place
 from trainer.distributed.exit_code import NOT_AGAIN
 from trainer.distributed.rank_output import KEPT
 from trainer.distributed.restart_count import RESTARTS
@@ -267,9 +268,13 @@ def _wait_for_ranks(
 
 
 def _ask_rank_0(ray: Any, actor: Any) -> int:
-    """Rank 0's exit code after another rank has failed, of which it knows whether that would happen again."""
-    ray.get(actor.stop.remote(signal.SIGTERM, VERDICT_S), timeout=VERDICT_S + ANSWER_S)
-    return int(ray.get(actor.wait.remote(), timeout=ANSWER_S))
+    """Rank 0's exit code after another rank has failed, of which it knows whether that would happen again; 1 if its
+    node is gone, too."""
+    try:
+        ray.get(actor.stop.remote(signal.SIGTERM, VERDICT_S), timeout=VERDICT_S + ANSWER_S)
+        return int(ray.get(actor.wait.remote(), timeout=ANSWER_S))
+    except ray.exceptions.RayError:
+        return 1
 
 
 def _read_tail(log: Path) -> str:

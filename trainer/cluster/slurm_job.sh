@@ -21,14 +21,12 @@ server_hosts=("${hosts[@]:trainer_nodes}")
 cpus=${SLURM_CPUS_ON_NODE:-1}
 export MASTER_ADDR=${trainer_hosts[0]}
 workers_port=$((workers_port + SLURM_JOB_ID % 1000))
-if [ "$workers" -gt 0 ]; then
-    export MTRL_WORKER_TOKEN="${MTRL_WORKER_TOKEN:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
-fi
 export MASTER_PORT=$((rendezvous_port + SLURM_JOB_ID % 1000))  # Jobs on the same node must not meet each other.
 
 # A server that ends is started again at its address; the trainer gives it the current weights.
 # shellcheck disable=SC2016
 run_server='
+unset MTRL_WORKER_TOKEN
 port=$(($1 + SLURM_LOCALID)) first_gpu=$((SLURM_LOCALID * $2))
 shift 2
 for attempt in 1 2 3 4 5; do
@@ -46,9 +44,11 @@ workers=$1 port=$2 silent_s=$3 logs=$4
 shift 4
 if [ "$workers" -gt 0 ] && [ "$LOCAL_RANK" = 0 ]; then
     mtrl-train node-workers --connect "$MASTER_ADDR:$port" --workers "$workers" --node "$((RANK / LOCAL_WORLD_SIZE))" \
-        --nodes "$((WORLD_SIZE / LOCAL_WORLD_SIZE))" --silent "$silent_s" --logs "$logs" &
+        --nodes "$((WORLD_SIZE / LOCAL_WORLD_SIZE))" --parent $$ --silent "$silent_s" --logs "$logs" &
 fi
-if [ "$workers" -gt 0 ] && [ "$RANK" = 0 ]; then
+if [ "$RANK" != 0 ]; then
+    unset MTRL_WORKER_TOKEN
+elif [ "$workers" -gt 0 ]; then
     export MTRL_PLACED_WORKERS="0.0.0.0:$port"
 fi
 exec "$@"'
@@ -122,6 +122,10 @@ if [ ${#server_hosts[@]} -gt 0 ]; then
     unset 'pids[-1]'
 fi
 
+# For rank 0 and the workers alone: servers do not get it.
+if [ "$workers" -gt 0 ]; then
+    export MTRL_WORKER_TOKEN="${MTRL_WORKER_TOKEN:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
+fi
 resume=()
 stop_signal=INT
 if [ -e "$run/run.json" ]; then
@@ -143,7 +147,7 @@ fi
 # srun returns the highest code, such as that of a rank that it killed because rank 0 had ended.
 rank_0=$(cat -- "$notes/rank-0.code" 2>/dev/null)
 if [ "$code" -ne 0 ] && [ "${rank_0:-$code}" -eq 2 ]; then
-    echo "mtrl: the job cannot start with these settings: see $logs/rank-0.log" >&2
+    echo "mtrl: another start would end alike, so the job ends: see $logs/rank-0.log" >&2
     exit 2
 fi
 if [ "$code" -ne 0 ]; then

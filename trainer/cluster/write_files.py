@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.disk_errors import write_atomically
@@ -11,6 +14,8 @@ from gateway.errors import ConfigError
 MARK = ".rendered-by-mtrl"
 """A file that says that the folder is ours, so that rendering again may replace its files."""
 LOGS = "logs"
+TOKEN_LINE = re.compile(r"^stringData:\n +token: .*$", re.MULTILINE)
+"""Of a secret that was made for the job."""
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
@@ -27,7 +32,23 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).unlink(missing_ok=True)
     write_atomically(folder / MARK, "".join(f"{name}\n" for name in files).encode())
     for name, text in files.items():
-        write_atomically(folder / name, text.encode())
+        _write(folder / name, text)
+
+
+def _write(file: Path, text: str) -> None:
+    """Writes a file; one with a token for its owner alone, and with the token of an earlier rendering, which pods that
+    run have."""
+    if TOKEN_LINE.search(text) is None:
+        write_atomically(file, text.encode())
+        return
+    with suppress(OSError, UnicodeDecodeError):
+        if earlier := TOKEN_LINE.search(file.read_text(encoding="utf-8")):
+            text = TOKEN_LINE.sub(lambda _: earlier[0], text)
+    mask = os.umask(0o077)
+    try:
+        write_atomically(file, text.encode())
+    finally:
+        os.umask(mask)
 
 
 def _earlier(folder: Path) -> set[str]:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import anyio
 from anyio.abc import Listener, SocketAttribute, SocketStream
 
-from gateway.errors import ConfigError, GatewayError
+from gateway.errors import ConfigError
 from gateway.mcp_client.reaper import Reaper
 from gateway.version import installed_version
 from trainer.engine.base import Engine
@@ -24,6 +24,7 @@ from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import WorkerSettings
 from trainer.rollout.task import Task
+from trainer.workers.errors import TakenPortError, WorkersError
 from trainer.workers.handshake import accept_worker
 from trainer.workers.line_channel import Address, ChannelError, LineChannel
 from trainer.workers.local_workers import GRACE_S, LocalWorker
@@ -38,17 +39,6 @@ MAX_STRANGERS = 64
 MAX_NAME_LENGTH = 80
 
 log = logging.getLogger(__name__)
-
-
-class WorkersError(GatewayError):
-    """No rollout worker can play."""
-
-
-class TakenPortError(WorkersError):
-    """Something else listens where the launcher's workers connect. Its exit code has launchers start the ranks again,
-    with another port if they choose one."""
-
-    exit_code = 1
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from trainer.workers.handshake import TOKEN_VARIABLE
 from trainer.workers.placed_workers import PLACED_VARIABLE
 
 LONG_S = 150.0
-RANK = '"$@" & exec sleep 1000'
+RANK = '"$@" --parent $$ & exec sleep 1000'
 """A node's first rank, which starts the workers and becomes another program."""
 
 
@@ -32,16 +33,17 @@ async def test_workers_of_two_nodes_play_for_rank_0_and_end_with_their_nodes_ran
     monkeypatch.setenv(PLACED_VARIABLE, address)
     monkeypatch.setenv(TOKEN_VARIABLE, "a token of this test only")
     ranks = [start_rank(address, tmp_path / "logs", node) for node in range(2)]
+    started: list[psutil.Process] = []
     try:
         with anyio.fail_after(2 * LONG_S):
             async with make_pool(write_tools(tmp_path / "job"), GatedEngine(), workers=3) as pool:
                 assert pool.describe() == "3 of 3 up"
+                started = [child for rank in ranks for child in children_of(rank)]
                 names = {node: sorted(worker_names(rank)) for node, rank in enumerate(ranks)}
                 assert names == {0: ["worker-0", "worker-2"], 1: ["worker-1"]}
                 ranks[0].kill()
                 await wait_until(lambda: pool.alive == 1, LONG_S)
     finally:
-        started = [child for rank in ranks for child in children_of(rank)]
         for rank in ranks:
             rank.kill()
             rank.wait()
@@ -51,6 +53,13 @@ async def test_workers_of_two_nodes_play_for_rank_0_and_end_with_their_nodes_ran
         "worker-1.log",
         "worker-2.log",
     ]
+
+
+def test_workers_whose_rank_is_gone_before_they_start_end_at_once(tmp_path: Path) -> None:
+    words = ("--connect", "127.0.0.1:1", "--workers", "1", "--node", "0", "--nodes", "1", "--logs", str(tmp_path))
+    command = [sys.executable, "-m", "trainer.cli", "node-workers", *words, "--parent", "1"]
+    environment = {**os.environ, TOKEN_VARIABLE: "a token of this test only"}
+    assert subprocess.run(command, env=environment, timeout=LONG_S, check=False).returncode == 0
 
 
 def children_of(rank: subprocess.Popen[bytes]) -> list[psutil.Process]:

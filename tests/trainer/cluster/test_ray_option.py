@@ -17,15 +17,15 @@ from tests.trainer.cluster.jobs import write_job
 from tests.waiting import wait_until
 from trainer.cli.ray_job import _make_job
 from trainer.cli.run_file import load_settings
-from trainer.cluster import ray_actor
-from trainer.cluster.ray_actor import NodeProcess
+from trainer.cluster import node_process
+from trainer.cluster.node_process import NodeProcess
 from trainer.cluster.ray_launcher import rank_environments
 from trainer.train.settings import TrainSettings
 
 LONG_S = 60.0
 ACTOR = """
 import time
-from trainer.cluster.ray_actor import NodeProcess
+from trainer.cluster.node_process import NodeProcess
 print(NodeProcess().start(["sleep", "1000"], {}, ".", "log"), flush=True)
 time.sleep(1000)
 """
@@ -92,11 +92,11 @@ def test_process_that_is_stopped_before_its_start_never_starts(tmp_path: Path) -
 async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 0.0)
-    monkeypatch.setattr(ray_actor, "MAX_FAILURES", 3)
+    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(node_process, "MAX_FAILURES", 3)
     words, log = (["bash", "-c", "echo started; exit 3"], {}, str(tmp_path)), tmp_path / "log"
     assert NodeProcess().keep_running(*words, str(log), LONG_S) == 3 and log.read_text() == "started\n" * 3
-    monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 1e6)
+    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 1e6)
     process, log = NodeProcess(), tmp_path / "other log"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anyio.to_thread.run_sync, process.keep_running, *words, str(log), LONG_S)
@@ -108,10 +108,21 @@ async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_s
 def test_process_that_hangs_after_its_first_sign_of_life_is_killed_and_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_actor, "FIRST_DELAY_S", 0.0)
-    monkeypatch.setattr(ray_actor, "LOOK_S", 0.05)
+    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(node_process, "LOOK_S", 0.05)
     assert NodeProcess().keep_running(["bash", "-c", HANGS_ONCE], {}, str(tmp_path), str(tmp_path / "log"), 0.5) == 0
     assert (tmp_path / "starts").read_text() == "started\n" * 2
+
+
+def test_process_may_be_interrupted_although_its_keeper_ignores_that(tmp_path: Path) -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)"
+    words, log = ([sys.executable, "-c", code], {}, str(tmp_path)), tmp_path / "log"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert NodeProcess().keep_running(*words, str(log), LONG_S) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert log.read_text() == "True\n"
 
 
 def test_process_ends_with_its_actor_although_ray_kills_the_actors_process_group(tmp_path: Path) -> None:
@@ -126,7 +137,7 @@ def test_process_ends_with_its_actor_although_ray_kills_the_actors_process_group
 
 
 def test_process_whose_actor_ends_before_its_helper_knows_it_never_begins(tmp_path: Path) -> None:
-    touch = [sys.executable, "-I", "-S", "-c", ray_actor.GATE, "touch", str(tmp_path / "begun")]
+    touch = [sys.executable, "-I", "-S", "-c", node_process.GATE, "touch", str(tmp_path / "begun")]
     for said, code in ((b"", 1), (b"\n", 0)):
         done = subprocess.run(touch, input=said, timeout=60, check=False)
         assert done.returncode == code and (tmp_path / "begun").exists() == bool(said)

@@ -31,8 +31,11 @@ import json, os, sys, time
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 if sys.argv[1] == "node-workers":
     with open("workers.jsonl", "a") as log:
-        log.write(json.dumps(sys.argv[2:]) + "\\n")
+        words = ["PID" if before == "--parent" else word for before, word in zip(sys.argv[1:], sys.argv[2:])]
+        log.write(json.dumps(words) + "\\n")
     sys.exit(0)
+if os.environ["RANK"] != "0" and "MTRL_WORKER_TOKEN" in os.environ:
+    sys.exit(9)
 if "MTRL_PLACED_WORKERS" in os.environ:
     with open("placed.jsonl", "a") as log:
         log.write(json.dumps([os.environ["RANK"], os.environ["MTRL_PLACED_WORKERS"]]) + "\\n")
@@ -171,7 +174,8 @@ def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
     for rank in range(4):
         assert (place / f"logs/rank-{rank}.log").read_text() == f"rank {rank} starts\nrank {rank} resumes\n"
         assert f"rank {rank} resumes\n" in "".join(printed), "kubectl logs has it, too"
-    shared = ["--workers", "3", "--node", "NODE", "--nodes", "2", "--silent", "60.0", "--logs", str(place / "logs")]
+    shared = ["--workers", "3", "--node", "NODE", "--nodes", "2", "--parent", "PID"]
+    shared += ["--silent", "60.0", "--logs", str(place / "logs")]
     workers = sorted(read_lines(place / "workers.jsonl"), key=lambda words: words[5])
     expected = [
         ["--connect", "localhost:28500", *(node if word == "NODE" else word for word in shared)] for node in "01"
@@ -189,6 +193,10 @@ def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run
     env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
     (source,) = (item["valueFrom"] for item in env if item["name"] == "MTRL_WORKER_TOKEN")
     assert source == {"secretKeyRef": {"name": "run-workers", "key": "token"}} and len(token) >= 16
+    assert (Path("kubernetes") / "2-workers.yaml").stat().st_mode & 0o077 == 0
+    again = render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"]
+    assert again == token, "pods of the earlier rendering have it"
+    Path("kubernetes").rename("earlier")
     assert render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"] != token
 
 
@@ -206,17 +214,19 @@ def start_pod(manifests: dict[str, dict[str, Any]], place: Path, port: int, **mo
         "MTRL_RENDEZVOUS": f"localhost:{port}",
         "POD_IP": "localhost",
         "OMP_NUM_THREADS": "1",
+        "MTRL_WORKER_TOKEN": "a token of this test only",
         "PATH": f"{place / 'programs'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     environment = {**os.environ, **values, **here, **more}
     return subprocess.Popen(["sh", place / "start.sh"], env=environment, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.parametrize("retries", [0, 3])
 def test_pod_whose_rank_0_would_end_alike_ends_the_job_and_starts_no_rank_again(
-    run: RunCommand, place: Path, free_tcp_port: int
+    retries: int, run: RunCommand, place: Path, free_tcp_port: int
 ) -> None:
     write_job(place, engine="torch")
-    manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 1)
+    manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 1, "--retries", retries)
     pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", ENDS_ALIKE="1")
     try:
         pod.communicate(timeout=120)

@@ -59,6 +59,8 @@ while os.environ.get("STARTED_RANK") and not os.path.exists("workers.jsonl"):
 if "MTRL_PLACED_WORKERS" in os.environ:
     with open("placed.jsonl", "a") as log:
         log.write(json.dumps([os.environ["MTRL_PLACED_WORKERS"], os.environ["MTRL_WORKER_TOKEN"]]) + "\\n")
+if os.environ["RANK"] != "0" and "MTRL_WORKER_TOKEN" in os.environ:
+    sys.exit(9)
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
 with open("ranks.jsonl", "a") as log:
@@ -188,7 +190,7 @@ def test_workers_are_dealt_over_the_trainer_nodes_and_connect_to_rank_0(
     assert end(start(place, STARTED_RANK="0")) == 0
     ((words, token),) = read_lines(place / "workers.jsonl")
     assert words[:8] == ["--connect", "n1:28507", "--workers", "3", "--node", "0", "--nodes", "2"]
-    assert words[8:] == ["--silent", "20.0", "--logs", f"{place}/runs/run/logs"]
+    assert words[8] == "--parent" and words[10:] == ["--silent", "20.0", "--logs", f"{place}/runs/run/logs"]
     assert read_lines(place / "placed.jsonl") == [["0.0.0.0:28507", token]] and len(token) == 48
     (place / "workers.jsonl").unlink()
     assert end(start(place, STARTED_RANK="8", MTRL_WORKER_TOKEN="the user's own token")) == 0

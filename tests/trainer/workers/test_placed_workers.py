@@ -19,11 +19,11 @@ from gateway.errors import ConfigError, unwrap_error
 from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
 from tests.trainer.workers.pools import GatedEngine, make_pool, write_tools
 from tests.waiting import wait_until
-from trainer.cluster.ray_actor import NodeProcess
+from trainer.cluster.node_process import NodeProcess
 from trainer.rollout.settings import WorkerSettings
+from trainer.workers.errors import TakenPortError, WorkersError
 from trainer.workers.handshake import TOKEN_VARIABLE
 from trainer.workers.placed_workers import PLACED_VARIABLE, find_placed_workers, read_worker_token
-from trainer.workers.worker_pool import TakenPortError, WorkersError
 
 TOKEN = "a token of this test only"
 LONG_S = 150.0
