@@ -59,6 +59,8 @@ def _format_ranks(rows: Sequence[Mapping[str, float]]) -> Iterator[str]:
 
 def _format_workers(found: Mapping[str, Any]) -> Iterator[str]:
     """Turns and their processor time against one worker, and memory of a rollout against that of fewer."""
+    yield "All numbers of workers take turns for some rounds, and the best round of each counts."
+    yield ""
     yield "| engine | workers | turns/s, of one worker's | CPU of a turn, of one worker's | training process's part |"
     yield "|---|--:|--:|--:|--:|"
     for engine, key in (("answers at once", "paces"), ("takes a second for a turn", "paced")):
