@@ -24,7 +24,7 @@ from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import WorkerSettings
 from trainer.rollout.task import Task
-from trainer.workers.errors import TakenPortError, WorkersError
+from trainer.workers.errors import LateWorkersError, TakenPortError, WorkersError
 from trainer.workers.handshake import accept_worker
 from trainer.workers.line_channel import Address, ChannelError, LineChannel
 from trainer.workers.local_workers import GRACE_S, LocalWorker
@@ -272,12 +272,12 @@ class WorkerPool:
             self._log(f"{self.describe()} {waited}; the others play once they have connected")
             return
         if self._placed is not None:
-            raise WorkersError(f"no rollout worker connected to {self._placed.address} {waited}; see their logs")
+            raise LateWorkersError(f"no rollout worker connected to {self._placed.address} {waited}; see their logs")
         if self.address is not None and not self._locals:
             remedy = f"start `mtrl-train worker --connect {self.address.for_others}` there, or raise `rollout.wait_s`"
-            raise WorkersError(f"no rollout worker connected {waited}\n  remedy: {remedy}")
+            raise LateWorkersError(f"no rollout worker connected {waited}\n  remedy: {remedy}")
         logs = ", ".join(str(worker.log_file) for worker in self._locals.values())
-        raise WorkersError(f"{self.alive} of {len(self._locals)} rollout workers were up {waited}; see {logs}")
+        raise LateWorkersError(f"{self.alive} of {len(self._locals)} rollout workers were up {waited}; see {logs}")
 
     def _find_failed(self) -> Iterator[LocalWorker | WorkerLink]:
         """Workers that cannot start."""

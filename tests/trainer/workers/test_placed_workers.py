@@ -21,7 +21,7 @@ from tests.trainer.workers.pools import GatedEngine, make_pool, write_tools
 from tests.waiting import wait_until
 from trainer.cluster.node_process import NodeProcess
 from trainer.rollout.settings import WorkerSettings
-from trainer.workers.errors import TakenPortError, WorkersError
+from trainer.workers.errors import LateWorkersError, TakenPortError, WorkersError
 from trainer.workers.handshake import TOKEN_VARIABLE
 from trainer.workers.placed_workers import PLACED_VARIABLE, find_placed_workers, read_worker_token
 
@@ -92,6 +92,11 @@ async def test_worker_of_a_launcher_that_cannot_play_ends_the_run_with_its_reaso
             await make_pool(folder, GatedEngine(), workers=1).__aenter__()
     problem = str(unwrap_error(raised.value))
     assert "worker-0 cannot start" in problem and "not the model of the training process" in problem
+
+
+def test_launchers_try_again_after_what_may_pass_and_not_after_workers_that_cannot_start() -> None:
+    assert LateWorkersError("late").exit_code == TakenPortError("taken").exit_code == 1
+    assert not hasattr(WorkersError("cannot start"), "exit_code"), "the default says that it would happen again"
 
 
 async def test_launchers_port_that_is_taken_meanwhile_is_no_mistake_of_the_user(address: str, tmp_path: Path) -> None:
