@@ -16,6 +16,7 @@ from gateway.schema import parse_arguments
 from gateway.toolset import Session
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from trainer.environments.environment_messages import read_tools
+from trainer.environments.episode_toolset import ANY_OBJECT
 from trainer.environments.host_process import EnvironmentFailed, EnvironmentHost
 
 OPEN, TURN, END = "environment_open", "environment_turn", "environment_end"
@@ -25,7 +26,6 @@ DESCRIPTIONS = {
     TURN: "Gives the environment the policy's turn.",
     END: "Says that the policy writes no more turns.",
 }
-ANY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class EnvironmentToolset:

@@ -51,6 +51,8 @@ class HostTape:
     def _add(self, line: Mapping[str, Any]) -> None:
         """A failed write is logged: the tape itself is on the same disk, and the run ends with it."""
         with self._lock:
+            if self._has_failed:
+                return
             self._lines.append(json.dumps(line) + "\n")
             if problem := self._write():
                 log.error("%s", problem)
@@ -58,7 +60,7 @@ class HostTape:
     def _write(self) -> str:
         """Appends what is not written yet, or says why that is impossible. Then the recording stops: whole lines, or
         none."""
-        if self._file is None or self._has_failed:
+        if self._file is None:
             return ""
         try:
             with self._file.open("ab", buffering=0) as stream:

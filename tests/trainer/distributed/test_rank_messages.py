@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +23,8 @@ from trainer.distributed.launch_ranks import LocalRanks
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.settings import DistributedSettings
 from trainer.workers.handshake import TOKEN_VARIABLE
+
+SILENT_S = 6.0
 
 
 def test_rank_that_cannot_reach_rank_0_says_so_itself(
@@ -87,23 +90,42 @@ def test_error_of_rank_0_itself_is_not_told_as_a_late_rank(tmp_path: Path) -> No
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
+def signal_rank_under_torchrun(
+    folder: Path, rank: int, number: signal.Signals, **settings: Any
+) -> tuple[psutil.Process, str, str]:
+    """Signals a rank of a job of two; returns it, the one line that says why the job ended, and the whole output."""
+    write_config(engine="torch", prompts=2, n=3, record=False, steps=10_000, **settings)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer.cli")
+    metrics = folder / "runs/a/metrics.jsonl"
+    with run_process(folder, *launcher, "--config", "run.yaml", "--out", "runs/a") as process:
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
+        (signalled,) = (
+            child for child in psutil.Process(process.pid).children() if child.environ().get("RANK") == str(rank)
+        )
+        os.kill(signalled.pid, number)
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1 and "--resume" in output, output
+    reasons = [line for line in output.splitlines() if line.startswith("mtrl-train: ")]
+    assert len(reasons) == 1, output
+    return signalled, reasons[0], output
+
+
 def test_rank_killed_under_torchrun_is_named_though_rank_0_is_told_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_config(engine="torch", prompts=2, n=3, record=False, steps=10_000)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "trainer.cli")
-    metrics = tmp_path / "runs/a/metrics.jsonl"
-    with run_process(tmp_path, *launcher, "--config", "run.yaml", "--out", "runs/a") as process:
-        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
-        ranks = psutil.Process(process.pid).children()
-        (killed,) = (rank for rank in ranks if rank.environ().get("RANK") == "1")
-        os.kill(killed.pid, signal.SIGKILL)
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1, output
-    told = [line for line in output.splitlines() if line.startswith("mtrl-train: ")]
-    assert len(told) == 1, output
-    assert "was told to end by torchrun (SIGTERM)" in told[0] or f"process {killed.pid}), last seen in" in told[0]
-    assert "--resume" in output
+    killed, reason, _ = signal_rank_under_torchrun(tmp_path, 1, signal.SIGKILL)
+    assert "was told to end by torchrun (SIGTERM)" in reason or f"process {killed.pid}), last seen in" in reason
     logs = {log.name: log.read_text() for log in (tmp_path / "runs/a/logs").iterdir()}
-    assert logs.keys() == {"rank-0.log", "rank-1.log"} and told[0] in logs["rank-0.log"]
+    assert logs.keys() == {"rank-0.log", "rank-1.log"} and reason in logs["rank-0.log"]
+
+
+def test_stopped_rank_0_under_torchrun_is_named_by_another_rank_and_the_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    limits = {"timeout_s": SILENT_S}
+    stopped, reason, output = signal_rank_under_torchrun(tmp_path, 0, signal.SIGSTOP, distributed=limits)
+    assert reason.startswith("mtrl-train: rank 0 (") and f"process {stopped.pid})" in reason
+    assert f"has shown no sign of life for {SILENT_S:.0f} s" in reason and "continue with --resume" in output
+    assert not stopped.is_running(), "the launcher kills it"
