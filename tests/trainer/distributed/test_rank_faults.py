@@ -28,7 +28,8 @@ from trainer.policy.errors import PolicyError
 from trainer.policy.memory_plan import plan_other_rank
 from trainer.policy.settings import UpdateSettings
 
-STUCK_S = 6.0
+STUCK_S = 15.0
+"""More than any other stage takes on a machine that stands still for seconds."""
 
 
 def process_of(channel: LeaderChannel, rank: int) -> int:
