@@ -10,12 +10,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gateway.errors import ConfigError
 from trainer.cluster import ray_launcher
-from trainer.cluster.node_process import PYTHON
+from trainer.cluster.node_process import PYTHON, NodeProcess
 from trainer.cluster.ray_launcher import RayJob, connect, run_on_ray
 
 RANK = """
@@ -58,7 +59,8 @@ WORKER = """
 import json, os, sys, time
 name = sys.argv[sys.argv.index("--name") + 1]
 with open(f"{name}.jsonl", "a") as log:
-    log.write(json.dumps([sys.argv[1:], os.environ["MTRL_WORKER_TOKEN"], os.getpid()]) + "\\n")
+    token, beat = os.environ["MTRL_WORKER_TOKEN"], os.environ["MTRL_BEAT_FILE"]
+    log.write(json.dumps([sys.argv[1:], token, os.getpid(), beat]) + "\\n")
 if len(open(f"{name}.jsonl").readlines()) == 1:
     if name == "worker-1":
         os.kill(os.getppid(), 9)
@@ -105,6 +107,10 @@ def main(folder: Path) -> None:
     of_leader: list[str] = []
     show("leader knows", run_on_ray(ray, knows, of_leader.append))
     show("leader's notes", of_leader)
+    rank_0 = ray.remote(num_cpus=0)(NodeProcess).remote()
+    ray.get(rank_0.free_port.remote())
+    ray.kill(rank_0)
+    show("lost leader", ray_launcher._ask_rank_0(ray, rank_0))
     Path("worker.py").write_text(WORKER)
     Path("leader.py").write_text(LEADER)
     workers = {"workers": 2, "worker_command": (PYTHON, "worker.py"), "gpus": False, "silent_s": 2.0}
@@ -112,7 +118,9 @@ def main(folder: Path) -> None:
     placed = [read_lines(f"worker-{index}") for index in range(2)]
     show("workers", placed)
     show("leader", read_lines("leader"))
-    show("workers left", [pid for starts in placed for _, _, pid in starts if is_alive(pid)])
+    show("workers left", [pid for starts in placed for _, _, pid, _ in starts if is_alive(pid)])
+    folders = [Path(beat).parent for starts in placed for *_, beat in starts]
+    show("beats left", [str(folder) for folder in folders if stays(folder.exists)])
     show("notes", notes)
     ray_launcher.PLACE_S = 2.0
     try:
@@ -131,14 +139,15 @@ def read_lines(name: str) -> list[Any]:
 
 
 def is_alive(pid: int) -> bool:
+    return stays(lambda: Path(f"/proc/{pid}").exists())
+
+
+def stays(there: Callable[[], bool]) -> bool:
+    """Whether it is there for 20 s."""
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
+    while there() and time.monotonic() < deadline:
         time.sleep(0.05)
-    return True
+    return there()
 
 
 def show(name: str, value: object) -> None:

@@ -32,6 +32,8 @@ async def test_workers_of_two_nodes_play_for_rank_0_and_end_with_their_nodes_ran
     address = f"127.0.0.1:{free_tcp_port}"
     monkeypatch.setenv(PLACED_VARIABLE, address)
     monkeypatch.setenv(TOKEN_VARIABLE, "a token of this test only")
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     ranks = [start_rank(address, tmp_path / "logs", node) for node in range(2)]
     started: list[psutil.Process] = []
     try:
@@ -41,6 +43,7 @@ async def test_workers_of_two_nodes_play_for_rank_0_and_end_with_their_nodes_ran
                 started = [child for rank in ranks for child in children_of(rank)]
                 names = {node: sorted(worker_names(rank)) for node, rank in enumerate(ranks)}
                 assert names == {0: ["worker-0", "worker-2"], 1: ["worker-1"]}
+                assert len(list(temporary.glob("mtrl-beat-*"))) == 3
                 ranks[0].kill()
                 await wait_until(lambda: pool.alive == 1, LONG_S)
     finally:
@@ -48,6 +51,7 @@ async def test_workers_of_two_nodes_play_for_rank_0_and_end_with_their_nodes_ran
             rank.kill()
             rank.wait()
     _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(started, timeout=LONG_S))
+    await wait_until(lambda: not list(temporary.glob("mtrl-beat-*")), LONG_S)
     assert not alive and sorted(log.name for log in (tmp_path / "logs").iterdir()) == [
         "worker-0.log",
         "worker-1.log",

@@ -46,9 +46,17 @@ for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, _: child.send_signal(number))
 sys.exit(child.wait())
 """
+SERVER = """
+import json, os, time
+with open("servers.jsonl", "a") as log:
+    log.write(json.dumps("MTRL_WORKER_TOKEN" in os.environ) + "\\n")
+time.sleep(100)
+"""
 TRAINER = """
 import json, os, signal, sys, time
 if sys.argv[1] == "wait-for-servers":
+    while "SERVERS_CODE" not in os.environ and not os.path.exists("servers.jsonl"):
+        time.sleep(0.01)
     sys.exit(int(os.environ.get("SERVERS_CODE", "0")))
 if sys.argv[1] == "node-workers":
     with open("workers.jsonl", "a") as log:
@@ -132,7 +140,7 @@ def programs(place: Path) -> Path:
     folder = place / "programs"
     write_program(folder, "srun", SRUN)
     write_program(folder, "mtrl-train", TRAINER)
-    write_program(folder, "sglang-python", "import time; time.sleep(100)")
+    write_program(folder, "sglang-python", SERVER)
     write_program(folder, "scontrol", "import sys\n" + (
         "if sys.argv[1] == 'show': print('n1\\nn2\\nn3\\nn4')\n"
         "else:\n    open('requeued', 'a').write(sys.argv[2] + ' ')\n    import os, signal\n"
@@ -197,6 +205,8 @@ def test_workers_are_dealt_over_the_trainer_nodes_and_connect_to_rank_0(
     ((words, token),) = read_lines(place / "workers.jsonl")
     assert words[4:8] == ["--node", "1", "--nodes", "2"] and token == "the user's own token"
     assert len(read_lines(place / "placed.jsonl")) == 1, "only rank 0 listens"
+    has_token = read_lines(place / "servers.jsonl")
+    assert has_token and not any(has_token), "servers connect to no rank"
 
 
 def test_failed_job_goes_back_into_the_queue_as_often_as_retries_say(
