@@ -320,6 +320,7 @@ async def test_task_that_cannot_be_sent_ends_with_its_column(
 
 def test_address_is_read_with_host_and_port() -> None:
     assert Address.parse("[::1]:80") == Address("::1", 80) and str(Address("::1", 80)) == "[::1]:80"
+    assert Address.parse("fd00::1:80") == Address("fd00::1", 80), "as a pod's script writes it"
     assert json.dumps(Address.parse("h:1")) == '["h", 1]'
     assert Address.parse("0.0.0.0:1").for_others == Address.parse("[::]:1").for_others == Address(gethostname(), 1)
     assert Address.parse("10.0.0.1:1").for_others == Address("10.0.0.1", 1)
