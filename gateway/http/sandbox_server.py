@@ -54,7 +54,7 @@ class StartRequest(FrozenModel):
 class RunRequest(FrozenModel):
     """A command, or code for the interpreter that keeps its variables."""
 
-    command: list[str] | None = None
+    command: Annotated[list[str], Field(min_length=1)] | None = None
     stdin: str = ""
     code: str | None = None
     timeout_s: Seconds

@@ -36,7 +36,8 @@ async def open_sandboxed(
     if start.cwd is not None and not folder.has(start.cwd):
         readable.append(str(start.cwd))
     env = {name: value for name, value in start.env.items() if name != "PATH"}
-    confined = Confined(command, config.sandbox, readable, writable, env, str(start.cwd or ROLLOUT))
+    settings = config.sandbox.model_copy(update={"env": {**config.sandbox.env, **env}})
+    confined = Confined(command, settings, readable, writable, working_folder=str(start.cwd or ROLLOUT))
     below = () if folder.state is None else (str(folder.state),)
     async with open_command(confined, reaper, below) as held:
         line = folder.mount_first(held.line, start.cwd, held.user)

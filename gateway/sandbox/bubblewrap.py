@@ -16,6 +16,8 @@ from pathlib import Path
 
 from gateway.sandbox import host_proxy, proxy_listener, state_mount
 from gateway.sandbox.cgroups import OWN_PROCESSES
+from gateway.sandbox.memory_files import descriptor_path, join_options, open_file, shared_file
+from gateway.sandbox.sandbox_environment import ENVIRONMENT, give_back, hold_back
 from gateway.sandbox.sandbox_layout import (
     CERTIFICATES,
     COPIED_FILES,
@@ -29,7 +31,6 @@ from gateway.sandbox.sandbox_layout import (
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.system_call_filter import filter_program, has_filter
 
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": ROLLOUT, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}  # noqa: S108
 NEEDED_PROGRAMS = ("bwrap", "setpriv", "mount")
 OPEN_FILES = 1024
 FILE_BLOCK_BYTES = 512
@@ -73,6 +74,7 @@ class Confined:
     """Paths that the command itself needs, besides those of the settings."""
     writable: Sequence[str] = ()
     env: Mapping[str, str] | None = None
+    """Variables of ours, which the settings do not change."""
     working_folder: str = ROLLOUT
     user: int = 0
     """Who runs it, where the gateway is root's."""
@@ -126,13 +128,13 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     environment = _environment(confined)
     language = environment.pop("LANG")
     enter = ("/bin/sh", "-c", ENTER, "sh", *_limits(confined), confined.working_folder, language)
-    inner = (*enter, *listen, *_drop_rights(confined))
+    inner = (*enter, *listen, *_drop_rights(confined), *give_back(confined.settings.env, confined.env or {}))
     folders = [folder for folder in _layout(confined).own_memory_folders if folder != ROLLOUT or not confined.state]
     shared = (_mounts_file(folders, settings.disk_mb, settings.files), _filter_file(settings))
-    started, info = _memory_descriptor(b""), _memory_descriptor(b"")
-    held = (started, info, _memory_descriptor("\0".join(_options(confined, environment)).encode()))
+    started, info = open_file(b""), open_file(b"")
+    held = (started, info, open_file(join_options(_options(confined, environment))))
     copied = (path if path in _layout(confined).copied else os.devnull for path in COPIED_FILES.values())
-    files = (*map(_descriptor_path, held), *shared, *copied)
+    files = (*map(descriptor_path, held), *shared, *copied)
     outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
     with_state = _mount_state(confined) if confined.state else ()
     bubblewrap = (*with_state, shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
@@ -215,8 +217,8 @@ def _options(confined: Confined, environment: Mapping[str, str]) -> Iterator[str
 
 
 def _environment(confined: Confined) -> dict[str, str]:
-    proxied = host_proxy.ENVIRONMENT if confined.proxy_socket else {}
-    return {**ENVIRONMENT, **proxied, **confined.settings.env, **(confined.env or {})}
+    proxied, ours = host_proxy.ENVIRONMENT if confined.proxy_socket else {}, confined.env or {}
+    return {**ENVIRONMENT, **proxied, **ours, **hold_back(confined.settings.env, ours)}
 
 
 def _layout(confined: Confined) -> SandboxLayout:
@@ -263,28 +265,12 @@ def _system_files(layout: SandboxLayout) -> Iterator[str]:
 
 
 def _filter_file(settings: SandboxSettings) -> str:
-    return _memory_file(filter_program(settings.network != "none")) if has_filter() else os.devnull
+    return shared_file(filter_program(settings.network != "none")) if has_filter() else os.devnull
 
 
 def _mounts_file(folders: Sequence[str], disk_mb: int, files: int) -> str:
     options = f"nosuid,nodev,mode=1777,size={disk_mb}m,nr_inodes={files}"
-    return _memory_file("".join(f"tmpfs {folder} tmpfs {options}\n" for folder in folders).encode())
-
-
-@cache
-def _memory_file(content: bytes) -> str:
-    """The path of a file in memory that sandboxes share, which is gone with this process."""
-    return _descriptor_path(_memory_descriptor(content))
-
-
-def _memory_descriptor(content: bytes) -> int:
-    descriptor = os.memfd_create("sandbox", os.MFD_CLOEXEC)
-    os.write(descriptor, content)
-    return descriptor
-
-
-def _descriptor_path(descriptor: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
+    return shared_file("".join(f"tmpfs {folder} tmpfs {options}\n" for folder in folders).encode())
 
 
 @cache

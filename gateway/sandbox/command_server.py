@@ -81,9 +81,9 @@ class Server:
             except BlockingIOError:  # No process can be started: those that earlier calls left fill the sandbox.
                 self.end_all()
                 return kinds[request["do"]](request)
-        except OSError as error:
-            name = request.get("path") or error.filename
-            return {"error": f"{error.strerror}: {name}" if name else str(error.strerror)}
+        except (OSError, ValueError) as error:  # A name may have a zero byte, or half a character.
+            problem, name = getattr(error, "strerror", None), request.get("path") or getattr(error, "filename", None)
+            return {"error": f"{problem}: {name}" if problem and name else str(problem or error)}
 
     def end_all(self) -> None:
         """Ends everything that was started, with the interpreter and its variables."""

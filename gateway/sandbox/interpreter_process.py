@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import os
+import signal
 import sys
 import traceback
 import types
@@ -53,8 +54,16 @@ def figures() -> list[str]:
     return images
 
 
+def ignore_interrupts() -> None:
+    """Code is interrupted; what comes too late for that would end this process with its variables."""
+    while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        with suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def main() -> None:
     """Answers requests until they end."""
+    ignore_interrupts()
     asks, answers = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(asks, False)
     os.set_inheritable(answers, False)
@@ -67,11 +76,13 @@ def main() -> None:
         code = json.loads(requests.read(int.from_bytes(header, "big")))["code"]
         reply: dict[str, Any] = {"error": "", "images": []}
         with suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             reply["error"] = run_code(code, vars(module))
             try:
                 reply["images"] = figures()
             except Exception as error:
                 reply["error"] = reply["error"] or f"{type(error).__name__}: {error}"
+        ignore_interrupts()
         with suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -41,15 +41,17 @@ async def run_files(sandbox: Sandbox, arguments: Mapping[str, Any]) -> str:
     if action == "search":
         return await _search(sandbox, path, _required(arguments, "pattern"))
     if action == "read":
-        return _lines(await _read(sandbox, path), int(arguments.get("first_line", 1)), arguments.get("lines"))
-    text = _required(arguments, "text")
-    if action == "edit":
-        before, old = await _read(sandbox, path), _required(arguments, "old")
+        content = (await sandbox.get(path, MAX_FILE_BYTES)).decode("utf-8", "replace")
+        return _lines(content, int(arguments.get("first_line", 1)), int(arguments.get("lines", MAX_LINES)))
+    data = _encode(_required(arguments, "text"))
+    if action == "edit":  # By bytes, so that the others stay as they are, whatever they are.
+        before, old = await sandbox.get(path, MAX_FILE_BYTES), _encode(_required(arguments, "old"))
         if before.count(old) != 1 or not old:
             raise FileProblem(f"`old` occurs {before.count(old) if old else 0} times in {path}; it must occur once")
-        text = before.replace(old, text)
-    await sandbox.put(path, text.encode("utf-8", "surrogatepass"))
-    return f"{path} was {'edited' if action == 'edit' else 'written'}: {len(text.splitlines())} lines."
+        data = before.replace(old, data)
+    await sandbox.put(path, data)
+    lines = len(data.decode("utf-8", "replace").splitlines())
+    return f"{path} was {'edited' if action == 'edit' else 'written'}: {lines} lines."
 
 
 def _required(arguments: Mapping[str, Any], name: str) -> str:
@@ -58,13 +60,13 @@ def _required(arguments: Mapping[str, Any], name: str) -> str:
     return str(arguments[name])
 
 
-async def _read(sandbox: Sandbox, path: str) -> str:
-    return (await sandbox.get(path, MAX_FILE_BYTES)).decode("utf-8", "replace")
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
-def _lines(text: str, first: int, count: int | None) -> str:
+def _lines(text: str, first: int, count: int) -> str:
     lines = text.splitlines()
-    shown = lines[first - 1 : first - 1 + min(count or MAX_LINES, MAX_LINES)]
+    shown = lines[first - 1 : first - 1 + min(count, MAX_LINES)]
     left = len(lines) - (first - 1) - len(shown)
     return "\n".join([*shown, *([f"[{left} more lines]"] if left > 0 else [])]) or "[no text]"
 

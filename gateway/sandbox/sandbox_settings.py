@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, SecretStr, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, SecretStr, model_validator
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.sandbox.host_rules import parse_rule
+from gateway.sandbox.sandbox_environment import NAME
 
 PATHS = ("readable", "writable")
 Network = Literal["none", "loopback"] | tuple[str, ...]
@@ -20,6 +22,14 @@ def _check_network(value: Network) -> Network:
             parse_rule(entry)
         except ValueError as error:
             raise rule_error(str(error), "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`") from error
+    return value
+
+
+def _check_environment(value: dict[str, str]) -> dict[str, str]:
+    if not all(NAME.fullmatch(name) for name in value):
+        raise rule_error("a variable's name has other characters than letters, digits and `_`", "rename it in `env`")
+    if any(re.search(r"[\0\ud800-\udfff]", text) for text in value.values()):
+        raise rule_error("a variable's value has a zero byte or half a character", "correct it in `env`")
     return value
 
 
@@ -58,13 +68,13 @@ class SandboxSettings(FrozenModel):
     """Files and folders that can be read inside, besides the system's programs and Python; relative to the file."""
     writable: tuple[Path, ...] = ()
     """Folders that can be written inside, by every sandbox with these settings."""
-    env: dict[str, str] = {}
+    env: Annotated[dict[str, str], AfterValidator(_check_environment)] = {}
     """Environment variables, in addition to PATH, HOME and LANG."""
     memory_mb: Annotated[int, Field(ge=32)] = 512
     """Memory of all processes together, with their files in memory; of each process where cgroups cannot be written."""
-    processes: PositiveInt = 64
+    processes: Annotated[int, Field(ge=1, le=4_000_000)] = 64
     """Processes and threads."""
-    cpus: PositiveFloat = 1.0
+    cpus: Annotated[float, Field(ge=0.01)] = 1.0
     """Processor cores; only where cgroups can be written."""
     control_groups: Literal["preferred", "required"] = "preferred"
     """`required`: where they cannot be written, no sandbox is started, rather than one with limits by process."""

@@ -87,6 +87,8 @@ class _FolderHash:
         elif stat.S_ISDIR(mode):
             yield b"folder\0" + name
             yield from self._lines(path, depth - 1)
+        elif stat.S_ISSOCK(mode):
+            return  # It is nothing without its process, and archives have none.
         elif not stat.S_ISREG(mode):
             yield b"special\0" + name
         elif not self._belongs_to_database(path, siblings):

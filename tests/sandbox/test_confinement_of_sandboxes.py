@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from gateway import check
 from gateway.build import build_plan
@@ -198,6 +199,36 @@ async def test_secrets_of_the_environment_are_in_no_command_line() -> None:
         assert (await session.call(call)).text == "s3cret-of-the-tool\n[]"
         lines = [words for process in psutil.process_iter(["cmdline"]) for words in process.info["cmdline"] or ()]
     assert lines and not any("s3cret-of-the-tool" in line for line in lines)
+
+
+async def test_variables_of_the_settings_do_not_decide_what_gives_rights_up(tmp_path: Path) -> None:
+    ours = tmp_path / "bin"
+    ours.mkdir()
+    for name in ("mount", "setpriv"):
+        (ours / name).write_text("#!/bin/sh\nid -u > /tmp/ran\n")
+        (ours / name).chmod(0o755)
+    env = {"PATH": f"{ours}:/usr/bin:/bin", "LD_PRELOAD": f"{ours}/none.so", "QUOTED": "a \"$(b)\" 'c'\n`d`"}
+    settings = SMALL.model_copy(update={"env": env, "readable": (ours,)})
+    async with open_session(settings) as session:
+        code = "import os\nprint({name: os.environ[name] for name in " + repr([*env]) + "} == " + repr(env)
+        code += ", os.path.exists('/tmp/ran'), [name for name in os.environ if name.startswith('MTRL')])"
+        result = await session.call(ToolCall("1", "python", json.dumps({"code": code})))
+    assert result.text.splitlines()[-1] == "True False []", result
+
+
+@pytest.mark.parametrize("env", [{"A=B": "x"}, {"": "x"}, {"BASH_FUNC_mount%%": "() { :; }"}, {"A": "x\0--share-net"}])
+def test_variables_that_bubblewrap_or_a_shell_would_read_otherwise_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="a variable's"):
+        SandboxSettings(env=env)
+    confined = bubblewrap.Confined(("true",), SandboxSettings(), env={"A": "x\0--share-net"})
+    with pytest.raises(OSError, match="zero byte"), bubblewrap.open_command_line(confined):
+        pass
+
+
+@pytest.mark.parametrize("setting", ["cpus", "processes"])
+def test_limits_that_no_control_group_takes_are_refused(setting: str) -> None:
+    with pytest.raises(ValidationError, match=setting):
+        SandboxSettings.model_validate({setting: 0.001 if setting == "cpus" else 10**7})
 
 
 async def test_missing_groups_are_warned_once_counted_and_may_be_refused(

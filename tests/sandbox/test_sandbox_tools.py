@@ -76,6 +76,43 @@ async def test_problems_with_files_are_told() -> None:
     assert all(words in problem.text for words, problem in zip(wanted, problems, strict=True)), problems
 
 
+async def test_names_that_no_file_can_have_are_told_and_the_sandbox_stays() -> None:
+    async with open_session() as session:
+        await text(session, "python", code="x = 20")
+        problems = [
+            await call(session, "files", action="read", path="a\0b"),
+            await call(session, "files", action="write", path="\ud800", text="x"),
+            await call(session, "files", action="search", path=".", pattern="a\0"),
+            await call(session, "shell", command="echo a\0b"),
+        ]
+        assert await text(session, "python", code="x") == "20"
+    assert [problem.outcome for problem in problems] == [Outcome.ERROR] * 4
+    assert "embedded null byte" in problems[0].text and "surrogates not allowed" in problems[1].text
+
+
+async def test_edits_leave_other_bytes_as_they_are_and_whole_numbers_may_be_floats() -> None:
+    async with open_session() as session:
+        await text(session, "python", code=r"_ = open('a', 'wb').write(b'caf\xe9\r\nold\r\nend')")
+        await text(session, "files", action="edit", path="a", old="old", text="new")
+        assert await text(session, "python", code="open('a', 'rb').read()") == r"b'caf\xe9\r\nnew\r\nend'"
+        assert await text(session, "files", action="read", path="a", first_line=2.0, lines=1.0) == (
+            "new\n[1 more lines]"
+        )
+
+
+async def test_interrupts_that_come_too_late_do_not_end_the_interpreter() -> None:
+    async with open_session() as session:
+        await text(session, "python", code="x = 20")
+        for _ in range(5):
+            printed = await call(session, "python", code="import os; os.write(1, b'y' * 70_000)\nNone")
+            assert "it printed more than 65536 bytes" in str(printed.reason)
+            assert await text(session, "python", code="x") == "20"
+        late = "import os, subprocess\n_ = subprocess.Popen(['sh', '-c', f'sleep 0.1; kill -INT {os.getpid()}'])"
+        await text(session, "python", code=late)
+        assert await text(session, "shell", command="while pgrep -x sleep; do :; done > /dev/null") == "[no output]"
+        assert await text(session, "python", code="x") == "20"
+
+
 async def test_plots_come_back_as_images() -> None:
     async with open_session() as session:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nNone"

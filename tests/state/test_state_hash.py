@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -35,6 +36,16 @@ def repository(parent: Path, name: str, day: int, text: str = "one") -> Path:
     git(folder, "add", "file")
     git(folder, "commit", "-q", "-m", "first", day=day)
     return folder
+
+
+def test_sockets_do_not_count_as_in_archives(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "a", one="1")
+    before = hash_state(folder)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "socket"))
+        assert hash_state(folder) == before
+    os.mkfifo(folder / "pipe")
+    assert hash_state(folder) != before
 
 
 def test_names_bytes_links_and_executable_bits_count(tmp_path: Path) -> None:
