@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,33 @@ class WeightFiles:
     parameters: int
     """0 if the weights are in another format."""
     files: int
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By the names of tensors."""
+
+    def require_shapes(self, folder: Path, expected: Mapping[str, Sequence[int]]) -> None:
+        """Raises ConfigError for a configuration that describes other weights.
+
+        Only sizes of tensors with the same name are compared: transformers renames and transposes some as it loads.
+        """
+        wrong = [name for name, shape in expected.items() if prod(self.shapes.get(name, shape)) != prod(shape)]
+        if wrong:
+            name, more = wrong[0], f"; so are {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            stored, described = (" x ".join(map(str, shape)) for shape in (self.shapes[name], expected[name]))
+            problem = f"{name} is {described} by it, but {stored} in the weight files{more}"
+            remedy = "copy config.json and the weight files from the same model"
+            raise ConfigError(problem, file=folder / "config.json", field="model", remedy=remedy)
 
 
 def read_weight_files(folder: Path) -> WeightFiles:
     """Checks that each file is there in its full length. Raises ConfigErrors with all that are not."""
     errors: list[ConfigError] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     parameters = files = 0
     for file in _list_files(folder, errors):
         try:
-            parameters += _count_parameters(file)
+            in_file = _read_shapes(file)
+            shapes |= in_file
+            parameters += sum(map(prod, in_file.values()))
             files += 1
         except (_Damaged, OSError) as error:
             errors.append(ConfigError(str(error), file=file, field="model", remedy=COPY_AGAIN))
@@ -63,7 +81,7 @@ def read_weight_files(folder: Path) -> WeightFiles:
     if not files and (folder / "config.json").is_file() and not any(folder.glob("*.bin")):
         remedy = "copy the whole folder, as `save_pretrained` writes it"
         raise ConfigError("has no weights (*.safetensors)", file=folder, field="model", remedy=remedy)
-    return WeightFiles(parameters, files)
+    return WeightFiles(parameters, files, shapes)
 
 
 def _list_files(folder: Path, errors: list[ConfigError]) -> Iterator[Path]:
@@ -86,7 +104,7 @@ def _list_files(folder: Path, errors: list[ConfigError]) -> Iterator[Path]:
             errors.append(ConfigError(problem, file=folder / name, field="model", remedy="copy this file as well"))
 
 
-def _count_parameters(file: Path) -> int:
+def _read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
@@ -94,12 +112,12 @@ def _count_parameters(file: Path) -> int:
             raise _Damaged(f"is cut off or no safetensors file: its header does not fit into {size:,} bytes")
         try:
             header: Mapping[str, Any] = json.loads(stream.read(length))
-            tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-            end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
-            parameters = sum(prod(map(int, tensor["shape"])) for tensor in tensors)
+            tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
+            end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
+            shapes = {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors.items()}
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise _Damaged(f"is no safetensors file: its header cannot be read ({type(error).__name__})") from error
     expected = LENGTH_BYTES + length + end
     if size != expected:
         raise _Damaged(f"has {size:,} bytes, but its header describes {expected:,}: it is cut off or damaged")
-    return parameters
+    return shapes

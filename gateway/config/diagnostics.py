@@ -147,6 +147,9 @@ class _Explainer:
                 return f"expected a mapping, found {self._describe_value(loc)}", "write `key: value` pairs there"
             case "union_tag_not_found":
                 return "is not a tool", _missing_form_remedy(value_at(self.raw, loc))
+            case "string_pattern_mismatch" if loc[-1] == "[key]":
+                problem = f"{loc[-2]!r} is not a name that can be used here"
+                return problem, f"rename it; names match {detail['ctx']['pattern']}"
             case "string_pattern_mismatch" | "string_too_short":
                 importable = loc[-1] in ("class_name", "function", "parse") or "parse_tools" in loc
                 remedy = "write `package.module:name`" if importable else "give it a name"

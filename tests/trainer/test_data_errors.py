@@ -88,6 +88,15 @@ def test_damaged_lines_are_reported_by_file_and_line(tmp_path: Path) -> None:
     assert "is not JSON" in told[0] and "is a list" in told[1] and "is not JSON" in told[2] and "prompt" in told[3]
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_array_is_told_once_and_not_line_by_line(indent: int | None, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps([ASKED] * 3, indent=indent), encoding="utf-8-sig")
+    with pytest.raises(ConfigError) as caught:
+        load_rows(file)
+    assert str(caught.value).startswith(f"{file}: is a JSON array, not a JSON object on each line\n  remedy: write its")
+
+
 def test_reported_rows_are_limited(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors) as caught:
         load_rows([{"prompt": ""}] * 500)

@@ -34,6 +34,19 @@ from trainer.template import Settings, Template, TemplateError, probe, render_re
 HERMES = FAMILIES["hermes"]
 
 
+@pytest.mark.parametrize("in_settings", [False, True])
+def test_syntax_error_of_a_template_is_told_with_its_line(in_settings: bool, tmp_path: Path) -> None:
+    save_tokenizer_folder(HERMES, tmp_path)
+    broken = "{# a chat #}\n{% for message in messages %}\n{{ message.content"
+    if in_settings:
+        settings = Settings(chat_template=broken)
+    else:
+        settings = Settings()
+        (tmp_path / "chat_template.jinja").write_text(broken)
+    with pytest.raises(TemplateError, match=r"is no valid Jinja: line 3: .*\n  remedy: copy it again, or correct"):
+        Template.load(tmp_path, settings=settings, tools=[TOOL])
+
+
 def test_prompt_equals_apply_chat_template() -> None:
     tokenizer = make_tokenizer(HERMES)
     template = Template.load(tokenizer, TagParser())

@@ -34,6 +34,13 @@ def test_parameters_are_counted_without_loading_them(model: Path) -> None:
     assert (weights.parameters, weights.files) == (24, 2)
 
 
+def test_a_configuration_of_other_sizes_is_refused_but_a_transposed_or_renamed_tensor_is_not(model: Path) -> None:
+    weights = read_weight_files(model)
+    weights.require_shapes(model, {"w": (4, 3), "renamed": (7, 7)})
+    with pytest.raises(ConfigError, match=r"config\.json: model: w is 3 x 8 by it, but 3 x 4 in the weight files"):
+        weights.require_shapes(model, {"w": (3, 8)})
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

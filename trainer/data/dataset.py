@@ -51,6 +51,9 @@ class RowSource(Protocol):
         ...
 
 
+ARRAY_TO_LINES = "jq -c '.[]' FILE > FILE.jsonl"
+
+
 class JsonLines:
     """A file with a JSON object on each line; empty lines are skipped, and too long ones refused."""
 
@@ -66,6 +69,9 @@ class JsonLines:
                     remedy = "name large media by their path, split the row, or raise `max_row_bytes`"
                     raise ConfigError(problem, file=f"{file}:{line.number}", remedy=remedy)
                 if line.data.strip():
+                    if not self._offsets and line.data.lstrip(b"\xef\xbb\xbf \t").startswith(b"["):
+                        problem = "is a JSON array, not a JSON object on each line"
+                        raise ConfigError(problem, file=file, remedy=f"write its rows as lines: `{ARRAY_TO_LINES}`")
                     self._offsets.append(line.start)
                     self._line_numbers.append(line.number)
 

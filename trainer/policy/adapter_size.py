@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,13 @@ def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
         if is_adapted and isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
             layers.append(layer)
     return layers
+
+
+def find_unknown_targets(model: Any, targets: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names in `update.lora.targets` that fit no layer, and the last parts of those that would."""
+    names = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | torch.nn.Embedding)]
+    unknown = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in names)]
+    return unknown, list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
 def count_adapter_parameters(model: Any, update: UpdateSettings) -> int:

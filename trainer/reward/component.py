@@ -202,6 +202,9 @@ class Component:
             parameter = "attempts" if self.settings.batched else "attempt"
             definition = f"def {name.rpartition(':')[2]}({', '.join([parameter, *args])})"
             remedy = f"define it as `{definition}`, or correct `args`"
+            if self.is_builtin:
+                known = ", ".join(list(inspect.signature(self.function).parameters)[1:])
+                remedy = f"its arguments are: {known}" if known else "it takes no `args`; leave them out"
             raise ConfigError(
                 f"{name!r} takes {signature}: {error}", field=f"{self.field}.args", remedy=remedy
             ) from error

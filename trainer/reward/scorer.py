@@ -148,7 +148,7 @@ class Scorer:
         """The components whose functions, of the user's own, read the right answer."""
         return [name for name, component in self._components.items() if component.reads_truth]
 
-    async def score(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:
+    async def score(self, task: Task, rollouts: Sequence[Rollout], *, log_failures: bool = True) -> ScoredGroup:
         """Scores a group. The component that decides success comes first; the others score what it could score."""
         pending = [_PendingScore(Attempt(task, rollout, decoder=self.decoder)) for rollout in rollouts]
         for score in pending:
@@ -167,7 +167,7 @@ class Scorer:
         scored = tuple(result for score in _not_failed(pending) if (result := self._combine(score)) is not None)
         failed = tuple(UnscoredRollout(score.attempt.rollout, score.reason) for score in pending if score.reason)
         self.given.on_scored(rollouts)
-        for failure in failed:
+        for failure in failed if log_failures else ():
             self._warnings += 1
             level = logging.WARNING if self._warnings <= MAX_WARNINGS else logging.INFO
             log.log(level, "not scored: %s", failure.reason)

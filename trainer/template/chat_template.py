@@ -88,6 +88,18 @@ class ChatTemplate:
         """The template's source; if there are several, the one for tools."""
         return str(self.hf_tokenizer.get_chat_template(self._template, tools=[{}]))
 
+    def require_valid_syntax(self) -> None:
+        """Raises TemplateError with the line of a syntax error; whatever else a template does is found by using it."""
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            self.hf_tokenizer.apply_chat_template([dict(_USER_TURN)], chat_template=self._template, tokenize=False)
+        except TemplateSyntaxError as error:
+            problem = f"the chat template is no valid Jinja: line {error.lineno}: {error.message}"
+            raise TemplateError(problem, "copy it again, or correct that line") from error
+        except Exception:  # boundary: a template may refuse this conversation, and lacks its settings here
+            return
+
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_generation_prompt: bool = False
     ) -> str:

@@ -103,6 +103,7 @@ class Template:
         tokenizer = load_tokenizer(source, settings.chat_template)
         kwargs = settings.chat_template_kwargs or {}
         chat = ChatTemplate(tokenizer, FencedTokenizer(tokenizer), settings.chat_template, kwargs, settings.calls)
+        chat.require_valid_syntax()
         try:
             image_processor = ImageProcessor.load(Path(source)) if isinstance(source, str | Path) else None
         except VisionError as error:

@@ -41,12 +41,15 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         console.print(Text(str(placement)), soft_wrap=True)
         if plan.taken:
             floor = f"{plan.taken / GIB:.2f} GiB of it are the interpreter and its libraries"
-            console.print(Text(f"the process is expected to take {plan.peak / GIB:.2f} GiB at its peak; {floor}"))
+            console.print(
+                Text(f"the process is expected to take {plan.peak / GIB:.2f} GiB at its peak; {floor}"), soft_wrap=True
+            )
         if not plan.fits:
             console.print(Text(f"  it does not fit\n  remedy: {plan.remedy}"), soft_wrap=True)
         task_counts = {name or settings.data: len(source) for name, source in job.tasks.train.items()}
         for name, count in task_counts.items():
-            console.print(Text(f"{count} tasks of {name}; {settings.prompts} x {settings.n} rollouts a step"))
+            size = f"{settings.prompts} x {settings.n} rollouts a step"
+            console.print(Text(f"{count} tasks of {name}; {size}"), soft_wrap=True)
         console.print(Text(modes.describe_mode(settings)), soft_wrap=True)
         if settings.rollout.is_used:
             console.print(Text(_describe_workers(settings)), soft_wrap=True)

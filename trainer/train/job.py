@@ -158,7 +158,8 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
     if mistakes and settings.data in DEMOS:
         remedy = "pass `--tools tool_configs/`, or name your own tasks with --data"
         mistakes.append(ConfigError("the demo's tasks need the tools that come with mtrl", remedy=remedy))
-    return mistakes + settings.curriculum.check_names(gateway.specs)
+    mistakes += settings.curriculum.check_names(gateway.specs)
+    return list({str(mistake): mistake for mistake in mistakes}.values())  # The same rows may be held out.
 
 
 async def prepare_model(settings: TrainSettings, on_warm_start: WarmStartProgress = lambda *_: None) -> Path:
@@ -191,12 +192,12 @@ def _check_complete(folder: Path) -> Path:
 
 
 def _count_parameters(model: Path) -> int:
-    """How many parameters the model has. Raises ConfigError for weight files that are missing or cut off."""
-    if parameters := read_weight_files(model).parameters:
-        return parameters
+    """How many parameters the model has. Raises ConfigError for weight files that are missing, cut off or another's."""
     from trainer.policy.memory_plan import load_meta_model, weight_bytes
 
-    return weight_bytes(load_meta_model(model)) // 4
+    weights, skeleton = read_weight_files(model), load_meta_model(model)
+    weights.require_shapes(model, {name: weight.shape for name, weight in skeleton.named_parameters()})
+    return weights.parameters or weight_bytes(skeleton) // 4
 
 
 def _build_demo_model(settings: TrainSettings, report: WarmStartProgress) -> Path:

@@ -1,4 +1,4 @@
-"""Checks before a run that need no model and call nothing: whether its tasks, limits and rewards fit together."""
+"""Checks before a run that load no weights and call nothing: whether its tasks, limits and rewards fit together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
+from gateway.config.diagnostics import closest_match
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
 from trainer.check import Finding, Grade
 from trainer.data.tasks import iterate_texts
+from trainer.policy.adapter_size import find_unknown_targets
 from trainer.policy.learning_rate import find_unusual_rate
+from trainer.policy.memory_plan import load_meta_model
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.instructions import add_instructions
 from trainer.rollout.task import Task
@@ -44,6 +47,7 @@ def find_problems(job: Job) -> Iterator[Finding]:
     """What keeps the run from learning (`wrong`), and what is worth knowing (`note`)."""
     yield from _check_group_size(job)
     yield from _check_stop_ids(job.template)
+    yield from _check_adapters(job)
     if job.settings.environment_settings is None and not job.settings.objects:
         rows = _RowChecks(job)
         for task in _read_tasks(job):
@@ -80,6 +84,18 @@ def _check_group_size(job: Job) -> Iterator[Finding]:
         yield Finding(
             "wrong", f"{problem}, so nothing would be learned", "set `n: 8`, or `algorithm.name: reinforce_pp`"
         )
+
+
+def _check_adapters(job: Job) -> Iterator[Finding]:
+    """Targets of LoRA that no layer has: where others have one, such a target would be left out silently."""
+    lora = job.settings.update.lora
+    if lora is None or not lora.targets:
+        return
+    unknown, layers = find_unknown_targets(load_meta_model(job.model), lora.targets)
+    for target in unknown:
+        near = closest_match(target, layers)
+        remedy = f"did you mean {near!r}?" if near else f"name some of {', '.join(layers)}"
+        yield Finding("wrong", f"update.lora.targets: the model has no layer {target!r}", remedy)
 
 
 def _check_stop_ids(template: Template) -> Iterator[Finding]:

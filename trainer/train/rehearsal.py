@@ -14,6 +14,7 @@ from trainer.check import Finding
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
+from trainer.reward.attempt import TRUNCATED
 from trainer.reward.functions import find_truth_problem
 from trainer.reward.scorer import ScoredGroup
 from trainer.rollout.observer import NullObserver
@@ -21,6 +22,7 @@ from trainer.rollout.rollout import Rollout
 from trainer.rollout.task import Task
 from trainer.template import render_reply
 from trainer.template.chat_template import build_call
+from trainer.train.alarms import LIMIT_SETTINGS
 from trainer.train.job import Job
 from trainer.train.preflight import MAX_TASKS, offered_specs
 
@@ -55,7 +57,7 @@ async def rehearse(job: Job) -> list[Finding]:
     findings += [finding for rollout in rollouts for finding in _check_rollout(rollout, specs)]
     if any(rollout.stop.is_infrastructure for rollout in rollouts):
         return findings
-    group = await job.scorer.score(task, rollouts)
+    group = await job.scorer.score(task, rollouts, log_failures=False)
     return [*findings, *_check_rewards(job, group), *_check_loss(job, group)]
 
 
@@ -137,7 +139,10 @@ def _check_rollout(rollout: Rollout, specs: Sequence[ToolSpec]) -> Iterator[Find
     tool = choose_tool(specs)
     if rollout.index != CALLING or tool is None or not rollout.turns:
         return
-    if not rollout.turns[0].calls:
+    if rollout.stop in TRUNCATED and len(rollout.turns) == 1:
+        setting = LIMIT_SETTINGS[rollout.stop]
+        yield Finding("wrong", f"a call of `{tool.name}` is cut off by `{setting}`", f"raise `{setting}`")
+    elif not rollout.turns[0].calls:
         remedy = "correct the model's stop ids or `template.parser`; `mtrl-train render` shows the template"
         yield Finding("wrong", f"a call of `{tool.name}` is not read: the turn ended before it", remedy)
     for entry in rollout.ledger:

@@ -38,6 +38,7 @@ class TokenTexts:
         # Some decoders trim the start of the text, so a known token is put before it.
         self._anchor = next(((id, token.content) for id, token in sorted(added.items())), None)
         self._cache: dict[int, str] = {}
+        self.vocabulary: int = tokenizer.get_vocab_size()
 
     @classmethod
     def load(cls, model: Path) -> TokenTexts:

@@ -135,7 +135,7 @@ class ViewedRun:
 
     def alarms(self) -> list[dict[str, Any]]:
         """The alarms of all steps, as they were printed during training."""
-        alarms, lost = Alarms(), self._count_failures()
+        alarms, lost = self._make_alarms(), self._count_failures()
         result = []
         for metrics in self.metrics(0)["lines"]:
             step = int(metrics["step"])
@@ -145,6 +145,15 @@ class ViewedRun:
                 more = dict(line.partition(": ")[::2] for line in rest)
                 result.append({"step": step, "seen": problem, **more})
         return result
+
+    def _make_alarms(self) -> Alarms:
+        """Alarms that know what those of the training knew; not the vocabulary, if the model is gone."""
+        group_size = read_run_info(self.folder).get("settings", {}).get("n")
+        try:
+            vocabulary = self.token_texts.vocabulary
+        except ValueError:
+            vocabulary = 0
+        return Alarms(group_size if isinstance(group_size, int) else 0, vocabulary)
 
     def rollouts(self, query: Query) -> dict[str, Any]:
         index = self.index

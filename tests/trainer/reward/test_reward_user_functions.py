@@ -235,6 +235,11 @@ async def test_function_of_a_trajectory_gets_dicts(write: Write, name: str, batc
         ({"function": "my_rewards.py:number"}, "is a int, not a function"),
         (COMPONENT, r"(?s)takes \(attempt, scale\): missing a required argument: 'scale'.*remedy: define it as"),
         (COMPONENT | {"args": {"scal": 1}}, r"(?s)missing a required argument.*def score\(attempt, scal\)"),
+        (
+            RIGHT | {"args": {"strict": True}},
+            "(?s)unexpected keyword argument 'strict'.*remedy: its arguments are: method",
+        ),
+        ({"function": "outcome", "args": {"a": 1}}, "(?s)unexpected keyword argument 'a'.*its arguments are: method"),
         (RIGHT | {"batched": True}, "(?s)scores one attempt.*leave it out"),
         (RIGHT | {"args": {"method": "loose"}}, "(?s)components.mine.args.method: .*'strict' or 'flexible'"),
         ({"function": "efficiency", "args": {"per_call": -1.0}}, "args.per_call: .*greater than or equal to 0"),

@@ -16,6 +16,7 @@ from tests.trainer.train.jobs import small_job
 from trainer.check import Finding
 from trainer.data.tasks import iterate_texts, load_rows
 from trainer.ledger import Message
+from trainer.policy.settings import LoraSettings
 from trainer.rollout.task import Task
 from trainer.template.media_layout import has_media
 from trainer.train.job import Job, TrainTasks, open_job
@@ -99,6 +100,17 @@ async def test_a_stop_id_that_is_ordinary_text_is_named(job: Job) -> None:
         job.template.stop_ids = stops
     assert finding.grade == "wrong" and f"its id {ordinary} is among the model's stop ids" in finding.text
     assert "generation_config.json" in finding.remedy
+
+
+async def test_adapters_for_layers_that_the_model_lacks_are_refused_even_beside_ones_that_it_has(job: Job) -> None:
+    targets = ("q_proj", "layers.0.mlp.up_proj", "v_porj", "nothing_like_it")
+    adapted = with_settings(job).settings.update.model_copy(update={"lora": LoraSettings(targets=targets)})
+    settings = job.settings.model_copy(update={"update": adapted})
+    misspelt, unknown = find_problems(replace(job, settings=settings))
+    assert misspelt.grade == "wrong" and "the model has no layer 'v_porj'" in misspelt.text
+    assert misspelt.remedy == "did you mean 'v_proj'?" and unknown.remedy.startswith(
+        "name some of embed_tokens, q_proj"
+    )
 
 
 async def test_a_learning_rate_that_nobody_uses_is_told(job: Job) -> None:

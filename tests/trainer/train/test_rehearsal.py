@@ -32,7 +32,7 @@ def test_a_job_in_order_is_played_and_scored(run: Run) -> None:
 )
 def test_a_reward_function_that_gives_no_number_fails_the_dry_run(run: Run, body: str, says: str) -> None:
     output = run("--config", write_config(reward=user_reward(body)), "--dry-run", code=1)
-    assert "FAIL a scripted rollout cannot be scored: component 'mine'" in output and says in output
+    assert "FAIL a scripted rollout cannot be scored: component 'mine'" in output and output.count(says) == 1
     assert "1 problem to fix" in output and "return a finite number" in output
 
 
@@ -46,6 +46,25 @@ def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run
     )
     output = run("--config", file, "--dry-run", code=1)
     assert "FAIL a scripted rollout that calls a tool ended with tool_failed" in output and "gone" in output
+
+
+def test_a_call_that_a_limit_cuts_off_is_told_with_that_limit(run: Run) -> None:
+    output = run("--config", write_config(limits={"turn_tokens": 3}), "--dry-run", code=1)
+    assert "is cut off by `limits.turn_tokens`" in output and "remedy: raise `limits.turn_tokens`" in output
+    assert "stop ids" not in output
+
+
+def test_a_configuration_that_belongs_to_other_weights_is_refused_before_they_are_loaded(run: Run) -> None:
+    import shutil
+
+    from tests.trainer.train.jobs import demo_model
+
+    shutil.copytree(demo_model(), "model")
+    config = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
+    for words in (("--dry-run",), ("--out", "r")):
+        output = run("--config", write_config(model="model"), *words, code=2)
+        assert "config.json: model: model.layers.0.mlp." in output and "in the weight files; so are " in output
 
 
 def test_rows_without_the_truth_that_rewards_read_are_told_once_wherever_they_are(run: Run) -> None:

@@ -259,6 +259,10 @@ def test_dry_run_shows_the_plan_and_writes_nothing(run: Run) -> None:
             "run.yaml:1: reward.components.a.function: unknown reward function 'anser'\n"
             "  remedy: did you mean 'answer'?",
         ),
+        (
+            {"reward": {"components": {"is right": {"function": "answer"}}}},
+            "'is right' is not a name that can be used here\n  remedy: rename it; names match ",
+        ),
         ({"curriculum": {"stages": [{"tools": ["calcluate"]}]}}, "did you mean 'calculate'?"),
         ({"evaluation": {"data": "nosuch.jsonl"}}, "nosuch.jsonl: cannot be read (No such file"),
         ({"algorithm": {"credit": {"kind": "gae"}}}, "needs a critic\n  remedy: add `update.critic: {}`"),
@@ -270,6 +274,12 @@ def test_mistake_in_the_run_file_is_reported_with_line_field_and_suggestion(
 ) -> None:
     assert says in run("--config", write_config(**changes), "--out", "r", code=2)
     assert not Path("r/run.json").exists()
+
+
+def test_mistake_in_rows_that_are_trained_on_and_held_out_is_told_once(run: Run) -> None:
+    Path("rows.jsonl").write_text('{"prompt": "what", "ground_truth": "7", "tools": ["calcluate"]}\n')
+    output = run("--config", write_config(data="rows.jsonl", kinds=[]), "--out", "r", code=2)
+    assert output.count("the gateway offers no tool 'calcluate'") == 1
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from gateway.errors import ConfigError
 from gateway.http.settings import Settings
 from tests.browser.sample_run import add_step, write_sample_run
+from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
 from trainer.cli.read_commands import serve_while_training
 from trainer.storage.rollout_file import RolloutWriter
 from trainer.web.app import serve_in_thread
@@ -138,6 +139,19 @@ def test_missing_item_is_not_found(url: str, path: str) -> None:
 def test_alarms_are_those_of_the_training(url: str) -> None:
     (alarm,) = [one for one in get_json(f"{url}/alarms") if one["seen"].startswith("no group has a learning signal")]
     assert alarm["step"] > 15 and alarm["remedy"].startswith("stop here")
+
+
+def test_alarms_know_the_vocabulary_and_the_size_of_groups_as_the_training_did(tmp_path: Path) -> None:
+    folder = write_sample_run(tmp_path / "noise", steps=1)
+    info = json.loads((folder / "run.json").read_text())
+    save_tokenizer_folder(FAMILIES["hermes"], tmp_path / "model")
+    step = {"step": 1, "groups/teaching": 0, "success/sampled": 0.0}
+    for logprob, says in ((-5.95, "every token is about equally likely"), (-0.5, "each has a single rollout")):
+        info |= {"model": str(tmp_path / "model"), "settings": info["settings"] | {"n": 1}}
+        (folder / "run.json").write_text(json.dumps(info))
+        (folder / "metrics.jsonl").write_text(json.dumps(step | {"rollout/logprob": logprob}) + "\n")
+        (alarm,) = name_runs([folder])[0].alarms()
+        assert says in alarm["seen"]
 
 
 def test_metrics_continue_from_position_and_restart_when_file_was_cut(tmp_path: Path) -> None:
