@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 
 import gateway
-from trainer.workers.beat_file import BEAT_VARIABLE
+from trainer.workers.beat_file import BEAT_VARIABLE, START_S, read_beat
 
 PYTHON = "python"
 """Stands for the Python of the node's Ray as the first word of a command."""
@@ -133,15 +133,17 @@ class NodeProcess:
 
     def _wait_or_kill(self, beat: Path, silent_s: float) -> int:
         """The exit code, once the process has ended, or was killed because its beats stayed away."""
-        process, seen, silent_looks = self._process, 0, 0  # Not by a clock, which goes on while the keeper is stopped.
+        process, seen, silent_looks = (
+            self._process,
+            None,
+            0,
+        )  # Not by a clock, which goes on while the keeper is stopped.
         while process is not None and process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(timeout=LOOK_S)
-            before = seen
-            with suppress(FileNotFoundError):  # Before the first beat, silence says nothing.
-                seen = beat.stat().st_mtime_ns
-            silent_looks = silent_looks + 1 if seen and seen == before else 0
-            if silent_looks * LOOK_S > silent_s:
+            before, seen = seen, read_beat(beat)
+            silent_looks = silent_looks + 1 if seen == before else 0
+            if silent_looks * LOOK_S > (START_S if seen is None else silent_s):
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         return self.wait()

@@ -29,7 +29,7 @@ from trainer.cluster.node_process import NodeProcess
 print(NodeProcess().start(["sleep", "1000"], {}, ".", "log"), flush=True)
 time.sleep(1000)
 """
-HANGS_ONCE = 'touch "$MTRL_BEAT_FILE"; echo started >> starts; [ "$(wc -l < starts)" = 2 ] || kill -STOP $$'
+HANGS_ONCE = 'echo started >> starts; [ "$(wc -l < starts)" = 2 ] || kill -STOP $$'
 
 
 def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
@@ -105,13 +105,24 @@ async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_s
     assert log.read_text() == "started\n", "its wait for the next start ended"
 
 
-def test_process_that_hangs_after_its_first_sign_of_life_is_killed_and_starts_again(
+@pytest.mark.parametrize("begin", ['touch "$MTRL_BEAT_FILE"', "true"], ids=["after its first sign of life", "before"])
+def test_process_that_hangs_is_killed_and_starts_again(
+    begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FIRST_DELAY_S": 0.0, "LOOK_S": 0.05, "START_S": 0.5 if begin == "true" else LONG_S}.items():
+        monkeypatch.setattr(node_process, name, value)
+    command = ["bash", "-c", f"{begin}; {HANGS_ONCE}"]
+    assert NodeProcess().keep_running(command, {}, str(tmp_path), str(tmp_path / "log"), 0.5) == 0
+    assert (tmp_path / "starts").read_text() == "started\n" * 2
+
+
+def test_process_that_waits_again_after_its_signs_of_life_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 0.0)
     monkeypatch.setattr(node_process, "LOOK_S", 0.05)
-    assert NodeProcess().keep_running(["bash", "-c", HANGS_ONCE], {}, str(tmp_path), str(tmp_path / "log"), 0.5) == 0
-    assert (tmp_path / "starts").read_text() == "started\n" * 2
+    command = ["bash", "-c", 'touch "$MTRL_BEAT_FILE"; sleep 0.3; rm "$MTRL_BEAT_FILE"; sleep 2; echo ended >> starts']
+    assert NodeProcess().keep_running(command, {}, str(tmp_path), str(tmp_path / "log"), 1.0) == 0
+    assert (tmp_path / "starts").read_text() == "ended\n"
 
 
 def test_process_may_be_interrupted_although_its_keeper_ignores_that(tmp_path: Path) -> None:
