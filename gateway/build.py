@@ -35,7 +35,8 @@ from gateway.native.function import FunctionPath, FunctionTool
 from gateway.native.native_toolset import ClassTool, NativeTool, NativeToolset
 from gateway.native.sandboxed_toolset import SandboxedTool, SandboxedToolset, module_path
 from gateway.sandbox.choose_provider import choose_provider
-from gateway.sandbox.sandbox_settings import in_folder
+from gateway.sandbox.sandbox_paths import resolve_paths
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.state.prepared_state import PreparedStates, is_prepared_state
@@ -224,7 +225,7 @@ def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Serv
     }
     folder = entry.file.resolve().parent
     states = SandboxStates(_prepared_states(entry, folder), services.reaper) if entry.state or entry.states else None
-    made = SandboxedTool(tool.spec, start, in_folder(folder, entry.sandbox), (str(path),), states)
+    made = SandboxedTool(tool.spec, start, _sandbox_settings(entry), (str(path),), states)
     inner = SandboxedToolset([made], services.reaper)
     toolset: Toolset = add_prefix(inner, entry.prefix) if entry.prefix else inner
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
@@ -235,7 +236,7 @@ def _build_sandboxed_source(entry: NativeEntry, tool: NativeTool, services: Serv
 def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: MediaStore) -> Source:
     """The shipped tools of one entry, which share a sandbox for each rollout."""
     folder = entry.file.resolve().parent
-    settings = in_folder(folder, entry.sandbox)
+    settings = _sandbox_settings(entry)
     provider = choose_provider(settings, services.reaper)
     inner = SandboxToolset(entry.sandbox_tools, settings, provider, entry.owner)
     inner.warm = entry.warm
@@ -244,6 +245,11 @@ def _build_sandbox_source(entry: SandboxToolsEntry, services: Services, store: M
     limited = LimitedToolset(toolset, _limits_of_entry(entry), store=store)
     name = f"{entry.prefix}sandbox"
     return Source(_source_key("sandbox", entry), limited, inner, admit=None, sandbox_name=name)
+
+
+def _sandbox_settings(entry: SandboxToolsEntry | NativeEntry) -> SandboxSettings:
+    """The settings of an entry's sandbox, with absolute paths; raises ConfigError."""
+    return resolve_paths(entry.file.resolve().parent, entry.sandbox, entry.file, f"{entry.field}.sandbox")
 
 
 def _prepared_states(entry: SandboxToolsEntry | NativeEntry, folder: Path) -> PreparedStates:

@@ -231,7 +231,7 @@ class _ConfigLoader:
                 self.disabled.add(name)
                 continue
             try:
-                resolved, files = resolve_server(server, file)
+                resolved, files = resolve_server(name, server, file)
             except ConfigError as error:
                 self.errors.append(error)
                 continue

@@ -19,7 +19,7 @@ from pydantic import (
 
 from gateway.config.base import FrozenModel, rule_error
 from gateway.config.server_auth import Answers, OAuth
-from gateway.sandbox.sandbox_settings import SandboxSettings, check_is_local
+from gateway.sandbox.sandbox_settings import SandboxSettings, check_environment, check_is_local
 
 Isolation = Literal["shared", "session", "process", "sandbox"]
 OnClash = Literal["prefix", "refuse", "first"]
@@ -260,6 +260,8 @@ class Server(FrozenModel):
         if "sandbox" in self.model_fields_set and self.isolation != "sandbox":
             raise rule_error("`sandbox` belongs to `isolation: sandbox`", "write `isolation: sandbox`, or remove it")
         check_is_local(self.sandbox)
+        if self.isolation == "sandbox":
+            check_environment(self.env)
         return self
 
     @model_validator(mode="after")

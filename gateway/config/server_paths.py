@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pydantic_core import PydanticCustomError
+
 from gateway.config.client_keys import CLIENT_FOLDERS
 from gateway.config.entries import display_path
+from gateway.config.environment import format_loc
 from gateway.config.file_forms import ServerSection
 from gateway.config.models import Server
 from gateway.config.reader import read_text
 from gateway.errors import ConfigError
-from gateway.sandbox.sandbox_settings import in_folder
+from gateway.sandbox.sandbox_paths import resolve_paths
+from gateway.sandbox.sandbox_settings import check_environment
 
 ENV_LINE_PATTERN = re.compile(
     r"(?:export\s+)?(?P<name>[A-Za-z_][\w.]*)\s*="
@@ -27,14 +31,14 @@ def project_folder(file: Path) -> Path:
     return file.parent
 
 
-def resolve_server(section: ServerSection, file: Path) -> tuple[Server, tuple[Path, ...]]:
-    """The server of a section with absolute paths, and the further files that were read."""
-    fields, folder = section.server_fields(), project_folder(file)
+def resolve_server(name: str, section: ServerSection, file: Path) -> tuple[Server, tuple[Path, ...]]:
+    """The server of a section with absolute paths, and the further files that were read. Raises ConfigError."""
+    fields, folder, place = section.server_fields(), project_folder(file), format_loc(("mcpServers", name))
     for key in ("cwd", "state", "states", "keep_state"):
         if (path := getattr(section, key)) is not None and not str(path).startswith("${"):
             fields[key] = folder / path.expanduser()
     if "sandbox" in section.model_fields_set:
-        fields["sandbox"] = in_folder(folder, section.sandbox)
+        fields["sandbox"] = resolve_paths(folder, section.sandbox, display_path(file), f"{place}.sandbox")
     if section.command is not None:
         fields["command"] = _resolve_program(section.command, folder)
     if section.auth_command:
@@ -46,6 +50,14 @@ def resolve_server(section: ServerSection, file: Path) -> tuple[Server, tuple[Pa
         return Server(**fields), ()
     env_file = folder / section.env_file.expanduser()
     fields["env"] = read_env_file(env_file) | section.env
+    if section.isolation == "sandbox":
+        try:
+            check_environment(fields["env"])
+        except PydanticCustomError as error:
+            field, context = f"{place}.envFile", error.context or {}
+            raise ConfigError(
+                str(context["problem"]), file=display_path(file), field=field, remedy=str(context["remedy"])
+            ) from error
     return Server(**fields), (env_file,)
 
 

@@ -34,6 +34,7 @@ from gateway.large_json import is_large, run_beside
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.heartbeats import BEATS_PER_LEASE
+from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.large_messages import LARGE_BYTES, decode_base64, encode_base64
 from gateway.sandbox.provider import BubblewrapProvider, Sandbox, SandboxProvider
 from gateway.sandbox.remote_provider import PATH
@@ -41,6 +42,9 @@ from gateway.sandbox.sandbox_settings import SandboxSettings
 
 MAX_TIME_S = 3600.0
 BODY_BYTES = 64 * 2**20
+MAX_TEXT = 200
+NO_HOSTS = HostRules(())
+HOSTS_REMEDY = "Start `mtrl-gateway sandboxes` with `--allow-host HOST` for each of them, or remove them."
 M = TypeVar("M", bound=FrozenModel)
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIME_S)]
 
@@ -93,8 +97,12 @@ class Lease:
 class SandboxServer:
     """The sandboxes of all clients."""
 
-    def __init__(self, provider: SandboxProvider, most: int, lease_s: float) -> None:
+    def __init__(
+        self, provider: SandboxProvider, most: int, lease_s: float, allowed_hosts: HostRules = NO_HOSTS
+    ) -> None:
         self.provider, self.most, self.lease_s = provider, most, lease_s
+        self.allowed_hosts = allowed_hosts
+        """The hosts that clients may list: they are reached from this machine, which may have services of its own."""
         self.leases: dict[str, Lease] = {}
         self._starting = 0
 
@@ -105,6 +113,9 @@ class SandboxServer:
         settings = (await request.read_model(StartRequest)).settings
         if settings.readable or settings.writable or settings.container or settings.remote:
             raise Problem(422, "invalid_request", "Paths and providers are not a client's to name.")
+        if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
+            problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}"
+            raise Problem(422, "invalid_request", f"{problem} (option `--allow-host`).", remedy=HOSTS_REMEDY)
         if len(self.leases) + self._starting >= self.most:
             remedy = "Try again when one has ended, or start the server with a higher --most."
             raise Problem(503, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
@@ -229,13 +240,18 @@ async def _decode(text: str) -> bytes:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, most: int, lease_s: float, stop: StopSignal, provider: SandboxProvider | None = None
+    settings: Settings,
+    most: int,
+    lease_s: float,
+    stop: StopSignal,
+    provider: SandboxProvider | None = None,
+    allowed_hosts: HostRules = NO_HOSTS,
 ) -> AsyncIterator[tuple[str, SandboxServer]]:
     """Serves during the block; gives the address."""
     check_token_required(settings)
     settings = settings.model_copy(update={"body_bytes": BODY_BYTES})
     reaper = Reaper()
-    server = SandboxServer(provider or BubblewrapProvider(reaper), most, lease_s)
+    server = SandboxServer(provider or BubblewrapProvider(reaper), most, lease_s, allowed_hosts)
     with bind_socket(settings) as listening:
         ready = anyio.Event()
         config: uvicorn.Config = make_uvicorn_config(build_app(server, settings), settings)
@@ -256,7 +272,9 @@ async def serving(
                 await reaper.stop()
 
 
-def serve_sandboxes(settings: Settings, most: int, lease_s: float, ready: Callable[[str], None]) -> None:
+def serve_sandboxes(
+    settings: Settings, most: int, lease_s: float, allowed_hosts: HostRules, ready: Callable[[str], None]
+) -> None:
     """Serves until SIGTERM or SIGINT."""
 
     async def main() -> None:
@@ -264,7 +282,7 @@ def serve_sandboxes(settings: Settings, most: int, lease_s: float, ready: Callab
         async with anyio.create_task_group() as tasks:
             await tasks.start(stop_on_signals, stop)
             with stop.scope:
-                async with serving(settings, most, lease_s, stop) as (url, _):
+                async with serving(settings, most, lease_s, stop, allowed_hosts=allowed_hosts) as (url, _):
                     ready(url)
                     await stop.wait()
             tasks.cancel_scope.cancel()

@@ -22,8 +22,9 @@ from anyio.abc import SocketListener, SocketStream
 from gateway.sandbox.host_rules import HostRules, parse_address
 from gateway.sandbox.outside_waits import OutsideWaits
 from gateway.sandbox.proxy_request import BadRequest, ProxyRequest, parse_request
+from gateway.sandbox.sandbox_layout import PROXY_SOCKET
 
-INSIDE, PORT = "/run/mtrl-proxy", 3128
+INSIDE, PORT = PROXY_SOCKET, 3128
 """Inside the sandbox: the socket file, and the port."""
 ADDRESS = f"http://127.0.0.1:{PORT}"
 ENVIRONMENT = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), ADDRESS)

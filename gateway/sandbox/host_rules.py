@@ -74,6 +74,11 @@ class HostRules:
         """Whether the list names a host."""
         return any(rule.allows(host, port) for rule in self.rules)
 
+    def includes(self, entry: str) -> bool:
+        """Whether all that an entry of another list names is in this one."""
+        rule = parse_rule(entry)
+        return all(self.allows_name(rule.host, port) for port in rule.ports)
+
     def allows_address(self, address: Address, port: int) -> bool:
         """Whether an address may be connected to: those of the Internet, and others only where the list has them.
 

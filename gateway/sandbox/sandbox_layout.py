@@ -17,6 +17,8 @@ CERTIFICATES = "/etc/ssl/certs"
 """Needed only where hosts are reached."""
 ROLLOUT = "/rollout"
 """The working folder inside, in memory: it is gone with the sandbox."""
+PROXY_SOCKET = "/run/mtrl-proxy"
+"""The socket file of the proxy for a list of hosts, inside."""
 MEMORY_FOLDERS = (ROLLOUT, "/tmp", "/dev/shm")  # noqa: S108 - inside
 STATE_PLACES = ("/mnt", "/media", "/srv", "/opt", "/home")
 

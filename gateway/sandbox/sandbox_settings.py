@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -13,6 +14,10 @@ from gateway.sandbox.host_rules import parse_rule
 from gateway.sandbox.sandbox_environment import NAME
 
 PATHS = ("readable", "writable")
+UNUSABLE = re.compile(r"[\0\ud800-\udfff]")
+"""Characters that no file's name and no variable has."""
+MAX_MB = 2**24
+"""The kernel counts bytes, and more of them than its numbers have is no limit."""
 Network = Literal["none", "loopback"] | tuple[str, ...]
 
 
@@ -25,22 +30,41 @@ def _check_network(value: Network) -> Network:
     return value
 
 
-def _check_environment(value: dict[str, str]) -> dict[str, str]:
-    if not all(NAME.fullmatch(name) for name in value):
-        raise rule_error("a variable's name has other characters than letters, digits and `_`", "rename it in `env`")
-    if any(re.search(r"[\0\ud800-\udfff]", text) for text in value.values()):
-        raise rule_error("a variable's value has a zero byte or half a character", "correct it in `env`")
+def check_environment(value: dict[str, str]) -> dict[str, str]:
+    """Raises for variables that no shell passes on."""
+    for name, text in value.items():
+        if not NAME.fullmatch(name):
+            problem = f"a variable's name has other characters than letters, digits and `_`: {name!r:.100}"
+            raise rule_error(problem, "rename it in `env`, or remove it")
+        if UNUSABLE.search(text):
+            raise rule_error(f"a variable's value has a zero byte or half a character: {name}", "correct it in `env`")
+    return value
+
+
+def _check_paths(value: tuple[Path, ...]) -> tuple[Path, ...]:
+    if any(UNUSABLE.search(str(path)) for path in value):
+        raise rule_error("a path has a zero byte or half a character", "correct it")
+    return value
+
+
+def _check_engine(value: str) -> str:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise rule_error(f"`engine` cannot be read as a command: {error}", "close its quotes") from error
+    if not words or UNUSABLE.search(value):
+        raise rule_error("`engine` is no command", "write `podman` or `docker`, or remove it")
     return value
 
 
 class ContainerSettings(FrozenModel):
     """A container as sandbox."""
 
-    image: str
+    image: Annotated[str, Field(min_length=1)]
     """The image; it needs Python 3.11 or newer, and bash for the tool `shell`. It is never pulled by itself."""
-    engine: str = "podman"
+    engine: Annotated[str, AfterValidator(_check_engine)] = "podman"
     """The command of the engine: `podman`, `docker`, or one with options, such as `podman --runtime runsc`."""
-    python: str = "python3"
+    python: Annotated[str, Field(min_length=1)] = "python3"
     """The interpreter in the image."""
     options: tuple[str, ...] = ()
     """Further options of the engine's `run`."""
@@ -64,26 +88,26 @@ class SandboxSettings(FrozenModel):
     Ports are 80 and 443 where none is named; addresses that are not of the Internet must be in the list themselves."""
     network_mb: PositiveInt = 256
     """What may be sent to and received from these hosts."""
-    readable: tuple[Path, ...] = ()
+    readable: Annotated[tuple[Path, ...], AfterValidator(_check_paths)] = ()
     """Files and folders that can be read inside, besides the system's programs and Python; relative to the file."""
-    writable: tuple[Path, ...] = ()
+    writable: Annotated[tuple[Path, ...], AfterValidator(_check_paths)] = ()
     """Folders that can be written inside, by every sandbox with these settings."""
-    env: Annotated[dict[str, str], AfterValidator(_check_environment)] = {}
+    env: Annotated[dict[str, str], AfterValidator(check_environment)] = {}
     """Environment variables, in addition to PATH, HOME and LANG."""
-    memory_mb: Annotated[int, Field(ge=32)] = 512
+    memory_mb: Annotated[int, Field(ge=32, le=MAX_MB)] = 512
     """Memory of all processes together, with their files in memory; of each process where cgroups cannot be written."""
     processes: Annotated[int, Field(ge=1, le=4_000_000)] = 64
     """Processes and threads."""
-    cpus: Annotated[float, Field(ge=0.01)] = 1.0
+    cpus: Annotated[float, Field(ge=0.01, le=10_000)] = 1.0
     """Processor cores; only where cgroups can be written."""
     control_groups: Literal["preferred", "required"] = "preferred"
     """`required`: where they cannot be written, no sandbox is started, rather than one with limits by process."""
-    cpu_s: PositiveInt = 3600
+    cpu_s: Annotated[int, Field(ge=1, le=10**9)] = 3600
     """CPU time of one process."""
-    disk_mb: PositiveInt = 256
+    disk_mb: Annotated[int, Field(ge=1, le=MAX_MB)] = 256
     """Size of each of its folders in memory: `/rollout`, `/tmp` and `/dev/shm`; also of one file, and of what it adds
     to `writable` folders and to the folder of a server's rollout."""
-    files: PositiveInt = 20_000
+    files: Annotated[int, Field(ge=1, le=2**31)] = 20_000
     """Files and folders in each of these, and that it adds to the others."""
     output_bytes: PositiveInt = 256 * 1024
     """What one call may print; a call that prints more is ended."""
@@ -105,12 +129,6 @@ class SandboxSettings(FrozenModel):
     def hosts(self) -> tuple[str, ...]:
         """The list of hosts, if the network is one."""
         return self.network if isinstance(self.network, tuple) else ()
-
-
-def in_folder(folder: Path, settings: SandboxSettings) -> SandboxSettings:
-    """The settings with absolute paths: those of a file are relative to its folder."""
-    update = {name: tuple(folder / path.expanduser() for path in getattr(settings, name)) for name in PATHS}
-    return settings.model_copy(update=update)
 
 
 def check_is_local(settings: SandboxSettings) -> None:

@@ -6,21 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from anyio import from_thread
 from pydantic import SecretStr, ValidationError
 
 from gateway import check
 from gateway.build import build_plan
-from gateway.http.sandbox_server import SandboxServer, serving
-from gateway.http.settings import Settings
-from gateway.http.uvicorn_server import StopSignal
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox import remote_provider
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
@@ -32,9 +28,9 @@ from gateway.state.state_hash import hash_state
 from gateway.toolset import Session, hash_session_state
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
 from tests.conftest import Write
+from tests.sandbox.conftest import LEASE_S, Served
 from tests.waiting import PATIENCE_S, wait_until
 
-TOKEN, MOST, LEASE_S = "a-token-of-the-tests", 2, 1.0
 PNG = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nNone"
 
 
@@ -182,19 +178,6 @@ def find_processes(words: str) -> list[int]:
         except OSError:
             continue
     return found
-
-
-@pytest.fixture
-def server() -> Iterator[tuple[SandboxSettings, SandboxServer]]:
-    """A server of sandboxes with an event loop of its own, since it needs asyncio; and the settings that lead to it."""
-    http = Settings(port=0, token=SecretStr(TOKEN))
-    with from_thread.start_blocking_portal("asyncio") as portal:
-        context = portal.wrap_async_context_manager(serving(http, MOST, LEASE_S, portal.call(StopSignal)))
-        with context as (url, running):
-            yield SandboxSettings.model_validate({"remote": {"url": url, "token": TOKEN}}), running
-
-
-Served = tuple[SandboxSettings, SandboxServer]
 
 
 async def test_tools_work_on_a_server_and_its_sandboxes_end_with_the_rollout(server: Served) -> None:
