@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gateway.errors import ConfigError, GatewayError, unwrap_error
+from gateway.errors import GatewayError, unwrap_error
 from gateway.process_exit import run_and_exit
 from gateway.version import print_version
 
@@ -238,26 +238,17 @@ def sandboxes(
     token_file: Annotated[Path | None, typer.Option(help="File with the token that clients must send.")] = None,
     most: Annotated[int, typer.Option(min=1, help="How many sandboxes may run at once.")] = 64,
     lease: Annotated[float, typer.Option(min=1, help="Seconds until a sandbox ends whose client is gone.")] = 60,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST", help="A host that clients may list as `network`, such as *.pypi.org. Repeatable."),
-    ] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(metavar="HOST", help="Host that clients may list.")] = None,
 ) -> None:
     """Start sandboxes on this machine for gateways on others, until Ctrl-C."""
-    from gateway.http.sandbox_server import serve_sandboxes
+    from gateway.http.sandbox_server import read_hosts, serve_sandboxes
     from gateway.sandbox.bubblewrap import find_problem
-    from gateway.sandbox.host_rules import HostRules
     from gateway.serving import settings_of
 
     with errors_to_exit():
         if (problem := find_problem()) is not None:
             raise GatewayError(f"no sandbox can be started: {problem}")
-        settings = settings_of(host, port, token_file)
-        try:
-            hosts = HostRules(allow_host or ())
-        except ValueError as error:
-            remedy = "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`"
-            raise ConfigError(str(error), field="--allow-host", remedy=remedy) from error
+        settings, hosts = settings_of(host, port, token_file), read_hosts(allow_host or ())
         serve_sandboxes(settings, most, lease, hosts, lambda url: typer.echo(f"sandboxes at {url}"))
 
 

@@ -5,7 +5,7 @@ Each sandbox has a lease, which every request renews: when its client is gone, t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from secrets import token_urlsafe
@@ -17,6 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from starlette.types import ASGIApp
 
 from gateway.config.base import FrozenModel
+from gateway.errors import ConfigError
 from gateway.http.app import PathTable
 from gateway.http.endpoint import Endpoint
 from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body
@@ -114,8 +115,8 @@ class SandboxServer:
         if settings.readable or settings.writable or settings.container or settings.remote:
             raise Problem(422, "invalid_request", "Paths and providers are not a client's to name.")
         if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
-            problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}"
-            raise Problem(422, "invalid_request", f"{problem} (option `--allow-host`).", remedy=HOSTS_REMEDY)
+            problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}."
+            raise Problem(422, "invalid_request", problem, remedy=HOSTS_REMEDY)
         if len(self.leases) + self._starting >= self.most:
             remedy = "Try again when one has ended, or start the server with a higher --most."
             raise Problem(503, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
@@ -270,6 +271,15 @@ async def serving(
             with anyio.CancelScope(shield=True):
                 await server.stop_all()
                 await reaper.stop()
+
+
+def read_hosts(entries: Sequence[str]) -> HostRules:
+    """The hosts of `--allow-host`; raises ConfigError."""
+    try:
+        return HostRules(entries)
+    except ValueError as error:
+        remedy = "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`"
+        raise ConfigError(str(error), field="--allow-host", remedy=remedy) from error
 
 
 def serve_sandboxes(

@@ -212,8 +212,9 @@ def find_remote_problem(remote: RemoteSettings) -> str | None:
 
 def _describe(answer: httpx2.Response) -> str:
     try:
-        return f"HTTP {answer.status_code}: {answer.json()['error']['message']}"
-    except (ValueError, KeyError, TypeError):
+        error = answer.json()["error"]
+        return f"HTTP {answer.status_code}: {error['message']} {error.get('remedy', '')}".rstrip()
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"HTTP {answer.status_code}"
 
 

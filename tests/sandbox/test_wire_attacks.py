@@ -89,7 +89,10 @@ async def test_hosts_that_the_server_allows_may_be_listed_and_others_are_told(se
     async with open_tools(server[0].model_copy(update={"network": ("pypi.org", "127.0.0.1:22")})) as session:
         refused = await call(session, "python", code="1")
     assert refused.outcome is Outcome.UNAVAILABLE
-    assert "does not allow hosts that `network` lists: 127.0.0.1:22 (option `--allow-host`)" in str(refused.reason)
+    problem = (
+        "does not allow hosts that `network` lists: 127.0.0.1:22. Start `mtrl-gateway sandboxes` with `--allow-host"
+    )
+    assert problem in str(refused.reason), "the remedy reaches the client"
 
 
 def test_mistake_in_an_allowed_host_is_told_with_its_option() -> None:
