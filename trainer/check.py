@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,10 +128,15 @@ def _flatten_errors(error: ConfigError) -> Iterator[ConfigError]:
 
 
 def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) -> Iterator[Finding]:
+    from trainer.distributed.stored_weights import require_matching_weights
+    from trainer.policy.errors import PolicyError
+    from trainer.policy.memory_plan import load_meta_model
     from trainer.template import TemplateError
 
     try:
         weights = read_weight_files(settings.model)
+        with suppress(PolicyError):  # Told with the memory.
+            require_matching_weights(settings.model, weights, load_meta_model(settings.model))
         template = load_template(settings.model, settings.template, gateway.specs)
     except ConfigError as error:
         for mistake in _flatten_errors(error):

@@ -49,6 +49,14 @@ class WeightFiles:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By the names of tensors."""
 
+    def require_names(self, folder: Path, missing: Sequence[str], unknown: Sequence[str]) -> None:
+        """Raises ConfigError for weights that are in no file, and so would be random; `unknown` are unused tensors."""
+        if missing:
+            problem = f"{_count(missing)} in no weight file, and would be random"
+            problem += f"; the model does not know {_count(unknown, verb='')} in them" if unknown else ""
+            remedy = "copy config.json and the weight files from the same model, or save it with `save_pretrained`"
+            raise ConfigError(problem, file=folder / "config.json", field="model", remedy=remedy)
+
     def require_shapes(self, folder: Path, expected: Mapping[str, Sequence[int]]) -> None:
         """Raises ConfigError for a configuration that describes other weights.
 
@@ -61,6 +69,12 @@ class WeightFiles:
             problem = f"{name} is {described} by it, but {stored} in the weight files{more}"
             remedy = "copy config.json and the weight files from the same model"
             raise ConfigError(problem, file=folder / "config.json", field="model", remedy=remedy)
+
+
+def _count(names: Sequence[str], verb: str = " is") -> str:
+    """The first of some tensors, and how many there are besides."""
+    more = len(names) - 1
+    return f"{names[0]} and {more} more{' are' * bool(verb)}" if more else f"{names[0]}{verb}"
 
 
 def read_weight_files(folder: Path) -> WeightFiles:

@@ -5,8 +5,10 @@ Mixture-of-experts models store each expert by itself, while their modules have 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,6 +23,8 @@ from transformers.core_model_loading import (
     dot_natural_key,
     rename_source_key,
 )
+
+from trainer.weight_files import WeightFiles
 
 
 @dataclass
@@ -84,3 +88,28 @@ def find_stored_weights(model: PreTrainedModel, names: Iterable[str]) -> Mapping
         weight = found.setdefault(name, StoredWeight(by_pattern.get(pattern)))
         weight.names.setdefault(pattern, []).append(stored)
     return found
+
+
+def require_matching_weights(folder: Path, files: WeightFiles, model: PreTrainedModel) -> None:
+    """Raises ConfigError for weight files whose tensors have other sizes or names than the model of the configuration.
+
+    The model may be one without weights. Weights that are tied to each other need one tensor.
+    """
+    if not files.files:
+        return
+    stored = find_stored_weights(model, files.shapes)
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    shapes = {weight.only_name or name: weights[name].shape for name, weight in stored.items() if name in weights}
+    files.require_shapes(folder, shapes)
+    names = {made for name, weight in stored.items() for made in _made_names(name, weight.converter)}
+    found = {id(weights[name]) for name in names if name in weights}
+    ignored = re.compile("|".join(model._keys_to_ignore_on_load_missing or ("$^",)))
+    missing = [name for name, weight in weights.items() if id(weight) not in found and not ignored.search(name)]
+    known = model.state_dict()
+    unknown = [weight.names[key][0] for name, weight in stored.items() if name not in known for key in weight.names]
+    files.require_names(folder, missing, unknown)
+
+
+def _made_names(name: str, rule: WeightConverter | None) -> list[str]:
+    """The weights that a rule makes, of which `name` is the first: some split one tensor."""
+    return [name] if rule is None else [name.replace(rule.target_patterns[0], made) for made in rule.target_patterns]

@@ -29,6 +29,8 @@ TRAJECTORY_PARAMETERS = ("trajectory", "trajectories")
 """A function whose first parameter has one of these names is given dicts instead of attempts."""
 MAX_EXCERPT = 500
 """Characters of a user function's error that are shown."""
+NO_ANSWER = "returned nothing within"
+"""How the text about a function that took too long begins."""
 
 
 RewardFn = Callable[..., Any]
@@ -119,7 +121,7 @@ class Component:
             async with self.limits.limiter:
                 return await self._runner.call(self.settings.timeout_s, self._convert(argument), **self.settings.args)
         except DeadlineExceeded:
-            raise self._error(f"returned nothing within {self.settings.timeout_s:g} s", where) from None
+            raise self._error(f"{NO_ANSWER} {self.settings.timeout_s:g} s, its `timeout_s`", where) from None
         except Exception as error:  # boundary: a user's function may raise anything
             raise self._error(f"raised {_describe_error(error, self.is_builtin)}", where) from error
 

@@ -193,10 +193,11 @@ def _check_complete(folder: Path) -> Path:
 
 def _count_parameters(model: Path) -> int:
     """How many parameters the model has. Raises ConfigError for weight files that are missing, cut off or another's."""
+    from trainer.distributed.stored_weights import require_matching_weights
     from trainer.policy.memory_plan import load_meta_model, weight_bytes
 
     weights, skeleton = read_weight_files(model), load_meta_model(model)
-    weights.require_shapes(model, {name: weight.shape for name, weight in skeleton.named_parameters()})
+    require_matching_weights(model, weights, skeleton)
     return weights.parameters or weight_bytes(skeleton) // 4
 
 

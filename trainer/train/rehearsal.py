@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from gateway.types import ToolSpec
 from trainer.algorithms.rehearse import rehearse_loss
@@ -15,6 +14,7 @@ from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
 from trainer.ledger import Author, Message
 from trainer.reward.attempt import TRUNCATED
+from trainer.reward.component import NO_ANSWER
 from trainer.reward.functions import find_truth_problem
 from trainer.reward.scorer import ScoredGroup
 from trainer.rollout.observer import NullObserver
@@ -25,6 +25,7 @@ from trainer.template.chat_template import build_call
 from trainer.train.alarms import LIMIT_SETTINGS
 from trainer.train.job import Job
 from trainer.train.preflight import MAX_TASKS, offered_specs
+from trainer.train.trial_calls import call_native_tools, check_results, choose_tool, make_arguments
 
 GROUP = "0-0-0"
 WALL_S = 120.0
@@ -38,13 +39,18 @@ SHOWN = 300
 
 
 async def rehearse(job: Job) -> list[Finding]:
-    """Plays two rollouts of the first task. Tools are really called, with made-up arguments."""
+    """Plays two rollouts of the first task. Tools are really called, with made-up arguments: native ones once each."""
     stage = job.settings.curriculum.stages[0]
     task = stage.apply(_choose_task(job, job.tasks.train[stage.data]))
     specs = offered_specs(job.gateway.specs, task)
+    results = await call_native_tools(job.gateway, task, specs)
+    findings = list(check_results(results))
+    broken = {call.name for call, result in results if result.outcome.is_infrastructure}
+    tool = choose_tool([spec for spec in specs if spec.name not in broken])
+    noted = {call.name for call, _ in results}
     limits = job.settings.limits
     runner = replace(
-        job.make_runner(ScriptedEngine(_make_script(job, task, specs)), NullObserver()),
+        job.make_runner(ScriptedEngine(_make_script(job, tool, specs)), NullObserver()),
         limits=limits.model_copy(
             update={
                 "wall_s": min(limits.wall_s, WALL_S),
@@ -53,10 +59,15 @@ async def rehearse(job: Job) -> list[Finding]:
         ),
     )
     rollouts = [await runner.run(task, group=GROUP, index=index) for index in (CALLING, ANSWERING)]
-    findings = list(_check_offer(job, specs))
-    findings += [finding for rollout in rollouts for finding in _check_rollout(rollout, specs)]
+    findings += _check_offer(job, specs)
+    findings += [finding for rollout in rollouts for finding in _check_rollout(rollout, tool, noted)]
     if any(rollout.stop.is_infrastructure for rollout in rollouts):
         return findings
+    if not all(rollout.turns for rollout in rollouts):
+        problem = (
+            f"no turn of scripted rollouts was played: the prompt of {task.location} takes all tokens of a rollout"
+        )
+        return [*findings, Finding("note", problem, "raise `limits.rollout_tokens`, or shorten the prompt")]
     group = await job.scorer.score(task, rollouts, log_failures=False)
     return [*findings, *_check_rewards(job, group), *_check_loss(job, group)]
 
@@ -72,12 +83,13 @@ def _choose_task(job: Job, tasks: Sequence[Task]) -> Task:
     return next(scorable, tasks[0])
 
 
-def _make_script(job: Job, task: Task, specs: Sequence[ToolSpec]) -> Callable[[Sequence[int], Sampling, str], Answer]:
-    """The policy of both rollouts: it calls the first tool once, and gives the same wrong answer from then on."""
+def _make_script(
+    job: Job, tool: ToolSpec | None, specs: Sequence[ToolSpec]
+) -> Callable[[Sequence[int], Sampling, str], Answer]:
+    """The policy of both rollouts: one calls the tool once, and both give the same wrong answer from then on."""
     asked: tuple[Message, ...] = ({"role": "user", "content": "Go on."},)
     answer = render_reply(job.template, asked, {"role": "assistant", "content": WRONG_ANSWER}, specs)
     turns: dict[str, int] = {}
-    tool = choose_tool(specs)
 
     def script(ids: Sequence[int], sampling: Sampling, key: str) -> Answer:
         turn = turns[key] = turns.get(key, -1) + 1
@@ -90,53 +102,19 @@ def _make_script(job: Job, task: Task, specs: Sequence[ToolSpec]) -> Callable[[S
     return script
 
 
-def choose_tool(specs: Sequence[ToolSpec]) -> ToolSpec | None:
-    """The first tool that says it changes nothing, or else the first that does not say it destroys something."""
-    harmless = [spec for spec in specs if spec.hints.read_only or not spec.hints.destructive]
-    return next((spec for spec in harmless if spec.hints.read_only), harmless[0] if harmless else None)
-
-
-def make_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for the required parameters of a tool."""
-    properties = schema.get("properties") or {}
-    return {name: _make_value(properties.get(name)) for name in schema.get("required") or ()}
-
-
-def _make_value(schema: Any) -> Any:
-    schema = schema if isinstance(schema, Mapping) else {}
-    for key in ("const", "default"):
-        if key in schema:
-            return schema[key]
-    for key in ("enum", "examples"):
-        if schema.get(key):
-            return schema[key][0]
-    for key in ("anyOf", "oneOf", "allOf"):
-        if schema.get(key):
-            return _make_value(schema[key][0])
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    if kind == "object":
-        return make_arguments(schema)
-    if kind == "array":
-        return [_make_value(schema.get("items"))] * int(schema.get("minItems", 0))
-    numbers = {"integer": schema.get("minimum", 1), "number": schema.get("minimum", 1), "boolean": True, "null": None}
-    return numbers[kind] if kind in numbers else "1".ljust(int(schema.get("minLength", 1)), "1")
-
-
 def _check_offer(job: Job, specs: Sequence[ToolSpec]) -> Iterator[Finding]:
     if not specs and job.settings.curriculum.stages[0].tools != ():
         remedy = "if that is not meant: name them with `tools` (--tools), and look at `allow` and at the rows' `tools`"
         yield Finding("note", "the policy is offered no tools", remedy)
 
 
-def _check_rollout(rollout: Rollout, specs: Sequence[ToolSpec]) -> Iterator[Finding]:
-    """Whether the turn with a call was read, and the call answered."""
+def _check_rollout(rollout: Rollout, tool: ToolSpec | None, noted: Collection[str]) -> Iterator[Finding]:
+    """Whether the turn with a call was read, and the call answered; failures of tools in `noted` are known."""
     name = "that calls a tool" if rollout.index == CALLING else "that answers wrong"
     if rollout.stop.is_infrastructure:
         remedy = "mend what the reason names; such rollouts are never trained on"
         yield Finding("wrong", f"a scripted rollout {name} ended with {rollout.stop}: {rollout.reason}", remedy)
         return
-    tool = choose_tool(specs)
     if rollout.index != CALLING or tool is None or not rollout.turns:
         return
     if rollout.stop in TRUNCATED and len(rollout.turns) == 1:
@@ -146,7 +124,11 @@ def _check_rollout(rollout: Rollout, specs: Sequence[ToolSpec]) -> Iterator[Find
         remedy = "correct the model's stop ids or `template.parser`; `mtrl-train render` shows the template"
         yield Finding("wrong", f"a call of `{tool.name}` is not read: the turn ended before it", remedy)
     for entry in rollout.ledger:
-        if entry.author is Author.TOOL and any(outcome != "ok" for outcome in entry.outcomes):
+        if (
+            entry.author is Author.TOOL
+            and entry.source not in noted
+            and any(outcome != "ok" for outcome in entry.outcomes)
+        ):
             text = " ".join(str(message.get("content")) for message in entry.messages)[:SHOWN]
             call = rollout.turns[0].calls[0]
             problem = f"`{entry.source}` called with {call.arguments} ended as {entry.outcomes[0]}: {text}"
@@ -156,6 +138,8 @@ def _check_rollout(rollout: Rollout, specs: Sequence[ToolSpec]) -> Iterator[Find
 def _check_rewards(job: Job, group: ScoredGroup) -> Iterator[Finding]:
     for reason in dict.fromkeys(unscored.reason.partition("; rollout")[0] for unscored in group.failed):
         remedy = "return a finite number for every rollout; one that cannot be scored is not trained on"
+        if NO_ANSWER in reason:
+            remedy = "make the function faster, or raise its `timeout_s`; what cannot be scored is not trained on"
         yield Finding("wrong", f"a scripted rollout cannot be scored: {reason}", remedy)
     if any(scored.success and scored.rollout.index == ANSWERING for scored in group.scored):
         name = job.settings.reward.success_component
@@ -178,4 +162,7 @@ def _check_loss(job: Job, group: ScoredGroup) -> Iterator[Finding]:
     except Exception as error:  # boundary: weights of tokens may come from a user's function
         yield Finding("wrong", f"no loss can be computed from two rollouts: {error}", "correct `algorithm`")
         return
-    yield Finding("ok", f"a loss over {tokens} tokens was computed from them")
+    if tokens:
+        yield Finding("ok", f"a loss over {tokens} tokens was computed from them")
+    else:
+        yield Finding("note", "no token of them would be trained on", "look at `limits` and at `algorithm.credit`")

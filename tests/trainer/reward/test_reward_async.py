@@ -47,7 +47,7 @@ async def test_blocking_async_function_costs_its_rollout_and_no_later_one(
     scorer = make_scorer(write(BLOCKING.format("released.wait()")), 0.05, released=released)
     with anyio.fail_after(60):
         group = await scorer.score(TASK, answer_group("#### 8"))
-        assert "returned nothing within 0.05 s; rollout" in reasons(group)[0] and group.scored == ()
+        assert "returned nothing within 0.05 s, its `timeout_s`; rollout" in reasons(group)[0] and group.scored == ()
         component = scorer._components["mine"]
         component.settings = component.settings.model_copy(update={"timeout_s": 20.0})  # The test is not about speed.
         assert [scored.reward for scored in (await scorer.score(TASK, answer_group("#### 7"))).scored] == [1.0]

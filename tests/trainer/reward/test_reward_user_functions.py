@@ -116,7 +116,7 @@ async def test_hanging_function_fails_its_rollouts(
     with anyio.fail_after(60):
         group = await scorer.score(TASK, answer_group("#### 7", "#### 8"))
     assert group.scored == () and len(reasons(group)) == 2
-    assert all("returned nothing within 0.05 s; rollout" in reason for reason in reasons(group))
+    assert all("returned nothing within 0.05 s, its `timeout_s`; rollout" in reason for reason in reasons(group))
 
 
 async def test_hanging_async_function_costs_only_its_rollout(write: Write) -> None:

@@ -10,9 +10,32 @@ import pytest
 
 from gateway.types import Hints, ToolSpec
 from tests.trainer.train.trainings import Run, user_reward, write_config
-from trainer.train.rehearsal import choose_tool, make_arguments
+from trainer.train.trial_calls import choose_tool, make_arguments
 
 TRUTH = '{"prompt": "what", "ground_truth": "7"}\n'
+SEVERAL_TOOLS = '''def fits(a: int) -> str:
+    """Fits."""
+    return str(a)
+
+
+def misspelt(a: int) -> str:
+    """Has a mistake."""
+    return strng(a)
+
+
+def refuses(a: int) -> str:
+    """Refuses."""
+    raise ValueError("only 7")
+
+
+def silent() -> None:
+    """Says nothing."""
+
+
+def shapeless() -> object:
+    """Returns what is no result."""
+    return object()
+'''
 
 
 def test_a_job_in_order_is_played_and_scored(run: Run) -> None:
@@ -45,7 +68,53 @@ def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run
         "tools: [{function: broken_calculator:calculate}, {class_name: trainer.demo.facts.lookup.LookUp}]\n"
     )
     output = run("--config", file, "--dry-run", code=1)
-    assert "FAIL a scripted rollout that calls a tool ended with tool_failed" in output and "gone" in output
+    assert "FAIL `calculate` called with" in output and "ended as unknown" in output and output.count("gone") == 1
+    assert "note the answer 'I do not know.' counts as a success" in output, "the other tool is called in a rollout"
+
+
+def test_every_native_tool_is_called_once_and_each_mistake_is_told_with_its_line(run: Run) -> None:
+    Path("rows.jsonl").write_text(TRUTH)
+    file = write_config(data="rows.jsonl", kinds=[], reward={"components": {"answer": {"function": "answer"}}})
+    Path("tools/several.py").write_text(SEVERAL_TOOLS)
+    names = ["fits", "misspelt", "refuses", "silent", "shapeless"]
+    Path("tools/tools.yaml").write_text(json.dumps({"tools": [{"function": f"several:{name}"} for name in names]}))
+    output = run("--config", file, "--dry-run", code=1)
+    assert 'FAIL `misspelt` called with {"a": 1} ended as error' in output and "raised NameError" in output
+    assert "several.py:8)" in output and "correct the tool there, or its schema" in output
+    assert "note `refuses` called with" in output and "several.py:13)" in output and "are to blame; else" in output
+    assert "note `silent` called with {} returned nothing that the policy could read" in output
+    assert "FAIL `shapeless` called with {} returned an object" in output and "2 problems to fix" in output
+    assert f"ok   native tools were called with made-up arguments: {', '.join(names)}" in output
+    assert "ok   two scripted rollouts were played" in output
+
+
+def test_tools_of_mcp_servers_are_not_called_beyond_the_one_of_the_rollout(run: Run) -> None:
+    from tests.trainer.train.jobs import ROOT
+
+    server = {"command": "${MTRL_PYTHON}", "args": [str(ROOT / "tool_configs/servers/calculator.py")]}
+    Path("mcp_servers.json").write_text(json.dumps({"mcpServers": {"sums": server}}))
+    file = write_config()
+    Path("tools/servers.yaml").write_text("tools: [{server: sums, prefix: mcp_}]\n")
+    output = run("--config", file, "--dry-run")
+    assert "ok   native tools were called with made-up arguments: look_up, calculate\n" in output
+
+
+def test_tools_that_there_was_no_time_for_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.train.trial_calls.MAX_CALLS", 1)
+    output = run("--config", write_config(), "--dry-run")
+    assert "note after 1 calls, or 60 s, these tools were not called: calculate" in output
+
+
+def test_a_slow_reward_is_told_with_the_setting_that_gives_it_more_time(run: Run) -> None:
+    output = run("--config", write_config(reward=user_reward("time.sleep(20)", timeout_s=0.05)), "--dry-run", code=1)
+    assert "returned nothing within 0.05 s, its `timeout_s`" in output
+    assert "or raise its `timeout_s`" in output and "finite number" not in output
+
+
+def test_a_prompt_that_takes_the_whole_limit_is_told_instead_of_what_was_played(run: Run) -> None:
+    output = run("--config", write_config(limits={"rollout_tokens": 5}), "--dry-run", code=1)
+    assert "note no turn of scripted rollouts was played: the prompt of " in output
+    assert "two scripted rollouts were played" not in output and "a loss over" not in output
 
 
 def test_a_call_that_a_limit_cuts_off_is_told_with_that_limit(run: Run) -> None:
@@ -65,6 +134,28 @@ def test_a_configuration_that_belongs_to_other_weights_is_refused_before_they_ar
     for words in (("--dry-run",), ("--out", "r")):
         output = run("--config", write_config(model="model"), *words, code=2)
         assert "config.json: model: model.layers.0.mlp." in output and "in the weight files; so are " in output
+
+
+def test_weights_under_other_names_than_the_configuration_expects_are_refused_before_they_are_loaded(run: Run) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from tests.trainer.train.jobs import demo_model
+
+    shutil.copytree(demo_model(), "model")
+    weights = load_file("model/model.safetensors")
+    save_file({name.replace("self_attn", "attn"): value for name, value in weights.items()}, "model/model.safetensors")
+    for words in (
+        ("--config", write_config(model="model"), "--dry-run"),
+        ("--config", "run.yaml", "--out", "r"),
+        ("check", "--tools", "tools", "--model", "model"),
+    ):
+        output = run(*words, code=1 if "check" in words else 2)
+        assert "config.json: model: model.layers.0.self_attn." in output and "are in no weight file" in output
+        assert "the model does not know model.layers.0.attn." in output and "`save_pretrained`" in output
+    save_file({name.removeprefix("model."): value for name, value in weights.items()}, "model/model.safetensors")
+    assert run("--config", "run.yaml", "--dry-run").endswith("no problems found\n"), "transformers finds these"
 
 
 def test_rows_without_the_truth_that_rewards_read_are_told_once_wherever_they_are(run: Run) -> None:
