@@ -5,7 +5,7 @@ Each sandbox has a lease, which every request renews: when its client is gone, t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from secrets import token_urlsafe
@@ -17,6 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from starlette.types import ASGIApp
 
 from gateway.config.base import FrozenModel
+from gateway.errors import ConfigError
 from gateway.http.app import PathTable
 from gateway.http.endpoint import Endpoint
 from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body
@@ -273,16 +274,21 @@ async def serving(
 
 
 def serve_sandboxes(
-    settings: Settings, most: int, lease_s: float, allowed_hosts: HostRules, ready: Callable[[str], None]
+    settings: Settings, most: int, lease_s: float, allowed_hosts: Sequence[str], ready: Callable[[str], None]
 ) -> None:
-    """Serves until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT. Raises ConfigError for a host that is none."""
+    try:
+        hosts = HostRules(allowed_hosts)
+    except ValueError as error:
+        remedy = "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`"
+        raise ConfigError(str(error), field="--allow-host", remedy=remedy) from error
 
     async def main() -> None:
         stop = StopSignal()
         async with anyio.create_task_group() as tasks:
             await tasks.start(stop_on_signals, stop)
             with stop.scope:
-                async with serving(settings, most, lease_s, stop, allowed_hosts=allowed_hosts) as (url, _):
+                async with serving(settings, most, lease_s, stop, allowed_hosts=hosts) as (url, _):
                     ready(url)
                     await stop.wait()
             tasks.cancel_scope.cancel()
