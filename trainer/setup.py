@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -103,6 +103,8 @@ class ServerGateway:
     """The folder or archive of a prepared state."""
     problem: str
     """Why the server is down; empty if it is up."""
+    unusable_tools: Mapping[str, str]
+    """The tools that it does not offer, each with the reason."""
 
 
 @asynccontextmanager
@@ -124,7 +126,15 @@ async def open_server_gateway(mcp: Path, name: str) -> AsyncIterator[ServerGatew
         status = backend.status
         problem = "" if status.state == "up" else status.reason or status.state
         states = backend.prepared_states
-        yield ServerGateway(gateway, backend.config, needs_folder(backend.config), states.names(), states.find, problem)
+        yield ServerGateway(
+            gateway,
+            backend.config,
+            needs_folder(backend.config),
+            states.names(),
+            states.find,
+            problem,
+            status.quarantined,
+        )
 
 
 def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:

@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import sys
-import tarfile
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from gateway.native.process_protocol import HEADER_BYTES, body_length, encode, e
 from gateway.native.tool_results import exception_result, invalid_arguments_result, to_tool_result
 from gateway.sandbox.sandbox_layout import ROLLOUT
 from gateway.sandbox.sandbox_state import MAX_BYTES
+from gateway.sandbox.state_archive import pack
 from gateway.types import EMPTY, ToolResult
 
 Answer = Callable[[dict[str, Any]], Awaitable[ToolResult]]
@@ -112,8 +112,7 @@ def _pack() -> bytes:
     """The message with what is left in the working folder, as an archive, or with why it cannot be packed."""
     try:
         with tempfile.TemporaryFile() as file:
-            with tarfile.open(fileobj=file, mode="w") as tar:
-                tar.add(ROLLOUT, "")
+            pack(ROLLOUT, file)
             length = file.tell()
             if length > MAX_BYTES:
                 return encode({"error": f"it has more than {MAX_BYTES // 2**20} MB"})

@@ -19,8 +19,10 @@ from anyio import to_thread
 
 from gateway.errors import Unavailable
 from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox import state_archive
 from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
 from gateway.sandbox.provider import Sandbox
+from gateway.sandbox.sandbox_layout import ROLLOUT
 from gateway.state.prepared_state import PreparedStates, StateError
 from gateway.state.remove_folder import remove_folder
 
@@ -36,7 +38,8 @@ tarfile.TarFile.extraction_filter = staticmethod(lambda member, path: member)  #
 tarfile.open({ARCHIVE!r}).extractall('/rollout')
 os.remove({ARCHIVE!r})
 """
-PACK = f"import tarfile; tar = tarfile.open({ARCHIVE!r}, 'w'); tar.add('/rollout', ''); tar.close()"
+PACK = Path(state_archive.__file__).read_text(encoding="utf-8")
+"""The script itself: no file of the gateway is seen on other machines."""
 
 
 class SandboxStates:
@@ -64,7 +67,7 @@ class SandboxStates:
         if sandbox is None:
             return await self.prepared.hash_prepared(name)
         try:
-            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, PACK), b"", PACK_S)
+            done = await sandbox.run((sandbox.python, *PYTHON_OPTIONS, PACK, ROLLOUT, ARCHIVE), b"", PACK_S)
             if done.stopped or done.status:
                 return f"not packed: {done.stopped or done.stderr.strip()[-200:]}"
             packed = await sandbox.get(ARCHIVE, MAX_BYTES)

@@ -12,9 +12,10 @@ from math import sqrt
 from random import Random
 from typing import Any
 
+from gateway.errors import ConfigError
 from trainer.task_maker.arguments import ArgumentWriter, SourceStatistics, Written
 from trainer.task_maker.chain import Chain, Dropped, Step, prune
-from trainer.task_maker.server_sessions import CallResult, Server, ServerSession
+from trainer.task_maker.server_sessions import MAX_RESULT, CallResult, Server, ServerSession
 from trainer.task_maker.values import Path, Scalar, Value, leaves, split_of
 
 SURVEY_SESSIONS = 12
@@ -25,6 +26,8 @@ MIN_CONSTANT = 3
 MAX_KNOWN = 2000
 MAX_ITEM = 10
 """Items of a list that questions name by their number."""
+MOST_LARGE = 3
+"""Large results in the survey, after which a tool is not called any more."""
 MIN_TOOL_WEIGHT = 0.005
 Examples = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -69,11 +72,21 @@ class Explorer:
     writers: set[str] = field(default_factory=set)
     """The tools that changed the state in the survey."""
     constants: Constants = field(default_factory=Constants)
+    large: Counter[str] = field(default_factory=Counter)
+    """How many results of a tool were too large in the survey."""
     used: Counter[str] = field(default_factory=Counter)
     """How many tasks use a tool so far: rare ones are tried more often."""
 
+    @property
+    def tools(self) -> list[str]:
+        """The tools of chains: those whose results are not too large."""
+        return [tool for tool in self.server.specs if self.large[tool] < MOST_LARGE]
+
     async def survey(self, report: Callable[[str], None]) -> None:
-        """Calls every tool in several fresh sessions, with every source of arguments alike."""
+        """Calls every tool in several fresh sessions, with every source of arguments alike.
+
+        Raises ConfigError if no tool is left.
+        """
         for state in self.server.states:
             self.known.setdefault(state, list(self.server.files.get(state, ())))
             for number in range(SURVEY_SESSIONS):
@@ -82,19 +95,25 @@ class Explorer:
                 with suppress(Dropped):  # What was learned before stays.
                     async with self.server.open(state) as session:
                         await self._survey_session(session, state, draw, only_reads=number % 2 == 1)
+        if not self.tools:
+            problem = f"the results of all tools have more than {MAX_RESULT:,} characters: {', '.join(self.large)}"
+            raise ConfigError(problem, remedy="give it a smaller `state`, or tools that return less")
 
     async def _survey_session(self, session: ServerSession, state: str, draw: Random, *, only_reads: bool) -> None:
-        tools = [tool for tool in self.server.specs if not (only_reads and tool in self.writers)]
+        tools = [tool for tool in self.tools if not (only_reads and tool in self.writers)]
         before = await session.state()
         draw.shuffle(tools)
         is_untouched = True
         seen: list[Value] = []
         for number in range(max(SURVEY_CALLS, 2 * len(tools)) if tools else 0):
             tool = tools[number % len(tools)]
+            if self.large[tool] >= MOST_LARGE:
+                continue
             values = [*self.known[state], *seen]
             written = self._write(tool, values, draw.choice(("train", "held_out")), draw, explores=True)
             result = await session.call(tool, written.arguments)
             self.statistics.record(tool, written.sources, ok=result.ok)
+            self.large[tool] += result.is_large
             after = await session.state()
             self.writers |= {tool} if after != before else set()
             is_untouched = is_untouched and after == before and not (result.ok and not self.server.has_folder)
@@ -135,7 +154,7 @@ class Explorer:
         self, session: ServerSession, state: str, level: int, split: str, draw: Random
     ) -> tuple[list[Step], Mapping[str, str]]:
         """Calls until `level` of them are needed: what leads back to an earlier state is forgotten."""
-        tools = list(self.server.specs)
+        tools = self.tools
         weights = [self._tool_weight(tool) for tool in tools]
         steps: list[Step] = []
         known, stated = list(self.known[state]), set[str]()
@@ -144,6 +163,8 @@ class Explorer:
             tool = draw.choices(tools, weights)[0]
             written = self._write(tool, known, split, draw, explores=False)
             result = await session.call(tool, written.arguments)
+            if result.is_large:
+                raise Dropped(f"a result has more than {MAX_RESULT:,} characters")
             if not result.ok:
                 continue
             after = await session.state()
@@ -193,7 +214,7 @@ class Explorer:
             for value in new_values(last.result, last.tool, stated)
             if split_of(value.value) == split
             and _is_near(value.path)
-            and _is_plain(value.text)
+            and _is_plain(value)
             and (value.text in last.text or json.dumps(value.text)[1:-1] in last.text)
             and not any(value.text in one for one in stated)
             and not self.constants.has(last.tool, value)
@@ -202,7 +223,7 @@ class Explorer:
     async def random_call(self, state: str, number: int) -> tuple[CallResult, Mapping[str, str]]:
         """A random call in a fresh state, with the state that it leaves."""
         draw = Random(f"{self.seed}/random/{state}/{number}")  # noqa: S311 - not security-relevant
-        tool = draw.choice(list(self.server.specs))
+        tool = draw.choice(self.tools)
         split = draw.choice(("train", "held_out"))
         written = self._write(tool, self.known[state], split, draw, explores=False)
         async with self.server.open(state) as session:
@@ -224,9 +245,10 @@ def _is_near(path: Path) -> bool:
     return all(step < MAX_ITEM for step in path if isinstance(step, int))
 
 
-def _is_plain(text: str) -> bool:
+def _is_plain(value: Value) -> bool:
     """Whether a value is one to ask for: no aligned columns, and no message of an error."""
-    return "  " not in text and "error" not in text.lower()
+    is_error = any(str(step).lower().startswith("error") for step in value.path) or "error" in value.text.lower()
+    return "  " not in value.text and not is_error
 
 
 def _make_step(tool: str, written: Written, result: CallResult, *, writes: bool) -> Step:

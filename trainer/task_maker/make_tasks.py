@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import Any
@@ -60,6 +60,11 @@ class MadeTask:
     chain: Chain
     question: str
 
+    def without_results(self) -> MadeTask:
+        """The task without what only its making needs: many have to fit into memory."""
+        steps = (replace(step, result=None, text=step.text[:MAX_GOLD_RESULT]) for step in self.chain.steps)
+        return replace(self, chain=replace(self.chain, steps=tuple(steps)))
+
     def row(self, number: int, server: Server) -> dict[str, Any]:
         """The row of a data file, which trains as it is."""
         chain = self.chain
@@ -114,6 +119,11 @@ class TaskMaker:
             self._progress(len(self.made), self._settings.n, f"{self.report.dropped.total()} chains dropped")
         if not self.made:
             raise ConfigError(_no_tasks_problem(self.report), remedy=NO_TASKS_REMEDY)
+
+    @property
+    def unused_tools(self) -> list[str]:
+        """The tools whose results are too large."""
+        return [tool for tool in self.server.specs if tool not in self._explorer.tools]
 
     def describe_limit(self) -> str:
         """Why there are fewer tasks than wanted; empty if there are not."""
@@ -176,7 +186,7 @@ class TaskMaker:
             self.report.dropped[str(reason)] += 1
             return
         chain = found.chain
-        self.made.append(found)
+        self.made.append(found.without_results())
         self._keys.add(chain.key)
         self._wanted[chain.level, chain.split] -= 1
         self.report.kept[chain.level, chain.split] += 1

@@ -36,10 +36,12 @@ async def open_server(mcp: Path, name: str, state: str | None, tools: tuple[str,
         if opened.problem:
             raise ConfigError(f"server {name!r} is down: {opened.problem}", file=mcp, remedy="see `mtrl-gateway check`")
         specs = {spec.name: spec for spec in opened.gateway.specs if spec.audience == "policy"}
-        _check_tools(tools, specs)
+        _check_tools(tools, specs, opened.unusable_tools)
         chosen = {key: spec for key, spec in specs.items() if not tools or key in tools}
         if not chosen:
-            raise ConfigError(f"server {name!r} offers no tools", file=mcp, remedy="see `mtrl-gateway list`")
+            reasons = "".join(f"; {tool}: {reason}" for tool, reason in opened.unusable_tools.items())
+            remedy = "correct these tools" if reasons else "see `mtrl-gateway list`"
+            raise ConfigError(f"server {name!r} offers no tools{reasons}", file=mcp, remedy=remedy)
         states = _states(config, opened, state)
         files = {one: tuple(_paths(opened.find_state(one))) for one in states} if has_folder else {}
         is_prepared = config.state is not None or config.states is not None
@@ -70,8 +72,11 @@ def _paths(folder: Path | None) -> Iterator[Value]:
             yield Value(inside.as_posix(), "relative_directory" if path.is_dir() else "relative_file")
 
 
-def _check_tools(tools: tuple[str, ...], specs: Mapping[str, Any]) -> None:
+def _check_tools(tools: tuple[str, ...], specs: Mapping[str, Any], unusable: Mapping[str, str]) -> None:
     for tool in tools:
+        if tool in unusable and tool not in specs:
+            problem = f"the tool {tool!r} cannot be offered: {unusable[tool]}"
+            raise ConfigError(problem, field="--tool", remedy="correct it in the server")
         if tool not in specs:
             close = closest_match(tool, list(specs))
             remedy = f"did you mean {close!r}?" if close else f"it offers: {', '.join(specs)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway.disk_errors import write_atomically
 from gateway.errors import ConfigError
 from trainer.task_maker.make_tasks import MadeTask, TaskMaker, count_shared_values
-from trainer.task_maker.server_sessions import Server
+from trainer.task_maker.server_sessions import MAX_RESULT, Server
 
 RUN_FILE = """\
 # Trains on the tasks of the server `{name}`, made by `mtrl-train make-tasks`:
@@ -90,6 +90,8 @@ def _report_lines(maker: TaskMaker, seconds: float) -> Iterator[str]:
     yield f"Values that held-out and training tasks share: {count_shared_values(maker.made)}."
     if not server.has_folder:
         yield "The server has no folder of its own, so that only answers are graded."
+    if unused := maker.unused_tools:
+        yield f"Not used, since their results have more than {MAX_RESULT:,} characters: {', '.join(unused)}."
     if rewording is not None:
         yield f"Reworded: {rewording.taken}; refused: {rewording.refused}; no answer: {rewording.failed}."
     if limit := maker.describe_limit():

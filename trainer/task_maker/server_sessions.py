@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import anyio
 
 from gateway.errors import ConfigError, GatewayError, Unavailable, unwrap_error
+from gateway.large_json import is_large
 from gateway.state.state_hash import has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
 from trainer.task_maker.chain import Dropped
@@ -18,6 +19,10 @@ from trainer.task_maker.values import Value, parse_result, reports_error
 
 T = TypeVar("T")
 CALL_S = 60.0
+MAX_RESULT = 100_000
+"""Characters of a result, which is more than a policy reads."""
+MAX_STRUCTURED = 10 * MAX_RESULT
+"""Its size as values, each of which takes more than its characters."""
 AT_ONCE = 8
 """Sessions that are open at the same time."""
 
@@ -47,6 +52,8 @@ class CallResult:
     ok: bool
     value: Any
     text: str
+    is_large: bool = False
+    """Whether the call worked, and its result is too large for a task: reading it would take most of the time."""
 
 
 class ServerSession:
@@ -69,6 +76,8 @@ class ServerSession:
             raise Dropped("a call ended the server")
         if result.outcome is Outcome.UNAVAILABLE:
             raise ConfigError(f"the server cannot be used: {result.reason}", remedy="correct its entry")
+        if len(result.text) > MAX_RESULT or is_large(result.structured, MAX_STRUCTURED):
+            return CallResult(False, None, "", is_large=True)
         value = parse_result(result.text, result.structured)
         return CallResult(result.outcome is Outcome.OK and not reports_error(value), value, result.text)
 
