@@ -24,6 +24,8 @@ class StartingServer(Protocol):
     name: str
     connects_in_background: bool
     """Whether entering the toolset does not wait for the first attempt to connect."""
+    start_is_told: bool
+    """Whether somebody else tells that it cannot be started."""
 
     async def wait_started(self) -> None:
         """Returns when the first attempt to connect has ended, whether it succeeded or not."""
@@ -33,10 +35,19 @@ class StartingServer(Protocol):
 class ServerStart:
     """The start of a gateway's servers. `listen_first`: the gateway is entered at once and its listings wait instead.
 
-    `wait_s` bounds that wait, counted from the start of the servers.
+    `wait_s` bounds that wait, counted from the start of the servers. `is_told`: who enters the gateway tells of the
+    servers that did not start, so that they need not be logged.
     """
 
-    def __init__(self, *, listen_first: bool = False, wait_s: float = math.inf, on_wait: OnWait | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        listen_first: bool = False,
+        wait_s: float = math.inf,
+        on_wait: OnWait | None = None,
+        is_told: bool = False,
+    ) -> None:
+        self.is_told = is_told
         self.listen_first, self.wait_s, self._on_wait = listen_first, wait_s, on_wait
         self._starting: dict[int, str] = {}
         self._deadline = -math.inf

@@ -18,9 +18,18 @@ from trainer.data.tasks import INTERACTION_PREFIX
 from trainer.data.tasks import check_task_names as check_rows
 from trainer.environments.check_environment import describe_environment
 from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.rollout.instructions import add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import BaseRolloutSettings, RolloutSettings
-from trainer.setup import find_unknown_tools, load_data, load_template, make_gateway, probe_for_job, unavailable_servers
+from trainer.setup import (
+    find_empty_folder,
+    find_unknown_tools,
+    load_data,
+    load_template,
+    make_gateway,
+    probe_for_job,
+    unavailable_servers,
+)
 from trainer.view.show import print_rollouts
 from trainer.weight_files import read_weight_files
 
@@ -52,8 +61,8 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
         found.append(finding)
         print_finding(finding, console)
 
-    async with make_gateway(settings) as gateway:
-        for finding in _check_tools(gateway):
+    async with make_gateway(settings, tells_start=True) as gateway:
+        for finding in _check_tools(gateway, settings):
             tell(finding)
         for finding in await check_environment(settings, gateway):
             tell(finding)
@@ -66,7 +75,10 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
             template = load_template(settings.model, settings.template, gateway.specs)
             console.print()
             print_rollouts(
-                [example_rollout(template, gateway.specs)], console, rollout=0, decode=template.tokenizer.decode
+                [example_rollout(template, gateway.specs, settings.system)],
+                console,
+                rollout=0,
+                decode=template.tokenizer.decode,
             )
     wrong = sum(finding.grade == "wrong" for finding in found)
     console.print(Line("\neverything is in order" if not wrong else f"\n{wrong} problem{'s' * (wrong > 1)} to fix"))
@@ -81,11 +93,11 @@ def print_finding(finding: Finding, console: Console) -> None:
         console.print(Line(f"     remedy: {finding.remedy}"), soft_wrap=True)
 
 
-def _check_tools(gateway: AnyGateway) -> Iterator[Finding]:
+def _check_tools(gateway: AnyGateway, settings: RolloutSettings) -> Iterator[Finding]:
     names = [spec.name for spec in gateway.specs if spec.audience == "policy"]
     heard = [spec.name for spec in gateway.specs if spec.audience == "loop"]
     grade: Grade = "ok" if names else "note"
-    yield Finding(grade, f"{len(names)} tools: {', '.join(names) or 'none'}")
+    yield Finding(grade, f"{len(names)} tools: {', '.join(names) or 'none'}", find_empty_folder(settings.tools))
     interactions = [name.removeprefix(INTERACTION_PREFIX) for name in heard if name.startswith(INTERACTION_PREFIX)]
     yield Finding("ok", f"interactions: {', '.join(interactions) or 'none'}")
     for server in unavailable_servers(gateway):
@@ -193,12 +205,15 @@ def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:
     yield Finding("ok" if planned.fits else "wrong", str(planned), planned.remedy)
 
 
-def example_rollout(template: Template, specs: list[ToolSpec] | Any) -> Rollout:
-    """A rollout as it would look, with made-up policy turns; no tool is called."""
+def example_rollout(template: Template, specs: list[ToolSpec] | Any, system: str = "") -> Rollout:
+    """A rollout as it would look, with the run's system message and made-up policy turns; no tool is called."""
     from trainer.template import render_reply
 
     offered = [spec for spec in specs if spec.audience == "policy"]
-    asked: tuple[Message, ...] = ({"role": "user", "content": "(a task of yours)"},)
+    task: tuple[Message, ...] = ({"role": "user", "content": "(a task of yours)"},)
+    if system:
+        task = ({"role": "system", "content": system}, *task)
+    asked = tuple(add_instructions(task, offered))
     ledger = Ledger((Entry(Author.TASK, template.encode_prompt(asked, offered), asked),))
     if offered:
         call = ToolCall("call00001", offered[0].name, "{}")

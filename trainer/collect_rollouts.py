@@ -63,7 +63,7 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
     tasks = load_data(settings, settings.data)
     stepper = make_stepper(settings)
     host = make_agent_host(settings.agent)
-    gateway = make_gateway(settings)
+    gateway = make_gateway(settings, tells_start=True)
     if settings.record:
         tape = settings.out / "tape"
         shutil.rmtree(tape, ignore_errors=True)  # Of a run that found a mistake before it began.

@@ -54,10 +54,13 @@ class UnavailableServer(NamedTuple):
     """The configuration says that the run may go on without it."""
 
 
-def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) -> AnyGateway:
+def make_gateway(
+    settings: BaseRolloutSettings, sources: Sequence[Source] = (), *, tells_start: bool = False
+) -> AnyGateway:
     """The gateway of a folder or of files, opened in this process; or a client of one that runs elsewhere.
 
-    `sources` are toolsets that are offered beside those of the files.
+    `sources` are toolsets that are offered beside those of the files. `tells_start`: the caller tells of servers that
+    did not start.
     """
     if (environment := settings.environment_settings) is not None:
         from gateway.gateway import Gateway
@@ -84,9 +87,8 @@ def make_gateway(settings: BaseRolloutSettings, sources: Sequence[Source] = ()) 
         tools = str(DEMO_TOOLS_FOLDER)
     default_servers = Path(tools).resolve().parent / SERVERS_FILE if isinstance(tools, str) else None
     servers = default_servers if default_servers is not None and default_servers.exists() else None
-    return Gateway.load(
-        tools, settings.mcp or servers, limit, sources, start=show_start(), instructions=settings.instructions
-    )
+    start = show_start(is_told=tells_start)
+    return Gateway.load(tools, settings.mcp or servers, limit, sources, start=start, instructions=settings.instructions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,14 @@ async def open_server_gateway(mcp: Path, name: str) -> AsyncIterator[ServerGatew
             problem,
             status.quarantined,
         )
+
+
+def find_empty_folder(tools: str | Sequence[str]) -> str:
+    """What to do about a folder of tools without a YAML file; empty for others."""
+    folder = Path(tools) if isinstance(tools, str) else None
+    if folder is None or not folder.is_dir() or any(folder.glob("*.y*ml")):
+        return ""
+    return f"{folder} has no YAML file: write one that names each tool, as in `tools: [{{function: my_tools:look_up}}]`"
 
 
 def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -36,6 +36,11 @@ from gateway.errors import ConfigError, ConfigErrors
 File = TypeVar("File", bound=FrozenModel)
 E = TypeVar("E", bound=Entry)
 L = TypeVar("L", bound=Limits)
+
+RUN_FILE_KEYS = frozenset(
+    {"model", "data", "reward", "algorithm", "update", "steps", "prompts", "n", "limits", "system"}
+)
+"""Keys of a trainer's run file that no other file has."""
 
 
 class Config(FrozenModel):
@@ -128,6 +133,24 @@ def _with_name(entry: InteractionEntry) -> InteractionEntry:
     return entry.model_copy(update={"name": name, "config": {**entry.config, "name": name}})
 
 
+def _require_kind(raw: Any, file: Path, model: type[FrozenModel]) -> None:
+    """Raises ConfigError for a file of another kind: otherwise each of its keys would be an error."""
+    keys = set(raw) if isinstance(raw, Mapping) else set()
+    is_servers = bool(keys & {"mcpServers", "servers"}) and "tools" not in keys
+    if model is ToolsFile and is_servers:
+        problem, remedy = "is a file of MCP servers, not of tools", "name it with --mcp (`mcp` in a run file)"
+    elif (
+        model is ServersFile and not is_servers and keys & {"tools", "interaction"} and keys <= {"tools", "interaction"}
+    ):
+        problem, remedy = "is a file of tools, not of MCP servers", "name it with --tools (`tools` in a run file)"
+    elif not is_servers and len(keys & RUN_FILE_KEYS) > 1:
+        kind = "tools" if model is ToolsFile else "MCP servers"
+        problem, remedy = f"is a run file, not a file of {kind}", "name it with `mtrl-train --config`"
+    else:
+        return
+    raise ConfigError(problem, file=display_path(file), remedy=remedy)
+
+
 class _ConfigLoader:
     """Reads all files and collects their errors."""
 
@@ -158,6 +181,7 @@ class _ConfigLoader:
         expansion = Expansion(self.env, display_path(file))
         try:
             raw = {} if (read := read_file(file)) is None else read
+            _require_kind(raw, file, model)
             if model is ServersFile:
                 translated = translate_file(raw, file)
                 self.notes += [" ".join(str(note).split()) for note in translated.notes]

@@ -70,7 +70,7 @@ def init(
 
 def _translate(framework: str, file: str) -> Translation:
     """Translates a file of another framework, and prints how each of its keys was translated."""
-    from trainer.cli.translate_command import translate_command
+    from trainer.cli.translate_command import refuse_run_file, translate_command
     from trainer.swift_flags.read_script import is_swift
     from trainer.verl.translate import format_report
 
@@ -79,6 +79,7 @@ def _translate(framework: str, file: str) -> Translation:
         raise ConfigError(f"{framework!r} is no framework that can be translated", field="--from", remedy=remedy)
     if not Path(file).is_file():
         raise ConfigError("there is no such file", file=file, field="--from", remedy="correct the path")
+    refuse_run_file(Path(file))
     if framework == "trl":
         from trainer.trl.read_trl_file import translate_trl_file
 

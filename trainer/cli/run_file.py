@@ -19,6 +19,8 @@ from trainer.cli.options import JOBS_FOLDER
 
 BESIDE = ("./", "../")
 """How a path begins that is seen from the run file's folder."""
+EXISTING = ("tools", "mcp", "model", "data", "chat_template")
+"""Settings that name what is there already; others, such as `out` or a prompt, need not."""
 MAX_PATH = 4096
 Settings = TypeVar("Settings", bound=FrozenModel)
 
@@ -57,7 +59,7 @@ def load_settings(
     RUN_FILE.set(file)
     content = {name: value for name, value in read_run_file(file).items() if name not in ignored}
     if file is not None:
-        content = {name: _find_beside(value, file.parent) for name, value in content.items()}
+        content = {name: _find_beside(value, file.parent, name) for name, value in content.items()}
     values = {**content, **{name: value for name, value in options.items() if value is not None}}
     _remember_texts(content)
     try:
@@ -68,20 +70,22 @@ def load_settings(
         raise ConfigErrors([_name_option(detail, options) for detail in errors]) from error
 
 
-def _find_beside(value: Any, folder: Path) -> Any:
+def _find_beside(value: Any, folder: Path, name: str) -> Any:
     """The value, with each path that begins with `./` or `../` seen from the run file's folder, if it is there.
 
-    What is not there is seen from the working folder, as other paths are. `./rewards.py:name` is such a path, too.
+    What is not there is seen from the working folder, as other paths are; if it is nowhere, and has to be there, errors
+    name it in the run file's folder. `./rewards.py:name` is such a path, too. `name` is the key of the value.
     """
     if isinstance(value, Mapping):
-        return {key: _find_beside(item, folder) for key, item in value.items()}
+        return {key: _find_beside(item, folder, str(key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_find_beside(item, folder) for item in value]
+        return [_find_beside(item, folder, name) for item in value]
     if not isinstance(value, str) or not value.startswith(BESIDE) or len(value) > MAX_PATH or "\0" in value:
         return value
-    path, colon, name = value.partition(":") if ".py:" in value else (value, "", "")
+    path, colon, function = value.partition(":") if ".py:" in value else (value, "", "")
     found = os.path.abspath(folder / path)  # The run may be resumed from another working folder.
-    return f"{found}{colon}{name}" if os.path.lexists(found) else value
+    is_missing = (name in EXISTING or bool(colon)) and not os.path.lexists(path)
+    return f"{found}{colon}{function}" if os.path.lexists(found) or is_missing else value
 
 
 def _remember_texts(content: Mapping[str, Any]) -> None:

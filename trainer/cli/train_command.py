@@ -257,7 +257,8 @@ def _print_next_commands(folder: Path, console: Console) -> None:
         commands[f"replay {run} {checkpoint.step}"] = "replay the last step from its tape"
     is_sharded = (checkpoint.folder / SHARDS_FOLDER).is_dir()
     place = "`export` writes the model" if is_sharded else f"the model is in {checkpoint.folder}"
-    text = f"{checkpoint.step} steps are finished; {place}"
+    steps = "1 step is" if checkpoint.step == 1 else f"{checkpoint.step} steps are"
+    text = f"{steps} finished; {place}"
     console.print(text, markup=False, soft_wrap=True)
     best = BestCheckpoint(folder, checkpoint.step)
     if best.step and best.step != checkpoint.step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,6 +63,21 @@ def _write_run_file(out: Path, text: str) -> None:
     sys.stderr.write(f"\nwritten to {out}; check it with: mtrl-train --config {out} --dry-run\n")
 
 
+def refuse_run_file(file: Path) -> None:
+    """Raises ConfigError for a run file of mtrl's own, of which each key would be unknown to the other framework."""
+    from gateway.config.reader import read_file
+    from trainer.train.settings import TrainSettings
+
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        return
+    content = read_file(file)
+    keys = set(content) if isinstance(content, dict) else set()
+    own = TrainSettings.model_fields.keys()
+    if keys & {"model", "prompts", "n", "steps", "tools", "mcp", "limits", "update"} and keys <= own:
+        remedy = f"run it: mtrl-train --config {quote(str(file))}"
+        raise ConfigError("is a run file of mtrl already; there is nothing to translate", file=file, remedy=remedy)
+
+
 def translate_command(words: list[str], reader: ScriptReader | None = None) -> Translation:
     """Translates a configuration of verl or ms-swift, whichever the words are for."""
     from trainer.swift_flags import read_script as swift
@@ -69,6 +85,8 @@ def translate_command(words: list[str], reader: ScriptReader | None = None) -> T
     from trainer.verl import read_config as verl
     from trainer.verl.translate import translate as translate_keys
 
+    if words:
+        refuse_run_file(Path(words[0]))
     if swift.is_swift(words):
         return translate_keys(swift.read_command(words, reader), SWIFT_TABLE)
     return translate_keys(verl.read_command(words, reader))

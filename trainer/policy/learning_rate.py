@@ -47,10 +47,12 @@ def keep_rates(update: UpdateSettings, saved: UpdateSettings) -> UpdateSettings:
     return update.model_copy(update={name: getattr(saved, name) for name in names} | {"critic": critic})
 
 
-def describe_rates(given: UpdateSettings, chosen: UpdateSettings, parameters: int) -> str:
-    """The learning rate of a run, and whether it was given or is the default."""
+def describe_rates(given: UpdateSettings, chosen: UpdateSettings, parameters: int, *, is_resumed: bool = False) -> str:
+    """The learning rate of a run, and whether it was given, is that of the resumed run, or the default."""
     warmup = f"after {chosen.warmup} steps of warm-up" if chosen.warmup else "without warm-up"
-    source = "`update.lr`" if given.lr is not None else f"the default for {describe_training(chosen, parameters)}"
+    source = f"the default for {describe_training(chosen, parameters)}"
+    if given.lr is not None:
+        source = "that of the run, which is resumed" if is_resumed else "`update.lr`"
     return f"learning rate {chosen.rates.adamw:g} {warmup}: {source}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
@@ -46,6 +48,7 @@ is then added to that of earlier passes."""
 SAMPLING_COPIES = 7
 """Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
 FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
+TRIED = "Qwen2, Qwen3 and Llama are tried most"
 USE_LORA = "set `update.lora`"
 LOWER_CHUNK = "lower `update.chunk`"
 
@@ -167,7 +170,22 @@ def load_meta_model(folder: Path) -> Any:
         with torch.device("meta"):
             return auto_class(folder).from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, KeyError) as error:
+        if kind := _find_unknown_type(folder):
+            release = f"transformers {transformers.__version__}"
+            remedy = "upgrade it (`pip install -U transformers`), or name a model of a family that it knows: " + TRIED
+            raise PolicyError(
+                f"{folder} has a model of type {kind!r}, which {release} does not know", remedy
+            ) from error
         raise PolicyError(f"{folder} has no causal language model: {error}", "name a model's folder") from error
+
+
+def _find_unknown_type(folder: Path) -> str:
+    """The `model_type` of a folder, if transformers has no model of that type; else empty."""
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError):  # Told in the words of transformers.
+        return ""
+    return kind if isinstance(kind, str) and kind not in CONFIG_MAPPING else ""
 
 
 def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[MemoryPart]:

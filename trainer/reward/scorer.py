@@ -113,7 +113,7 @@ class GivenRewards:
 
 log = logging.getLogger(__name__)
 MAX_WARNINGS = 3
-"""How many failures are logged as warnings; later ones are logged as info."""
+"""How many failures are logged as warnings, each with another reason; others are logged as info."""
 
 
 class Scorer:
@@ -140,7 +140,8 @@ class Scorer:
                 errors.append(error)
         if errors:
             raise errors[0] if len(errors) == 1 else ConfigErrors(errors)
-        self._warnings = 0
+        self._warned: set[str] = set()
+        """The reasons that were logged as warnings."""
         self._turn_weights = {author: self._turn_weight(author) for author in TURN_SCORE_AUTHORS.values()}
 
     @property
@@ -168,9 +169,10 @@ class Scorer:
         failed = tuple(UnscoredRollout(score.attempt.rollout, score.reason) for score in pending if score.reason)
         self.given.on_scored(rollouts)
         for failure in failed if log_failures else ():
-            self._warnings += 1
-            level = logging.WARNING if self._warnings <= MAX_WARNINGS else logging.INFO
-            log.log(level, "not scored: %s", failure.reason)
+            reason = failure.reason.partition("; rollout")[0]
+            is_new = reason not in self._warned and len(self._warned) < MAX_WARNINGS
+            self._warned.update([reason] if is_new else ())
+            log.log(logging.WARNING if is_new else logging.INFO, "not scored: %s", failure.reason)
         return ScoredGroup(task, scored, failed, seconds)
 
     def score_recorded(self, task: Task, rollouts: Sequence[Rollout]) -> ScoredGroup:

@@ -75,6 +75,9 @@ RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
 }
 """Patterns of paths in a run's folder, by part of the page."""
 
+RUN_NAMES = frozenset(pattern.split("/")[0] for files in RUN_LAYOUT.values() for pattern in files)
+"""The files and folders directly in a run's folder."""
+
 
 def describe_run_file(path: PurePath) -> str | None:
     """What a file of a run's folder holds, by its path in that folder; None for one that is not a run's."""

@@ -19,7 +19,7 @@ from trainer.train.job import Job, open_job
 from trainer.train.preflight import find_problems, find_warnings
 from trainer.train.rehearsal import rehearse
 from trainer.train.reporters import import_packages
-from trainer.train.run_folder import require_folder
+from trainer.train.run_folder import require_own_folder
 from trainer.train.settings import TrainSettings
 from trainer.view.progress import show_warm_start
 from trainer.view.show import print_rollouts
@@ -29,7 +29,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
     """Returns True if the run could start. A demo model that does not exist yet is built, since the checks need it."""
     import_packages(settings.report)
     if settings.out is not None:
-        require_folder(settings.out)
+        require_own_folder(settings.out)
     async with AsyncExitStack() as stack:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
@@ -62,7 +62,10 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
             console.print(Text(note), soft_wrap=True)
         console.print()
         print_rollouts(
-            [example_rollout(job.template, job.gateway.specs)], console, rollout=0, decode=job.template.tokenizer.decode
+            [example_rollout(job.template, job.gateway.specs, settings.system)],
+            console,
+            rollout=0,
+            decode=job.template.tokenizer.decode,
         )
         findings = [*await check_environment(job.settings, job.gateway), *find_problems(job), *find_warnings(job)]
         try:

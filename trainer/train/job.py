@@ -317,7 +317,7 @@ async def open_job(
     with enable_stand_ins(folders=[Path.cwd()]):
         scorer = Scorer(settings.reward, given=objects.rewards)
     async with AsyncExitStack() as stack:
-        used_gateway = gateway or make_gateway(settings, objects.make_sources())
+        used_gateway = gateway or make_gateway(settings, objects.make_sources(), tells_start=True)
         if tape is not None:
             used_gateway = record_gateway(used_gateway, tape)  # type: ignore[arg-type]
         await stack.enter_async_context(used_gateway)

@@ -20,6 +20,7 @@ from trainer.reward.scorer import ScoredGroup
 from trainer.rollout.observer import NullObserver
 from trainer.rollout.rollout import Rollout
 from trainer.rollout.task import Task
+from trainer.setup import find_empty_folder
 from trainer.template import render_reply
 from trainer.template.chat_template import build_call
 from trainer.train.alarms import LIMIT_SETTINGS
@@ -105,6 +106,7 @@ def _make_script(
 def _check_offer(job: Job, specs: Sequence[ToolSpec]) -> Iterator[Finding]:
     if not specs and job.settings.curriculum.stages[0].tools != ():
         remedy = "if that is not meant: name them with `tools` (--tools), and look at `allow` and at the rows' `tools`"
+        remedy = find_empty_folder(job.settings.tools) or remedy
         yield Finding("note", "the policy is offered no tools", remedy)
 
 

@@ -29,7 +29,8 @@ from gateway.user_code import Journal, read_journal
 from trainer.algorithms.settings import MismatchSettings
 from trainer.rollout.settings import flatten_settings
 from trainer.storage.rollout_file import ROLLOUTS_FILE, RunError, resume_hint
-from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
+from trainer.storage.run_files import LOGS_FOLDER, RUN_INFO_FILE, read_run_info
+from trainer.storage.run_layout import RUN_NAMES
 from trainer.storage.token_credit import CREDITS_FILE, truncate_credits
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.settings import TrainSettings
@@ -94,6 +95,30 @@ def require_folder(path: Path) -> None:
         raise ConfigError("is a file, not a folder", file=existing, field="out", remedy=remedy)
 
 
+def require_own_folder(path: Path) -> None:
+    """Raises ConfigError if there is no run in a folder, but files of others that a run would write over.
+
+    The logs of launchers may be there before the run.
+    """
+    require_folder(path)
+    if is_run_folder(path):
+        return
+    if foreign := list_run_files(path):
+        problem = f"has no run, but {', '.join(foreign)}, which a run would write over"
+        raise ConfigError(problem, file=path, field="out", remedy="name a new folder with --out")
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a run was started in a folder; a start that was killed leaves its lock."""
+    return (path / RUN_INFO_FILE).exists() or (path / LOCK).exists()
+
+
+def list_run_files(path: Path) -> list[str]:
+    """What is in a folder under the names of a run's files, except logs and what a process holds."""
+    names = RUN_NAMES - {LOGS_FOLDER, LOCK, JOURNAL}
+    return sorted(file.name for file in path.iterdir() if file.name in names) if path.is_dir() else []
+
+
 class RunFolder:
     """A run's folder. The process that writes enters it; any process may read."""
 
@@ -106,7 +131,7 @@ class RunFolder:
         """The user code that was running when the process before this one ended without a word."""
 
     def __enter__(self) -> Self:
-        require_folder(self.path)
+        require_own_folder(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -134,7 +159,8 @@ class RunFolder:
     def _remove_traces(self) -> None:
         """Removes what was created for a run that never started; other files in the folder stay."""
         shutil.rmtree(self.path / TAPES, ignore_errors=True)
-        (self.path / LOCK).unlink(missing_ok=True)
+        if not list_run_files(self.path):  # The lock says that those are a run's.
+            (self.path / LOCK).unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()
 

@@ -179,7 +179,7 @@ async def _build_train_loop(
     if engine.version != step:
         await engine.publish(await to_thread.run_sync(lambda: policy.weights), step)
     await stack.enter_async_context(job.open_workers(engine, logs, log, is_last=not settings.evaluation.after))
-    for note in _describe_run(job, engine, channel):
+    for note in _describe_run(job, engine, channel, is_resumed=checkpoint is not None):
         log(note)
     if checkpoint:
         job.task_stream.restore(checkpoint.state["position"])
@@ -251,7 +251,7 @@ def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:
     return plan_other_rank(job.model, settings.update, settings.algorithm, shards, tokens, is_offloaded=is_offloaded)
 
 
-def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None) -> Iterator[str]:
+def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None, *, is_resumed: bool) -> Iterator[str]:
     """What the operator should know about how the run is played and trained."""
     if channel:
         yield f"{channel.ranks.size} ranks train together"
@@ -260,7 +260,7 @@ def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None) -> It
         yield modes.describe_mode(job.settings)
     yield from engine_notes(engine.capabilities)
     yield from job.tasks.notes
-    yield describe_rates(job.given_update, job.settings.update, job.parameters)
+    yield describe_rates(job.given_update, job.settings.update, job.parameters, is_resumed=is_resumed)
     for warning in find_warnings(job):
         yield f"warning: {warning.text}\n  remedy: {warning.remedy}"
 

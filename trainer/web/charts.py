@@ -91,7 +91,8 @@ WEB_CHARTS = (
 
 def list_charts() -> list[dict[str, Any]]:
     """The charts as JSON: `names` maps metrics to labels; `within` and `ending` are the beginning and the end of the
-    names of metrics that depend on the run; `opens` is the view of a step that a click opens, if not its rollouts."""
+    names of metrics that depend on the run; `absent` is the value of those that a step lacks while it has others of
+    them; `opens` is the view of a step that a click opens, if not its rollouts."""
     reward = {
         "title": "Reward", "unit": "mean of a step", "scale": "linear", "names": {"reward/mean": "reward"},
         "within": "reward/", "without": sorted(REWARD_STATISTICS),
@@ -99,7 +100,7 @@ def list_charts() -> list[dict[str, Any]]:
     named = [
         {"title": title, "unit": unit, "scale": scale, "names": dict(names)} for title, unit, scale, names in CHARTS
     ]
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {
             "title": "Success by kind, sampled",
             "unit": "share of rollouts",
@@ -107,6 +108,12 @@ def list_charts() -> list[dict[str, Any]]:
             "within": "success/sampled/",
         },
         {"title": "Success by kind, greedy", "unit": "share of held out", "scale": "share", "within": "eval/greedy/"},
-        {"title": "Mix of kinds", "unit": "share of rollouts", "scale": "share", "within": "rollout/kind/"},
+        {
+            "title": "Mix of kinds",
+            "unit": "share of rollouts",
+            "scale": "share",
+            "within": "rollout/kind/",
+            "absent": 0,
+        },
     ]
     return [reward, named[0], *kinds, *named[1:], *WEB_CHARTS]

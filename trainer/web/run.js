@@ -150,7 +150,7 @@ function drawCharts(parent, shared, drawn, shown, several) {
     // With several runs, each has a colour; dashes distinguish runs and metrics of the same colour.
     const curves = shown.flatMap(history => chartMetrics(chart, history).map(([metric, name], place, all) => ({
       name: several ? `${history.run.name} ${name}` : name, hue: colourOf(several ? history.place : place), dash: dashOf(several ? (place + all.length * Math.floor(history.place / 6)) % 6 : place),
-      owner: history.run.name, sparse: metric.startsWith("eval/"), points: history.lines.filter(line => line[metric] !== undefined && line[metric] !== null).map(line => [line.step, line[metric]]) })))
+      owner: history.run.name, sparse: metric.startsWith("eval/"), points: pointsOf(history.lines, metric, chart) })))
       .filter(curve => curve.points.length);
     if (curves.length) nodes.push([...place(drawn, chart.title, () => lineChart(shared, chart), curves), chart]);
   }
@@ -170,6 +170,11 @@ function drawCharts(parent, shared, drawn, shown, several) {
   if (!wanted.length) put(parent, el("div", { class: "panel empty wide" }, el("h2", {}, "No metrics yet"), el("p", {}, "Curves appear here when the first step has ended.")));
   for (const [history, values] of nodes) history.set(values);
   return nodes.map(([, curves, { title, unit, scale }]) => ({ title, unit, scale, curves }));
+}
+/** The points of a metric. Where a step lacks it, but has others of the chart, it is what the chart says, or a gap. */
+function pointsOf(lines, metric, { within, absent }) {
+  const valueOf = line => line[metric] ?? (absent !== undefined && Object.keys(line).some(name => name.startsWith(within)) ? absent : null);
+  return lines.map(line => [line.step, valueOf(line)]).filter(([, value]) => value !== null);
 }
 const byNumber = new Intl.Collator("en", { numeric: true }).compare;
 /** Of many ranks or workers, those with the lowest and the highest values of the latest step: a chart can show a dozen. */

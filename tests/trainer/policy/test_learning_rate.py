@@ -86,6 +86,8 @@ def test_the_rate_is_told_with_its_origin() -> None:
     assert describe_rates(set_by_user, choose_rates(set_by_user, SIZES[3]), SIZES[3]) == (
         "learning rate 2e-06 without warm-up: `update.lr`"
     )
+    resumed = describe_rates(set_by_user, choose_rates(set_by_user, SIZES[3]), SIZES[3], is_resumed=True)
+    assert resumed.endswith("that of the run, which is resumed")
 
 
 def test_a_resumed_run_keeps_the_rates_that_it_was_started_with() -> None:
