@@ -281,7 +281,7 @@ class Gateway:
         backend = host.source.backend
         if isinstance(backend, StartingServer):
             backend.connects_in_background = True
-            backend.start_is_told = self.start.is_told
+            backend.start_is_reported = self.start.is_reported
         await self._tasks.start(host.run)
         if isinstance(backend, StartingServer):
             self.start.add(backend)

@@ -24,7 +24,7 @@ class StartingServer(Protocol):
     name: str
     connects_in_background: bool
     """Whether entering the toolset does not wait for the first attempt to connect."""
-    start_is_told: bool
+    start_is_reported: bool
     """Whether somebody else tells that it cannot be started."""
 
     async def wait_started(self) -> None:
@@ -35,7 +35,7 @@ class StartingServer(Protocol):
 class ServerStart:
     """The start of a gateway's servers. `listen_first`: the gateway is entered at once and its listings wait instead.
 
-    `wait_s` bounds that wait, counted from the start of the servers. `is_told`: who enters the gateway tells of the
+    `wait_s` bounds that wait, counted from the start of the servers. `is_reported`: who enters the gateway tells of the
     servers that did not start, so that they need not be logged.
     """
 
@@ -45,9 +45,9 @@ class ServerStart:
         listen_first: bool = False,
         wait_s: float = math.inf,
         on_wait: OnWait | None = None,
-        is_told: bool = False,
+        is_reported: bool = False,
     ) -> None:
-        self.is_told = is_told
+        self.is_reported = is_reported
         self.listen_first, self.wait_s, self._on_wait = listen_first, wait_s, on_wait
         self._starting: dict[int, str] = {}
         self._deadline = -math.inf

@@ -191,6 +191,6 @@ class StartProgress:
             self._progress = None
 
 
-def show_start(*, is_told: bool = False) -> ServerStart:
-    """A start that waits for all servers and shows on standard error which are late; `is_told` as for `ServerStart`."""
-    return ServerStart(on_wait=StartProgress(stderr_console()), is_told=is_told)
+def show_start(*, is_reported: bool = False) -> ServerStart:
+    """A start that waits for all servers and shows on standard error which are late."""
+    return ServerStart(on_wait=StartProgress(stderr_console()), is_reported=is_reported)

@@ -142,7 +142,7 @@ def _flatten_errors(error: ConfigError) -> Iterator[ConfigError]:
 def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) -> Iterator[Finding]:
     from trainer.distributed.stored_weights import require_matching_weights
     from trainer.policy.errors import PolicyError
-    from trainer.policy.memory_plan import load_meta_model
+    from trainer.policy.meta_model import load_meta_model
     from trainer.template import TemplateError
 
     try:

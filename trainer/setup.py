@@ -87,7 +87,7 @@ def make_gateway(
         tools = str(DEMO_TOOLS_FOLDER)
     default_servers = Path(tools).resolve().parent / SERVERS_FILE if isinstance(tools, str) else None
     servers = default_servers if default_servers is not None and default_servers.exists() else None
-    start = show_start(is_told=tells_start)
+    start = show_start(is_reported=tells_start)
     return Gateway.load(tools, settings.mcp or servers, limit, sources, start=start, instructions=settings.instructions)
 
 
@@ -155,6 +155,15 @@ def unavailable_servers(gateway: AnyGateway) -> Iterator[UnavailableServer]:
             server: Any = source.backend.config
             remedy = f"start it: {server.start}" if server.start else status.remedy
             yield UnavailableServer(f"server {status.name} is {status.state}: {status.reason}", remedy, server.optional)
+
+
+def is_native_tool(gateway: AnyGateway, name: str) -> bool:
+    """Whether a tool is the operator's own code; the tools of a sandbox that come with the package are not."""
+    from gateway.gateway import Gateway
+    from gateway.sandbox.sandbox_toolset import SandboxToolset
+
+    tool = gateway.table.tools.get(name) if isinstance(gateway, Gateway) else None
+    return tool is not None and tool.source.trusted and not isinstance(tool.source.backend, SandboxToolset)
 
 
 def find_unknown_tools(gateway: AnyGateway) -> list[ConfigError]:

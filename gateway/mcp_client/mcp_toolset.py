@@ -78,7 +78,7 @@ class McpToolset:
         self.on_change: list[Callable[[], None]] = []
         self.connects_in_background = False
         """Whether entering does not wait for the first attempt to connect."""
-        self.start_is_told = False
+        self.start_is_reported = False
         """Whether somebody else tells that it cannot be started, unless it is optional."""
         self.listing, self.log = ToolListing(), ServerLog()
         self._transport_name: TransportName | None = None
@@ -308,8 +308,8 @@ class McpToolset:
         if len(failures) > 1:
             attempts = "; ".join(f"as {name}: {reason}" for name, reason in failures)
             close_reason = CloseReason(attempts, "check that `url` is the MCP endpoint, and set its `transport`")
-        is_told = self.start_is_told and not self.config.optional
-        self._state.record_failure(close_reason, has_tools=bool(self.specs), is_told=is_told)
+        is_reported = self.start_is_reported and not self.config.optional
+        self._state.record_failure(close_reason, has_tools=bool(self.specs), is_reported=is_reported)
         if isinstance(self.pool, SharedConnection):
             self.pool.wake_waiters()
 

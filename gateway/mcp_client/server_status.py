@@ -92,14 +92,14 @@ class StateTracker:
         self.enter("up")
         self.down_reason = None
 
-    def record_failure(self, close_reason: CloseReason, *, has_tools: bool, is_told: bool = False) -> None:
+    def record_failure(self, close_reason: CloseReason, *, has_tools: bool, is_reported: bool = False) -> None:
         """No attempt succeeded. Logged once for each reason in a row: they are repeated for as long as it is down.
 
-        `is_told`: somebody else tells that it cannot be started.
+        `is_reported`: somebody else tells that it cannot be started.
         """
         if self.down_reason is None or str(close_reason) != str(self.close_reason):
             verb = "restarted" if self.last_loss else "started"
-            level = logging.INFO if is_told and not self.connect_count else logging.WARNING
+            level = logging.INFO if is_reported and not self.connect_count else logging.WARNING
             log.log(level, "server %r cannot be %s: %s", self.name, verb, close_reason)
         self.down_reason = f"mcp server {self.name!r} is down: {close_reason}"
         self.enter("stale" if has_tools else "down", close_reason)

@@ -40,7 +40,7 @@ from trainer.distributed.tensor_parallel import find_styles
 from trainer.distributed.write_shards import Digests, find_unwritten
 from trainer.model import SHARDS_FOLDER
 from trainer.policy.memory_parts import MemoryPart, MemoryPlan
-from trainer.policy.memory_plan import load_meta_model
+from trainer.policy.meta_model import load_meta_model
 from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.shards import has_shards, require_same_parts

@@ -12,11 +12,11 @@ from trainer.policy.memory_plan import (
     FLOAT_BYTES,
     GATHERED_LAYERS,
     kv_bytes_per_token,
-    load_meta_model,
     plan_training,
     plan_update_pass,
     weight_bytes,
 )
+from trainer.policy.meta_model import load_meta_model
 from trainer.policy.placement import MAX_FRACTION, SERVER_OVERHEAD
 from trainer.train.settings import TrainSettings
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from transformers import CONFIG_MAPPING, AutoConfig
 
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.engine.torch.choose_holding import choose_holding, largest_matrix
@@ -20,10 +17,9 @@ from trainer.engine.torch.kv_cache import KVCache
 from trainer.engine.torch.torch_engine import CACHE_BYTES
 from trainer.engine.torch.weights import Holding
 from trainer.engines import can_use_sglang
-from trainer.model import auto_class
 from trainer.policy.adapter_size import count_adapter_parameters, find_adapted_layers
-from trainer.policy.errors import PolicyError
 from trainer.policy.memory_parts import GIB, LOADED, UPDATE, MemoryPart, MemoryPlan, Phase, join_remedies
+from trainer.policy.meta_model import load_meta_model
 from trainer.policy.optimizers import is_muon_matrix
 from trainer.policy.process_memory import measure_floor
 from trainer.policy.settings import UpdateSettings
@@ -48,7 +44,6 @@ is then added to that of earlier passes."""
 SAMPLING_COPIES = 7
 """Copies of a row of logits, in numbers of float32, while the embedded engine samples from it."""
 FEWER_SEQUENCES = "lower `admission.writing` or `limits.rollout_tokens`"
-TRIED = "Qwen2, Qwen3 and Llama are tried most"
 USE_LORA = "set `update.lora`"
 LOWER_CHUNK = "lower `update.chunk`"
 
@@ -157,35 +152,6 @@ def _engine_weights(model: Any, holding: Holding) -> MemoryPart:
 def is_embedded(settings: BaseRolloutSettings) -> bool:
     """Whether the engine runs in this process."""
     return settings.engine == "torch" or (settings.engine == "auto" and not can_use_sglang())
-
-
-def load_meta_model(folder: Path) -> Any:
-    """The model without its weights, on torch's meta device."""
-    if not folder.is_dir():
-        problem = f"{folder} is a file, not a model's folder" if folder.is_file() else f"there is no folder {folder}"
-        remedy = "name a model's folder; models are not downloaded: `hf download NAME --local-dir FOLDER` does that"
-        raise PolicyError(problem, remedy)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        with torch.device("meta"):
-            return auto_class(folder).from_config(config)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, KeyError) as error:
-        if kind := _find_unknown_type(folder):
-            release = f"transformers {transformers.__version__}"
-            remedy = "upgrade it (`pip install -U transformers`), or name a model of a family that it knows: " + TRIED
-            raise PolicyError(
-                f"{folder} has a model of type {kind!r}, which {release} does not know", remedy
-            ) from error
-        raise PolicyError(f"{folder} has no causal language model: {error}", "name a model's folder") from error
-
-
-def _find_unknown_type(folder: Path) -> str:
-    """The `model_type` of a folder, if transformers has no model of that type; else empty."""
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError):  # Told in the words of transformers.
-        return ""
-    return kind if isinstance(kind, str) and kind not in CONFIG_MAPPING else ""
 
 
 def plan_update_pass(model: Any, update: UpdateSettings, tokens: int) -> list[MemoryPart]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.policy.adapter_size import count_adapter_parameters
 from trainer.policy.memory_parts import GIB
-from trainer.policy.memory_plan import load_meta_model
+from trainer.policy.meta_model import load_meta_model
 from trainer.policy.settings import UpdateSettings
 from trainer.train.settings import TrainSettings
 

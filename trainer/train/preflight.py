@@ -16,7 +16,7 @@ from trainer.check import Finding, Grade
 from trainer.data.tasks import iterate_texts
 from trainer.policy.adapter_size import find_unknown_targets
 from trainer.policy.learning_rate import find_unusual_rate
-from trainer.policy.memory_plan import load_meta_model
+from trainer.policy.meta_model import load_meta_model
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.instructions import add_instructions
 from trainer.rollout.task import Task

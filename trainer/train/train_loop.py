@@ -157,7 +157,7 @@ class TrainLoop:
             if has_released:
                 self.policy.release_cached_memory()
         if not any(group.scored for group in rollouts.scored):
-            self._report(metrics, rollouts.lost_reasons, is_told=True)
+            self._report(metrics, rollouts.lost_reasons, is_reported=True)
             await self._save_before(rollout_bytes)
             raise NothingScoredError(step, rollouts.lost_reasons)
         with progress.phase(source.phase):
@@ -252,7 +252,7 @@ class TrainLoop:
         self.folder.checkpoints.best_step = self.step
 
     def _report(
-        self, metrics: dict[str, float], lost_reasons: Mapping[str, int] = EMPTY, *, is_told: bool = False
+        self, metrics: dict[str, float], lost_reasons: Mapping[str, int] = EMPTY, *, is_reported: bool = False
     ) -> None:
         """Writes a step's metrics, and prints progress and alarms, unless what is wrong is told by an error."""
         step = int(metrics.pop("step"))
@@ -261,7 +261,7 @@ class TrainLoop:
             metrics["engine/loop_blocked_seconds"] = watchdog.take_longest()
         self.metrics.add(step, metrics)
         self.reporters.log(step, metrics)
-        for alarm in () if is_told else self.alarms.check(metrics, lost_reasons):
+        for alarm in () if is_reported else self.alarms.check(metrics, lost_reasons):
             self.progress.print_message(alarm)
         self.progress.end_step(step, metrics)
 

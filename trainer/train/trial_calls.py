@@ -10,12 +10,11 @@ from typing import Any
 import anyio
 
 from gateway.errors import GatewayError
-from gateway.gateway import Gateway
-from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.session import AnyGateway
 from gateway.types import Outcome, ToolCall, ToolResult, ToolSpec
 from trainer.check import Finding
 from trainer.rollout.task import Task
+from trainer.setup import is_native_tool
 
 MAX_CALLS = 32
 """Tools that are called at most."""
@@ -37,7 +36,7 @@ async def call_native_tools(gateway: AnyGateway, task: Task, specs: Sequence[Too
 
     MCP servers and remote gateways are not asked: their tools may have effects that the operator does not know.
     """
-    native = [spec for spec in specs if _is_native(gateway, spec) and spec.hints.destructive is not True]
+    native = [spec for spec in specs if is_native_tool(gateway, spec.name) and spec.hints.destructive is not True]
     calls = [ToolCall("call00000", spec.name, json.dumps(make_arguments(spec.parameters))) for spec in native]
     results: Results = []
     try:
@@ -48,12 +47,6 @@ async def call_native_tools(gateway: AnyGateway, task: Task, specs: Sequence[Too
     except GatewayError:
         return []
     return results + [(call, NOT_CALLED) for call in calls[len(results) :]]
-
-
-def _is_native(gateway: AnyGateway, spec: ToolSpec) -> bool:
-    """Whether a tool is the operator's own code; the tools of a sandbox that come with the package are not."""
-    tool = gateway.table.tools.get(spec.name) if isinstance(gateway, Gateway) else None
-    return tool is not None and tool.source.trusted and not isinstance(tool.source.backend, SandboxToolset)
 
 
 def check_results(results: Results) -> Iterator[Finding]:

@@ -20,7 +20,8 @@ from trainer.engine.torch.kv_cache import KVCache, KVShape
 from trainer.policy.adapter_size import count_adapter_parameters
 from trainer.policy.errors import PolicyError
 from trainer.policy.memory_parts import MemoryPlan
-from trainer.policy.memory_plan import free_memory, load_meta_model, plan_allocator, plan_memory, plan_update_pass
+from trainer.policy.memory_plan import free_memory, plan_allocator, plan_memory, plan_update_pass
+from trainer.policy.meta_model import load_meta_model
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import measure_floor, resident_memory
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings

@@ -23,7 +23,8 @@ from trainer.model import load_model
 from trainer.policy.adapter_size import count_adapter_parameters
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader
-from trainer.policy.memory_plan import load_meta_model, plan_memory, vision_bytes_per_token
+from trainer.policy.memory_plan import plan_memory, vision_bytes_per_token
+from trainer.policy.meta_model import load_meta_model
 from trainer.policy.policy import Policy
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
