@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,9 @@ def write_error_reason(error: BaseException) -> str:
     for cause in _causes(error):
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
+    if isinstance(error, shutil.Error):  # Of several files, each with its paths and the words of its error.
+        (_, _, text), *_ = error.args[0]
+        return str(text).partition("] ")[2].partition(":")[0] or str(text)
     return str(error) or type(error).__name__
 
 

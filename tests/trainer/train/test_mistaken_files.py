@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.disk_errors import describe_write_error
 from tests.trainer.train.jobs import demo_model
 from tests.trainer.train.trainings import Run, write_config
 
@@ -73,3 +74,10 @@ def test_a_model_of_an_unknown_type_is_told_with_what_knows_more(run: Run) -> No
 def test_the_example_of_a_dry_run_has_the_system_message_of_the_run(run: Run) -> None:
     output = run("--config", write_config(system="Talk like a pirate."), "--dry-run")
     assert output.count("Talk like a pirate.") == 2, "in the settings and in the rollout"
+
+
+def test_a_disk_that_is_full_while_a_folder_is_copied_is_told_in_few_words(tmp_path: Path) -> None:
+    texts = [f"[Errno 28] No space left on device: '{name}' -> '{tmp_path / name}'" for name in ("a", "b")]
+    error = shutil.Error([(name, str(tmp_path / name), text) for name, text in zip("ab", texts, strict=True)])
+    text = describe_write_error(tmp_path, error, "then go on")
+    assert text.startswith(f"{tmp_path}: cannot be written (No space left on device)\n  remedy: make room on ")
