@@ -104,6 +104,8 @@ def _metrics(rng: random.Random, step: int) -> dict[str, float]:
         "time/tools/draw_bars/p95_s": 0.3 + rng.random() / 10, "time/rewards/right/mean_s": 0.002,
         "time/rewards/brief/mean_s": 0.04 + rng.random() / 50,
     }  # fmt: skip
+    if step == STEPS:
+        metrics["rollout/kind/far"] = metrics.pop("rollout/kind/near") + 0.5
     if step % 6 == 0:
         evaluation = {"eval/greedy": success, "eval/greedy/near": success, "eval/greedy/far": success * 0.9}
         metrics |= evaluation | {"time/evaluating_s": 0.6}

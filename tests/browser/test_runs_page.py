@@ -49,6 +49,14 @@ def test_finished_run_shows_charts_and_alarms(page: Page, url: str) -> None:
     page.sees("stop here, or add harder tasks", ".alarm")
 
 
+def test_a_kind_that_the_last_step_lacks_is_0_in_the_mix(page: Page, url: str) -> None:
+    page.open(url)
+    chart = "[...document.querySelectorAll('.chart')].find(node => node.textContent.startsWith('Mix of kinds'))"
+    page.until(f"!!{chart}?.querySelector('.legend li')")
+    legend = page.js(f"[...{chart}.querySelectorAll('.legend li')].map(node => node.textContent)")
+    assert [text.replace("\u202f", " ").replace("\xa0", " ") for text in legend] == ["far100 %", "near0 %"]
+
+
 def test_charts_share_crosshair_and_zoom(page: Page, url: str) -> None:
     page.open(url)
     page.until("document.querySelectorAll('.chart path').length > 12")

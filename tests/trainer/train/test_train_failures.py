@@ -140,6 +140,7 @@ def test_full_disk_while_writing_metrics_is_reported(run: Run, whole: Path, monk
     write_config(**WHOLE)
     Path("r").mkdir()
     Path("r/metrics.jsonl").symlink_to("/dev/full")
+    Path("r/.lock").touch()  # As of an earlier start.
     with monkeypatch.context() as patch:
         patch.setattr(MetricsWriter, "truncate_after", lambda *_: [])
         output = run("--config", "run.yaml", "--out", "r", code=2)
