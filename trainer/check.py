@@ -140,9 +140,9 @@ def _flatten_errors(error: ConfigError) -> Iterator[ConfigError]:
 
 
 def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) -> Iterator[Finding]:
-    from trainer.distributed.stored_weights import require_matching_weights
     from trainer.policy.errors import PolicyError
     from trainer.policy.meta_model import load_meta_model
+    from trainer.policy.stored_weights import require_matching_weights
     from trainer.template import TemplateError
 
     try:

@@ -139,9 +139,7 @@ def _require_kind(raw: Any, file: Path, model: type[FrozenModel]) -> None:
     is_servers = bool(keys & {"mcpServers", "servers"}) and "tools" not in keys
     if model is ToolsFile and is_servers:
         problem, remedy = "is a file of MCP servers, not of tools", "name it with --mcp (`mcp` in a run file)"
-    elif (
-        model is ServersFile and not is_servers and keys & {"tools", "interaction"} and keys <= {"tools", "interaction"}
-    ):
+    elif model is ServersFile and keys and keys <= {"tools", "interaction"}:
         problem, remedy = "is a file of tools, not of MCP servers", "name it with --tools (`tools` in a run file)"
     elif not is_servers and len(keys & RUN_FILE_KEYS) > 1:
         kind = "tools" if model is ToolsFile else "MCP servers"

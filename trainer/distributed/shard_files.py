@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from trainer.distributed.stored_weights import StoredWeight, find_stored_weights
 from trainer.model import ModelError, load_model
+from trainer.policy.stored_weights import StoredWeight, find_stored_weights
 
 ONE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

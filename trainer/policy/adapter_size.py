@@ -10,6 +10,8 @@ import torch
 from trainer.policy.settings import UpdateSettings
 from trainer.vision.family import family_from_config
 
+ADAPTABLE = (torch.nn.Linear, torch.nn.Embedding)
+
 
 def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
     """The layers that get adapters: those that `update.lora.targets` names, by default all linear ones but the head.
@@ -25,19 +27,23 @@ def find_adapted_layers(model: Any, update: UpdateSettings) -> list[Any]:
         if frozen and name.startswith(frozen):
             continue
         if update.lora.targets:
-            is_adapted = any(name == target or name.endswith(f".{target}") for target in update.lora.targets)
+            is_adapted = any(_is_target(name, target) for target in update.lora.targets)
         else:
             is_adapted = isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings()
-        if is_adapted and isinstance(layer, torch.nn.Linear | torch.nn.Embedding):
+        if is_adapted and isinstance(layer, ADAPTABLE):
             layers.append(layer)
     return layers
 
 
 def find_unknown_targets(model: Any, targets: Sequence[str]) -> tuple[list[str], list[str]]:
     """The names in `update.lora.targets` that fit no layer, and the last parts of those that would."""
-    names = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | torch.nn.Embedding)]
-    unknown = [t for t in targets if not any(name == t or name.endswith(f".{t}") for name in names)]
+    names = [name for name, layer in model.named_modules() if isinstance(layer, ADAPTABLE)]
+    unknown = [target for target in targets if not any(_is_target(name, target) for name in names)]
     return unknown, list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+
+
+def _is_target(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
 
 
 def count_adapter_parameters(model: Any, update: UpdateSettings) -> int:

@@ -193,9 +193,9 @@ def _check_complete(folder: Path) -> Path:
 
 def _count_parameters(model: Path) -> int:
     """How many parameters the model has. Raises ConfigError for weight files that are missing, cut off or another's."""
-    from trainer.distributed.stored_weights import require_matching_weights
     from trainer.policy.memory_plan import weight_bytes
     from trainer.policy.meta_model import load_meta_model
+    from trainer.policy.stored_weights import require_matching_weights
 
     weights, skeleton = read_weight_files(model), load_meta_model(model)
     require_matching_weights(model, weights, skeleton)

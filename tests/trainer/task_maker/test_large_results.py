@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import anyio
 import pytest
 
 from gateway.errors import ConfigError
 from tests.trainer.task_maker.test_make_tasks import make, quick  # noqa: F401 - a fixture
-from tests.waiting import PATIENCE_S
 from trainer.task_maker import explore
 from trainer.task_maker.chain import Dropped
 from trainer.task_maker.explore import Explorer
 from trainer.task_maker.open_server import open_server
+from trainer.task_maker.server_sessions import CallResult, ServerSession
 from trainer.task_maker.values import Value
 
 
@@ -37,12 +38,21 @@ async def test_server_without_usable_tools_is_refused_with_their_reasons(tmp_pat
             pass
 
 
-async def test_tools_with_results_that_are_too_large_are_left_out_after_few_calls(tmp_path: Path) -> None:
+async def test_tools_with_results_that_are_too_large_are_left_out_after_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = plain_server(tmp_path, "large", "3000000", "${MTRL_ROLLOUT_DIR}")
-    began = anyio.current_time()
+    called: list[str] = []
+    call = ServerSession.call
+
+    async def count(self: ServerSession, name: str, arguments: Mapping[str, Any]) -> CallResult:
+        called.append(name)
+        return await call(self, name, arguments)
+
+    monkeypatch.setattr(ServerSession, "call", count)
     with pytest.raises(ConfigError, match=r"the results of all tools have more than 100,000 characters: look"):
         await make(4, file=file, name="plain")
-    assert anyio.current_time() - began < PATIENCE_S / 2
+    assert called == ["look"] * explore.MOST_LARGE
     async with open_server(file, "plain", None, ()) as server:
         explorer = Explorer(server, 0, known={"": []})
         with pytest.raises(Dropped, match="a result has more than 100,000 characters"):

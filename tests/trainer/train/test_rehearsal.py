@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from gateway.types import Hints, ToolSpec
+from tests.trainer.train.jobs import ROOT, demo_model
 from tests.trainer.train.trainings import Run, user_reward, write_config
 from trainer.train.trial_calls import choose_tool, make_arguments
 
@@ -89,8 +92,6 @@ def test_every_native_tool_is_called_once_and_each_mistake_is_told_with_its_line
 
 
 def test_tools_of_mcp_servers_are_not_called_beyond_the_one_of_the_rollout(run: Run) -> None:
-    from tests.trainer.train.jobs import ROOT
-
     server = {"command": "${MTRL_PYTHON}", "args": [str(ROOT / "tool_configs/servers/calculator.py")]}
     Path("mcp_servers.json").write_text(json.dumps({"mcpServers": {"sums": server}}))
     file = write_config()
@@ -124,10 +125,6 @@ def test_a_call_that_a_limit_cuts_off_is_told_with_that_limit(run: Run) -> None:
 
 
 def test_a_configuration_that_belongs_to_other_weights_is_refused_before_they_are_loaded(run: Run) -> None:
-    import shutil
-
-    from tests.trainer.train.jobs import demo_model
-
     shutil.copytree(demo_model(), "model")
     config = json.loads(Path("model/config.json").read_text())
     Path("model/config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
@@ -137,12 +134,6 @@ def test_a_configuration_that_belongs_to_other_weights_is_refused_before_they_ar
 
 
 def test_weights_under_other_names_than_the_configuration_expects_are_refused_before_they_are_loaded(run: Run) -> None:
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
-    from tests.trainer.train.jobs import demo_model
-
     shutil.copytree(demo_model(), "model")
     weights = load_file("model/model.safetensors")
     save_file({name.replace("self_attn", "attn"): value for name, value in weights.items()}, "model/model.safetensors")
