@@ -90,7 +90,7 @@ def _format_plan(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _format_unpaced(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "The embedded engine with a tiny model, whose speed is that of a machine which does other things too"
-    yield from ("(`bench/plan.py`).", "")
+    yield from ("(`bench/plan.py`); the median of some rounds.", "")
     yield from _format_jobs(rows)
 
 
