@@ -5,8 +5,8 @@ python bench/plan.py --paced                   # an engine, updates and tools th
 python bench/plan.py --rounds 1 --steps 6      # smoke test; writes nothing without --out
 
 In each round two short synchronous runs are measured, a small and a large one, for the speed of the machine and for
-what rollouts do; five other jobs are planned from these and then measured. The policy hardly learns, so that all runs
-have rollouts alike. A job's ratio is the median of its rounds: what else the machine does weighs on all runs of one.
+what rollouts do, before and after five other jobs, which are planned from these: the machine may change its pace
+meanwhile. The policy hardly learns, so that all runs have rollouts alike. A job's ratio is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -134,13 +134,19 @@ def train_model(folder: Path) -> Path:
 def run_round(folder: Path, number: int, model: Path, steps: int, is_paced: bool) -> dict[str, tuple[float, float]]:
     """Measures the calibration and all jobs once; predicted and measured seconds of a step by job."""
     settings = {**BASE, "model": str(model), "steps": steps}
-    calibration = [
-        run_job(folder, f"{number}-{name}", {**settings, **changes}, is_paced) for name, changes in CALIBRATION.items()
-    ]
+
+    def run(name: str, changes: Mapping[str, Any]) -> Path:
+        return run_job(folder, f"{number}-{name}", {**settings, **changes}, is_paced)
+
+    def calibrate(when: str) -> list[Path]:
+        return [run(f"{name}-{when}", changes) for name, changes in CALIBRATION.items()]
+
+    before = calibrate("before")
+    runs = {name: run(str(index), changes) for index, (name, changes) in enumerate(JOBS.items())}
+    calibration = before + calibrate("after")
     results = {}
-    for index, (name, changes) in enumerate(JOBS.items()):
-        run = run_job(folder, f"{number}-{index}", {**settings, **changes}, is_paced)
-        planned, measured = predict(run, calibration, changes, is_paced), read_run(run).step_s
+    for name, changes in JOBS.items():
+        planned, measured = predict(runs[name], calibration, changes, is_paced), read_run(runs[name]).step_s
         results[name] = planned, measured
         print(f"round {number + 1}: {name}: {planned:.3f} s planned, {measured:.3f} s measured", flush=True)
     return results

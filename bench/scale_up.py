@@ -42,7 +42,7 @@ WORKERS = workers.Size(rollouts=128, turns=8, under_way=(1000, 10_000), paced=(1
 PLAN_STEPS, UNPACED_STEPS = 6, 12
 UNPACED_ROUNDS = 3
 """A real engine's steps are short, and as long as what else the machine does lets them be: medians count."""
-PART_S = 400.0
+PART_S = 900.0
 PARTS = ("ranks", "workers", "plan", "unpaced", "large", "publish")
 
 
