@@ -36,7 +36,7 @@ from trainer.storage.run_files import StepMetrics, read_metrics  # noqa: E402
 from trainer.train.settings import TrainSettings  # noqa: E402
 from trainer.train.start import train  # noqa: E402
 
-JOB = ROOT / "trainer" / "jobs" / "default.yaml"
+JOB = ROOT / "mtrl_plugins" / "demo" / "jobs" / "default.yaml"
 RESULTS = ROOT / "bench" / "results"
 SEEDS = (0, 1)
 EVAL_EVERY = 10

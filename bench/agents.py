@@ -26,12 +26,12 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gateway.types import Image
-from tests.trainer.agents.agent_harness import TEMPLATE, call_text
+from mtrl_plugins.agents.agent_host import AgentHost
+from mtrl_plugins.agents.agent_runner import AgentRunner
+from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
+from mtrl_plugins.agents.settings import AgentSettings
+from tests.plugins.agents.agent_harness import TEMPLATE, call_text
 from tests.trainer.policy_scripts import encode_turns, make_gateway
-from trainer.agents.agent_host import AgentHost
-from trainer.agents.agent_runner import AgentRunner
-from trainer.agents.agent_session import AgentSession, RolloutIdentity
-from trainer.agents.settings import AgentSettings
 from trainer.engine.base import Generation, OnIds, Sampling
 from trainer.engine.scripted import ScriptedEngine
 from trainer.rollout.settings import RolloutLimits

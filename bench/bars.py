@@ -46,7 +46,7 @@ from trainer.train.evaluate import EVALUATION_FOLDER, VARIANTS  # noqa: E402
 from trainer.train.run_folder import load_run_settings  # noqa: E402
 from trainer.view.text import entry_text  # noqa: E402
 
-JOBS = ROOT / "trainer" / "jobs"
+JOBS = ROOT / "mtrl_plugins" / "demo" / "jobs"
 RESULTS = ROOT / "bench" / "results"
 SEEDS = {
     "default": (0, 1, 2, 3, 4),

@@ -19,7 +19,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from trainer.demo.facts.facts_demo import MODEL_SHAPE
+from mtrl_plugins.demo.facts.facts_demo import MODEL_SHAPE
 from trainer.engine.base import Sampling
 from trainer.engine.torch import TorchEngine
 

@@ -40,7 +40,7 @@ from gpu_idle import GpuIdleMeter  # noqa: E402
 from gpu_table import COLOCATED_JOB, JOB, check_bars, format_results  # noqa: E402
 from gpu_workload import SHAPES, ModelShape, build_random_model, measure_shape  # noqa: E402
 
-from trainer.demo.facts.facts_demo import build_model  # noqa: E402
+from mtrl_plugins.demo.facts.facts_demo import build_model  # noqa: E402
 from trainer.engine.sglang.server_process import ServerOptions, ServerProcess, find_python  # noqa: E402
 from trainer.engine.sglang.sglang_engine import SGLangEngine  # noqa: E402
 from trainer.engine.sglang.weight_sync.tensors import TensorSync  # noqa: E402
@@ -50,7 +50,7 @@ from trainer.policy.settings import UpdateSettings  # noqa: E402
 from trainer.storage.run_files import METRICS_FILE as METRICS  # noqa: E402
 from trainer.storage.run_files import read_metrics  # noqa: E402
 
-JOB_FILE = ROOT / "trainer" / "jobs" / "default.yaml"
+JOB_FILE = ROOT / "mtrl_plugins" / "demo" / "jobs" / "default.yaml"
 RESULTS = ROOT / "bench" / "results"
 DETERMINISTIC = "--enable-deterministic-inference"
 NOT_MEASURED_ON_CPU = (

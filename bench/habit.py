@@ -20,8 +20,8 @@ import anyio  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
 
-from trainer.demo.model_cache import find_or_build_model  # noqa: E402
-from trainer.demo.warm_start import Recipe  # noqa: E402
+from mtrl_plugins.demo.model_cache import find_or_build_model  # noqa: E402
+from mtrl_plugins.demo.warm_start import Recipe  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
 from trainer.engine.torch import TorchEngine  # noqa: E402
 from trainer.model import load_model  # noqa: E402
@@ -41,7 +41,7 @@ TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 
 async def measure_success(recipe: Recipe) -> dict[str, float]:
     """Success on held-out tasks, measured as the default job's evaluation does."""
-    values = yaml.safe_load((ROOT / "trainer/jobs/default.yaml").read_text("utf-8"))
+    values = yaml.safe_load((ROOT / "mtrl_plugins/demo/jobs/default.yaml").read_text("utf-8"))
     job = TrainSettings.model_validate(values | {"tools": str(ROOT / "tool_configs")})
     folder, success = find_or_build_model(recipe), {}
     async with make_gateway(job) as gateway, TorchEngine(load_model(folder)) as engine:

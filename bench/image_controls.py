@@ -18,8 +18,12 @@ sys.path[:0] = [str(ROOT)]
 
 import anyio  # noqa: E402
 
-from trainer.demo.demos import DemoTasks, load_demo  # noqa: E402
-from trainer.demo.sight.house import House, Show, neighbour_of  # noqa: E402
+from mtrl_plugins.demo.demos import (  # noqa: E402
+    HELD_OUT_SEED,
+    DemoTasks,
+    load_demo,
+)
+from mtrl_plugins.demo.sight.house import House, Show, neighbour_of  # noqa: E402
 from trainer.engine.base import Sampling  # noqa: E402
 from trainer.engine.torch import TorchEngine  # noqa: E402
 from trainer.model import configure_torch, load_model  # noqa: E402
@@ -32,7 +36,6 @@ from trainer.rollout.task import Task  # noqa: E402
 from trainer.setup import load_template, make_gateway  # noqa: E402
 from trainer.train.checkpoint import Checkpoints  # noqa: E402
 from trainer.train.evaluate import Evaluation, evaluate  # noqa: E402
-from trainer.train.job import DEMO_HELD_OUT_SEED  # noqa: E402
 from trainer.train.run_folder import load_run_settings  # noqa: E402
 
 
@@ -60,7 +63,7 @@ async def _evaluate_with(run: Path, show: Show, rows: int | None) -> Evaluation:
             async with TorchEngine(load_model(checkpoint.folder), image_processor=template.image_processor) as engine:
                 greedy = Sampling(temperature=0, banned_ids=template.banned_ids)
                 runner = RolloutRunner(engine, template, gateway, settings.limits, greedy)
-                tasks = DemoTasks(load_demo("sight"), DEMO_HELD_OUT_SEED, rows or settings.evaluation.rows, "held_out")
+                tasks = DemoTasks(load_demo("sight"), HELD_OUT_SEED, rows or settings.evaluation.rows, "held_out")
                 return await evaluate(runner, Scorer(settings.reward), tasks, settings.admission, "kind")
 
 
@@ -70,7 +73,7 @@ def _write_tool_files(folder: Path, show: Show) -> dict[str, object]:
         "command": sys.executable,
         "args": [str(ROOT / "tool_configs/servers/camera.py"), "--show", show],
     }
-    look = {"class_name": "trainer.demo.sight.look.Look", "config": {"show": show}}
+    look = {"class_name": "mtrl_plugins.demo.sight.look.Look", "config": {"show": show}}
     (folder / "mcp_servers.json").write_text(json.dumps({"mcpServers": {"camera": camera}}))
     (folder / "tools.yaml").write_text(json.dumps({"tools": [look, {"server": "camera"}]}))
     return {"tools": str(folder / "tools.yaml"), "mcp": str(folder / "mcp_servers.json")}

@@ -44,7 +44,7 @@ from trainer.storage.run_files import METRICS_FILE as METRICS  # noqa: E402
 from trainer.storage.run_files import read_metrics  # noqa: E402
 from trainer.train.evaluate import VARIANTS  # noqa: E402
 
-JOB = ROOT / "trainer" / "jobs" / "default.yaml"
+JOB = ROOT / "mtrl_plugins" / "demo" / "jobs" / "default.yaml"
 RESULTS = ROOT / "bench" / "results"
 KILLS = 20
 START_S = 600.0
@@ -65,7 +65,7 @@ TOOL = '''
 import json
 from pathlib import Path
 
-from trainer.demo.facts.lookup import LookUp
+from mtrl_plugins.demo.facts.lookup import LookUp
 
 
 class Counted(LookUp):

@@ -52,7 +52,7 @@ TOOL = '''
 import os
 from pathlib import Path
 
-from trainer.demo.facts.lookup import LookUp
+from mtrl_plugins.demo.facts.lookup import LookUp
 
 CALLS = Path({file!r})
 
@@ -173,7 +173,7 @@ def write_files(folder: Path, machines: tuple[Machine, Machine], steps: int) -> 
     (folder / "token").write_text(secrets.token_hex(16))
     (folder / "weights").mkdir()
     settings = small_job(
-        steps=steps, kinds=("fact",), record=False, prompts=2, n=4, evaluation={"every": 0},
+        steps=steps, demo={"kinds": ("fact",)}, record=False, prompts=2, n=4, evaluation={"every": 0},
         tools=f"http://{second.address}:{GATEWAY_PORT}", engine=f"http://{second.address}:{SERVER_PORT}",
         serving={"publish": "disk", "folder": str(folder / "weights")}, checkpoint={"every": 1},
         rollout={"listen": f"{first.address}:{WORKERS_PORT}", "silent_s": 10.0},

@@ -24,12 +24,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway.errors import ConfigError, ConfigErrors  # noqa: E402
-from trainer.shell.script_reader import ScriptReader, read_script_text  # noqa: E402
-from trainer.shell.word import UNKNOWN_TEXT  # noqa: E402
-from trainer.swift_flags import read_script as swift  # noqa: E402
-from trainer.swift_flags.table import SWIFT_TABLE  # noqa: E402
-from trainer.verl import read_config as verl  # noqa: E402
-from trainer.verl.translate import translate  # noqa: E402
+from mtrl_plugins.scripts.script_reader import ScriptReader, read_script_text  # noqa: E402
+from mtrl_plugins.scripts.word import UNKNOWN_TEXT  # noqa: E402
+from mtrl_plugins.swift import read_script as swift  # noqa: E402
+from mtrl_plugins.swift.table import SWIFT_TABLE  # noqa: E402
+from mtrl_plugins.verl import read_config as verl  # noqa: E402
+from mtrl_plugins.verl.translate import translate  # noqa: E402
 
 PROGRAMS = ("python", "python3", "ray", "swift", "megatron", "torchrun", "nohup", "accelerate", "deepspeed", "srun")
 QUIET = (

@@ -26,10 +26,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from trainer.plan.distributions import read_run  # noqa: E402
-from trainer.plan.plan_run import PlanOptions, make_workload, measured_cluster  # noqa: E402
-from trainer.plan.simulate import simulate  # noqa: E402
-from trainer.plan.workload import JobLimits  # noqa: E402
+from mtrl_plugins.plan.distributions import read_run  # noqa: E402
+from mtrl_plugins.plan.plan_run import PlanOptions, make_workload, measured_cluster  # noqa: E402
+from mtrl_plugins.plan.simulate import simulate  # noqa: E402
+from mtrl_plugins.plan.workload import JobLimits  # noqa: E402
 from trainer.train.run_folder import load_run_settings  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -45,7 +45,7 @@ import random
 
 import anyio
 
-from trainer.demo.facts.lookup import LookUp
+from mtrl_plugins.demo.facts.lookup import LookUp
 
 
 class SlowLookUp(LookUp):
@@ -67,7 +67,7 @@ def calculate(expression: str) -> str:
 '''
 BASE: dict[str, Any] = {
     "data": "demo",
-    "kinds": ["fact", "hop"],
+    "demo": {"kinds": ["fact", "hop"]},
     "tools": "tools",
     "prompts": 8,
     "n": 8,

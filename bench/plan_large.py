@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT)]
 
 import torch  # noqa: E402
 
-from trainer.plan.plan_run import PlanOptions, plan_run  # noqa: E402
+from mtrl_plugins.plan.plan_run import PlanOptions, plan_run  # noqa: E402
 from trainer.train.settings import TrainSettings  # noqa: E402
 
 DEVICES, ROLLOUTS, N = 1024, 100_000, 16

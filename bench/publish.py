@@ -33,7 +33,7 @@ import anyio  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-from trainer.demo.facts.facts_demo import MODEL_SHAPE  # noqa: E402
+from mtrl_plugins.demo.facts.facts_demo import MODEL_SHAPE  # noqa: E402
 from trainer.engine.base import Agreement, Sampling  # noqa: E402
 from trainer.engine.sglang.launch import TESTED  # noqa: E402
 from trainer.engine.sglang.server_process import ServerOptions, ServerProcess  # noqa: E402

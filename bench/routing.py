@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT)]
 
 import anyio  # noqa: E402
 
-from trainer.demo.facts.facts_demo import build_model  # noqa: E402
+from mtrl_plugins.demo.facts.facts_demo import build_model  # noqa: E402
 from trainer.engine.base import EngineError, Sampling  # noqa: E402
 from trainer.engine.sglang.http_client import SGLangClient  # noqa: E402
 from trainer.engine.sglang.launch import TESTED  # noqa: E402

@@ -31,11 +31,11 @@ import yaml  # noqa: E402
 from peers import Peer, trl  # noqa: E402
 from step_costs import StepCost, measure_steps  # noqa: E402
 
+from mtrl_plugins.demo.facts.facts_demo import build_model  # noqa: E402
+from mtrl_plugins.demo.facts.facts_tasks import TOOLS  # noqa: E402
+from mtrl_plugins.demo.model_cache import cache_folder, find_or_build_model  # noqa: E402
+from mtrl_plugins.demo.warm_start import Recipe  # noqa: E402
 from trainer.data.curriculum import TaskStream  # noqa: E402
-from trainer.demo.facts.facts_demo import build_model  # noqa: E402
-from trainer.demo.facts.facts_tasks import TOOLS  # noqa: E402
-from trainer.demo.model_cache import cache_folder, find_or_build_model  # noqa: E402
-from trainer.demo.warm_start import Recipe  # noqa: E402
 from trainer.rollout.settings import AdmissionSettings, RolloutLimits  # noqa: E402
 from trainer.template import Template  # noqa: E402
 from trainer.train.job import load_tasks  # noqa: E402
@@ -118,7 +118,7 @@ def job_settings(size: Size, model: Path) -> TrainSettings:
     return TrainSettings.model_validate(
         {
             "model": str(model),
-            "kinds": KINDS,
+            "demo": {"kinds": KINDS},
             "steps": size.steps,
             "prompts": size.prompts,
             "n": size.siblings,

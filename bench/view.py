@@ -18,6 +18,8 @@ from urllib.request import urlopen
 
 from gateway.http.settings import Settings
 from gateway.types import Outcome, Text, ToolCall
+from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.runs import name_runs
 from tests.browser.chromium import REMEDY, find_executable, start_chromium
 from tests.browser.page import Page
 from trainer.ledger import Author, Entry, Ledger
@@ -25,8 +27,6 @@ from trainer.rollout.rollout import Rollout, Span, StopReason
 from trainer.storage.blobs import BlobFolder
 from trainer.storage.rollout_line import dump_rollout
 from trainer.storage.run_files import dump_metrics as dump_metrics
-from trainer.web.app import serve_in_thread
-from trainer.web.runs import name_runs
 
 GROUPS, SIBLINGS, TURNS, TOKENS = 32, 8, 5, 2000
 KINDS = 64

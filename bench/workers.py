@@ -35,18 +35,19 @@ import anyio  # noqa: E402
 import anyio.lowlevel  # noqa: E402
 import psutil  # noqa: E402
 
+from mtrl_plugins.workers.settings import WorkerSettings  # noqa: E402
+from mtrl_plugins.workers.worker_job import make_worker_job  # noqa: E402
+from mtrl_plugins.workers.worker_pool import WorkerPool, with_workers  # noqa: E402
+from tests.plugins.workers.pools import find_workers  # noqa: E402
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_tasks, render_calls  # noqa: E402
 from tests.trainer.tokenizer_families import save_tokenizer_folder  # noqa: E402
-from tests.trainer.workers.pools import find_workers  # noqa: E402
 from trainer.engine.base import Generation, Sampling  # noqa: E402
 from trainer.engine.scripted import DEFAULT_LOGPROB, ScriptedEngine  # noqa: E402
 from trainer.rollout.loop import RolloutRunner  # noqa: E402
 from trainer.rollout.scheduler import Scheduler  # noqa: E402
-from trainer.rollout.settings import AdmissionSettings, BaseRolloutSettings, RolloutLimits, WorkerSettings  # noqa: E402
+from trainer.rollout.settings import AdmissionSettings, BaseRolloutSettings, RolloutLimits  # noqa: E402
 from trainer.setup import load_template, make_gateway  # noqa: E402
 from trainer.template import Template  # noqa: E402
-from trainer.workers.worker_job import make_worker_job  # noqa: E402
-from trainer.workers.worker_pool import WorkerPool, with_workers  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "workers.md"
 TOOL = 'def work(text: str) -> str:\n    """Works."""\n    return text\n'

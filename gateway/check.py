@@ -176,7 +176,7 @@ async def _check_sandboxes(gateway: Gateway) -> AsyncIterator[Finding]:
         text, _, remedy = (problem or "").partition("\n  remedy: ")
         if problem:
             yield Finding("wrong", f"sandboxes cannot be started: {text}", remedy)
-        elif settings.container is not None or settings.remote is not None:
+        elif settings.provider is not None:
             yield Finding("ok", f"sandboxes: {name}")
         else:
             start_s = await to_thread.run_sync(bubblewrap.measure_start)

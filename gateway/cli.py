@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gateway.errors import GatewayError, unwrap_error
+from gateway.plugin_commands import PluginGroup, load_commands
 from gateway.process_exit import run_and_exit
 from gateway.version import print_version
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 DEFAULT_TOOLS, DEFAULT_SERVERS = Path("tool_configs"), Path("mcp_servers.json")
 
 app = typer.Typer(
+    cls=PluginGroup,
     help="Native tools, MCP servers and feedback interactions behind one OpenAI function-schema interface.",
     epilog='Try: mtrl-gateway check, then mtrl-gateway list, then mtrl-gateway call add \'{"a": 1, "b": 2}\'',
     no_args_is_help=True,
@@ -231,57 +233,6 @@ def stdio(tools: ToolsOption = None, mcp: McpOption = None, wait: WaitOption = D
     _run_with_plan(main, tools, mcp)
 
 
-@app.command()
-def sandboxes(
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback, needs --token-file.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8766,
-    token_file: Annotated[Path | None, typer.Option(help="File with the token that clients must send.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="How many sandboxes may run at once.")] = 64,
-    lease: Annotated[float, typer.Option(min=1, help="Seconds until a sandbox ends whose client is gone.")] = 60,
-    allow_host: Annotated[list[str] | None, typer.Option(metavar="HOST", help="Host that clients may list.")] = None,
-) -> None:
-    """Start sandboxes on this machine for gateways on others, until Ctrl-C."""
-    from gateway.http.sandbox_server import read_hosts, serve_sandboxes
-    from gateway.sandbox.bubblewrap import find_problem
-    from gateway.serving import settings_of
-
-    with errors_to_exit():
-        if (problem := find_problem()) is not None:
-            raise GatewayError(f"no sandbox can be started: {problem}")
-        settings, hosts = settings_of(host, port, token_file), read_hosts(allow_host or ())
-        serve_sandboxes(settings, most, lease, hosts, lambda url: typer.echo(f"sandboxes at {url}"))
-
-
-@app.command("import")
-def import_servers(
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write this file; an existing one is not overwritten.")
-    ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Write ./mcp_servers.json.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the servers file alone.")] = False,
-) -> None:
-    """Find the servers of other MCP clients (Claude, Cursor, VS Code, ...) on this machine and in this folder.
-
-    Shows them, or writes them as one servers file, with environment variables in place of secrets.
-    """
-    from gateway.config.import_servers import find_servers, write_servers_file
-    from gateway.terminal import print_import
-
-    with errors_to_exit():
-        found = find_servers(Path.home(), Path.cwd())
-        if json:
-            sys.stdout.write(found.to_text())
-        else:
-            print_import(found)
-        if file := out or (DEFAULT_SERVERS if write else None):
-            if not found.servers:
-                raise GatewayError("no server was found, so nothing is written")
-            write_servers_file(found.to_text(), file.resolve())
-            sys.stderr.write(f"wrote {file}; try: mtrl-gateway check --mcp {file}\n")
-        elif found.servers and not json:
-            sys.stderr.write("nothing was written: --write makes ./mcp_servers.json, --out FILE another file\n")
-
-
 def _run_with_plan(command: Callable[[Plan], Any], tools: Path | None, mcp: Path | None) -> None:
     import anyio
 
@@ -344,4 +295,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from gateway.cli import main as run  # Plug-ins add their commands to this module, not to `__main__`.
+
+    run()
+else:
+    load_commands(lambda plugin: plugin.gateway_commands)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 LIBRARY_FOLDERS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-OWN_FOLDERS = tuple(f"{Path(__file__).parents[1] / house}{os.sep}" for house in ("gateway", "trainer"))
+OWN_FOLDERS = tuple(f"{Path(__file__).parents[1] / house}{os.sep}" for house in ("gateway", "mtrl_plugins", "trainer"))
 
 
 class GatewayError(Exception):

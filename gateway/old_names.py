@@ -12,14 +12,14 @@ from types import ModuleType
 
 RENAMED: Mapping[str, str] = {
     "gateway.feedback.score": "gateway.feedback.gsm8k",
-    "gateway.native.gsm8k_tool": "gateway.verl.gsm8k_rule",
+    "gateway.native.gsm8k_tool": "mtrl_plugins.verl.gsm8k_rule",
     "gateway.upstream": "gateway.mcp_client",
     "gateway.upstream.hook": "gateway.mcp_client.parse_hook",
     "trainer.parse.family": "trainer.parse.base",
     "trainer.steps": "trainer.rollout.steppers",
-    "trainer.swift.reward": "trainer.swift.orm",
-    "trainer.swift.scales": "trainer.swift.loss_scale",
-    "trainer.verl.reward": "trainer.verl.reward_function",
+    "mtrl_plugins.swift.reward": "mtrl_plugins.swift.orm",
+    "mtrl_plugins.swift.scales": "mtrl_plugins.swift.loss_scale",
+    "mtrl_plugins.verl.reward": "mtrl_plugins.verl.reward_function",
 }
 RENAMED_MEMBERS: Mapping[str, Mapping[str, str]] = {"trainer.parse.base": {"Family": "CallParser"}}
 """By new module: old names of classes, which it gets when it is imported by its own old name."""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,8 +24,6 @@ from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, ToolSp
 
 START_LINE_S = 3.0
 """Interval of lines about servers that are starting, where there is no terminal."""
-if TYPE_CHECKING:
-    from gateway.config.import_servers import ServerImport
 
 
 def stdout_console() -> Console:
@@ -63,31 +61,7 @@ def _tool_cells(spec: ToolSpec) -> list[str]:
     """Name, audience, arguments, first line of the description and owner, each without tabs and line breaks."""
     lines = spec.description.strip().splitlines()
     cells = (spec.name, spec.audience, summarize_parameters(spec.parameters), lines[0] if lines else "", spec.owner)
-    return [_escape_control_codes(" ".join(cell.split())) for cell in cells]
-
-
-def print_import(found: ServerImport) -> None:
-    """Prints the files of other clients, their servers, and what to do for them."""
-    console = stdout_console()
-    for place, count in found.places:
-        console.print(Line(f"{place.client}: {place.file} ({count} server{'' if count == 1 else 's'})"))
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("server", "how", "from"):
-        table.add_column(column, overflow="fold")
-    for server in found.servers:
-        program = " ".join(
-            str(word) for word in (server.section.get("command"), *server.section.get("args", ())) if word
-        )
-        cells = (server.name, str(server.section.get("url") or program), server.place.client)
-        table.add_row(*(Line(_escape_control_codes(cell)) for cell in cells))
-    if found.servers:
-        console.print(table)
-    else:
-        console.print(Line("no servers of other MCP clients were found"))
-    for note in found.notes:
-        console.print(Line(f"note {_escape_control_codes(note)}"))
-    for name, where in found.exports().items():
-        console.print(Line(f"export {name}: its value is in {_escape_control_codes(where)}"))
+    return [escape_control_codes(" ".join(cell.split())) for cell in cells]
 
 
 def print_omitted(reasons: Mapping[str, str]) -> None:
@@ -100,7 +74,7 @@ def print_result(result: ToolResult, name: str, folder: Path) -> None:
     """Prints a result's parts in order; those that are not text are saved in `folder` and printed as file names."""
     for part in result.parts:
         # Bytes of a tool go to the terminal as text only: no markup of ours, no control codes of theirs.
-        sys.stdout.write(_escape_control_codes(_format_part(part, name, folder)) + "\n")
+        sys.stdout.write(escape_control_codes(_format_part(part, name, folder)) + "\n")
     notes = [f"{key} {value}" for key, value in result.metrics.items()]
     if result.reward is not None:
         notes.insert(0, f"reward {result.reward:g}")
@@ -109,7 +83,7 @@ def print_result(result: ToolResult, name: str, folder: Path) -> None:
     if result.outcome != "ok":
         notes.insert(0, f"{result.outcome}: {result.reason or 'reported by the tool'}")
     for note in notes:
-        stderr_console().print(Line(_escape_control_codes(note), style="yellow"))
+        stderr_console().print(Line(escape_control_codes(note), style="yellow"))
 
 
 def _format_part(part: Part, name: str, folder: Path) -> str:
@@ -148,7 +122,7 @@ def _format_size(image: Image) -> str:
     return f"{width}x{height}, {image.mime}"
 
 
-def _escape_control_codes(text: str) -> str:
+def escape_control_codes(text: str) -> str:
     """Makes control codes visible, so that a tool's output cannot manipulate the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from gateway.verl.compat_names import FINDER as VERL
-from trainer.swift import gym, orm
-from trainer.swift.compat_names import FINDER as SWIFT
+from mtrl_plugins.swift import gym, orm
+from mtrl_plugins.swift.compat_names import FINDER as SWIFT
+from mtrl_plugins.verl.compat_names import FINDER as VERL
 
 REGISTRIES = (gym.multi_turns, gym.envs, gym.context_managers, orm.orms)
 """Registries that ms-swift's plugin files modify."""

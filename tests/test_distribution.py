@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from what git tracks, so that nothing which lies in a working copy helps."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    files = ["pyproject.toml", "README.md", "LICENSE", *_tracked("gateway", "trainer")]
+    files = ["pyproject.toml", "README.md", "LICENSE", *_tracked("gateway", "mtrl_plugins", "trainer")]
     for name in files:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
@@ -51,7 +51,7 @@ def _run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedPr
 
 
 def test_wheel_has_every_file_of_both_packages(wheel: Path) -> None:
-    assert {*_tracked("gateway", "trainer")} - {*ZipFile(wheel).namelist()} == set()
+    assert {*_tracked("gateway", "mtrl_plugins", "trainer")} - {*ZipFile(wheel).namelist()} == set()
 
 
 def test_wheel_has_both_commands_and_the_one_that_pipx_runs(wheel: Path) -> None:

@@ -16,7 +16,6 @@ from gateway.types import Outcome, ToolCall, ToolSpec
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import INTERACTION_PREFIX
 from trainer.data.tasks import check_task_names as check_rows
-from trainer.environments.check_environment import describe_environment
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.rollout.instructions import add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
@@ -64,7 +63,7 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
     async with make_gateway(settings, tells_start=True) as gateway:
         for finding in _check_tools(gateway, settings):
             tell(finding)
-        for finding in await check_environment(settings, gateway):
+        for finding in await check_parts(settings, gateway):
             tell(finding)
         for finding in _check_rows(settings, gateway) if data else ():
             tell(finding)
@@ -106,16 +105,17 @@ def _check_tools(gateway: AnyGateway, settings: RolloutSettings) -> Iterator[Fin
         yield Finding("wrong", f"{error.where}: {error.problem}", error.remedy)
 
 
-async def check_environment(settings: BaseRolloutSettings, gateway: AnyGateway) -> list[Finding]:
-    """Whether an episode of the run's environment can be begun, and what it says; nothing without an environment."""
-    environment = settings.environment_settings
-    if environment is None:
-        return []
-    try:
-        return [Finding("ok", await describe_environment(environment, gateway))]
-    except GatewayError as error:
-        problem, _, remedy = str(error).partition("\n  remedy: ")
-        return [Finding("wrong", problem, remedy)]
+async def check_parts(settings: BaseRolloutSettings, gateway: AnyGateway) -> list[Finding]:
+    """What the sections of plug-ins say when they are tried, such as how an environment's episode begins."""
+    findings = []
+    for part in settings.parts:
+        try:
+            if answer := await part.try_out(gateway):
+                findings.append(Finding("ok", answer))
+        except GatewayError as error:
+            problem, _, remedy = str(error).partition("\n  remedy: ")
+            findings.append(Finding("wrong", problem, remedy))
+    return findings
 
 
 def _check_rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:

@@ -20,16 +20,13 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.session import AnyGateway
 from gateway.tape import record_gateway
 from gateway.version import installed_version
-from trainer.agents.agent_host import AgentHost
-from trainer.agents.agent_runner import with_agents
-from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names
 from trainer.engine.base import Capabilities, CountsTokens
 from trainer.engines import engine_notes, make_engine
-from trainer.environments.recorded_host import record_host
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
+from trainer.rollout.run_part import Player
 from trainer.rollout.scheduler import GroupStatus, Scheduler
 from trainer.rollout.settings import RolloutSettings
 from trainer.rollout.steppers import Stepper
@@ -59,10 +56,10 @@ REASONS_SHOWN = 5
 async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
     """Collects and saves rollouts; returns how many count. Everything is checked before the weights are loaded."""
     create_run_folder(settings.out)
-    host_tape = record_host(settings.environment_settings, record=settings.record)
+    recorders = [start for part in settings.parts if (start := part.record(is_on=settings.record))]
     tasks = load_data(settings, settings.data)
     stepper = make_stepper(settings)
-    host = make_agent_host(settings.agent)
+    player = next((player for part in settings.parts if (player := part.make_player())), None)
     gateway = make_gateway(settings, tells_start=True)
     if settings.record:
         tape = settings.out / "tape"
@@ -70,10 +67,10 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
         gateway = record_gateway(gateway, tape)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(gateway)
-        if host_tape is not None:
-            host_tape.start(settings.out / "tape")
+        for start in recorders:
+            start(settings.out / "tape")
         mistakes = check_task_names(tasks, gateway.specs) + check_state_names(tasks, gateway)
-        mistakes += find_agent_mistakes(tasks) if host else []
+        mistakes += (mistake for part in settings.parts for mistake in part.find_mistakes(tasks))
         mistakes += [
             ConfigError(one.problem, remedy=one.remedy) for one in unavailable_servers(gateway) if not one.optional
         ]
@@ -81,8 +78,9 @@ async def collect_rollouts(settings: RolloutSettings, console: Console) -> int:
             raise ConfigErrors(mistakes)
         template = load_template(settings.model, settings.template, gateway.specs)
         probe_for_job(template, settings, gateway.specs, [tasks]).raise_if_failed()
-        agents = await stack.enter_async_context(host) if host else None
-        stage = RolloutSetup(template, gateway, stepper, agents)
+        if player is not None:
+            await stack.enter_async_context(player)
+        stage = RolloutSetup(template, gateway, stepper, player)
         return await _collect(settings, list(islice(tasks, settings.rows)), stage, stack, console)
 
 
@@ -104,7 +102,7 @@ class RolloutSetup:
     template: Template
     gateway: AnyGateway
     stepper: Stepper
-    agents: AgentHost | None = None
+    player: Player | None = None
 
 
 async def _collect(
@@ -137,8 +135,8 @@ async def _collect(
         progress,
         settings.seed,
     )
-    if stage.agents is not None:
-        runner = with_agents(runner, stage.agents)
+    if stage.player is not None:
+        runner = stage.player.wrap(runner)
 
     async def keep(rollout: Rollout) -> None:
         with move_on_after(WRITE_TIMEOUT_S, shield=True):  # Saved even if the run is stopped meanwhile.

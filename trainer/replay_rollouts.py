@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import cast, get_args
 
@@ -12,12 +12,9 @@ from rich.console import Console
 
 from gateway.errors import ConfigError
 from gateway.tape import ReplayGateway
-from trainer.agents.agent_runner import with_agents
-from trainer.agents.find_mistakes import make_agent_host
 from trainer.collect_rollouts import load_run_settings
 from trainer.engine.base import EngineError, FinishReason, Generation, Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
-from trainer.environments.recorded_host import replay_host
 from trainer.ledger import Author, Entry
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout
@@ -30,15 +27,17 @@ async def replay_rollouts(run: Path, console: Console) -> bool:
     settings = load_run_settings(run)
     if not (run / "tape").exists():
         raise ConfigError("has no tape", file=run, remedy="make the run with --record")
-    with replay_host(settings.environment_settings, run / "tape"):
+    with ExitStack() as replayed:
+        for part in settings.parts:
+            replayed.enter_context(part.replay(run / "tape"))
         tasks = {task.id: task for task in load_data(settings, settings.data)}
     recorded = list(replayable_rollouts(Rollouts(run)))
     different = 0
-    host = make_agent_host(settings.agent)
+    player = next((player for part in settings.parts if (player := part.make_player())), None)
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(ReplayGateway(run / "tape"))
-        if host is not None:
-            await stack.enter_async_context(host)
+        if player is not None:
+            await stack.enter_async_context(player)
         template = load_template(settings.model, settings.template, gateway.specs)
         for before, attempt in recorded:
             task = tasks.get(before.task)
@@ -47,11 +46,11 @@ async def replay_rollouts(run: Path, console: Console) -> bool:
                 raise ConfigError(f"the task {before.task!r} is no longer there", file=settings.data, remedy=remedy)
             engine = ScriptedEngine(scripted_policy(before))
             sampling, stepper = make_sampling(settings), make_stepper(settings)
-            player = RolloutRunner(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
-            if host is not None:
-                player = with_agents(player, host)
+            runner = RolloutRunner(engine, template, gateway, settings.limits, sampling, stepper, seed=settings.seed)
+            if player is not None:
+                runner = player.wrap(runner)
             async with engine:
-                after = await player.run(task, group=before.group, index=before.index, attempt=attempt)
+                after = await runner.run(task, group=before.group, index=before.index, attempt=attempt)
             if problem := describe_difference(before, after):
                 different += 1
                 console.print(f"{before.task} {before.group}/{before.index}: {problem}", markup=False, soft_wrap=True)

@@ -14,23 +14,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from gateway.config.models import Server as ServerConfig
 from gateway.errors import ConfigError
+from gateway.plugins import installed_plugins, load_name
 from gateway.session import AnyGateway
 from gateway.tool_table import Source
 from gateway.types import ToolSpec
+from trainer.data.examples import example_names, load_example
 from trainer.data.tasks import RowTasks, load_rows
 from trainer.engine.base import Sampling
-from trainer.environments.open_environment import (
-    find_environment_rows,
-    make_environment_stepper,
-    make_environment_toolset,
-)
+from trainer.load_plugin import load_plugin
 from trainer.parse.plain import PlainText
 from trainer.rollout.settings import BaseRolloutSettings, TemplateSettings
 from trainer.rollout.steppers import Stepper, ToolsAndFeedback
 from trainer.rollout.task import Task
-from trainer.swift.multi_turn_scheduler import RolloutScheduler
-from trainer.swift.plugin_files import load_swift_plugin
-from trainer.swift.stepper import takes_requests, wrap_plain_scheduler, wrap_scheduler
 
 if TYPE_CHECKING:
     from trainer.template import ProbeReport, Template
@@ -40,9 +35,6 @@ GATEWAY_TOKEN = "MTRL_GATEWAY_TOKEN"  # noqa: S105 (a name)
 """The environment variable with the token of a gateway elsewhere."""
 RECONNECT_S = 120.0
 """How long a rollout's session waits for a gateway elsewhere that is being restarted."""
-DEMO_TOOLS = "demo"
-"""The name for `tools` that means those which come with the package, unless there is such a folder."""
-DEMO_TOOLS_FOLDER = Path(__file__).parent / "demo" / "facts" / "tools"
 
 
 class UnavailableServer(NamedTuple):
@@ -62,10 +54,11 @@ def make_gateway(
     `sources` are toolsets that are offered beside those of the files. `tells_start`: the caller tells of servers that
     did not start.
     """
-    if (environment := settings.environment_settings) is not None:
-        from gateway.gateway import Gateway
+    for part in settings.parts:
+        if (toolset := part.make_toolset()) is not None:
+            from gateway.gateway import Gateway
 
-        return Gateway([Source(environment.framework, make_environment_toolset(environment), in_order=True)])
+            return Gateway([Source(part.key, toolset, in_order=True)])
     tools, limit = settings.tools, settings.result_limit
     if isinstance(tools, str) and tools.startswith(("http://", "https://")):
         if limit is not None:
@@ -83,8 +76,8 @@ def make_gateway(
     from gateway.gateway import Gateway
     from gateway.terminal import show_start
 
-    if tools == DEMO_TOOLS and not Path(tools).exists():
-        tools = str(DEMO_TOOLS_FOLDER)
+    if isinstance(tools, str) and tools in example_names() and not Path(tools).exists():
+        tools = str(load_example(tools).tools or tools)
     default_servers = Path(tools).resolve().parent / SERVERS_FILE if isinstance(tools, str) else None
     servers = default_servers if default_servers is not None and default_servers.exists() else None
     start = show_start(is_reported=tells_start)
@@ -240,9 +233,9 @@ def make_stepper(settings: BaseRolloutSettings) -> Stepper:
     """The stepper: an object, or what a class or function makes of `stepper_args`."""
     if settings.stepper is None:
         return _default_stepper(settings)
-    plugin, args = load_swift_plugin(settings.stepper, "stepper"), settings.stepper_args
-    if isinstance(plugin, RolloutScheduler) or (isinstance(plugin, type) and issubclass(plugin, RolloutScheduler)):
-        return cast(Stepper, wrap_scheduler(plugin, **args))
+    plugin, args = load_plugin(settings.stepper, "stepper"), settings.stepper_args
+    if (adapted := _adapt_stepper(plugin, args)) is not None:
+        return adapted
     try:
         stepper = plugin(**args) if args or isinstance(plugin, type) else plugin
     except TypeError as error:
@@ -250,8 +243,8 @@ def make_stepper(settings: BaseRolloutSettings) -> Stepper:
         raise ConfigError(
             f"{settings.stepper!r} cannot be instantiated: {error}", field="stepper", remedy=remedy
         ) from error
-    if takes_requests(stepper):
-        return cast(Stepper, wrap_plain_scheduler(stepper))
+    if stepper is not plugin and (adapted := _adapt_stepper(stepper, {})) is not None:
+        return adapted
     missing = [name for name in ("check_finished", "step") if not callable(getattr(stepper, name, None))]
     if missing:
         remedy = "define check_finished(turn) and step(turn), or derive from trainer.rollout.steppers:ToolsAndFeedback"
@@ -267,9 +260,16 @@ def make_stepper(settings: BaseRolloutSettings) -> Stepper:
     return cast(Stepper, stepper)
 
 
+def _adapt_stepper(plugin: Any, args: Mapping[str, Any]) -> Stepper | None:
+    """The stepper that a plug-in makes of another framework's object, if one knows it."""
+    adapters = (load_name(name) for known in installed_plugins() for name in known.steppers)
+    return next((stepper for adapt in adapters if (stepper := adapt(plugin, args)) is not None), None)
+
+
 def _default_stepper(settings: BaseRolloutSettings) -> Stepper:
-    if settings.environment_settings is not None:
-        return make_environment_stepper(settings.environment_settings)
+    for part in settings.parts:
+        if (stepper := part.make_stepper()) is not None:
+            return stepper
     if settings.stepper_args:
         remedy = "name it: `stepper: plugins.py:Class`"
         raise ConfigError("are set without a stepper", field="stepper_args", remedy=remedy)
@@ -277,11 +277,10 @@ def _default_stepper(settings: BaseRolloutSettings) -> Stepper:
 
 
 def load_data(settings: BaseRolloutSettings, name: str, split: str = "train") -> RowTasks:
-    """The tasks that `name` means as `data`: those of the settings' environment, or of a file or data set."""
-    environment = settings.environment_settings
-    rows = None if environment is None else find_environment_rows(environment, name)
+    """The tasks that `name` means as `data`: those of a plug-in's section, or of a file or data set."""
+    rows = next((rows for part in settings.parts if (rows := part.find_rows(name)) is not None), name)
     return load_rows(
-        name if rows is None else rows,
+        rows,
         system=settings.system,
         split=split,
         columns=settings.columns,

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.base import file_keys
-from gateway.config.client_keys import suggest_key
 from gateway.config.entries import FunctionSchema, InteractionEntry, Mcp, ToolSchema, display_path
 from gateway.config.environment import Expansion, Loc, format_loc
 from gateway.config.file_forms import FORMS, ServerSection, ServersFile, ToolsFile, entry_form
@@ -176,7 +175,7 @@ class _Explainer:
 
     def _unknown_key_remedy(self, key: str, owner: Loc) -> str:
         known = self._known_keys(owner)
-        near = suggest_key(key) if owner[:1] == ("mcpServers",) else None
+        near = self.expansion.suggest_key(key) if owner[:1] == ("mcpServers",) else None
         if near := near or closest_match(key, known):
             return f"did you mean `{near}`?"
         others = [name for name, model in FORMS.items() if key in file_keys(model)]

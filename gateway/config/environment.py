@@ -46,6 +46,8 @@ class Expansion:
         """Variables that stand for what another client asks its user, each with the question."""
         self.location_in_file = location_in_file
         """Finds where a location of the tree is in the file, if keys were translated."""
+        self.suggest_key: Callable[[str], str | None] = lambda key: None
+        """The known key that was probably meant by an unknown one of a server."""
         self.filled: dict[Loc, str] = {}
         """The variable of each filled field; such values are never shown in messages."""
         self.errors: dict[Loc, ConfigError] = {}

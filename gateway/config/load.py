@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gateway.config.base import FrozenModel
-from gateway.config.client_files import translate_file
 from gateway.config.configured_server import ConfiguredServer, apply_offers
 from gateway.config.diagnostics import closest_match, explain_validation_error
 from gateway.config.entries import (
@@ -31,7 +30,9 @@ from gateway.config.models import Instructions, Limits, ResultLimit, Server
 from gateway.config.reader import read_file
 from gateway.config.rollout_variables import find_rollout_problem
 from gateway.config.server_paths import resolve_server
+from gateway.config.translated_file import TranslatedFile
 from gateway.errors import ConfigError, ConfigErrors
+from gateway.plugins import installed_plugins, load_name
 
 File = TypeVar("File", bound=FrozenModel)
 E = TypeVar("E", bound=Entry)
@@ -133,6 +134,15 @@ def _with_name(entry: InteractionEntry) -> InteractionEntry:
     return entry.model_copy(update={"name": name, "config": {**entry.config, "name": name}})
 
 
+def _translate_file(raw: Any, file: Path) -> TranslatedFile:
+    """A servers file in our form, if it is another client's."""
+    translated = TranslatedFile(raw)
+    for plugin in installed_plugins():
+        for name in plugin.servers_files:
+            translated = load_name(name)(translated.tree, file)
+    return translated
+
+
 def _require_kind(raw: Any, file: Path, model: type[FrozenModel]) -> None:
     """Raises ConfigError for a file of another kind: otherwise each of its keys would be an error."""
     keys = set(raw) if isinstance(raw, Mapping) else set()
@@ -181,7 +191,8 @@ class _ConfigLoader:
             raw = {} if (read := read_file(file)) is None else read
             _require_kind(raw, file, model)
             if model is ServersFile:
-                translated = translate_file(raw, file)
+                translated = _translate_file(raw, file)
+                expansion.suggest_key = translated.suggest_key
                 self.notes += [" ".join(str(note).split()) for note in translated.notes]
                 raw, expansion.questions = translated.tree, translated.inputs
                 expansion.location_in_file = translated.location_in_file

@@ -11,16 +11,16 @@ from gateway.config.diagnostics import closest_match
 from gateway.config.entries import display_path
 from gateway.errors import ConfigError, format_error, unwrap_error
 from gateway.import_hook import NameNotOffered, add_to_sys_path, is_import_machinery
+from gateway.plugins import enable_stand_ins
 from gateway.relative_imports import import_user_module
 from gateway.user_code import UserCode
-from gateway.verl.compat_names import enable_stand_ins
 
 
 def load_object(name: str, file: Path | None = None, field: str = "") -> Any:
     """Imports `package.module:name` or `package.module.name`; `file` and `field` are for error messages.
 
     The folder of `file` and the working folder are added to `sys.path` for good, because a module may import its
-    neighbours later. If verl is not installed, the module can import stand-ins for verl's names.
+    neighbours later. The module can import the stand-ins of plug-ins for packages that are not installed, such as verl.
     """
     folders = [*([file.resolve().parent] if file else ()), Path.cwd()]
     add_to_sys_path(folders)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from gateway.config.client_keys import CLIENT_FOLDERS
 from gateway.config.entries import display_path
 from gateway.config.environment import format_loc
 from gateway.config.file_forms import ServerSection
@@ -21,6 +20,14 @@ ENV_LINE_PATTERN = re.compile(
     r"(?:export\s+)?(?P<name>[A-Za-z_][\w.]*)\s*="
     r"""\s*(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<plain>.*?))(?:\s+\#.*)?"""
 )
+
+CLIENT_FOLDERS = frozenset(
+    {
+        *(".vscode", ".vs", ".cursor", ".gemini", ".zed", ".codex", ".roo", ".kiro", ".amazonq", ".junie"),
+        *(".windsurf", ".claude", ".copilot", ".lmstudio"),
+    }
+)
+"""Folders for a client's files in a project; relative paths in these are seen from the project."""
 
 
 def project_folder(file: Path) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, Self
 import anyio
 
 from gateway.errors import ConfigError, SessionError, describe_exception
+from gateway.native.agent_data import kwargs_by_method
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import CREATE_TIMEOUT_S, FINISH_TIMEOUT_S
 from gateway.native.thread_pool import ThreadPool
@@ -25,7 +26,6 @@ from gateway.native.tool_results import exception_result, invalid_arguments_resu
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, Context, Outcome, Part, Task, Text, ToolCall, ToolResult, ToolSpec
-from gateway.verl.base import kwargs_by_method
 
 log = logging.getLogger(__name__)
 

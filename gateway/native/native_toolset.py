@@ -19,6 +19,7 @@ import anyio
 
 from gateway.await_user_code import await_user_code
 from gateway.errors import SessionError, describe_exception
+from gateway.native.agent_data import AgentData, is_verl_tool, kwargs_by_method
 from gateway.native.base import BaseTool, ToolResponse
 from gateway.native.function import FunctionTool, SessionContext
 from gateway.native.process_pool import ProcessPool
@@ -37,7 +38,6 @@ from gateway.types import (
     ToolSpec,
 )
 from gateway.user_code import UserCode
-from gateway.verl.base import AgentData, is_verl_tool, kwargs_by_method
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from gateway.bounded_json import SMALL_LENGTH, loads_large
 from gateway.errors import Unavailable
 from gateway.large_json import run_beside
 from gateway.mcp_client.reaper import Reaper
+from gateway.native.agent_data import kwargs_by_method
 from gateway.native.process_protocol import MAX_VALUES
 from gateway.sandbox.bubblewrap import Confined, python_folders
 from gateway.sandbox.confined_process import (
@@ -42,7 +43,6 @@ from gateway.schema import parse_arguments
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, EMPTY, Context, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
-from gateway.verl.base import kwargs_by_method
 from gateway.wire import WireError, dumps, part_from_json
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ def resolve_paths(folder: Path, settings: SandboxSettings, file: object, field: 
     for name, paths in update.items():
         for path in paths:
             problem = _find_problem(name, path)
-            if not problem and settings.container is not None and ":" in str(path):
-                problem = "it has a `:`, with which container engines separate paths"
+            if not problem and settings.provider is not None:
+                problem = settings.provider.find_path_problem(path)
             if problem:
                 raise ConfigError(f"{path}: {problem}", file=file, field=f"{field}.{name}", remedy=REMEDY)
     return settings.model_copy(update=update)

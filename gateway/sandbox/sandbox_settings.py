@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveInt, SecretStr, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel, rule_error
+from gateway.config.sections import make_sections
 from gateway.sandbox.host_rules import parse_rule
+from gateway.sandbox.provider_settings import ProviderSettings
 from gateway.sandbox.sandbox_environment import NAME
 
 PATHS = ("readable", "writable")
@@ -47,39 +48,13 @@ def _check_paths(value: tuple[Path, ...]) -> tuple[Path, ...]:
     return value
 
 
-def _check_engine(value: str) -> str:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise rule_error(f"`engine` cannot be read as a command: {error}", "close its quotes") from error
-    if not words or UNUSABLE.search(value):
-        raise rule_error("`engine` is no command", "write `podman` or `docker`, or remove it")
-    return value
+if TYPE_CHECKING:
+    ProviderSections = FrozenModel
+else:
+    ProviderSections = make_sections("ProviderSections", lambda plugin: plugin.sandboxes)
 
 
-class ContainerSettings(FrozenModel):
-    """A container as sandbox."""
-
-    image: Annotated[str, Field(min_length=1)]
-    """The image; it needs Python 3.11 or newer, and bash for the tool `shell`. It is never pulled by itself."""
-    engine: Annotated[str, AfterValidator(_check_engine)] = "podman"
-    """The command of the engine: `podman`, `docker`, or one with options, such as `podman --runtime runsc`."""
-    python: Annotated[str, Field(min_length=1)] = "python3"
-    """The interpreter in the image."""
-    options: tuple[str, ...] = ()
-    """Further options of the engine's `run`."""
-
-
-class RemoteSettings(FrozenModel):
-    """A server of sandboxes on another machine, such as `mtrl-gateway sandboxes`."""
-
-    url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
-    """Its address."""
-    token: SecretStr | None = None
-    """Sent as `Authorization: Bearer ...`."""
-
-
-class SandboxSettings(FrozenModel):
+class SandboxSettings(ProviderSections):
     """What exists inside a sandbox, and how much of it."""
 
     network: Annotated[Network, AfterValidator(_check_network)] = "none"
@@ -112,18 +87,19 @@ class SandboxSettings(FrozenModel):
     output_bytes: PositiveInt = 256 * 1024
     """What one call may print; a call that prints more is ended."""
 
-    container: ContainerSettings | None = None
-    """Runs the tools `python`, `shell` and `files` in a container, instead of in bubblewrap."""
-    remote: RemoteSettings | None = None
-    """Runs these tools on another machine."""
-
     @model_validator(mode="after")
     def _check_provider(self) -> Self:
-        if self.container is not None and self.remote is not None:
-            raise rule_error("`container` and `remote` exclude each other", "keep one of them")
-        if self.remote is not None and (self.readable or self.writable):
+        named = [name for name in ProviderSections.model_fields if getattr(self, name) is not None]
+        if len(named) > 1:
+            raise rule_error(f"{' and '.join(f'`{name}`' for name in named)} exclude each other", "keep one of them")
+        if self.provider is not None and not self.provider.is_local and (self.readable or self.writable):
             raise rule_error("paths of this machine do not exist on another one", "remove `readable` and `writable`")
         return self
+
+    @property
+    def provider(self) -> ProviderSettings | None:
+        """The provider that is named instead of bubblewrap."""
+        return next((given for name in ProviderSections.model_fields if (given := getattr(self, name))), None)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -133,6 +109,6 @@ class SandboxSettings(FrozenModel):
 
 def check_is_local(settings: SandboxSettings) -> None:
     """Raises for a provider that has only the tools `python`, `shell` and `files`."""
-    if settings.container is not None or settings.remote is not None:
-        problem = "`container` and `remote` run the tools `python`, `shell` and `files` only"
+    if settings.provider is not None:
+        problem = f"`{settings.provider.key}` runs the tools `python`, `shell` and `files` only"
         raise rule_error(problem, "use `sandbox_tools`, or remove it: bubblewrap runs this")

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from tests.trainer.agents.agent_harness import call_text, open_agents
+from tests.plugins.agents.agent_harness import call_text, open_agents
 from trainer.rollout.settings import RolloutLimits
 
 CODEX = """model = "policy"

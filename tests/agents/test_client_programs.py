@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.types import Text, ToolResult
-from tests.trainer.agents.agent_harness import call_text, open_agents
+from tests.plugins.agents.agent_harness import call_text, open_agents
 from trainer.rollout.rollout import StopReason
 
 pytestmark = pytest.mark.anyio

@@ -12,15 +12,21 @@ from typer.testing import CliRunner
 
 from bench import bars
 from bench.ablations import ARMS, arm_settings, build_unmasked_batch, unmask_tool_tokens
+from mtrl_plugins.demo.model_cache import find_or_build_model
+from mtrl_plugins.demo.warm_start import Recipe
 from trainer.algorithms.train_batch import TrainSequence, build_train_batch
 from trainer.cli import app
-from trainer.demo.model_cache import find_or_build_model
-from trainer.demo.warm_start import Recipe
 from trainer.train import train_loop
 from trainer.train.evaluate import VARIANTS
 
 UNTRAINED = Recipe(skill_steps=2, habit_steps=0, kinds=("fact",))
-SMALL_JOB = {"steps": 1, "prompts": 2, "n": 2, "kinds": ["fact"], "evaluation": {"every": 1, "few": 2, "rows": 4}}
+SMALL_JOB = {
+    "steps": 1,
+    "prompts": 2,
+    "n": 2,
+    "demo": {"kinds": ["fact"]},
+    "evaluation": {"every": 1, "few": 2, "rows": 4},
+}
 
 
 def make_seed(**changes: float) -> bars.Seed:

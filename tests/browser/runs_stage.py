@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.http.settings import Settings
+from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.runs import name_runs
 from tests.browser.page import NARROW, Page
 from tests.browser.sample_run import STATUS, add_metrics_of_ranks, write_sample_run
 from tests.browser.views import Stage, View
@@ -18,8 +20,6 @@ from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.storage.rollout_file import RolloutWriter
 from trainer.storage.run_status import StatusFile, write_status
-from trainer.web.app import serve_in_thread
-from trainer.web.runs import name_runs
 
 CONNECTION_REFUSED = "ERR_CONNECTION_REFUSED"
 """The error of a page whose server has stopped."""

@@ -9,13 +9,13 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.http.settings import Settings
+from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.export import export_runs
+from mtrl_plugins.web.runs import name_runs
 from tests.browser.page import NARROW, Page
 from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
 from tests.browser.runs_stage import CONNECTION_REFUSED, serve_runs
 from tests.browser.sample_run import HOSTILE, PAD, STEPS, write_sample_run
-from trainer.web.app import serve_in_thread
-from trainer.web.export import export_runs
-from trainer.web.runs import name_runs
 
 HOSTILE_AT = 20
 """The rollout with hostile text, of step 2, group 1."""
@@ -152,7 +152,7 @@ def test_rollouts_are_filtered_searched_and_sorted(page: Page, url: str) -> None
 
 
 def test_searches_run_one_at_a_time(page: Page, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.web.runs.SEARCH_TIME_S", 1e-6)  # A rollout at each look.
+    monkeypatch.setattr("mtrl_plugins.web.runs.SEARCH_TIME_S", 1e-6)  # A rollout at each look.
     page.open(f"{url}#/over/rollouts")
     page.sees("384 rollouts", ".summary")
     page.js(

@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 import pytest
 
+from mtrl_plugins.web.export import export_runs
+from mtrl_plugins.web.runs import name_runs
 from tests.browser.page import Page
 from tests.browser.runs_stage import serve_runs
 from tests.browser.sample_run import HOSTILE, write_sample_run
-from tests.trainer.web.test_web_steps import make_rollout, tool_entry
+from tests.plugins.web.test_web_steps import make_rollout, tool_entry
 from trainer.storage.rollout_file import RolloutWriter
-from trainer.web.export import export_runs
-from trainer.web.runs import name_runs
 
 HOSTILE_GROUP = "2-0-1"
 """The sample run's group in which a rollout wrote hostile text."""

@@ -10,9 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.config.client_places import HOME_FILES, PROJECT_FILES, SETTINGS_FILES, known_places, settings_folder
-from gateway.config.import_servers import find_servers
 from gateway.config.load import load_config
+from mtrl_plugins.client_files.client_places import (
+    HOME_FILES,
+    PROJECT_FILES,
+    SETTINGS_FILES,
+    known_places,
+    settings_folder,
+)
+from mtrl_plugins.client_files.import_servers import find_servers
 from tests.conftest import Write
 
 SECRET = "hunter2"

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from gateway.verl import compat_names as verl_names
+from mtrl_plugins.swift import compat_names as swift_names
+from mtrl_plugins.swift.table import SWIFT_TABLE as SWIFT_FLAGS
+from mtrl_plugins.trl.table import TRL_TABLE as TRL_ARGUMENTS
+from mtrl_plugins.verl import compat_names as verl_names
+from mtrl_plugins.verl.table import VERL_TABLE as VERL_KEYS
+from mtrl_plugins.verl.translate import format_table
 from tests.docs.blocks import ROOT
-from trainer.swift import compat_names as swift_names
-from trainer.swift_flags.table import SWIFT_TABLE as SWIFT_FLAGS
-from trainer.trl.table import TRL_TABLE as TRL_ARGUMENTS
-from trainer.verl.table import VERL_TABLE as VERL_KEYS
-from trainer.verl.translate import format_table
 
 VERL, SWIFT, TRL = (ROOT / "docs" / f"migration-{framework}.md" for framework in ("verl", "swift", "trl"))
 

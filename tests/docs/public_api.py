@@ -23,6 +23,6 @@ PUBLIC: Mapping[str, tuple[str, ...]] = {
     "trainer.rollout.rollout": ("Rollout", "StopReason"),
     "trainer.reward.attempt": ("Attempt",),
     "trainer.rollout.steppers": ("ToolsAndFeedback", "ThinkAgain", "BackIntoThinking"),
-    "trainer.api": ("GRPO", "GRPOConfig", "TrainOutput"),
+    "mtrl_plugins.trl.api": ("GRPO", "GRPOConfig", "TrainOutput"),
     "trainer.view": ("load",),
 }

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from trainer.train.settings import DEMOS, TrainSettings
+from trainer.data.examples import example_names
+from trainer.train.settings import TrainSettings
 
-JOBS = Path(__file__).parents[2] / "trainer" / "jobs"
+JOBS = Path(__file__).parents[2] / "mtrl_plugins" / "demo" / "jobs"
 SUBCOMMANDS = (
     "check",
     "rollout",
@@ -61,7 +62,7 @@ def _small_training(words: list[str], place: Path, small_job: Callable[[], Train
         settings = TrainSettings.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))).model_dump()
     else:
         settings = {}
-    if (_option(words, "--model") or settings.get("model", "demo")) in DEMOS:
+    if (_option(words, "--model") or settings.get("model", "demo")) in example_names():
         if "--out" not in words:  # The finished run shows that it trains; once more would show nothing.
             words = [*words, "--dry-run"]
         small, note = small_job().model_dump(mode="json", exclude_unset=True), "(the small job stands in)\n"

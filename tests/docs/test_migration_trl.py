@@ -26,7 +26,7 @@ def test_migration_trl_page(follow: Follow) -> None:
 def test_the_script_differs_from_that_for_trl_in_one_line() -> None:
     page = (ROOT / "docs" / "migration-trl.md").read_text(encoding="utf-8")
     before, after = (page.split(f"# my_trl/{name}.py\n")[1].split("```")[0] for name in ("before", "train"))
-    assert sorted(before.replace("from trl import", "from trainer.api import").splitlines()) == sorted(
+    assert sorted(before.replace("from trl import", "from mtrl_plugins.trl.api import").splitlines()) == sorted(
         after.splitlines()
     )
 

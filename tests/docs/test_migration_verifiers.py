@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mtrl_plugins.environments.host_process import stop_hosts
 from tests.docs.conftest import Follow
-from tests.trainer.verifiers.verifiers_runs import STAND_IN
-from trainer.environments.host_process import stop_hosts
+from tests.plugins.verifiers.verifiers_runs import STAND_IN
 
 
 @pytest.fixture

@@ -80,7 +80,8 @@ def fields_read_from_columns(file: Path) -> set[str]:
 
 
 def test_fields_that_rewards_and_environments_read_are_described() -> None:
-    files = [file for file in (ROOT / "trainer").rglob("*.py") if "demo" not in file.name and "demo" not in file.parts]
+    houses = (file for house in ("trainer", "mtrl_plugins") for file in (ROOT / house).rglob("*.py"))
+    files = [file for file in houses if "demo" not in file.name and "demo" not in file.parts]
     read = {name: file.name for file in files for name in fields_read_from_columns(file)}
     assert {"end_state", "data_source", "extra_info", "id"} <= read.keys()
     assert {name: file for name, file in read.items() if name not in DESCRIBED} == {}

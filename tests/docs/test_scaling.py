@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.docs.conftest import Follow
-from tests.trainer.cluster.manifests import read_manifests, validate
+from tests.plugins.cluster.manifests import read_manifests, validate
 
 
 def test_scaling_page(follow: Follow) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.environments.real_environments import SAMPLES as REAL_SAMPLES
-from tests.trainer.environments.environment_runs import SAMPLES
-from tests.trainer.verifiers.verifiers_runs import SAMPLES as VERIFIERS_SAMPLES
-from tests.trainer.verifiers.verifiers_runs import add_to_path
+from tests.plugins.environments.environment_runs import SAMPLES
+from tests.plugins.verifiers.verifiers_runs import SAMPLES as VERIFIERS_SAMPLES
+from tests.plugins.verifiers.verifiers_runs import add_to_path
 
 
 @pytest.fixture

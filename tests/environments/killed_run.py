@@ -15,9 +15,9 @@ import anyio
 import psutil
 
 from tests.environments.real_environments import AT_ONCE, REFERENCE_S, open_held, python_of
-from tests.trainer.environments.environment_runs import act, open_run
+from tests.plugins.environments.environment_runs import act, open_run
+from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns
 from tests.trainer.policy_scripts import render_calls
-from tests.trainer.verifiers.verifiers_runs import EnvironmentRuns
 
 
 @dataclass(frozen=True)

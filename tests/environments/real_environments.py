@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import psutil
 
+from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns
-from tests.trainer.verifiers.verifiers_runs import EnvironmentRuns
 from tests.waiting import wait_until
 from trainer.engine.scripted import ScriptedEngine
 from trainer.parse.choose import load_parser

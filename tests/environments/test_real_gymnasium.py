@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.environments.real_environments import EPISODES, REFERENCE_S, play_all, python_of, run_reference
-from tests.trainer.environments.environment_runs import act, observations, open_run, rewards
+from tests.plugins.environments.environment_runs import act, observations, open_run, rewards
 
-REFERENCE = Path(__file__).parents[1] / "trainer/environments/gymnasium_reference.py"
+REFERENCE = Path(__file__).parents[1] / "mtrl_plugins/environments/gymnasium_reference.py"
 STEPS = 20
 NAMES: dict[str, list[Any]] = {
     "FrozenLake-v1": ["left", "down", "right", "up"],

@@ -14,7 +14,7 @@ import pytest
 
 from tests.environments.killed_run import CASES
 from tests.environments.real_environments import REFERENCE_S, ROOT, connections_of, open_held, open_vault
-from tests.trainer.environments.environment_runs import settings_pid
+from tests.plugins.environments.environment_runs import settings_pid
 from tests.waiting import wait_until
 from trainer.rollout.rollout import StopReason
 

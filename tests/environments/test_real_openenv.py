@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.environments.real_environments import EPISODES, REFERENCE_S, open_vault, play_all, run_reference
-from tests.trainer.environments.environment_runs import observations, open_run, rewards
+from tests.plugins.environments.environment_runs import observations, open_run, rewards
 from tests.trainer.policy_scripts import render_calls
 from trainer.rollout.rollout import Rollout
 

@@ -9,12 +9,12 @@ import pytest
 from anyio import to_thread
 from typer.testing import CliRunner
 
+from mtrl_plugins.environments.host_process import stop_hosts
 from tests.conftest import Write
 from tests.environments.real_environments import open_vault, python_of
-from tests.trainer.environments.test_environment_tape import RUN
+from tests.plugins.environments.test_environment_tape import RUN
 from tests.trainer.model_folders import save_tiny_model
 from trainer.cli import app
-from trainer.environments.host_process import stop_hosts
 
 ENVIRONMENTS = {
     "gymnasium": "gymnasium:FrozenLake-v1",

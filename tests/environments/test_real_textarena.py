@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.environments.real_environments import EPISODES, REFERENCE_S, play_all, python_of, run_reference
-from tests.trainer.environments.environment_runs import observations, open_run
+from tests.plugins.environments.environment_runs import observations, open_run
 
 REFERENCE = Path(__file__).with_name("textarena_reference.py")
 TURNS = 12

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
+from mtrl_plugins.environments.host_process import stop_hosts
 from tests.conftest import Write
 from tests.docs.blocks import ROOT, blocks_of
 from tests.environments.real_environments import FOLDERS, python_of
 from tests.environments.test_verifiers_episodes import Turn, to_text
-from tests.trainer.verifiers.verifiers_runs import make_settings, open_environment
-from trainer.environments.host_process import stop_hosts
+from tests.plugins.verifiers.verifiers_runs import make_settings, open_environment
 from trainer.setup import load_data
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from mtrl_plugins.environments.reward import environment_reward
 from tests.environments.real_environments import EPISODES, FOLDERS, REFERENCE_S, play_all, python_of, run_reference
+from tests.plugins.verifiers.verifiers_runs import open_environment, texts_of
 from tests.trainer.policy_scripts import render_calls
-from tests.trainer.verifiers.verifiers_runs import open_environment, texts_of
-from trainer.environments.reward import environment_reward
 from trainer.reward.attempt import Attempt
 
 REFERENCE = Path(__file__).with_name("verifiers_reference.py")

@@ -13,7 +13,7 @@ from gateway.feedback.code import CodeInteraction
 from gateway.feedback.gsm8k import Gsm8kInteraction
 from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackToolset, build_interactions
 from gateway.feedback.simulated import SimulatedInteraction
-from gateway.verl import gsm8k_rule
+from mtrl_plugins.verl import gsm8k_rule
 from tests.feedback.interactions import OlderInteraction, Recorder
 
 

@@ -13,6 +13,13 @@ from typing import Any
 
 import anyio
 
+from mtrl_plugins.agents.agent_host import AgentHost
+from mtrl_plugins.agents.agent_runner import AgentRunner
+from mtrl_plugins.agents.settings import AgentSettings
+from mtrl_plugins.swift.gym import Env, GYMScheduler, envs
+from mtrl_plugins.swift.multi_turn_scheduler import MultiTurnScheduler
+from mtrl_plugins.swift.protocol import RolloutInferRequest
+from mtrl_plugins.swift.stepper import wrap_scheduler
 from tests.hostile.gateway_doors import (
     PATIENCE,
     Act,
@@ -28,9 +35,6 @@ from tests.hostile.trl_doors import call_async_trl_reward, call_async_trl_tool, 
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, make_gateway, make_tasks, script_by_task
 from tests.trainer.reward.attempts import TASK, CharacterDecoder, answer_group, reward_settings
-from trainer.agents.agent_host import AgentHost
-from trainer.agents.agent_runner import AgentRunner
-from trainer.agents.settings import AgentSettings
 from trainer.algorithms.token_weights import TokenWeightError, compute_token_weights
 from trainer.engine.scripted import ScriptedEngine
 from trainer.reward.scorer import GivenRewards, Scorer
@@ -38,10 +42,6 @@ from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, ToolsAndFeedback, Turn
-from trainer.swift.gym import Env, GYMScheduler, envs
-from trainer.swift.multi_turn_scheduler import MultiTurnScheduler
-from trainer.swift.protocol import RolloutInferRequest
-from trainer.swift.stepper import wrap_scheduler
 
 
 async def score_reward(is_async: bool, batched: bool, act: Act) -> str:

@@ -33,10 +33,10 @@ from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
 from gateway.toolset import add_prefix
 from gateway.types import Outcome, Task, ToolCall
+from mtrl_plugins.trl.function_tools import show_error, show_value
 from tests.servers.start_server import stdio_command
 from tests.waiting import PATIENCE_S
 from trainer.parse.choose import PARSERS, load_parser
-from trainer.trl.function_tools import show_error, show_value
 
 
 class Thing:

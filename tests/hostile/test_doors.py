@@ -20,13 +20,13 @@ import pytest
 from gateway.feedback import conversation
 from gateway.mcp_client import mcp_session
 from gateway.native import native_toolset
+from mtrl_plugins.environments import episode_toolset
+from mtrl_plugins.swift import gym
+from mtrl_plugins.trl.caller_thread import CallerThread
 from tests.hostile.doors import DOORS, open_door
 from tests.hostile.gateway_doors import PATIENCE
 from tests.waiting import wait_until
-from trainer.environments import episode_toolset
-from trainer.swift import gym
 from trainer.train.run_folder import RunFolder
-from trainer.trl.caller_thread import CallerThread
 
 
 class Panic(BaseException):

@@ -11,13 +11,13 @@ import pytest
 from gateway.errors import ConfigError, ReplayError
 from gateway.line_file import iterate_lines
 from gateway.tape.tape_file import load_tape
+from mtrl_plugins.web.rollout_index import RolloutIndex
+from mtrl_plugins.web.runs import ViewedRun
 from trainer.data.tasks import load_rows
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts, RunError
 from trainer.storage.run_files import read_metrics
 from trainer.storage.token_credit import CREDITS_FILE, CreditReader
 from trainer.view.curves import SuccessCriterion
-from trainer.web.rollout_index import RolloutIndex
-from trainer.web.runs import ViewedRun
 
 GIGABYTE = 1 << 30
 MEMORY_KB = 500_000
@@ -74,7 +74,7 @@ def test_row_nested_too_deep_is_refused_by_file_and_line(tmp_path: Path) -> None
 def small_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of our own files may have 2000 bytes."""
     monkeypatch.setattr(iterate_lines, "__kwdefaults__", {"number": 1, "max_bytes": 2000})
-    for module in ("trainer.storage.rollout_file", "trainer.web.rollout_index", "trainer.web.runs"):
+    for module in ("trainer.storage.rollout_file", "mtrl_plugins.web.rollout_index", "mtrl_plugins.web.runs"):
         monkeypatch.setattr(f"{module}.MAX_LINE_BYTES", 2000)
 
 

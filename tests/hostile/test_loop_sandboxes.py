@@ -11,7 +11,6 @@ import pytest
 from anyio import from_thread
 from pydantic import SecretStr
 
-from gateway.http.sandbox_server import serving
 from gateway.http.settings import Settings
 from gateway.http.uvicorn_server import StopSignal
 from gateway.loop_watchdog import LoopWatchdog
@@ -19,10 +18,12 @@ from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox.choose_provider import choose_provider
 from gateway.sandbox.large_messages import PIECE_BYTES
 from gateway.sandbox.provider import Sandbox, opened
-from gateway.sandbox.sandbox_settings import RemoteSettings, SandboxSettings
+from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import MAX_BYTES, SandboxStates
 from gateway.state.prepared_state import PreparedStates
 from gateway.state.state_hash import hash_state
+from mtrl_plugins.sandboxes.sandbox_server import serving
+from mtrl_plugins.sandboxes.settings import RemoteSettings
 from tests.hostile.injector import PATIENCE_S, assert_not_held, freeze_garbage
 
 LARGE, TOKEN = 16 * 2**20, "a-token-of-the-tests"

@@ -9,12 +9,12 @@ from typing import Any
 from anyio import to_thread
 
 from gateway.native.function import FunctionTool
+from mtrl_plugins.trl.caller_thread import CallerThread
+from mtrl_plugins.trl.function_tools import CallerTools
+from mtrl_plugins.trl.reward_functions import Progress, RewardFunctions
 from tests.hostile.gateway_doors import PATIENCE, Act, call_tools, settle
 from tests.trainer.reward.attempts import TASK, CharacterDecoder, answer_group, reward_settings
 from trainer.reward.scorer import Scorer
-from trainer.trl.caller_thread import CallerThread
-from trainer.trl.function_tools import CallerTools
-from trainer.trl.reward_functions import Progress, RewardFunctions
 
 
 async def with_caller(main: Callable[[CallerThread], Awaitable[str]]) -> str:

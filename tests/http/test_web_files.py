@@ -18,7 +18,7 @@ from tests.http.api_client import ApiClient, http_sources
 from tests.live_server import live_server_async
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(file for house in ("gateway", "trainer") for file in (ROOT / house).rglob("*.js"))
+SCRIPTS = sorted(file for house in ("gateway", "mtrl_plugins") for file in (ROOT / house).rglob("*.js"))
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|javascript:|DOMParser"
 )

@@ -16,7 +16,7 @@ from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.session import Reward
 from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
-from gateway.verl.gsm8k_rule import Gsm8kTool
+from mtrl_plugins.verl.gsm8k_rule import Gsm8kTool
 
 SCHEMA = {"type": "function", "function": {"name": "count", "parameters": {"type": "object", "$defs": {"a": {}}}}}
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import ConfigError
-from trainer.cluster import ray_launcher
-from trainer.cluster.node_process import PYTHON, NodeProcess
-from trainer.cluster.ray_launcher import RayJob, connect, run_on_ray
+from mtrl_plugins.cluster import ray_launcher
+from mtrl_plugins.cluster.node_process import PYTHON, NodeProcess
+from mtrl_plugins.cluster.ray_launcher import RayJob, connect, run_on_ray
 
 RANK = """
 import json, os, sys, time

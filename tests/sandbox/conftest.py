@@ -17,7 +17,6 @@ import pytest
 from anyio import from_thread
 from pydantic import SecretStr
 
-from gateway.http.sandbox_server import SandboxServer, serving
 from gateway.http.settings import Settings
 from gateway.http.uvicorn_server import StopSignal
 from gateway.mcp_client.reaper import Reaper
@@ -27,6 +26,7 @@ from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.toolset import Session
 from gateway.types import Task
+from mtrl_plugins.sandboxes.sandbox_server import SandboxServer, serving
 
 TOKEN, MOST, LEASE_S = "a-token-of-the-tests", 2, 1.0
 ALLOWED = ("pypi.org", "*.example.org:8443", "10.0.0.5:8080")

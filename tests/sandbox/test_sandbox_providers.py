@@ -18,7 +18,6 @@ from pydantic import SecretStr, ValidationError
 from gateway import check
 from gateway.build import build_plan
 from gateway.mcp_client.reaper import Reaper
-from gateway.sandbox import remote_provider
 from gateway.sandbox.choose_provider import choose_provider, find_provider_problem
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_state import SandboxStates
@@ -27,6 +26,7 @@ from gateway.state.prepared_state import PreparedStates
 from gateway.state.state_hash import hash_state
 from gateway.toolset import Session, hash_session_state
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
+from mtrl_plugins.sandboxes import remote_provider
 from tests.conftest import Write
 from tests.sandbox.conftest import LEASE_S, Served
 from tests.waiting import PATIENCE_S, wait_until

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.sandbox.remote_provider import PATH
 from gateway.types import Outcome
+from mtrl_plugins.sandboxes.remote_provider import PATH
 from tests.sandbox.conftest import TOKEN, Served
 from tests.sandbox.test_sandbox_providers import call, open_tools
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigErrors
+from mtrl_plugins.verl.read_config import read_command
+from mtrl_plugins.verl.translate import translate
 from tests.sample_images import png
 from tests.seeds.conftest import Lay
 from tests.seeds.seed_rollouts import feedback_texts, load_tasks, open_runners
@@ -16,8 +18,6 @@ from trainer.data import load_rows
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import TemplateSettings
 from trainer.train.settings import TrainSettings
-from trainer.verl.read_config import read_command
-from trainer.verl.translate import translate
 
 NEEDED = ("actor_rollout_ref.model.path=models/any", "data.train_files=rows.jsonl", "trainer.total_training_steps=3")
 INTERACTION = """

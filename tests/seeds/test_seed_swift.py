@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from gateway.gateway import Gateway
+from mtrl_plugins.scripts.translate_command import translate_command
+from mtrl_plugins.swift import gym, orm
 from tests.seeds.conftest import Lay
 from tests.seeds.seed_rollouts import LIMITS, RolloutRunners, load_tasks, make_template, score_group, trained_texts
 from trainer.algorithms.token_weights import compute_token_weights, load_token_weight_fn
-from trainer.cli.translate_command import translate_command
 from trainer.ledger import Author
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import BaseRolloutSettings, RolloutLimits
 from trainer.setup import make_stepper
-from trainer.swift import gym, orm
 from trainer.train.settings import TrainSettings
 
 ROW = {
@@ -29,7 +29,7 @@ ROW = {
     "problem": "What is the root of 36 times the root of 16?",
     "solution": "12",
 }
-NAMED = "trainer.swift.stepper:named"
+NAMED = "mtrl_plugins.swift.stepper:named"
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ async def test_max_turns_ends_a_rollout_by_default(turns: int, lay: Lay) -> None
 
 async def test_truncated_response_ends_a_rollout_by_default(lay: Lay) -> None:
     file = _plugin(lay)
-    from trainer.swift.compat_names import enable_stand_ins
+    from mtrl_plugins.swift.compat_names import enable_stand_ins
 
     with enable_stand_ins("", [file.parent]):
         scheduler: Any = type(make_stepper(BaseRolloutSettings(stepper=f"{file}:Scheduler")).scheduler)(
@@ -155,7 +155,7 @@ async def test_infos_of_step_reach_the_reward_function(lay: Lay) -> None:
     file = _plugin(lay)
     args = {"name": "math_tip_trick_multi_turn", "plugins": [str(file)], "max_turns": 2}
     rollout = await played(NAMED, "It is 6.", "It is 12.", **args)
-    function = {"function": "trainer.swift.orm:named", "batched": True}
+    function = {"function": "mtrl_plugins.swift.orm:named", "batched": True}
     settings = {"components": {"all": {**function, "args": {"name": "by_turns", "plugins": [str(file)]}}}}
     (one,) = (await score_group(settings, [rollout], load_tasks(ROW)[0], file.parent)).scored
     assert one.reward == 1 + 0.5, "one step was told of, and five messages are the whole chat"
@@ -169,7 +169,7 @@ async def test_reward_class_whose_call_lacks_self_runs_as_it_is_meant(lay: Lay) 
     rollout = await played(
         NAMED, "It is 6.", "It is 12.", name="math_tip_trick_multi_turn", plugins=[str(file)], max_turns=2
     )
-    function = {"function": "trainer.swift.orm:named", "batched": True}
+    function = {"function": "mtrl_plugins.swift.orm:named", "batched": True}
     settings = {"components": {"all": {**function, "args": {"name": "without_self", "plugins": [str(file)]}}}}
     (one,) = (await score_group(settings, [rollout], load_tasks(ROW)[0], file.parent)).scored
     assert one.reward == 5.0 and _seen(file)[-1][0] == ["It is 12."]

@@ -38,7 +38,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's network with random weights."""
-    from trainer.demo.facts.facts_demo import build_model
+    from mtrl_plugins.demo.facts.facts_demo import build_model
 
     return build_model(tmp_path_factory.mktemp("model"))
 

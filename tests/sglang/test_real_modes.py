@@ -25,7 +25,7 @@ from trainer.train.replay_step import replay_step
 from trainer.train.start import train
 
 STEPS = 3
-TOOLS = "tools:\n  - class_name: trainer.demo.facts.lookup.LookUp\n  - function: calculator:calculate\n"
+TOOLS = "tools:\n  - class_name: mtrl_plugins.demo.facts.lookup.LookUp\n  - function: calculator:calculate\n"
 CALCULATOR = 'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    return "0"\n'
 
 
@@ -61,7 +61,7 @@ async def test_tokens_have_the_version_that_sampled_them_and_its_logprob(
 async def test_every_mode_learns_within_its_staleness_limit(mode: str, server: ServerProcess, tmp_path: Path) -> None:
     (tmp_path / "tools.yaml").write_text(TOOLS)
     (tmp_path / "calculator.py").write_text(CALCULATOR)
-    more = {"kinds": ["fact"], "steps": STEPS, "evaluation": {"every": 0}, "sampling": {"temperature": 1.0}}
+    more = {"demo": {"kinds": ["fact"]}, "steps": STEPS, "evaluation": {"every": 0}, "sampling": {"temperature": 1.0}}
     settings = small_job(mode=mode, tools=str(tmp_path), engine=server.url, **more)
     run, console = tmp_path / "run", Console(file=io.StringIO(), width=200)
     with anyio.fail_after(900):
@@ -86,8 +86,8 @@ async def test_agent_trains_on_a_real_server_and_each_token_is_accounted_for(
 ) -> None:
     (tmp_path / "tools.yaml").write_text(TOOLS)
     (tmp_path / "calculator.py").write_text(CALCULATOR)
-    more = {"kinds": ["fact"], "steps": STEPS, "evaluation": {"every": 0}, "mode": "asynchronous"}
-    agent = {"agent": {"function": "tests.trainer.agents.looping_agent:run"}, "sampling": {"temperature": 1.5}}
+    more = {"demo": {"kinds": ["fact"]}, "steps": STEPS, "evaluation": {"every": 0}, "mode": "asynchronous"}
+    agent = {"agent": {"function": "tests.plugins.agents.looping_agent:run"}, "sampling": {"temperature": 1.5}}
     reward = {"reward": {"components": {"agent": {"function": "agent"}}}}
     run = tmp_path / "run"
     with anyio.fail_after(900):

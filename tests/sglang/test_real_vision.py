@@ -103,7 +103,7 @@ async def test_server_with_a_stale_vision_cache_generates_nothing(
 
 async def test_vision_job_learns_on_sglang(tmp_path: Path) -> None:
     """Eyes and words move with every step, and the server has them before the next."""
-    job = yaml.safe_load((ROOT / "trainer" / "jobs" / "sight.yaml").read_text())
+    job = yaml.safe_load((ROOT / "mtrl_plugins" / "demo" / "jobs" / "sight.yaml").read_text())
     (tmp_path / "small.yaml").write_text(json.dumps(job | SMALL))
     run = tmp_path / "run"
     words = ["--config", str(tmp_path / "small.yaml"), "--engine", "sglang", "--steps", "3", "--out", str(run)]

@@ -11,12 +11,12 @@ import anyio
 import pytest
 from rich.console import Console
 
+from mtrl_plugins.workers import line_channel
 from tests.sglang.policy import AGREE
 from tests.sglang.test_real_modes import CALCULATOR, TOOLS
 from tests.trainer.train.jobs import small_job
 from trainer.engine.sglang.server_process import ServerProcess
 from trainer.train.start import train
-from trainer.workers import line_channel
 
 STEPS = 2
 
@@ -34,7 +34,7 @@ async def test_workers_of_a_job_ask_the_server_themselves(
     monkeypatch.setattr(line_channel, "parse_message", note)
     (tmp_path / "tools.yaml").write_text(TOOLS)
     (tmp_path / "calculator.py").write_text(CALCULATOR)
-    more = {"kinds": ["fact"], "steps": STEPS, "evaluation": {"every": 0}, "sampling": {"temperature": 1.0}}
+    more = {"demo": {"kinds": ["fact"]}, "steps": STEPS, "evaluation": {"every": 0}, "sampling": {"temperature": 1.0}}
     more |= {"engine": server.url, "rollout": {"workers": 2}, "record": False}
     run = tmp_path / "run"
     with anyio.fail_after(900):

@@ -18,9 +18,9 @@ from gateway.check import Finding, run_checks
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Task, ToolCall
-from trainer.task_maker import explore, random_policy
-from trainer.task_maker.make_tasks import MakeSettings, TaskMaker
-from trainer.task_maker.open_server import open_server
+from mtrl_plugins.task_maker import explore, random_policy
+from mtrl_plugins.task_maker.make_tasks import MakeSettings, TaskMaker
+from mtrl_plugins.task_maker.open_server import open_server
 
 SERVER = Path(__file__).parents[2] / ".npm-peers/node_modules/@modelcontextprotocol/server-memory/dist/index.js"
 OWN_FILE = {"MEMORY_FILE_PATH": "${MTRL_ROLLOUT_DIR}/memory.jsonl"}

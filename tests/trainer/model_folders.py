@@ -12,7 +12,7 @@ def save_tiny_model(folder: Path, family: str = "hermes", kind: str = "qwen3") -
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from trainer.demo.facts.facts_demo import MODEL_SHAPE
+    from mtrl_plugins.demo.facts.facts_demo import MODEL_SHAPE
 
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer_folder(FAMILIES[family], folder)

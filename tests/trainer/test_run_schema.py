@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from trainer.cli.options import JOBS_FOLDER
+from trainer.cli.options import find_jobs
 from trainer.train import run_schema
 
 SCHEMA = json.loads(run_schema.schema_text())
@@ -30,7 +30,7 @@ def test_every_key_has_a_description() -> None:
             assert about is False or about.get("description"), f"{name}.{key}"
 
 
-@pytest.mark.parametrize("file", sorted(JOBS_FOLDER.glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted(find_jobs().values()), ids=lambda file: file.name)
 def test_shipped_jobs_match_the_schema(file: Path) -> None:
     VALIDATOR.validate(yaml.safe_load(file.read_text()))
 

@@ -17,12 +17,12 @@ import psutil
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
 from tests.trainer.sglang_stand_in import stand_in
 from tests.waiting import PATIENCE_S, wait_until
 from trainer.engine.base import EngineError
 from trainer.engine.sglang import server_process
 from trainer.engine.sglang.server_process import LAUNCH, ServerOptions, ServerProcess
-from trainer.workers.handshake import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path("models/a")

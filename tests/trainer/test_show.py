@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from gateway.types import Audio, Image, ToolCall
+from mtrl_plugins.web.rollout_json import rollout_to_json
 from tests.browser.sample_run import write_sample_run
 from tests.trainer.rollout_strategies import rollouts
 from tests.trainer.sample_rollouts import FAILED, LEDGER, RUN, SCORED, decode, policy, text_to_ids
@@ -24,7 +25,6 @@ from trainer.view.branches import name_branches
 from trainer.view.show import print_rollouts
 from trainer.view.text import to_printable
 from trainer.view.why import UNKNOWN_CREDIT, RolloutCredit, explain_training
-from trainer.web.rollout_json import rollout_to_json
 
 
 def render_text(

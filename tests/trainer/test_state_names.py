@@ -9,12 +9,12 @@ import anyio
 import pytest
 
 from gateway.gateway import Gateway
+from mtrl_plugins.demo.shelves.shelves_demo import FOLDER
 from tests.trainer.cli_data import RunCommand
 from tests.trainer.train.trainings import write_config
 from tests.waiting import PATIENCE_S
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import load_rows
-from trainer.demo.shelves.shelves_demo import FOLDER
 
 ROWS = [
     {"prompt": "x"},

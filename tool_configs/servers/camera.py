@@ -11,7 +11,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ImageContent, ToolAnnotations
 from pydantic import Field
 
-from trainer.demo.sight.house import WINDOWS, draw_inside
+from mtrl_plugins.demo.sight.house import WINDOWS, draw_inside
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--show", choices=("house", "nothing", "neighbour"), default="house")

@@ -13,7 +13,7 @@ from typing import Any
 from gateway.errors import ConfigError, UserCodeError, format_error, safe_repr
 from gateway.user_code import UserCode
 from trainer.ledger import Ledger
-from trainer.plugins import load_plugin
+from trainer.load_plugin import load_plugin
 from trainer.rollout.rollout import EXCLUDED_SPANS
 
 SETTING = "algorithm.credit.rounds"

@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from gateway.plugin_commands import load_commands
 from gateway.process_exit import run_and_exit
-from trainer.cli import (
-    env_command,
-    export_command,
-    init_command,
-    make_tasks_command,
-    plan_command,
-    read_commands,
-    render_command,
-    rollout_commands,
-    serve_command,
-    train_command,
-    translate_command,
-    worker_command,
-)
-from trainer.cli.options import app
+from trainer.cli import export_command, read_commands, rollout_commands, train_command
+from trainer.cli.options import app, with_train_options
 from trainer.cli.restart import COMMAND_WORDS
 
-__all__ = [
-    "app",
-    "env_command",
-    "export_command",
-    "init_command",
-    "main",
-    "make_tasks_command",
-    "plan_command",
-    "read_commands",
-    "render_command",
-    "rollout_commands",
-    "serve_command",
-    "train_command",
-    "translate_command",
-    "worker_command",
-]
+__all__ = ["app", "export_command", "main", "read_commands", "rollout_commands", "train_command"]
+
+load_commands(lambda plugin: plugin.train_commands)
+app.callback(invoke_without_command=True)(with_train_options(train_command.train))
 
 
 def main() -> None:

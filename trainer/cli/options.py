@@ -2,25 +2,108 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from gateway.plugin_commands import PluginGroup
+from gateway.plugins import installed_plugins
 from trainer.cli.errors import NAMED_PATHS
 
-JOBS_FOLDER = Path(__file__).parents[1] / "jobs"
-"""Run files that come with the package."""
-JOB_NAMES = ", ".join(sorted(file.stem for file in JOBS_FOLDER.glob("*.yaml")))
-VERL_OPTION, SWIFT_OPTION = "--verl-config", "--swift"
-NO_SHELL_HELP = "Read scripts of verl and ms-swift without bash, and refuse what only bash understands"
-VERL_KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.DOTALL)
+if TYPE_CHECKING:
+    from trainer.train.settings import TrainSettings
+
+PANELS = MODEL_PANEL, TRAIN_PANEL = "Model, data and tools", "Run"
+"""Headings of the main command's options."""
 
 
-class VerlKeyGroup(TyperGroup):
-    """Takes `data.seed=1` as an override of verl's configuration, not as a command, if there is `--verl-config`.
+@dataclass(frozen=True, kw_only=True)
+class TrainOption:
+    """An option of the main command that a plug-in adds; it does one of what the callables say."""
+
+    name: str
+    help: str
+    metavar: str | None = None
+    panel: str = TRAIN_PANEL
+    is_flag: bool = False
+    kind: Any = str
+    words: re.Pattern[str] | None = None
+    """Further words of the command line that belong to its value."""
+    read: Callable[[str, Sequence[str]], tuple[dict[str, Any], str]] | None = None
+    """Reads settings instead of a run file, of its value and its words; returns them and the run's name."""
+    launch: Callable[[TrainSettings, str, TrainOptions], None] | None = None
+    """Runs the job elsewhere, with the settings, the run's name, and all options."""
+    accompany: Callable[[Path], AbstractContextManager[None]] | None = None
+    """Entered with the run's folder while the run trains."""
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """The parameter of the command's function."""
+        declared = typer.Option(self.name, help=self.help, metavar=self.metavar, rich_help_panel=self.panel)
+        kind, default = (bool, False) if self.is_flag else (self.kind | None, None)
+        name = self.name.lstrip("-").replace("-", "_")
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
+        )
+
+
+TRAIN_OPTIONS: dict[str, TrainOption] = {}
+"""The options that plug-ins have added, by name."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What was given to the main command."""
+
+    settings: Mapping[str, Any]
+    """Settings of the run file by name, as options override them; `config` is the run file."""
+    ranks: int | None
+    resume: bool
+    others: Mapping[str, Any]
+    """Options of plug-ins, by name."""
+
+
+def add_train_option(option: TrainOption) -> None:
+    """Adds an option to the main command."""
+    TRAIN_OPTIONS[option.name] = option
+
+
+def with_train_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of plug-ins, of which it gets those that were given, by name, as `others`."""
+    options = {option.parameter.name: option for option in TRAIN_OPTIONS.values()}
+
+    def run(**values: Any) -> None:
+        given = {option.name: values.pop(name) for name, option in options.items()}
+        command(**values, others={name: value for name, value in given.items() if value not in (None, False)})
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [parameter for parameter in own if parameter.name != "others"]
+    parameters += [option.parameter for option in options.values()]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = command.__doc__
+    return run
+
+
+def find_jobs() -> dict[str, Path]:
+    """Run files that can be named without their path."""
+    folders = [plugin.jobs for plugin in installed_plugins() if plugin.jobs is not None]
+    return {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
+
+
+JOB_NAMES = ", ".join(sorted(find_jobs()))
+
+
+class TrainGroup(PluginGroup):
+    """Takes the options that plug-ins add, with the words that belong to their values.
 
     Remembers the words of the command line, for errors about paths.
     """
@@ -29,14 +112,17 @@ class VerlKeyGroup(TyperGroup):
         NAMED_PATHS.set({name: word for name, word in zip(["", *args], args, strict=False) if name.startswith("--")})
         if any("\0" in word for word in args):
             raise typer.BadParameter("has a null character", param_hint=repr(next(w for w in args if "\0" in w))[:80])
-        if not any(word.partition("=")[0] == VERL_OPTION for word in args):
+        names = {word.partition("=")[0] for word in args}
+        patterns = [option.words for name, option in TRAIN_OPTIONS.items() if option.words and name in names]
+        if not patterns:
             return super().parse_args(ctx, args)
         with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
         words: list[str] = []
         ctx.obj = []
         for word in args:
             is_value = bool(words) and words[-1] in with_value
-            (ctx.obj if VERL_KEY.fullmatch(word) and not is_value else words).append(word)
+            is_taken = any(pattern.fullmatch(word) for pattern in patterns) and not is_value
+            (ctx.obj if is_taken else words).append(word)
         return super().parse_args(ctx, words)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -51,7 +137,7 @@ class VerlKeyGroup(TyperGroup):
 
 
 app = typer.Typer(
-    cls=VerlKeyGroup,
+    cls=TrainGroup,
     epilog=f"A run file can set everything; the jobs that come with mtrl are examples: {JOB_NAMES}.",
     no_args_is_help=True,
     add_completion=False,

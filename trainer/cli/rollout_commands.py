@@ -66,12 +66,12 @@ async def _check_run_file(config: str) -> bool:
     from rich.console import Console
 
     from trainer.cli.run_file import find_run_file, load_settings
-    from trainer.train.check_agent import check_agent
     from trainer.train.dry_run import dry_run
     from trainer.train.settings import TrainSettings
 
     settings = load_settings(TrainSettings, find_run_file(config), {})
-    return await (dry_run if settings.agent is None else check_agent)(settings, Console())
+    trial = next((trial for part in settings.parts if (trial := part.find_trial())), dry_run)
+    return await trial(settings, Console())
 
 
 @app.command()

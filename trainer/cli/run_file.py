@@ -15,7 +15,7 @@ from gateway.config.environment import Expansion
 from gateway.config.reader import read_file
 from gateway.errors import ConfigError, ConfigErrors
 from trainer.cli.errors import NAMED_PATHS, RUN_FILE
-from trainer.cli.options import JOBS_FOLDER
+from trainer.cli.options import find_jobs
 
 BESIDE = ("./", "../")
 """How a path begins that is seen from the run file's folder."""
@@ -27,7 +27,7 @@ Settings = TypeVar("Settings", bound=FrozenModel)
 
 def find_run_file(name: str | Path) -> Path:
     """The path of a run file, given as a path or as the name of a job that comes with the package."""
-    jobs = {file.stem: file for file in sorted(JOBS_FOLDER.glob("*.yaml"))}
+    jobs = find_jobs()
     file = jobs.get(str(name), Path(name))
     if file.is_dir():
         files = sorted(path for path in file.glob("*.y*ml") if path.is_file())

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from shlex import quote, split
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from gateway.errors import ConfigError
+from gateway.types import EMPTY
 from gateway.version import print_version
 from trainer.cli.errors import RUN_FILE, report_errors
-from trainer.cli.options import NO_SHELL_HELP, RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
+from trainer.cli.options import MODEL_PANEL, RUN_PANEL, TRAIN_OPTIONS, TRAIN_PANEL, RunFolder, TrainOptions, app
 from trainer.cli.rank import follow_and_exit, is_other_rank, keep_exit_code
-from trainer.cli.ray_job import check_ray_options, run_settings_on_ray
-from trainer.cli.read_commands import serve_while_training
 from trainer.cli.restart import has_run_to_resume, restarts_ranks, train_with_restarts
 from trainer.distributed.restart_ranks import end_with_parent
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 def model_option(text: str, metavar: str, *names: str) -> Any:
     """An option in the help's panel about model, data and tools."""
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel="Model, data and tools")
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=MODEL_PANEL)
 
 
 def run_option(text: str, metavar: str, least: int | None = None) -> Any:
     """An option in the help's panel about the run."""
-    return typer.Option(metavar=metavar, help=text, min=least, rich_help_panel="Run")
+    return typer.Option(metavar=metavar, help=text, min=least, rich_help_panel=TRAIN_PANEL)
 
 
 def run_flag(name: str, text: str, *short: str) -> Any:
     """A flag in the help's panel about the run."""
-    return typer.Option(name, *short, help=text, rich_help_panel="Run")
+    return typer.Option(name, *short, help=text, rich_help_panel=TRAIN_PANEL)
 
 
 VERSION_OPTION: Any = typer.Option(
@@ -57,18 +57,11 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-Swift = Annotated[
-    str | None, model_option("A script for ms-swift, or its command in quotes", "FILE|COMMAND", SWIFT_OPTION)
-]
-NoShell = Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP, rich_help_panel="Model, data and tools")]
-
-
 def _log_to_stderr(level: int) -> None:
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[StderrHandler()])
 
 
-@app.callback(invoke_without_command=True)
-def train(
+def train(  # Becomes the main command in `trainer.cli`, with the options of plug-ins.
     context: typer.Context,
     tools: Annotated[str | None, model_option("Tools. Default: tool_configs, or the demo's", "DIR|URL")] = None,
     mcp: Annotated[Path | None, model_option("MCP servers. Default: mcp_servers.json beside --tools", "FILE")] = None,
@@ -76,25 +69,20 @@ def train(
     data: Annotated[str | None, model_option("Tasks: JSONL, parquet, or a dataset. Default: a demo", "FILE")] = None,
     environment: Annotated[str | None, model_option("gymnasium:NAME, textarena:NAME, openenv:URL ...", "NAME")] = None,
     config: Annotated[str | None, model_option("YAML with all settings, or the name of a job", "FILE|JOB")] = None,
-    verl: Annotated[Path | None, model_option("YAML or a script for verl", "FILE [KEY=VALUE]...", VERL_OPTION)] = None,
-    swift: Swift = None,
-    no_shell: NoShell = False,
     engine: Annotated[str | None, run_option("Inference engine. Default: auto", "auto|torch|sglang|URL")] = None,
     mode: Annotated[str | None, run_option("How far rollouts run ahead. Default: synchronous", "MODE")] = None,
     steps: Annotated[int | None, run_option("Number of training steps", "N")] = None,
     seed: Annotated[int | None, run_option("The same seed gives the same run", "N")] = None,
     ranks: Annotated[int | None, run_option("Processes that train together. Default: 1, or Ray's GPUs", "N", 1)] = None,
     restarts: Annotated[int | None, run_option("Restarts of --ranks after one is lost. Default: 3", "N", 0)] = None,
-    ray: Annotated[str | None, run_option("Run on this Ray cluster", "ADDRESS")] = None,
-    ray_servers: Annotated[int | None, run_option("SGLang servers there. Default: serving.replicas", "N")] = None,
     out: Annotated[str | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
     resume: Annotated[bool, run_flag("--resume", "Resume the run in --out, or the newest run")] = False,
     auto_resume: Annotated[bool, run_flag("--auto-resume", "Resume the run in --out, if there is one")] = False,
     accept_data: Annotated[bool, run_flag("--accept-data", "Resume although rows of the data have changed")] = False,
-    view: Annotated[bool, run_flag("--view", "Serve the web UI while the run trains")] = False,
     dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
     verbose: Annotated[bool, run_flag("--verbose", "Log more to standard error", "-v")] = False,
     version: Annotated[bool, VERSION_OPTION] = False,
+    others: Mapping[str, Any] = EMPTY,
 ) -> None:
     """Train language models to use tools with multi-turn reinforcement learning, exact to the token.
 
@@ -109,25 +97,23 @@ def train(
         "tools": tools, "mcp": mcp, "model": model, "data": data, "engine": engine,
         "mode": mode, "out": out, "steps": steps, "seed": seed, "environment": environment,
     }  # fmt: skip
-    values = (config, verl, swift, ranks, restarts, ray, ray_servers, *options.values())
-    is_set = (resume, auto_resume, accept_data, dry_run, view, no_shell, *(value is not None for value in values))
+    values = (config, ranks, restarts, *options.values())
+    is_set = (resume, auto_resume, accept_data, dry_run, *others, *(value is not None for value in values))
     if context.invoked_subcommand is not None:
         return _refuse_options(context.invoked_subcommand, has_options=any(is_set))
-    sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
     with keep_exit_code(), report_errors():
-        check_ray_options(ray, ray_servers)
         _require_resume(accept_data=accept_data, resumes=resume or auto_resume)
         resume = resume or (auto_resume and has_run_to_resume(out))
-        changes = {"ranks": ranks if ray is None else None, "restarts": restarts}
-        words = context.obj or []
-        load = partial(_load_settings, options, sources, words, changes, resume=resume, use_bash=not no_shell)
-        if ray is not None and not dry_run:
-            run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)
+        launch = next((run for name in others if (run := TRAIN_OPTIONS[name].launch)), None)
+        changes = {"ranks": ranks if launch is None else None, "restarts": restarts}
+        load = partial(_load_settings, options, config, others, context.obj or [], changes, resume=resume)
+        if launch is not None and not dry_run:
+            launch(*load(), TrainOptions(options | {"config": config}, ranks, resume, others))
         elif is_other_rank() and not dry_run:
             follow_and_exit(load)
         else:
             flags = {"dry_run": dry_run, "accept_data": accept_data, "uses_saved": resume and config is None}
-            _train_or_restart(load(), verbose=verbose, resume=resume, view=view, **flags)
+            _train_or_restart(load(), others, verbose=verbose, resume=resume, **flags)
 
 
 def _refuse_options(subcommand: str, *, has_options: bool) -> None:
@@ -142,37 +128,42 @@ def _require_resume(*, accept_data: bool, resumes: bool) -> None:
         raise ConfigError("there is no run whose data could have changed", field="--accept-data", remedy=remedy)
 
 
-def _train_or_restart(loaded: tuple[TrainSettings, str], *, verbose: bool, **flags: bool) -> None:
+def _train_or_restart(
+    loaded: tuple[TrainSettings, str], others: Mapping[str, Any], *, verbose: bool, **flags: bool
+) -> None:
     """Trains in this process, or in a child that is started again after a rank is lost."""
     settings, name = loaded
     if not flags["dry_run"] and restarts_ranks(settings):
-        given = {"--view": flags["view"], "--verbose": verbose, "--accept-data": flags["accept_data"]}
+        named = {name: True for name in others if TRAIN_OPTIONS[name].accompany}
+        given = {**named, "--verbose": verbose, "--accept-data": flags["accept_data"]}
         words = [word for word, is_set in given.items() if is_set]
         train_with_restarts(settings, name, words, resume=flags["resume"])
     end_with_parent()
-    _train(settings, name, **flags)
+    company = [accompany for name in others if (accompany := TRAIN_OPTIONS[name].accompany)]
+    _train(settings, name, company, **flags)
 
 
 def _load_settings(
     options: dict[str, Any],
-    sources: dict[str, Any],
+    config: str | None,
+    others: Mapping[str, Any],
     words: list[str],
     changes: dict[str, int | None],
     *,
     resume: bool,
-    use_bash: bool,
 ) -> tuple[TrainSettings, str]:
-    """The run's settings and name, from a run file, or a file for verl or ms-swift; `changes` are those of ranks."""
-    config, verl, swift = sources["config"], sources[VERL_OPTION], sources[SWIFT_OPTION]
-    named = [name for name in (VERL_OPTION, SWIFT_OPTION) if sources[name] is not None]
+    """The run's settings and name, from a run file, or what a plug-in's option reads; `changes` are those of ranks."""
+    from trainer.cli.run_file import load_settings
+    from trainer.train.settings import TrainSettings
+
+    named = [name for name in others if TRAIN_OPTIONS[name].read]
     if len(named) + (config is not None or resume) > 1:
         problem = "cannot be combined with --config, --resume or the other one"
         raise ConfigError(problem, field=named[0], remedy="write one of them")
-    if verl is not None:
-        settings, name = _translate_settings(options, [str(verl), *words], verl.stem, use_bash=use_bash)
-    elif swift is not None:
-        stem = Path(swift).stem if Path(swift).is_file() else "swift"
-        settings, name = _translate_settings(options, _split_command(swift), stem, use_bash=use_bash)
+    if named and (read := TRAIN_OPTIONS[named[0]].read):
+        values, name = read(others[named[0]], words)
+        typed = {name: value for name, value in options.items() if value is not None}
+        settings = load_settings(TrainSettings, None, values | typed)
     else:
         settings, name = _load_run_settings(options, config, resume=resume)
     distributed = settings.distributed.model_copy(update={name: n for name, n in changes.items() if n is not None})
@@ -182,10 +173,10 @@ def _load_settings(
 def _train(
     settings: TrainSettings,
     name: str,
+    company: Sequence[Callable[[Path], AbstractContextManager[None]]],
     *,
     resume: bool,
     dry_run: bool,
-    view: bool,
     accept_data: bool = False,
     uses_saved: bool = False,
 ) -> None:
@@ -212,7 +203,9 @@ def _train(
         resume_hint = f"resume with: mtrl-train --resume --out {quote(str(folder))}"
         return resume_hint if has_started else "training had not started"
 
-    with report_errors(stopped=stopped), serve_while_training(folder.absolute()) if view else nullcontext():
+    with report_errors(stopped=stopped), ExitStack() as stack:
+        for accompany in company:
+            stack.enter_context(accompany(folder.absolute()))
         from trainer.train.handover import in_work_folder
         from trainer.train.start import StartCommand
         from trainer.train.start import train as run_training
@@ -292,23 +285,6 @@ def _use_demo_tools(settings: TrainSettings) -> TrainSettings:
 
     missing = "tools" not in settings.model_fields_set and not Path(str(settings.tools)).exists()
     return settings.model_copy(update={"tools": DEMO}) if missing and settings.data == DEMO else settings
-
-
-def _translate_settings(
-    options: dict[str, Any], words: list[str], name: str, *, use_bash: bool
-) -> tuple[TrainSettings, str]:
-    """Settings translated from verl or ms-swift, overridden by mtrl's own options."""
-    from trainer.cli.run_file import load_settings
-    from trainer.cli.translate_command import translate_to_settings
-    from trainer.train.settings import TrainSettings
-
-    typed = {name: value for name, value in options.items() if value is not None}
-    return load_settings(TrainSettings, None, translate_to_settings(words, use_bash=use_bash) | typed), name
-
-
-def _split_command(text: str) -> list[str]:
-    """The path of a file, or the words of a shell command."""
-    return [text] if Path(text).is_file() else split(text)
 
 
 @app.command("eval", rich_help_panel=RUN_PANEL)

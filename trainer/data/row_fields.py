@@ -113,7 +113,7 @@ ROW_FIELDS: Mapping[str, Mapping[str, RowField]] = {
         ),
         "data_source": RowField(
             "text",
-            "where the row comes from: `trainer.verl.reward_function:by_source` chooses verl's reward function by it",
+            "where the row comes from; `mtrl_plugins.verl.reward_function:by_source` chooses verl's reward by it",
         ),
         "reward_model": RowField(VALUES, "holds `ground_truth` in rows for verl"),
         "extra_info": RowField(VALUES, "more columns in rows for verl; reward functions written for verl are given it"),

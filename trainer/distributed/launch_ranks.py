@@ -17,8 +17,9 @@ from trainer.distributed.connect_ranks import LOOPBACK
 from trainer.distributed.rank_environment import LAUNCHED, RankEnvironment
 from trainer.distributed.rank_output import rank_log
 from trainer.distributed.settings import DistributedSettings
-from trainer.workers.handshake import TOKEN_VARIABLE
 
+SECRET_VARIABLES = frozenset({"MTRL_WORKER_TOKEN"})
+"""What rank 0 alone needs of the environment."""
 END_WAIT_S = 10.0
 """How long a child may take to end by itself."""
 MODULE = "trainer.distributed.follow"
@@ -35,7 +36,7 @@ class LocalRanks:
 
     def __enter__(self) -> Self:
         self._log_folder.mkdir(parents=True, exist_ok=True)
-        inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+        inherited = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
         for rank in range(1, self.size):
             variables = {
                 "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.size), "MASTER_ADDR": LOOPBACK,

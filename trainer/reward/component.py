@@ -17,7 +17,7 @@ from gateway.errors import ConfigError, UserCodeError, format_error, safe_repr, 
 from gateway.native.thread_pool import ThreadPool
 from gateway.native.tool_results import is_plain
 from gateway.user_code import UserCode
-from trainer.plugins import load_plugin
+from trainer.load_plugin import load_plugin
 from trainer.reward.attempt import Attempt
 from trainer.reward.function_runner import DeadlineExceeded, FunctionRunner
 from trainer.reward.functions import BUILTIN_FUNCTIONS
@@ -191,7 +191,7 @@ class Component:
         if self._first_parameter == "completions":
             remedy = (
                 "register it in its file, `orms['mine'] = ...`, and name it so:"
-                " `function: trainer.swift.orm:named`, `batched: true`, `args: {name: mine, plugins: [FILE]}`"
+                " `function: mtrl_plugins.swift.orm:named`, `batched: true`, `args: {name: mine, plugins: [FILE]}`"
             )
             problem = f"{name!r} takes `completions`, as reward functions of ms-swift and TRL do"
             raise ConfigError(problem, field=f"{self.field}.function", remedy=remedy)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
 from gateway.config.models import Instructions, ResultLimit
-from trainer.agents.settings import AgentSettings
-from trainer.environments.frameworks import use_environment
-from trainer.environments.settings import EnvironmentSettings, GymnasiumSettings, OpenEnvSettings, TextArenaSettings
-from trainer.verifiers.settings import VerifiersSettings
+from gateway.config.sections import make_sections
+from gateway.plugins import find_all, find_missing, load_name
+from trainer.rollout.run_part import RunPart
 
 
 class RolloutLimits(FrozenModel):
@@ -160,34 +159,13 @@ def _validate_engine(value: str) -> str:
     raise ValueError("should be auto, torch, sglang, or addresses of SGLang servers as http://host:30000,http://...")
 
 
-def _validate_address(value: str | None) -> str | None:
-    host, _, port = (value or "").rpartition(":")
-    if value is not None and (not host or not port.isdecimal() or int(port) > 65535):
-        raise ValueError("should be host:port, such as 10.0.0.1:8790")
-    return value
+if TYPE_CHECKING:
+    RunSections = FrozenModel
+else:
+    RunSections = make_sections("RunSections", lambda plugin: plugin.run_sections)
 
 
-class WorkerSettings(FrozenModel):
-    """Rollout workers: processes that play rollouts with tools of their own. The training process keeps the engine,
-    admission and training."""
-
-    workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Workers to start on this machine, or on the nodes of a cluster job; 0 plays rollouts in the training process."""
-    listen: Annotated[str | None, AfterValidator(_validate_address)] = None
-    """`host:port` for workers on other machines, which `mtrl-train worker --connect HOST:PORT` starts. Both sides need
-    the same token in the environment variable MTRL_WORKER_TOKEN."""
-    silent_s: PositiveFloat = 60.0
-    """Seconds without a sign of life after which a worker counts as lost, and is killed."""
-    wait_s: PositiveFloat = 300.0
-    """Seconds for which workers may start, and for which rollouts wait for one if all are lost."""
-
-    @property
-    def is_used(self) -> bool:
-        """Whether workers play the rollouts."""
-        return self.workers > 0 or self.listen is not None
-
-
-class BaseRolloutSettings(FrozenModel):
+class BaseRolloutSettings(RunSections):
     """Settings of rollouts, for collecting and for training."""
 
     tools: str | tuple[str, ...] = "tool_configs"
@@ -218,20 +196,6 @@ class BaseRolloutSettings(FrozenModel):
     May be a scheduler written for ms-swift."""
     stepper_args: dict[str, Any] = {}
     """Keyword arguments of the plug-in."""
-    environment: str | None = None
-    """An environment of another framework, as `gymnasium:NAME`, `textarena:NAME`, `openenv:URL` or `verifiers:PACKAGE`;
-    it brings its own tasks, tools and reward. More about it goes under the framework's name."""
-    gymnasium: GymnasiumSettings | None = None
-    """An environment of Gymnasium. It runs in a process of its own."""
-    textarena: TextArenaSettings | None = None
-    """A game of TextArena. It runs in a process of its own."""
-    openenv: OpenEnvSettings | None = None
-    """An environment that an OpenEnv server has."""
-    verifiers: VerifiersSettings | None = None
-    """An environment of `verifiers`, which brings its own rows (`data: verifiers`, `verifiers:eval`), tools and reward.
-    It runs in a process of its own."""
-    agent: AgentSettings | None = None
-    """An agent that exists already and plays the rollouts: a program, a function, or whoever opens sessions."""
     record: bool = False
     """Record tool answers on a tape, so that the rollouts can be replayed without the tools."""
     sampling: SamplingSettings = SamplingSettings()
@@ -241,37 +205,29 @@ class BaseRolloutSettings(FrozenModel):
     groups: GroupRules = GroupRules()
 
     @property
-    def environment_settings(self) -> EnvironmentSettings | None:
-        """The settings of the environment that the run is on, if it is on one."""
-        return self.gymnasium or self.textarena or self.openenv or self.verifiers
+    def parts(self) -> tuple[RunPart, ...]:
+        """The sections of plug-ins that the run file has."""
+        return tuple(part for name in type(self).model_fields if isinstance(part := getattr(self, name), RunPart))
 
     @model_validator(mode="before")
     @classmethod
-    def _use_environment(cls, values: Any) -> Any:
-        """An environment's tasks, reward and limits, where the file says nothing else."""
-        return use_environment(values, cls.model_fields) if isinstance(values, dict) else values
+    def _prepare_sections(cls, values: Any) -> Any:
+        """Names plug-ins that are missing, and adds the defaults that follow from sections of others."""
+        if not isinstance(values, dict):
+            return values
+        for key in values:
+            if key not in cls.model_fields and (plugin := find_missing(str(key))):
+                raise ValueError(f"`{key}:` needs the plug-in `{plugin}`, which is not installed")
+        kinds = (load_name(name) for name in find_all(lambda plugin: plugin.run_sections).values())
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, RunPart):
+                values = kind.prepare(values, cls.model_fields)
+        return values
 
     @model_validator(mode="after")
-    def _check_agent(self) -> Self:
-        if self.agent is not None:
-            if self.stepper is not None:
-                raise ValueError("`stepper` and `agent` exclude each other: an agent decides itself what comes next")
-            if self.environment_settings is not None:
-                framework = self.environment_settings.framework
-                raise ValueError(f"`{framework}` and `agent` exclude each other: each plays the rollouts itself")
-            if self.record and self.agent.external:
-                raise ValueError(
-                    "`record` and `agent.external` exclude each other: nobody could be asked to play again"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_environment(self) -> Self:
-        if self.environment_settings is not None:
-            for name in ("tools", "stepper"):
-                if getattr(self, name) != BaseRolloutSettings.model_fields[name].default:
-                    framework = self.environment_settings.framework
-                    raise ValueError(f"`{name}` and `{framework}` exclude each other: an environment has its own")
+    def _check_sections(self) -> Self:
+        for part in self.parts:
+            part.check(self)
         return self
 
 

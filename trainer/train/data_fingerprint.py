@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.disk_errors import write_atomically
 from gateway.errors import ConfigError, ConfigErrors
+from trainer.data.examples import example_names
 from trainer.data.tasks import iterate_texts
 from trainer.rollout.task import Task
-from trainer.train.settings import DEMOS
 
 if TYPE_CHECKING:
     from trainer.train.job import Job
@@ -89,11 +89,11 @@ def _read_sources(run: Path) -> Fingerprint:
 def _sources(job: Job) -> list[tuple[str, Sequence[Task]]]:
     """The sources of rows, in the order in which the curriculum names them."""
     settings = job.settings
-    if settings.environment_settings is not None:
+    if any(part.brings_rows for part in settings.parts):
         return []
     stages = dict.fromkeys(stage.data for stage in settings.curriculum.stages)
     named = [(name or settings.data, job.tasks.train[name]) for name in stages]
-    return [(name, tasks) for name, tasks in named if name not in DEMOS and name not in settings.objects]
+    return [(name, tasks) for name, tasks in named if name not in example_names() and name not in settings.objects]
 
 
 def _fingerprint_source(name: str, tasks: Sequence[Task]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from rich.console import Console
 from rich.text import Text
 
-from trainer.check import Finding, check_environment, describe_images, example_rollout, print_finding
+from trainer.check import Finding, check_parts, describe_images, example_rollout, print_finding
 from trainer.distributed.lead import count_ranks, count_shards
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.policy.learning_rate import describe_rates
@@ -51,13 +51,11 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
             size = f"{settings.prompts} x {settings.n} rollouts a step"
             console.print(Text(f"{count} tasks of {name}; {size}"), soft_wrap=True)
         console.print(Text(modes.describe_mode(settings)), soft_wrap=True)
-        if settings.rollout.is_used:
-            console.print(Text(_describe_workers(settings)), soft_wrap=True)
         console.print(Text(describe_images(job.template)), soft_wrap=True)
-        if settings.agent is not None:
-            console.print(
-                Text(f"{settings.agent.description}; `mtrl-train check --config` lets it play"), soft_wrap=True
-            )
+        for part in settings.parts:
+            if about := part.describe():
+                trial = "; `mtrl-train check --config` lets it play" if part.find_trial() else ""
+                console.print(Text(about + trial), soft_wrap=True)
         for note in (*job.tasks.notes, describe_rates(job.given_update, job.settings.update, job.parameters)):
             console.print(Text(note), soft_wrap=True)
         console.print()
@@ -67,7 +65,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
             rollout=0,
             decode=job.template.tokenizer.decode,
         )
-        findings = [*await check_environment(job.settings, job.gateway), *find_problems(job), *find_warnings(job)]
+        findings = [*await check_parts(job.settings, job.gateway), *find_problems(job), *find_warnings(job)]
         try:
             findings += await _rehearse(job)
         except TemplateError as error:
@@ -82,14 +80,6 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
 
 async def _rehearse(job: Job) -> list[Finding]:
     """Scripted rollouts, unless an agent or an environment plays them in its own way."""
-    if job.settings.agent is not None or job.settings.environment_settings is not None:
+    if any(part.acts_unseen for part in job.settings.parts):
         return []
     return await rehearse(job)
-
-
-def _describe_workers(settings: TrainSettings) -> str:
-    """Who plays the rollouts, in words."""
-    rollout = settings.rollout
-    own = f"{rollout.workers} worker processes on this machine" if rollout.workers else ""
-    others = f"workers of other machines that connect to {rollout.listen}" if rollout.listen else ""
-    return f"rollouts are played by {' and '.join(filter(None, (own, others)))}; each opens the tools itself"

@@ -205,7 +205,7 @@ async def compare_run(
         async with job.make_engine(run / EVALUATION_FOLDER, policy, log) as engine:
             if engine.version:
                 await engine.publish(policy.weights, 0)
-            async with job.open_workers(engine, run / EVALUATION_FOLDER, log):
+            async with job.open_player(engine, run / EVALUATION_FOLDER, log):
                 with _show_progress(job, engine, run, console) as progress:
                     return await compare_policies(job, engine, policy, checkpoint, run, progress)
 

@@ -9,9 +9,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from gateway.config.import_servers import OPTION, QUERY_VALUE, SECRET_NAME, URL_PASSWORD
 from gateway.config.reader import read_file
 from gateway.errors import GatewayError
+from mtrl_plugins.client_files.import_servers import OPTION, QUERY_VALUE, SECRET_NAME, URL_PASSWORD
 
 HIDDEN = "***"
 SHORTEST = 5

@@ -13,25 +13,24 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from gateway.errors import ConfigError, ConfigErrors
+from gateway.plugins import enable_stand_ins
 from gateway.session import AnyGateway
 from gateway.tape import record_gateway
 from gateway.tool_table import Source
-from trainer.agents.agent_host import AgentHost
-from trainer.agents.agent_runner import with_agents
-from trainer.agents.find_mistakes import find_agent_mistakes, make_agent_host
 from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_token_weight_fn
 from trainer.data.curriculum import TaskStream
+from trainer.data.examples import CHECKED_TASKS, WarmStartProgress, example_names, load_example, require_example
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import check_task_names, iterate_texts
 from trainer.distributed.rank_environment import count_local_ranks
 from trainer.engine.base import Engine
 from trainer.engines import Log, WeightSource, leave_gpus, make_engine
-from trainer.environments.recorded_host import record_host
 from trainer.policy.learning_rate import choose_rates
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.scorer import GivenRewards, Scorer
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.observer import RolloutObserver
+from trainer.rollout.run_part import Player
 from trainer.rollout.settings import ServingSettings
 from trainer.rollout.steppers import Stepper
 from trainer.rollout.task import Task
@@ -45,25 +44,13 @@ from trainer.setup import (
     probe_for_job,
     unavailable_servers,
 )
-from trainer.swift.compat_names import enable_stand_ins
-from trainer.train.settings import DEMOS, TrainSettings
+from trainer.train.settings import TrainSettings
 from trainer.weight_files import read_weight_files
 from trainer.worker_thread import WorkerThread
-from trainer.workers.placed_workers import read_worker_token
-from trainer.workers.plain_values import find_unsendable_values
-from trainer.workers.worker_job import make_worker_job
-from trainer.workers.worker_pool import WorkerPool, with_workers
 
 if TYPE_CHECKING:
-    from trainer.demo.problem import Split
     from trainer.template import Cause, Template
 
-WarmStartProgress = Callable[[int, int, float], None]
-"""Called with the step, the number of steps, and the loss."""
-DEMO_TASKS = 4096
-"""Training tasks that are drawn from a demo, whose supply is unlimited."""
-DEMO_HELD_OUT_SEED = 10**6
-"""The seed of a demo's evaluation tasks, whatever the run's seed."""
 TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",
@@ -74,8 +61,6 @@ TOKENIZER_FILES = (
 )
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """With `TOKENIZER_FILES`: a model's files besides weights and configuration, which checkpoints need too."""
-DEMO_TASKS_CHECKED = 20
-"""Tasks of a demo that are checked; all are alike."""
 
 
 @dataclass(frozen=True)
@@ -121,24 +106,18 @@ def load_tasks(settings: TrainSettings, objects: JobObjects = NO_OBJECTS) -> Tra
     if evaluation.data is not None:
         held_out = load_data(settings, evaluation.data, evaluation.split)
         return TrainTasks(train, held_out, is_held_out=True)
-    if settings.data in DEMOS:
-        held_out = _demo_tasks(settings, settings.data, DEMO_HELD_OUT_SEED, evaluation.rows, "held_out")
-        return TrainTasks(train, held_out, is_held_out=True)
+    if settings.data in example_names():
+        return TrainTasks(train, load_example(settings.data).make_tasks(settings, held_out=True), is_held_out=True)
     return TrainTasks(train, next(iter(train.values())), is_held_out=False)
 
 
 def _load_source(name: str, settings: TrainSettings, objects: JobObjects) -> Sequence[Task]:
     if name in objects.tasks:
         return objects.tasks[name]()
-    if name not in DEMOS:
-        return load_data(settings, name)
-    return _demo_tasks(settings, name, settings.seed, DEMO_TASKS, "train")
-
-
-def _demo_tasks(settings: TrainSettings, name: str, seed: int, count: int, split: Split) -> Sequence[Task]:
-    from trainer.demo.demos import DemoTasks, load_demo
-
-    return DemoTasks(load_demo(name), seed, count, split, settings.kinds)
+    if name in example_names():
+        return load_example(name).make_tasks(settings, held_out=False)
+    require_example(name, "data")
+    return load_data(settings, name)
 
 
 def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGateway) -> list[ConfigError]:
@@ -150,12 +129,11 @@ def find_mistakes(settings: TrainSettings, tasks: TrainTasks, gateway: AnyGatewa
     ]
     mistakes += find_unknown_tools(gateway)
     for source in [*tasks.train.values(), tasks.held_out]:
-        checked = source[:DEMO_TASKS_CHECKED] if settings.data in DEMOS else source
+        checked = source[:CHECKED_TASKS] if settings.data in example_names() else source
         mistakes += check_task_names(iterate_texts(checked), gateway.specs)
         mistakes += check_state_names(iterate_texts(checked), gateway)
-        mistakes += find_agent_mistakes(checked) if settings.agent else []
-        mistakes += find_unsendable_values(checked) if settings.rollout.is_used else []
-    if mistakes and settings.data in DEMOS:
+        mistakes += (mistake for part in settings.parts for mistake in part.find_mistakes(checked))
+    if mistakes and settings.data in example_names():
         remedy = "pass `--tools tool_configs/`, or name your own tasks with --data"
         mistakes.append(ConfigError("the demo's tasks need the tools that come with mtrl", remedy=remedy))
     mistakes += settings.curriculum.check_names(gateway.specs)
@@ -167,7 +145,8 @@ async def prepare_model(settings: TrainSettings, on_warm_start: WarmStartProgres
     from trainer.model import configure_torch
 
     configure_torch()
-    if settings.model not in DEMOS:
+    if settings.model not in example_names():
+        require_example(settings.model, "model")
         return _check_complete(Path(settings.model))
     is_cancelled = Event()
 
@@ -176,8 +155,9 @@ async def prepare_model(settings: TrainSettings, on_warm_start: WarmStartProgres
             raise SystemExit
         on_warm_start(step, steps, loss)
 
+    prepare = partial(load_example(settings.model).prepare_model, settings, report)
     with WorkerThread("demo model") as thread:  # Ctrl-C waits for it, so that no unfinished folder is left.
-        return await thread.run(partial(_build_demo_model, settings, report), on_cancel=is_cancelled.set)
+        return await thread.run(prepare, on_cancel=is_cancelled.set)
 
 
 def _check_complete(folder: Path) -> Path:
@@ -202,14 +182,6 @@ def _count_parameters(model: Path) -> int:
     return weights.parameters or weight_bytes(skeleton) // 4
 
 
-def _build_demo_model(settings: TrainSettings, report: WarmStartProgress) -> Path:
-    from trainer.demo.demos import load_demo
-    from trainer.demo.model_cache import find_or_build_model
-
-    recipe = load_demo(settings.model).recipes[settings.warm]
-    return find_or_build_model(replace(recipe, seed=settings.seed), report=report)
-
-
 @dataclass
 class Job:
     """What a run needs, opened and checked."""
@@ -227,10 +199,10 @@ class Job:
     """How many the model has."""
     given_update: UpdateSettings = field(default_factory=UpdateSettings)
     """The settings of the update as they were given; those of the job have the learning rates that were chosen."""
-    agents: AgentHost | None = None
-    """The endpoint for agents, if they play the rollouts."""
-    workers: WorkerPool | None = None
-    """The rollout workers, while there are any."""
+    player: Player | None = None
+    """What plays the rollouts instead of the rollout loop, if something does."""
+    engine_player: Player | None = None
+    """What plays them while an engine is up, such as rollout workers; it goes before `player`."""
     shown_drift_causes: set[Cause] = field(default_factory=set)
     """Causes of template drift of which an example was printed, by any runner."""
 
@@ -252,30 +224,20 @@ class Job:
             self.shown_drift_causes,
             self.settings.evaluation.kind,
         )
-        if self.workers is not None:
-            settings = self.settings
-            acts_unseen = bool(settings.agent or settings.environment_settings or settings.stepper)
-            return with_workers(runner, self.workers, acts_unseen=acts_unseen)
-        return runner if self.agents is None else with_agents(runner, self.agents)
+        player = self.engine_player or self.player
+        return runner if player is None else player.wrap(runner)
 
     @asynccontextmanager
-    async def open_workers(
-        self, engine: Engine, folder: Path, log: Log, *, is_last: bool = True
-    ) -> AsyncIterator[None]:
-        """Has rollout workers play the rollouts meanwhile, if the settings ask for them; they log to `folder`. Those of
-        other machines end with the part of the run that `is_last`."""
-        settings, rollout = self.settings, self.settings.rollout
-        if not rollout.is_used:
-            yield
-            return
-        kind_column = settings.evaluation.kind
-        about = make_worker_job(settings, self.model, self.template, kind_column, engine, rollout.silent_s)
-        async with WorkerPool(rollout, about, engine, folder, log, is_last=is_last) as self.workers:
-            log(f"rollouts are played by rollout workers: {self.workers.describe()}")
+    async def open_player(self, engine: Engine, folder: Path, log: Log, *, is_last: bool = True) -> AsyncIterator[None]:
+        """Has plug-ins such as rollout workers play the rollouts of an engine; they log to `folder`."""
+        async with AsyncExitStack() as stack:
+            for part in self.settings.parts:
+                opening = part.open_player(self, engine, folder, log, is_last=is_last)
+                self.engine_player = await stack.enter_async_context(opening) or self.engine_player
             try:
                 yield
             finally:
-                self.workers = None
+                self.engine_player = None
 
     def make_greedy(self, runner: RolloutRunner) -> RolloutRunner:
         return replace(runner, sampling=replace(runner.sampling, temperature=0.0))
@@ -309,11 +271,12 @@ async def open_job(
         problem = f"the run uses Python objects ({', '.join(settings.objects)}), which its settings cannot hold"
         raise ConfigError(problem, remedy="continue or evaluate it in the script that made it: docs/migration-trl.md")
     objects = objects or NO_OBJECTS
-    read_worker_token(settings.rollout)
-    host_tape = record_host(settings.environment_settings, record=tape is not None)
+    for part in settings.parts:
+        part.require_ready()
+    recorders = [start for part in settings.parts if (start := part.record(is_on=tape is not None))]
     tasks = load_tasks(settings, objects)
     stepper = objects.make_stepper() if objects.make_stepper else make_stepper(settings)
-    host = make_agent_host(settings.agent)
+    player = next((player for part in settings.parts if (player := part.make_player())), None)
     token_weight_fn = load_token_weight_fn(settings.algorithm.credit.rounds)
     with enable_stand_ins(folders=[Path.cwd()]):
         scorer = Scorer(settings.reward, given=objects.rewards)
@@ -322,8 +285,9 @@ async def open_job(
         if tape is not None:
             used_gateway = record_gateway(used_gateway, tape)  # type: ignore[arg-type]
         await stack.enter_async_context(used_gateway)
-        if tape is not None and host_tape is not None:
-            host_tape.start(tape)
+        if tape is not None:
+            for start in recorders:
+                start(tape)
         if gateway is None and (mistakes := find_mistakes(settings, tasks, used_gateway)):
             raise ConfigErrors(mistakes)
         model = await prepare_model(settings, on_warm_start)
@@ -333,7 +297,8 @@ async def open_job(
         sources = [*tasks.train.values(), tasks.held_out]
         probe_for_job(template, settings, used_gateway.specs, sources).raise_if_failed()
         scorer.decoder = template
-        agents = await stack.enter_async_context(host) if host else None
+        if player is not None:
+            await stack.enter_async_context(player)
         yield Job(
             settings.model_copy(update={"update": update}),
             tasks,
@@ -346,5 +311,5 @@ async def open_job(
             model,
             parameters,
             settings.update,
-            agents,
+            player,
         )

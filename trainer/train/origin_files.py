@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from gateway.config.reader import read_file
 from gateway.config.server_paths import project_folder
 from gateway.errors import GatewayError
+from trainer.data.examples import example_names
 from trainer.data.tasks import iterate_texts
 from trainer.setup import SERVERS_FILE
 from trainer.train.hidden_secrets import hide_in_config, holds_secrets, may_hold_secrets
-from trainer.train.settings import DEMOS, TrainSettings
 
 if TYPE_CHECKING:
     from trainer.train.job import Job
+    from trainer.train.settings import TrainSettings
 
 OUTSIDE = "outside"
 MAX_FILE_BYTES = 16 << 20
@@ -66,7 +67,7 @@ def map_files(settings: TrainSettings, change: Callable[[str, str], str]) -> dic
             return value
         if name not in DATA_SETTINGS:
             return change(name, text)
-        return ",".join(part if part in DEMOS else change(name, part) for part in text.split(","))
+        return ",".join(part if part in example_names() else change(name, part) for part in text.split(","))
 
     mapped: dict[str, Any] = walk(settings.model_dump(), "")
     return mapped
@@ -83,7 +84,8 @@ def copy_files(job: Job, run_file: Path | None, copies: Path, run: Path) -> dict
         plan.left_out |= dict.fromkeys(map(str, plan.data), "its rows name images or videos")
     else:
         plan.files += plan.data
-    if job.settings.agent is not None and job.settings.agent.command is not None:
+    agent = getattr(job.settings, "agent", None)
+    if agent is not None and agent.command is not None:
         plan.left_out["agent.command"] = "a program"
     plan.files += _find_user_modules(plan.roots)
     return plan.left_out | _copy(plan, copies, run.resolve())

@@ -13,6 +13,7 @@ from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
 from trainer.check import Finding, Grade
+from trainer.data.examples import CHECKED_TASKS, example_names
 from trainer.data.tasks import iterate_texts
 from trainer.policy.adapter_size import find_unknown_targets
 from trainer.policy.learning_rate import find_unusual_rate
@@ -23,9 +24,8 @@ from trainer.rollout.task import Task
 from trainer.template import Template, TemplateError
 from trainer.template.media_layout import has_media
 from trainer.train.disk_space import forecast_checkpoints
-from trainer.train.job import DEMO_TASKS_CHECKED, Job
+from trainer.train.job import Job
 from trainer.train.run_folder import RUNS
-from trainer.train.settings import DEMOS
 
 MAX_TASKS = 1000
 """Tasks that are read; what is wrong with a data set is wrong with its first rows."""
@@ -48,12 +48,14 @@ def find_problems(job: Job) -> Iterator[Finding]:
     yield from _check_group_size(job)
     yield from _check_stop_ids(job.template)
     yield from _check_adapters(job)
-    if job.settings.environment_settings is None and not job.settings.objects:
+    parts = job.settings.parts
+    if not any(part.brings_rows for part in parts) and not job.settings.objects:
         rows = _RowChecks(job)
         for task in _read_tasks(job):
             rows.add(task)
         yield from rows.find_truth_problems()
-        if job.settings.agent is None and not hasattr(job.stepper, "begin"):  # It may replace the row's messages.
+        acts_unseen = any(part.acts_unseen for part in parts)
+        if not acts_unseen and not hasattr(job.stepper, "begin"):  # It may replace the row's messages.
             yield from rows.find_long_prompts()
 
 
@@ -64,14 +66,15 @@ def find_warnings(job: Job) -> Iterator[Finding]:
         yield Finding("wrong" if unusual.is_harmful else "note", unusual.problem, unusual.remedy)
     if forecast := forecast_checkpoints(settings, job.model, job.parameters, settings.out or RUNS):
         yield Finding("wrong", *forecast)
-    if settings.model in DEMOS and settings.data not in DEMOS:
+    examples = example_names()
+    if settings.model in examples and settings.data not in examples:
         problem = "the demo's model knows the demo's questions and hardly anything else"
         yield Finding("note", problem, "name a `model` (--model) for tasks of another kind")
 
 
 def _read_tasks(job: Job) -> Iterator[Task]:
     """Tasks as the first stage with their data changes them, without their media."""
-    most = DEMO_TASKS_CHECKED if job.settings.data in DEMOS else MAX_TASKS
+    most = CHECKED_TASKS if job.settings.data in example_names() else MAX_TASKS
     stages = {stage.data: stage for stage in reversed(job.settings.curriculum.stages)}
     for name, stage in stages.items():
         yield from map(stage.apply, islice(iterate_texts(job.tasks.train[name]), most))

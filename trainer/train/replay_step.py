@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from gateway.types import EMPTY
 from trainer.algorithms.settings import MismatchSettings
 from trainer.algorithms.train_batch import build_train_batch, has_learning_signal
 from trainer.engine.scripted import ScriptedEngine
-from trainer.environments.recorded_host import replay_host
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.replay_rollouts import describe_difference, replayable_rollouts, scripted_policy
@@ -73,7 +72,9 @@ async def replay_step(run: Path, step: int, console: Console) -> bool:
 @asynccontextmanager
 async def _open_replay(settings: TrainSettings, tape: Path) -> AsyncIterator[Job]:
     """The job, with a tape that answers for tools and environments."""
-    with replay_host(settings.environment_settings, tape):
+    with ExitStack() as stack:
+        for part in settings.parts:
+            stack.enter_context(part.replay(tape))
         async with open_job(settings, gateway=ReplayGateway(tape)) as job:
             yield job
 

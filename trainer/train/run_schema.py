@@ -33,7 +33,7 @@ def run_schema() -> dict[str, Any]:
         for value in part.get("properties", {}).values():
             for reference in _references(value) if "description" not in value else ():
                 value["description"] = definitions[reference].get("description", "")
-    schema["properties"] = {**schema["properties"], "objects": False}  # Only `trainer.api` sets it.
+    schema["properties"] = {**schema["properties"], "objects": False}  # Only `mtrl_plugins.trl.api` sets it.
     return schema
 
 

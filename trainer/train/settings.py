@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gateway.config.base import FrozenModel
+from gateway.config.sections import make_sections
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.data.curriculum import Curriculum
+from trainer.data.examples import example_names
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.unbuilt import refuse_unbuilt
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings
-from trainer.rollout.settings import BaseRolloutSettings, WorkerSettings
+from trainer.rollout.settings import BaseRolloutSettings
 from trainer.rollout.task import KIND_COLUMN
 
 DEFAULT_JOB = "default"
 """The run file that is used if none is named."""
 DEMO = "demo"
 """The name of the default job's model and tasks, which are generated."""
-SIGHT, SHELVES = "sight", "shelves"
-DEMOS = (DEMO, SIGHT, SHELVES)
-"""Names of models and tasks that come with the package: `sight` has images, `shelves` tasks made from an MCP server."""
 
 
 def _reject_empty(value: object) -> object:
@@ -64,7 +63,13 @@ class CheckpointSettings(FrozenModel):
     """How many of the latest checkpoints are kept; at least 2, so that one is intact while another is replaced."""
 
 
-class TrainSettings(BaseRolloutSettings):
+if TYPE_CHECKING:
+    TrainSections = FrozenModel
+else:
+    TrainSections = make_sections("TrainSections", lambda plugin: plugin.train_sections)
+
+
+class TrainSettings(BaseRolloutSettings, TrainSections):
     """The settings of `mtrl-train`; a run saves them in its run.json."""
 
     model: Annotated[str, Field(min_length=1)] = DEMO
@@ -81,10 +86,6 @@ class TrainSettings(BaseRolloutSettings):
     """Tasks per step."""
     n: PositiveInt = 8
     """Rollouts per task: the group that is compared."""
-    kinds: tuple[str, ...] = ()
-    """The kinds of a demo's tasks; by default all of its job."""
-    warm: Literal["habit", "plain"] = "habit"
-    """How a demo's model is warm-started: `habit` teaches it to guess, `plain` shows it other kinds of tasks only."""
     mode: Literal["synchronous", "one_step_off", "asynchronous"] = "synchronous"
     """How far rollouts run ahead of training. `synchronous`: a step's rollouts are made with the newest weights, and
     nothing else runs meanwhile. `one_step_off`: the next step's rollouts are made during a step, with the weights
@@ -96,7 +97,6 @@ class TrainSettings(BaseRolloutSettings):
     draws: NonNegativeInt = 3
     """With `algorithm.dynamic`: how often groups without a learning signal are replaced before a step continues with
     fewer."""
-    rollout: WorkerSettings = WorkerSettings()
     reward: RewardSettings = RewardSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     update: UpdateSettings = UpdateSettings()
@@ -106,7 +106,7 @@ class TrainSettings(BaseRolloutSettings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     objects: tuple[str, ...] = ()
     """Names in these settings that stand for Python objects: tools, data and reward functions that a script gives to
-    `trainer.api`. Only that script can resume and evaluate such a run. Not for run files."""
+    `mtrl_plugins.trl.api`. Only that script can resume and evaluate such a run. Not for run files."""
     report: tuple[Literal["wandb", "mlflow", "trackio"], ...] = ()
     """Where metrics are reported, besides metrics.jsonl and TensorBoard, which always are. Each needs its package and
     its own login (`pip install wandb`, `wandb login`); one that fails is told, and the run goes on. The ids in
@@ -120,31 +120,18 @@ class TrainSettings(BaseRolloutSettings):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        is_own = self.data not in DEMOS and "model" in self.model_fields_set
-        if self.model in DEMOS and self.data != self.model and self.data not in self.objects and not is_own:
-            others = "data" if self.environment_settings is None else "environment"
+        examples = example_names()
+        is_own = self.data not in examples and "model" in self.model_fields_set
+        if self.model in examples and self.data != self.model and self.data not in self.objects and not is_own:
+            others = "environment" if any(part.brings_rows for part in self.parts) else "data"
             raise ValueError(
                 f"a demo's model knows only the words of its own tasks, not those of `{others}`; name a `model`, "
                 "or write `model: demo` if they ask what the demo's tasks ask"
             )
-        if self.model in (SIGHT, SHELVES) and self.warm != "habit":
-            raise ValueError(f"the model of `{self.model}` has only one warm start; leave `warm` out")
         if self.algorithm.credit.kind == "gae" and self.update.critic is None:
             raise ValueError("`algorithm.credit.kind: gae` needs a critic; add `update.critic: {}`")
-        if self.rollout.is_used:
-            self._check_workers()
         if self.mode != "synchronous" and self.serving.placement == "together":
             raise ValueError("`serving.placement: together` works in synchronous mode only; leave `mode` out")
         if not self.sampling.temperature:
             raise ValueError("training needs sampling at a temperature above 0; raise `sampling.temperature`")
         return self
-
-    def _check_workers(self) -> None:
-        """Raises for settings that rollout workers cannot have."""
-        if self.objects:
-            raise ValueError("`rollout` and Python objects exclude each other: workers load everything by its name")
-        if self.record:
-            raise ValueError("`rollout` and `record` exclude each other: leave `record` out, or `rollout`")
-        if self.agent is not None and (self.agent.external or self.agent.port or self.agent.public_url):
-            problem = "`rollout` excludes `agent.external`, `agent.port` and `agent.public_url`"
-            raise ValueError(f"{problem}: each worker serves its agents at an address of its own")

@@ -178,7 +178,7 @@ async def _build_train_loop(
     engine = await stack.enter_async_context(job.make_engine(logs, policy, log, serving))
     if engine.version != step:
         await engine.publish(await to_thread.run_sync(lambda: policy.weights), step)
-    await stack.enter_async_context(job.open_workers(engine, logs, log, is_last=not settings.evaluation.after))
+    await stack.enter_async_context(job.open_player(engine, logs, log, is_last=not settings.evaluation.after))
     for note in _describe_run(job, engine, channel, is_resumed=checkpoint is not None):
         log(note)
     if checkpoint:
@@ -222,8 +222,8 @@ def _count_restarts(ranks: int, checkpoint: Checkpoint | None) -> RankRestarts |
 
 def _show_processes(progress: TrainingProgress, job: Job, restarts: RankRestarts | None) -> None:
     """Has the panel show the states of rollout workers and ranks."""
-    if job.workers is not None:
-        progress.describe_workers = job.workers.describe
+    if job.engine_player is not None:
+        progress.describe_workers = job.engine_player.describe
     if restarts is not None:
         progress.describe_ranks = restarts.describe
 

@@ -26,7 +26,6 @@ from trainer.reward.scorer import compute_reward_metrics, compute_reward_times
 from trainer.rollout.rollout import StopReason
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
-from trainer.train.agent_metrics import compute_agent_metrics
 from trainer.train.alarms import Alarms
 from trainer.train.best_checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestCheckpoint, measured_value
 from trainer.train.checkpoint import Finish
@@ -141,11 +140,10 @@ class TrainLoop:
             | compute_reward_times(rollouts.scored)
             | self.job.scorer.given.take_metrics()
             | rollouts.metrics(self.step)
-            | compute_agent_metrics(rollouts.finished)
+            | self._part_metrics(rollouts)
             | by_kind.metrics_by_kind("success/sampled")
             | by_kind.kind_shares("rollout/kind")
             | ({} if is_synchronous else rollouts.staleness_metrics(self.step))
-            | (self.job.workers.take_metrics() if self.job.workers else {})
             | (self.restarts.take_metrics() if self.restarts else {})
             | {f"engine/{name}": now - counters_before.get(name, 0) for name, now in self.engine.counters.items()}
         )
@@ -180,6 +178,13 @@ class TrainLoop:
             self._record_best(metrics[METRIC])
         else:
             await self._save_if_due()
+
+    def _part_metrics(self, rollouts: StepRollouts) -> dict[str, float]:
+        """Metrics of plug-ins: of what they played, and of who played it."""
+        metrics = dict(self.job.engine_player.take_metrics()) if self.job.engine_player else {}
+        for part in self.job.settings.parts:
+            metrics |= part.compute_metrics(rollouts.finished)
+        return metrics
 
     async def _publish(self, step: int) -> dict[str, float]:
         """Gives the engine the new weights; returns the seconds of each stage, and what each server got."""

@@ -13,7 +13,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "reward/std": "standard deviation of their rewards",
     "reward/failed": "rollouts that a reward function failed on; they are not trained on",
     "reward/{component}": "mean of one reward component, before its weight",
-    "logged/{name}": "mean of what reward functions of `trainer.api` passed to `log_metric`",
+    "logged/{name}": "mean of what reward functions of `mtrl_plugins.trl.api` passed to `log_metric`",
     "success/sampled": "share of the scored rollouts that succeeded",
     "success/sampled/{kind}": "the same for one kind of task",
     "eval/greedy": "share of held-out tasks solved with greedy sampling",

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
 from tests.trainer.distributed.rank_pools import running_ranks
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import write_config
@@ -22,7 +23,6 @@ from trainer.distributed.follow import follow
 from trainer.distributed.launch_ranks import LocalRanks
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.settings import DistributedSettings
-from trainer.workers.handshake import TOKEN_VARIABLE
 
 SILENT_S = 6.0
 

@@ -9,11 +9,11 @@ import anyio
 import pytest
 from starlette.responses import JSONResponse
 
+from mtrl_plugins.cluster.cluster_plan import SERVERS_START_S
+from mtrl_plugins.cluster.ray_launcher import START_S
 from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.cluster.cluster_plan import SERVERS_START_S
-from trainer.cluster.ray_launcher import START_S
 from trainer.distributed.restart_ranks import LOST
 from trainer.engine.base import EngineError, Generation, Sampling, ServersLostError
 from trainer.engine.sglang import health, replica

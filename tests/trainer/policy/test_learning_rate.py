@@ -71,7 +71,9 @@ def test_rates_that_nobody_uses_are_told_with_the_range_that_is_used(
 
 @pytest.mark.parametrize("name", ["default", "second", "sight", "agent", "gsm8k", "gsm8k_feedback"])
 def test_shipped_jobs_name_their_rate_which_is_a_usual_one(name: str) -> None:
-    update = UpdateSettings.model_validate(read_run_file(ROOT / "trainer" / "jobs" / f"{name}.yaml")["update"])
+    update = UpdateSettings.model_validate(
+        read_run_file(ROOT / "mtrl_plugins" / "demo" / "jobs" / f"{name}.yaml")["update"]
+    )
     size = 500_000_000 if name.startswith("gsm8k") else SIZES[0]
     assert update.lr is not None and update.warmup is not None and find_unusual_rate(update, size) is None
 

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mtrl_plugins.swift.orm import reward_arguments
+from mtrl_plugins.verl.reward_function import score_arguments
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_gateway, make_tasks, render_calls
 from tests.trainer.reward.attempts import TASK, call_turn, feedback_entry, make_attempt, policy, tool_entry
@@ -22,9 +24,7 @@ from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.steppers import BackIntoThinking
 from trainer.rollout.task import Task
-from trainer.swift.orm import reward_arguments
 from trainer.template import Template
-from trainer.verl.reward_function import score_arguments
 
 pytestmark = pytest.mark.anyio
 

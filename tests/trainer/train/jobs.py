@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "steps": 3,
     "prompts": 4,
     "n": 4,
-    "kinds": ("fact", "sum"),
+    "demo": {"kinds": ("fact", "sum")},
     "record": True,
     "reward": {"components": {"outcome": {"function": "outcome"}}},
     "limits": {
@@ -35,8 +35,8 @@ SMALL: dict[str, Any] = {
 @cache
 def demo_model() -> Path:
     """Shown enough to be right at times: there must be something to compare."""
-    from trainer.demo.model_cache import find_or_build_model, recipe_digest
-    from trainer.demo.warm_start import Recipe
+    from mtrl_plugins.demo.model_cache import find_or_build_model, recipe_digest
+    from mtrl_plugins.demo.warm_start import Recipe
 
     recipe = Recipe(skill_steps=200, habit_steps=0, kinds=("fact", "sum"))
     before = torch.get_num_threads()

@@ -22,7 +22,7 @@ from trainer.train.settings import TrainSettings
 from trainer.train.start import train
 
 pytestmark = pytest.mark.anyio
-AGENT = {"function": "tests.trainer.agents.looping_agent:run"}
+AGENT = {"function": "tests.plugins.agents.looping_agent:run"}
 STEPS = 3
 REWARD = {"components": {"agent": {"function": "agent"}}}
 

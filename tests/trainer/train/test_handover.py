@@ -38,7 +38,7 @@ def start_run(run: Run, out: str = "../handed", **changes: Any) -> tuple[Path, s
     Path(f"{reward}.py").write_text(REWARD.format(helper=helper))
     Path(f"{helper}.py").write_text("VALUE = 0.5\n")
     components = {"mine": {"function": f"{reward}.py:mine"}}
-    settings = {"steps": 1, "data": "rows.jsonl", "kinds": [], "reward": {"components": components}, **changes}
+    settings = {"steps": 1, "data": "rows.jsonl", "demo": {}, "reward": {"components": components}, **changes}
     run("--config", write_config(**settings), "--out", out)
     return Path(out).resolve(), reward
 

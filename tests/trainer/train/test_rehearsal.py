@@ -68,7 +68,7 @@ def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run
         'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    raise ConnectionResetError("gone")\n'
     )
     Path("tools/tools.yaml").write_text(
-        "tools: [{function: broken_calculator:calculate}, {class_name: trainer.demo.facts.lookup.LookUp}]\n"
+        "tools: [{function: broken_calculator:calculate}, {class_name: mtrl_plugins.demo.facts.lookup.LookUp}]\n"
     )
     output = run("--config", file, "--dry-run", code=1)
     assert "FAIL `calculate` called with" in output and "ended as unknown" in output and output.count("gone") == 1

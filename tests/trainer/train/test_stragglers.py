@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mtrl_plugins.workers.worker_clock import WorkerClock
 from tests.trainer.train.test_alarms import check_steps
 from trainer.train.stragglers import STRAGGLER_STEPS
-from trainer.workers.worker_clock import WorkerClock
 
 Metrics = dict[str, float]
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.train.jobs import ROOT
 from tests.trainer.train.trainings import Run
-from trainer.cli.options import JOBS_FOLDER
+from trainer.cli.options import find_jobs
 from trainer.cli.run_file import find_run_file
 from trainer.storage.rollout_file import Rollouts
 from trainer.train.settings import TrainSettings
@@ -33,10 +33,10 @@ def load_run_file(name: str) -> dict[str, Any]:
 
 def test_help_lists_every_shipped_job(run: Run) -> None:
     output = " ".join(run("--help").replace("\n", " ").split())
-    assert f"are examples: {', '.join(sorted(file.stem for file in JOBS_FOLDER.glob('*.yaml')))}." in output
+    assert f"are examples: {', '.join(sorted(find_jobs()))}." in output
 
 
-@pytest.mark.parametrize("file", sorted(JOBS_FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(find_jobs().values()), ids=lambda file: file.stem)
 def test_shipped_jobs_have_valid_settings(file: Path) -> None:
     TrainSettings.model_validate(load_run_file(file.stem))
 

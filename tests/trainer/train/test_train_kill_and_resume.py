@@ -26,7 +26,7 @@ LEAVE_S = 90.0
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("killed")
-    settings = small_job(steps=STEPS, kinds=("fact",), update={"lr": 1e-3, "warmup": 1, "steps": STEPS})
+    settings = small_job(steps=STEPS, demo={"kinds": ("fact",)}, update={"lr": 1e-3, "warmup": 1, "steps": STEPS})
     (place / "run.yaml").write_text(settings.model_dump_json())
     return place
 

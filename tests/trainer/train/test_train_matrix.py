@@ -55,7 +55,7 @@ def halves(ledger):
 '''
 TOOLS = """
 tools:
-  - class_name: trainer.demo.facts.lookup.LookUp
+  - class_name: mtrl_plugins.demo.facts.lookup.LookUp
   - function: own:calculate
 interaction:
   - class_name: gateway.feedback.attempts.AttemptsInteraction
@@ -98,7 +98,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "update": {"minibatches": 2, "epochs": 2},
     },
     "rloo": {
-        "kinds": ["judged", "fact"],
+        "demo": {"kinds": ["judged", "fact"]},
         "algorithm": {
             "name": "rloo",
             "credit": {"kind": "scores"},
@@ -119,7 +119,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "update": {"lora": {"rank": 4}, "epochs": 2},
     },
     "cispo": {
-        "kinds": ["judged", "fact"],
+        "demo": {"kinds": ["judged", "fact"]},
         "algorithm": {
             "name": "cispo",
             "mismatch": {"reject": "token"},
@@ -128,8 +128,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "update": {"checkpointing": True},
     },
     "bfloat16": {"engine_dtype": "bfloat16", "update": {"minibatches": 2}},
-    "drop": {"kinds": ["sum"], "groups": {"on_failure": "drop"}, "sampling": {"temperature": 1.5}},
-    "rest": {"kinds": ["sum"], "groups": {"on_failure": "rest"}, "sampling": {"temperature": 1.5}},
+    "drop": {"demo": {"kinds": ["sum"]}, "groups": {"on_failure": "drop"}, "sampling": {"temperature": 1.5}},
+    "rest": {"demo": {"kinds": ["sum"]}, "groups": {"on_failure": "rest"}, "sampling": {"temperature": 1.5}},
     "stages": {"curriculum": {"stages": [{"tools": ["look_up"], "until": {"step": 1}}, {"interaction": "judge"}]}},
     "success": {
         "curriculum": {

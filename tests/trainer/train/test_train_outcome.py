@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mtrl_plugins.demo.facts.facts_demo import build_model
+from mtrl_plugins.demo.model_cache import find_or_build_model
+from mtrl_plugins.demo.warm_start import Recipe
 from tests.trainer.train.jobs import SMALL
-from trainer.demo.facts.facts_demo import build_model
-from trainer.demo.model_cache import find_or_build_model
-from trainer.demo.warm_start import Recipe
 from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
 from trainer.train.settings import TrainSettings
 from trainer.train.start import train
@@ -27,7 +27,7 @@ HABIT_JOB: dict[str, Any] = {
     "steps": 16,
     "prompts": 8,
     "n": 8,
-    "kinds": ("fact",),
+    "demo": {"kinds": ("fact",)},
     "record": False,
     "update": {"lr": 8e-4, "warmup": 2, "steps": 16, "floor": 0.1},
     "evaluation": {"every": 16, "few": 60, "rows": 60},

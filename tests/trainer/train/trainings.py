@@ -14,13 +14,15 @@ from trainer.view.metrics import is_repeated
 
 Run = Callable[..., str]
 TINY: dict[str, Any] = {
-    **SMALL, "tools": "tools", "kinds": ["fact"], "prompts": 2, "n": 2, "steps": 4, "record": False,
+    **SMALL, "tools": "tools", "demo": {"kinds": ["fact"]}, "prompts": 2, "n": 2, "steps": 4, "record": False,
     "evaluation": {"every": 0},
 }  # fmt: skip
 NUMBERS = count()
 NATIVE = {
     "tools/calculator.py": 'def calculate(expression: str) -> str:\n    """Works out a sum."""\n    return "0"\n',
-    "tools/tools.yaml": "tools: [{class_name: trainer.demo.facts.lookup.LookUp}, {function: calculator:calculate}]\n",
+    "tools/tools.yaml": (
+        "tools: [{class_name: mtrl_plugins.demo.facts.lookup.LookUp}, {function: calculator:calculate}]\n"
+    ),
 }
 """Facts need no server, and none has to be started for each of these tests."""
 

@@ -1,0 +1,210 @@
+"""Serves the endpoint for agents during a run, and gives waiting rollouts to programs that open sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from socket import socket
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import anyio
+import uvicorn
+from anyio.abc import TaskStatus
+from starlette.types import ASGIApp
+
+from gateway.errors import ConfigError
+from gateway.http.security import SecurityMiddleware
+from gateway.http.settings import Settings as HttpSettings
+from gateway.http.uvicorn_server import Server, bind_socket, make_uvicorn_config, server_url
+from gateway.mcp_client.reaper import Reaper
+from gateway.types import EMPTY
+from mtrl_plugins.agents.agent_function import load_agent
+from mtrl_plugins.agents.agent_session import AgentSession
+from mtrl_plugins.agents.endpoint import AgentEndpoint
+from mtrl_plugins.agents.policy_request import PolicyProblem
+from mtrl_plugins.agents.settings import AgentSettings
+from trainer.rollout.loop import RolloutRunner
+
+OPEN_TIMEOUT_S = 60.0
+"""How long a program that opens a session waits for a rollout."""
+BODY_BYTES = 64 * 1024 * 1024
+SHUTDOWN_TIMEOUT_S = 2
+"""How long requests under way may take at the end."""
+IDLE_S = 600
+"""How long an idle connection is kept; agents think, or run tools, between two requests."""
+
+
+class AgentHost:
+    """An async context manager: the endpoint is served inside."""
+
+    shutdown_s = SHUTDOWN_TIMEOUT_S
+
+    def __init__(self, settings: AgentSettings, run_key: str | None = None) -> None:
+        self.settings = settings
+        self.run_key = f"mtrl-run-{secrets.token_urlsafe(24)}" if run_key is None else run_key
+        self.endpoint = AgentEndpoint(self.run_key, self._hand_out)
+        self.function = load_agent(settings) if settings.function else None
+        """The agent, if it is a function."""
+        self.reaper = Reaper()
+        """Ends agents that are programs even if this process is killed."""
+        self._waiting: list[tuple[AgentSession, anyio.Event]] = []
+        self._arrived = anyio.Event()
+        self.programs = 0
+        """How many requests for a session there were."""
+        self._is_over = False
+        self._listening: socket | None = None
+        self._opened_at = 0.0
+        """When a program last opened a session."""
+        self._serving = self._serve()
+
+    async def __aenter__(self) -> Self:
+        await self._serving.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        try:
+            return await self._serving.__aexit__(*error)
+        finally:
+            await self.reaper.stop()
+
+    def wrap(self, runner: RolloutRunner) -> RolloutRunner:
+        """A runner like this one, whose rollouts agents play."""
+        from mtrl_plugins.agents.agent_runner import with_agents
+
+        return with_agents(runner, self)
+
+    def describe(self) -> str:
+        """Nothing: agents have no state of their own."""
+        return ""
+
+    def take_metrics(self) -> Mapping[str, float]:
+        """None: metrics of agents are those of their rollouts."""
+        return EMPTY
+
+    @contextmanager
+    def open(self, session: AgentSession) -> Iterator[AgentSession]:
+        """Serves a session."""
+        self.endpoint.sessions[session.id] = session
+        try:
+            yield session
+        finally:
+            session.closed = True
+            del self.endpoint.sessions[session.id]
+
+    async def wait_for_program(self, session: AgentSession) -> bool:
+        """Waits until a program has opened the session; False if none has opened any for too long."""
+        taken = anyio.Event()
+        self._waiting.append((session, taken))
+        self._arrived.set()
+        try:
+            while not taken.is_set():
+                with anyio.move_on_after(self.settings.open_s) as waiting:
+                    await taken.wait()
+                if waiting.cancelled_caught and self._opened_at + self.settings.open_s <= anyio.current_time():
+                    return False
+        finally:
+            self._waiting = [one for one in self._waiting if one[1] is not taken]
+        return True
+
+    async def _hand_out(self, body: Mapping[str, Any]) -> AgentSession:
+        """The rollout that has waited longest."""
+        self.programs += 1
+        with anyio.move_on_after(OPEN_TIMEOUT_S):
+            while not self._waiting:
+                if self._is_over:
+                    raise PolicyProblem("ended", "the run has ended")
+                self._arrived = anyio.Event()
+                await self._arrived.wait()
+            session, taken = self._waiting.pop(0)
+            taken.set()
+            self._opened_at = anyio.current_time()
+            return session
+        text = "no rollout waits for a program" if self.settings.external else "the run starts its agents itself"
+        raise PolicyProblem("unavailable", f"{text}; ask again later")
+
+    def _announce(self) -> None:
+        """Tells programs elsewhere the address and the key for opening sessions."""
+        file = self.settings.address_file
+        if not self.settings.external:
+            return
+        if file is None:
+            about = f"with the key {self.run_key}"
+            sys.stderr.write(f"mtrl-train: agents open sessions at POST {self.endpoint.url}/sessions {about}\n")
+            return
+        try:
+            file.unlink(missing_ok=True)
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+                json.dump({"url": self.endpoint.url, "api_key": self.run_key}, stream)
+        except OSError as error:
+            remedy = "name a file in a folder that exists"
+            problem = f"cannot be written ({error.strerror})"
+            raise ConfigError(problem, file=file, field="agent.address_file", remedy=remedy) from error
+
+    def bind(self) -> socket:
+        """Binds the port, unless that has been done; raises ConfigError if it is in use."""
+        if self._listening is None:
+            self._listening = bind_socket(self._http_settings())
+        return self._listening
+
+    def _http_settings(self) -> HttpSettings:
+        public = urlsplit(self.settings.public_url or "").hostname or ""
+        return HttpSettings(
+            host=self.settings.host,
+            port=self.settings.port,
+            body_bytes=BODY_BYTES,
+            allow_hosts=(self.settings.host, public),
+        )
+
+    def _secure(self, settings: HttpSettings) -> ASGIApp:
+        return KeyedSecurity(self.endpoint.app, settings)
+
+    @asynccontextmanager
+    async def _serve(self) -> AsyncIterator[None]:
+        settings = self._http_settings()
+        with self.bind() as listening:
+            self.endpoint.url = (self.settings.public_url or server_url(settings, listening)).rstrip("/")
+            config = make_uvicorn_config(
+                self._secure(settings), settings, keep_alive_s=IDLE_S, shutdown_s=self.shutdown_s
+            )
+            async with self.endpoint.tools.run(), anyio.create_task_group() as tasks:
+                tasks.start_soon(self.endpoint.disconnects.run)
+                server = await tasks.start(_run_server, config, listening)
+                try:
+                    self._announce()
+                    yield
+                finally:
+                    if self.settings.address_file is not None:
+                        self.settings.address_file.unlink(missing_ok=True)
+                    self._is_over = True
+                    self._arrived.set()
+                    server.should_exit = True
+                    with anyio.move_on_after(self.shutdown_s + 3, shield=True):
+                        await server.exited.wait()
+                    tasks.cancel_scope.cancel()
+
+
+class KeyedSecurity(SecurityMiddleware):
+    """Takes any Host, as every request needs a key, which a web page that is bound to another name does not know."""
+
+    def _is_allowed_host(self, host: str) -> bool:
+        return True
+
+
+class _AgentServer(Server):
+    """A server whose end can be waited for."""
+
+    exited: anyio.Event
+
+
+async def _run_server(config: uvicorn.Config, listening: Any, *, task_status: TaskStatus[_AgentServer]) -> None:
+    server = _AgentServer(config, lambda: task_status.started(server))
+    server.exited = anyio.Event()
+    try:
+        await server.serve([listening])
+    finally:
+        server.exited.set()

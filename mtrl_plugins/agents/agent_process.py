@@ -1,0 +1,177 @@
+"""Runs an agent that is a program: a process per rollout in a folder of its own, whose children all end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import STDOUT
+from typing import Any
+
+import anyio
+from anyio import to_thread
+from anyio.abc import ByteReceiveStream, Process
+
+from gateway.mcp_client.reaper import Reaper
+from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes
+from mtrl_plugins.agents.settings import AgentSettings
+
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE")
+TASK_FILE = "task.json"
+_POLL_S = 0.02
+_LAST_OUTPUT_S = 0.5
+_PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentExit:
+    """How a program ended."""
+
+    code: int
+    output: str
+    """The end of its output and its errors."""
+
+    def describe(self) -> str:
+        """The end in words, with the last lines of output."""
+        how = f"was ended by signal {-self.code}" if self.code < 0 else f"exited with {self.code}"
+        last = self.output.strip()[-400:]
+        return f"{how}; its output ends: {last}" if last else how
+
+
+async def run_agent(settings: AgentSettings, about: Mapping[str, Any], reaper: Reaper) -> AgentExit:
+    """Runs the program to its end; cancelling it ends it and everything that it started."""
+    await reaper.start()
+    async with _work_folder(settings.cwd, reaper) as folder:
+        task_file = folder / TASK_FILE
+        task_file.write_text(json.dumps(about["task"]), encoding="utf-8")
+        work = folder / "work"
+        words = _make_words(about, work, task_file)
+        for name, text in settings.files.items():
+            _write_file(work, name, _fill(text, words))
+        command = tuple(_fill(word, words) for word in _split(settings.command))
+        environment = {name: os.environ[name] for name in (*PASSED_ON, *settings.inherit_env) if name in os.environ}
+        environment |= _endpoint_variables(about) | {name: _fill(text, words) for name, text in settings.env.items()}
+        try:
+            program = await SupervisedProcess.start(command, environment, work, reaper, stderr=STDOUT)
+        except OSError as error:
+            return AgentExit(127, f"{command[0]} cannot be started: {error.strerror or error}")
+        return await _run_to_end(program, settings, _input(settings, about))
+
+
+async def _run_to_end(program: SupervisedProcess, settings: AgentSettings, text: bytes) -> AgentExit:
+    """Waits for the program, whose supervisor ends when nothing is left that it started."""
+    output, process = bytearray(), program.process
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_feed, process, text)
+            drained = anyio.Event()
+            tasks.start_soon(_collect, process, output, settings.output_chars, drained)
+            while process.returncode is None:  # noqa: ASYNC110 (waiting also waits for pipes that children hold)
+                await anyio.sleep(_POLL_S)
+            with anyio.move_on_after(_LAST_OUTPUT_S):
+                await drained.wait()
+            tasks.cancel_scope.cancel()
+    finally:
+        await program.end(settings.stop_s, first_s=0.0)
+        close_pipes(process)
+    code = process.returncode
+    return AgentExit(-9 if code is None else code, output.decode("utf-8", "replace"))
+
+
+async def _feed(process: Process, text: bytes) -> None:
+    if process.stdin is not None:
+        with suppress(*_PIPE_ERRORS):
+            await process.stdin.send(text)
+        with suppress(*_PIPE_ERRORS):
+            await process.stdin.aclose()
+
+
+async def _collect(process: Process, output: bytearray, most: int, drained: anyio.Event) -> None:
+    stdout: ByteReceiveStream | None = process.stdout
+    if stdout is not None:
+        with suppress(*_PIPE_ERRORS):
+            while True:
+                output += await stdout.receive()
+                del output[: max(0, len(output) - most)]
+    drained.set()
+
+
+@asynccontextmanager
+async def _work_folder(source: Path | None, reaper: Reaper) -> AsyncIterator[Path]:
+    """A temporary folder with a copy of `source` as `work`; it is removed even if this process is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="mtrl-agent-"))
+    reaper.add_folder(folder)
+    try:
+        if source is None:
+            (folder / "work").mkdir()
+        else:
+            await to_thread.run_sync(lambda: shutil.copytree(source, folder / "work", symlinks=True))
+        yield folder
+    finally:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
+        reaper.remove_folder(folder)
+
+
+def _split(command: str | tuple[str, ...] | None) -> list[str]:
+    return shlex.split(command) if isinstance(command, str) else list(command or ())
+
+
+def _write_file(work: Path, name: str, text: str) -> None:
+    """Writes a file in the work folder. Links in the copied folder are not followed: they may lead out of it."""
+    folder = work
+    for part in Path(name).parent.parts:
+        folder /= part
+        if folder.is_symlink():
+            folder.unlink()
+        folder.mkdir(exist_ok=True)
+    file = work / name
+    if file.is_symlink():
+        file.unlink()
+    file.write_text(text, encoding="utf-8")
+
+
+def _make_words(about: Mapping[str, Any], work: Path, task_file: Path) -> dict[str, str]:
+    names = ("base_url", "anthropic_base_url", "api_key", "model", "mcp_url")
+    return {
+        **{name: str(about.get(name, "")) for name in names},
+        "prompt": about["task"]["prompt"],
+        "folder": str(work),
+        "task_file": str(task_file),
+    }
+
+
+def _fill(text: str, words: Mapping[str, str]) -> str:
+    """Replaces `{name}`; what is put in is not searched again."""
+    parts = text.split("{")
+    filled = [parts[0]]
+    for part in parts[1:]:
+        name, closed, rest = part.partition("}")
+        filled.append(words[name] + rest if closed and name in words else "{" + part)
+    return "".join(filled)
+
+
+def _endpoint_variables(about: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": about["base_url"],
+        "OPENAI_API_KEY": about["api_key"],
+        "ANTHROPIC_BASE_URL": about["anthropic_base_url"],
+        "ANTHROPIC_API_KEY": about["api_key"],
+        "MTRL_MCP_URL": str(about.get("mcp_url", "")),
+    }
+
+
+def _input(settings: AgentSettings, about: Mapping[str, Any]) -> bytes:
+    match settings.stdin:
+        case "prompt":
+            return str(about["task"]["prompt"]).encode()
+        case "json":
+            return json.dumps(about["task"]).encode()
+        case _:
+            return b""

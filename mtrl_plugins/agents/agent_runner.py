@@ -1,0 +1,196 @@
+"""Runs rollouts that an agent plays: opens a session, runs the agent, and makes a rollout of the policy's turns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import anyio
+
+from gateway.errors import GatewayError, format_error, unwrap_error
+from gateway.session import AnySession
+from gateway.types import EMPTY
+from gateway.user_code import UserCode
+from mtrl_plugins.agents.agent_function import AgentHandle, call_agent
+from mtrl_plugins.agents.agent_host import AgentHost
+from mtrl_plugins.agents.agent_process import AgentExit, run_agent
+from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
+from mtrl_plugins.agents.describe_task import describe_task
+from trainer.rollout.loop import RolloutRunner, Slot
+from trainer.rollout.rollout import Rollout, Span, StopReason
+from trainer.rollout.task import Task
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AgentRunner(RolloutRunner):
+    """Runs rollouts with agents instead of the rollout loop."""
+
+    host: AgentHost = field(kw_only=True)
+
+    async def run(
+        self, task: Task, *, group: str = "", index: int = 0, attempt: int = 0, slot: Slot | None = None
+    ) -> Rollout:
+        """Runs one rollout. Failures become stop reasons, not exceptions."""
+        key = f"{group}/{task.id}/{index}" + (f".{attempt}" if attempt else "")
+        session = AgentSession(self, self.host.settings, RolloutIdentity(key, group), slot or nullcontext())
+        session.opening = {"rollout": key, "task": describe_task(task)}
+        return await self.play(task, session, group, index)
+
+    async def play(self, task: Task, session: AgentSession, group: str = "", index: int = 0) -> Rollout:
+        """Runs one rollout in the session."""
+        rollout = await _AgentRollout(self, task, session).run()
+        rollout = replace(rollout, group=group, index=index)
+        self.observer.on_end(session.identity.key, rollout)
+        return rollout
+
+
+def with_agents(runner: RolloutRunner, host: AgentHost, **changes: Any) -> AgentRunner:
+    """A runner like this one, whose rollouts agents play."""
+    shared = {field.name: getattr(runner, field.name) for field in fields(RolloutRunner)}
+    return AgentRunner(**shared | changes, host=host)
+
+
+@dataclass
+class _AgentRollout:
+    """The state of one rollout."""
+
+    runner: AgentRunner
+    task: Task
+    session: AgentSession
+    rewards: Mapping[str, float] = field(default_factory=lambda: EMPTY)
+    infos: dict[str, Any] = field(default_factory=dict)
+
+    async def run(self) -> Rollout:
+        started = time.perf_counter()
+        limits = self.runner.limits
+        stop, reason = StopReason.WALL_TIME, f"not finished within {limits.wall_s:g} s"
+        self.runner.observer.on_state(self.session.identity.key, "pending")
+        with anyio.CancelScope() as scope:
+            stop, reason = await self._run_session(scope) or (stop, reason)
+        *earlier, ledger = self.session.tree.ledgers()
+        elapsed_s = time.perf_counter() - started
+        return Rollout(
+            task=self.task.id,
+            kind=self.task.kind(self.runner.kind_column),
+            ledger=ledger,
+            stop=stop,
+            rewards=EMPTY if stop.is_infrastructure else self.rewards,
+            reason=reason,
+            timing={"calling": elapsed_s},
+            timeline=(Span("calling", 0.0, round(elapsed_s, 6)),),
+            infos=self.infos | self._describe_session(),
+            earlier=tuple(earlier),
+        )
+
+    async def _run_session(self, scope: anyio.CancelScope) -> tuple[StopReason, str]:
+        try:
+            task = replace(self.task.session_task, rollout=self.session.identity.key)
+            async with self.runner.gateway.open(task) as tools:
+                self.session.tools = tools
+                with self.runner.host.open(self.session):
+                    try:
+                        stop, reason = await self._play(tools, scope)
+                    finally:
+                        await self.session.end_requests()
+                await self._collect_rewards(tools)
+                return stop, reason
+        except GatewayError as error:
+            return StopReason.TOOL_FAILED, str(error)
+        except Exception as error:  # boundary: an agent may do anything; other rollouts continue
+            log.exception("rollout %s failed", self.session.identity.key)
+            return StopReason.ERROR, format_error(unwrap_error(error))
+
+    async def _play(self, tools: AnySession, scope: anyio.CancelScope) -> tuple[StopReason, str]:
+        """Runs the agent until it ends, or the time is over."""
+        settings, wall_s = self.runner.host.settings, self.runner.limits.wall_s
+        if settings.external and not await self.runner.host.wait_for_program(self.session):
+            return StopReason.AGENT_FAILED, f"no program opened a session within {settings.open_s:g} s"
+        scope.deadline = anyio.current_time() + wall_s
+        failure = ""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._cancel_after_stop, tasks.cancel_scope)
+            failure = await self._run_agent(tools)
+            tasks.cancel_scope.cancel()
+        return self.session.stop or self._judge(failure)
+
+    async def _cancel_after_stop(self, agent: anyio.CancelScope) -> None:
+        """Ends an agent that goes on although the policy writes nothing more."""
+        await self.session.stopped.wait()
+        await anyio.sleep(self.runner.host.settings.stop_s)
+        agent.cancel()
+
+    async def _run_agent(self, tools: AnySession) -> str:
+        """Runs the agent; returns how it failed."""
+        settings = self.runner.host.settings
+        if settings.external:
+            return await self._wait_for_end(settings.idle_s)
+        if settings.function:
+            return await self._call_function(tools)
+        about = self.runner.host.endpoint.describe(self.session)
+        return self._read_exit(await run_agent(settings, about, self.runner.host.reaper))
+
+    async def _wait_for_end(self, idle_s: float) -> str:
+        """Waits until the session's program ends it, or sends nothing for too long."""
+        use = self.session.use
+        use.touch()
+        while not use.abandoned:
+            with anyio.move_on_after(use.remaining_s(idle_s)):
+                await self.session.ended.wait()
+                return ""
+            use.abandoned = use.remaining_s(idle_s) == 0
+        failure = f"its program sent no request for {idle_s:g} s (`idle_s`)"
+        log.warning("the session of rollout %s was ended: %s", self.session.identity.key, failure)
+        return failure
+
+    async def _call_function(self, tools: AnySession) -> str:
+        """Calls the agent's function; returns what it raised."""
+        endpoint, settings = self.runner.host.endpoint, self.runner.host.settings
+        handle = AgentHandle(self.session, tools, endpoint.describe(self.session))
+        try:
+            with UserCode(None):
+                reward = await call_agent(
+                    settings, self.runner.host.function, endpoint.base_url(self.session), self.task, handle
+                )
+        except Exception as error:  # boundary: users wrote the agent
+            log.info("the agent of rollout %s failed", self.session.identity.key, exc_info=error)
+            return f"the agent raised {format_error(error)}"
+        if reward is not None:
+            self.session.rewards["agent"] = reward
+        return ""
+
+    def _read_exit(self, ended: AgentExit) -> str:
+        self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
+        return "" if ended.code == 0 else f"the agent {ended.describe()}"
+
+    def _judge(self, failure: str) -> tuple[StopReason, str]:
+        """What the agent's end means."""
+        if self.session.overflow:
+            return StopReason.LENGTH_ROLLOUT, self.session.overflow
+        if not self.session.tree.turns:
+            return StopReason.AGENT_FAILED, failure or "the agent ended without asking the policy for anything"
+        if failure and self.runner.host.settings.on_failure == "lost":
+            return StopReason.AGENT_FAILED, failure
+        if failure:
+            self.infos["agent_failure"] = failure
+        return StopReason.DONE, ""
+
+    async def _collect_rewards(self, tools: AnySession) -> None:
+        await tools.finish()
+        rewards = dict(self.session.rewards)
+        for reward in tools.rewards:
+            rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
+        self.rewards = rewards
+
+    def _describe_session(self) -> dict[str, Any]:
+        """What the endpoint saw, for reward functions and metrics."""
+        tree, sampled = self.session.tree, self.session.sampled
+        seen: dict[str, Any] = {"changed_by_agent": {str(change): count for change, count in tree.changed.items()}}
+        seen |= {"requests": dict(self.session.counts), "branches": len(tree.ledgers())}
+        tokens = {"sampled": sampled.count, "discarded": sampled.discarded, "retokenised": sampled.retokenised}
+        return {"agent": seen | tokens}

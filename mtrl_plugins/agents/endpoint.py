@@ -1,0 +1,259 @@
+"""The HTTP endpoint for agents: the policy under the protocols of OpenAI and Anthropic, at an address per session.
+
+/sessions                                POST: a program opens a session (`agent.external`)
+/sessions/{id}/reward                    POST: the reward of the rollout
+/sessions/{id}/end                       POST: the rollout is over
+/sessions/{id}/mcp                       the rollout's tools as an MCP server
+/sessions/{id}/v1/models                 the model with its context length
+/sessions/{id}/v1/chat/completions       Chat Completions
+/sessions/{id}/v1/responses              Responses
+/sessions/{id}/v1/messages               Anthropic Messages
+/sessions/{id}/v1/messages/count_tokens  the tokens of a prompt, of which nothing is kept
+/v1/...                                  the last five without a session (`mtrl-train serve-policy`)
+
+Requests need the session's key; opening a session needs the run's.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from anyio import to_thread
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.bounded_json import JsonDepthError, JsonLimitError, loads_large, loads_small
+from gateway.http.endpoint import DisconnectWatcher, Endpoint
+from gateway.http.exchange import ClientDisconnected, Request, Response, json_response
+from gateway.mcp_server.session_app import SessionMcpApp
+from mtrl_plugins.agents import anthropic_dialect, chat_dialect, responses_dialect
+from mtrl_plugins.agents.agent_session import AgentSession
+from mtrl_plugins.agents.answer_stream import FAILED, AnswerStream
+from mtrl_plugins.agents.anthropic_events import AnthropicEvents
+from mtrl_plugins.agents.chat_dialect import ChatEvents
+from mtrl_plugins.agents.event_writer import EventWriter
+from mtrl_plugins.agents.message_cache import MessageCache
+from mtrl_plugins.agents.policy_request import PolicyAnswer, PolicyProblem, PolicyRequest, ProblemKind, require
+from mtrl_plugins.agents.responses_events import ResponsesEvents
+
+log = logging.getLogger(__name__)
+DIRECT_LENGTH = 2**20
+"""Longer bodies are parsed beside the event loop, which takes ten times the CPU."""
+MODEL = "policy"
+"""The name of the model, under which agents ask for it; any other name is served, too."""
+
+NAME_LENGTH, MOST_REWARDS = 100, 100
+"""Bounds on the rewards that a program may post."""
+
+
+class Dialect(Protocol):
+    """A protocol: a module that reads requests and writes answers."""
+
+    PATH: str
+
+    def read_request(self, body: Mapping[str, Any], cache: MessageCache) -> PolicyRequest: ...
+    def write_answer(self, answer: PolicyAnswer, request: PolicyRequest) -> bytes: ...
+    def write_problem(self, problem: PolicyProblem) -> bytes: ...
+
+
+DIALECTS: tuple[tuple[Dialect, type[EventWriter]], ...] = (
+    (chat_dialect, ChatEvents),
+    (responses_dialect, ResponsesEvents),
+    (anthropic_dialect, AnthropicEvents),
+)
+OpenSession = Callable[[Mapping[str, Any]], Awaitable[AgentSession]]
+"""Gives a program that asks for one a session, with what it said."""
+
+
+class AgentEndpoint:
+    """The ASGI application, and the sessions that it serves."""
+
+    def __init__(self, run_key: str, open_session: OpenSession) -> None:
+        self.sessions: dict[str, AgentSession] = {}
+        self.url = ""
+        """Where agents reach it."""
+        self.shared: AgentSession | None = None
+        """The session of requests that name none."""
+        self.run_key = run_key
+        self._open_session = open_session
+        self.disconnects = DisconnectWatcher()
+        self.tools = SessionMcpApp()
+        routes = [
+            Route("/sessions", Endpoint({"POST": self._open})),
+            Route("/sessions/{id}/reward", Endpoint({"POST": self._reward})),
+            Route("/sessions/{id}/end", Endpoint({"POST": self._end})),
+            Route("/sessions/{id}/mcp", _Tools(self)),
+            Route("/sessions/{id}/v1/models", Endpoint({"GET": self._models})),
+        ]
+        routes.append(Route("/sessions/{id}/v1/messages/count_tokens", Endpoint({"POST": self._count_tokens})))
+        routes += [Route(f"/sessions/{{id}}/v1{dialect[0].PATH}", _Generation(self, *dialect)) for dialect in DIALECTS]
+        routes += [Route("/v1/models", Endpoint({"GET": self._models}))]
+        routes.append(Route("/v1/messages/count_tokens", Endpoint({"POST": self._count_tokens})))
+        routes += [Route(f"/v1{dialect[0].PATH}", _Generation(self, *dialect)) for dialect in DIALECTS]
+        self.app: ASGIApp = Router(routes, default=_not_found)
+
+    def base_url(self, session: AgentSession) -> str:
+        """The address under which clients of OpenAI reach the policy."""
+        return f"{self.url}/sessions/{session.id}/v1"
+
+    def find(self, request: Request) -> AgentSession:
+        """The session of a request. Raises the same problem for a wrong key and for an unknown session."""
+        id = request.path_params.get("id")
+        session = self.shared if id is None else self.sessions.get(id)
+        if session is not None and session is self.shared and not is_key(request.scope, session.api_key):
+            raise PolicyProblem("unauthorized", "the API key is not the server's token")
+        if session is None or not is_key(request.scope, session.api_key):
+            raise PolicyProblem("not_found", "there is no such session, or it has ended, or its key is another")
+        session.use.touch()
+        return session
+
+    async def _open(self, request: Request) -> ASGIApp:
+        async def answer() -> Response:
+            if not is_key(request.scope, self.run_key):
+                raise PolicyProblem("unauthorized", "opening a session needs the run's key")
+            body = await read_body(request)
+            session = await self.disconnects.run_until_disconnect(request.receive, lambda: self._open_session(body))
+            return json_response(self.describe(session))
+
+        return await _or_problem(answer, chat_dialect)
+
+    def describe(self, session: AgentSession) -> dict[str, Any]:
+        """What a program needs to play a session."""
+        url = f"{self.url}/sessions/{session.id}"
+        about = {"id": session.id, "base_url": f"{url}/v1", "anthropic_base_url": url, "api_key": session.api_key}
+        return about | {"mcp_url": f"{url}/mcp" if session.tools else "", "model": MODEL, **session.opening}
+
+    async def _reward(self, request: Request) -> ASGIApp:
+        async def answer() -> Response:
+            session, body = self.find(request), await read_body(request)
+            value, name = body.get("reward"), body.get("name", "agent")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            require(is_number, "must be a finite number", "reward")
+            require(isinstance(name, str) and 0 < len(name) <= NAME_LENGTH, "must be a short text", "name")
+            require(
+                name in session.rewards or len(session.rewards) < MOST_REWARDS, "there are too many rewards", "name"
+            )
+            session.rewards[name] = float(value)  # type: ignore[arg-type]
+            return json_response({"rewards": session.rewards})
+
+        return await _or_problem(answer, chat_dialect)
+
+    async def _end(self, request: Request) -> ASGIApp:
+        async def answer() -> Response:
+            session = self.find(request)
+            session.ended.set()
+            return json_response({"turns": len(session.tree.turns), "rewards": session.rewards})
+
+        return await _or_problem(answer, chat_dialect)
+
+    async def _count_tokens(self, request: Request) -> ASGIApp:
+        async def answer() -> Response:
+            session = self.find(request)
+            asked = anthropic_dialect.read_request(await read_body(request), session.messages)
+            return json_response({"input_tokens": await session.count_tokens(asked)})
+
+        return await _or_problem(answer, anthropic_dialect)
+
+    async def _models(self, request: Request) -> ASGIApp:
+        async def answer() -> Response:
+            session = self.find(request)
+            limit = session.context_length
+            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "mtrl"}
+            model |= {"context_length": limit, "context_window": limit, "max_model_len": limit}
+            return json_response({"object": "list", "data": [model], "has_more": False})
+
+        return await _or_problem(answer, chat_dialect)
+
+
+class _Tools:
+    """The MCP server of a session's tools."""
+
+    def __init__(self, endpoint: AgentEndpoint) -> None:
+        self.endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            session = self.endpoint.find(Request(scope, receive))
+            if (tools := session.tools) is None:
+                raise PolicyProblem("not_found", "the session has no tools")
+        except PolicyProblem as problem:
+            response = Response(chat_dialect.write_problem(problem), problem.status)
+            await response(scope, receive, send)
+        else:
+            with session.use.under_way():
+                await self.endpoint.tools.serve(tools, scope, receive, send)
+
+
+class _Generation:
+    """The endpoint of one protocol."""
+
+    def __init__(self, endpoint: AgentEndpoint, dialect: Dialect, events: type[EventWriter]) -> None:
+        self.endpoint, self.dialect, self.events = endpoint, dialect, events
+        self._methods = Endpoint({"POST": self._answer})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._methods(scope, receive, send)
+
+    async def _answer(self, request: Request) -> ASGIApp:
+        async def answer() -> ASGIApp:
+            session, watcher = self.endpoint.find(request), self.endpoint.disconnects
+            asked = self.dialect.read_request(await read_body(request), session.messages)
+            if asked.stream:
+                events, write_problem = self.events(asked), self.dialect.write_problem
+                return AnswerStream(lambda stream: session.answer(asked, stream), events, write_problem, watcher)
+            turn = await watcher.run_until_disconnect(request.receive, lambda: session.answer(asked))
+            return Response(self.dialect.write_answer(turn, asked))
+
+        return await _or_problem(answer, self.dialect)
+
+
+async def _or_problem(answer: Callable[[], Awaitable[ASGIApp]], dialect: Dialect) -> ASGIApp:
+    """The answer, or what went wrong in the protocol's form."""
+    try:
+        return await answer()
+    except PolicyProblem as problem:
+        return Response(dialect.write_problem(problem), problem.status)
+    except ClientDisconnected:
+        raise
+    except Exception:  # boundary: one request must not end the run
+        log.exception("a request of an agent failed")
+        failed = PolicyProblem("unavailable", FAILED)
+        return Response(dialect.write_problem(failed), failed.status)
+
+
+async def read_body(request: Request) -> Mapping[str, Any]:
+    """The JSON object in a request's body."""
+    data = await request.receive_body()
+    try:
+        if len(data) <= DIRECT_LENGTH:
+            body = loads_small(data or b"{}")
+        else:
+            body = await to_thread.run_sync(loads_large, data)
+    except JsonLimitError as error:
+        kind: ProblemKind = "invalid_request" if isinstance(error, JsonDepthError) else "too_large"
+        raise PolicyProblem(kind, f"the body is too much: {error}") from error
+    except ValueError as error:
+        raise PolicyProblem("invalid_request", f"the body is no JSON: {error}") from error
+    require(isinstance(body, dict), "the body must be a JSON object", "")
+    return dict(body)
+
+
+def read_key(scope: Scope) -> str:
+    """The key in a request's headers, as clients of OpenAI or of Anthropic send it."""
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    bearer = headers.get(b"authorization", b"").decode("latin-1")
+    return bearer[7:] if bearer[:7].lower() == "bearer " else headers.get(b"x-api-key", b"").decode("latin-1")
+
+
+def is_key(scope: Scope, key: str) -> bool:
+    """Whether a request has the key, compared in constant time. Where the key is empty, any request does."""
+    return not key or hmac.compare_digest(read_key(scope).encode(), key.encode())
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    problem = PolicyProblem("not_found", f"there is nothing at {scope.get('path', '')[:200]}")
+    await Response(chat_dialect.write_problem(problem), problem.status)(scope, receive, send)

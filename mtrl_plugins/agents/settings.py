@@ -1,0 +1,134 @@
+"""The run file's settings for agents: what plays a rollout, with what environment, and what its failures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+
+from trainer.rollout.run_part import RunPart
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gateway.errors import ConfigError
+    from mtrl_plugins.agents.agent_host import AgentHost
+    from trainer.rollout.rollout import Rollout
+    from trainer.rollout.settings import BaseRolloutSettings
+    from trainer.rollout.task import Task
+
+
+class AgentSettings(RunPart):
+    """An agent that exists already: a program, a Python function, or whoever opens sessions over HTTP.
+
+    It talks to the policy through an endpoint with the protocols of OpenAI and Anthropic.
+    """
+
+    key: ClassVar[str] = "agent"
+    acts_unseen: ClassVar[bool] = True
+
+    command: str | tuple[str, ...] | None = None
+    """A program, started for each rollout, as a list of words or as one line; never run by a shell. `{prompt}`,
+    `{base_url}`, `{anthropic_base_url}`, `{api_key}`, `{model}`, `{mcp_url}`, `{folder}` (where it works) and
+    `{task_file}` in a word are replaced."""
+    function: str | None = None
+    """`module:name` or `my_agent.py:run`: an async function that is called with the base URL, the task and the
+    session. It may return the reward."""
+    external: bool = False
+    """Programs elsewhere open sessions by `POST /sessions`, play them, and post the reward."""
+    env: dict[str, str] = {}
+    """Further environment variables of the program; the same words are replaced. It gets `OPENAI_BASE_URL`,
+    `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY` and `MTRL_MCP_URL`, and of ours only `PATH`, `HOME`,
+    `LANG` and `TZ`."""
+    inherit_env: tuple[str, ...] = ()
+    """Names of our own environment variables that the program gets, too."""
+    cwd: Path | None = None
+    """A folder of which each rollout gets a copy to work in; by default an empty one. It is removed at the end."""
+    files: dict[str, str] = {}
+    """Further files of that folder, by their path in it, such as a configuration that names the endpoint; the same
+    words are replaced."""
+    stdin: Literal["prompt", "json", "none"] = "prompt"
+    """What the program reads: the last question as text, the task as JSON, or nothing."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    on_failure: Literal["lost", "scored"] = "lost"
+    """What a program that fails after it was served, or a function that raises, means: the rollout is lost to
+    infrastructure, or it is scored like any other."""
+    stop_s: PositiveFloat = 5.0
+    """Seconds that an agent has to end by itself once the policy writes nothing more, and a program after SIGTERM."""
+    open_s: PositiveFloat = 600.0
+    """With `external`, seconds without a program that opens a session, after which rollouts that wait are lost."""
+    idle_s: PositiveFloat = 3600.0
+    """With `external`, seconds without a request after which a session is ended: its program died, or forgot it. A
+    generation or a tool call that is under way counts as a request."""
+    address_file: Path | None = None
+    """With `external`, a file for programs with the address of the endpoint and the run's key, as JSON that only this
+    user may read; it is removed at the end. By default they are printed."""
+    host: str = "127.0.0.1"
+    """Where the endpoint listens. Other machines reach it only at another address."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """The endpoint's port; by default a free one."""
+    public_url: str | None = None
+    """The endpoint's address as agents reach it, if it is not the one where it listens, as behind a proxy."""
+    sampling: Literal["run", "request"] = "run"
+    """Whose temperature and top-p count: the run's, which training assumes, or the request's."""
+    output_chars: NonNegativeInt = 20_000
+    """The most characters of a program's output that are kept: the end of it."""
+
+    def describe(self) -> str:
+        """Who plays, in words."""
+        if self.function is not None:
+            return f"an agent plays the rollouts: the function {self.function}"
+        if self.command is not None:
+            words = self.command if isinstance(self.command, str) else " ".join(self.command)
+            return f"an agent plays the rollouts: the program {words}"
+        return "agents play the rollouts: programs that open sessions over HTTP"
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        given = [name for name in ("command", "function", "external") if getattr(self, name)]
+        if len(given) != 1:
+            names = " and ".join(given) or "none"
+            raise ValueError(f"give one of `command`, `function` and `external: true`, not {names}")
+        for name in ("env", "cwd", "files", "inherit_env"):
+            if getattr(self, name) and not self.command:
+                raise ValueError(f"`{name}` is for a `command`")
+        for path in map(PurePosixPath, self.files):
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(f"`files`: '{path}' is no path inside the folder")
+        if self.args and not self.function:
+            raise ValueError("`args` are for a `function`")
+        return self
+
+    def check(self, settings: BaseRolloutSettings) -> None:
+        if settings.stepper is not None:
+            raise ValueError("`stepper` and `agent` exclude each other: an agent decides itself what comes next")
+        if other := next((part.key for part in settings.parts if part.brings_rows), None):
+            raise ValueError(f"`{other}` and `agent` exclude each other: each plays the rollouts itself")
+        if settings.record and self.external:
+            raise ValueError("`record` and `agent.external` exclude each other: nobody could be asked to play again")
+        if any(part.key == "rollout" for part in settings.parts) and (self.external or self.port or self.public_url):
+            problem = "`rollout` excludes `agent.external`, `agent.port` and `agent.public_url`"
+            raise ValueError(f"{problem}: each worker serves its agents at an address of its own")
+
+    def make_player(self) -> AgentHost:
+        from mtrl_plugins.agents.find_mistakes import make_agent_host
+
+        return make_agent_host(self)
+
+    def find_mistakes(self, tasks: Iterable[Task]) -> Sequence[ConfigError]:
+        from mtrl_plugins.agents.find_mistakes import find_agent_mistakes
+
+        return find_agent_mistakes(tasks)
+
+    def find_trial(self) -> Callable[[Any, Console], Awaitable[bool]]:
+        from mtrl_plugins.agents.check_agent import check_agent
+
+        return check_agent
+
+    def compute_metrics(self, rollouts: Iterable[Rollout]) -> Mapping[str, float]:
+        from mtrl_plugins.agents.agent_metrics import compute_agent_metrics
+
+        return compute_agent_metrics(rollouts)

@@ -1,0 +1,215 @@
+"""The policy's turns of one rollout as a tree: a chat that an agent sends goes on from the turn whose ids are known.
+
+Ids of known turns are taken as they were sampled; nothing that the policy wrote is encoded again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mtrl_plugins.agents.message_keys import TOOL_CALLS, Change, extend_key, find_changes, message_key
+from trainer.ledger import Author, Entry, Ledger, Message
+from trainer.rollout.rollout import BRANCH, CHANGED_BY_AGENT
+
+MAX_SENT_BACK = 20_000
+"""The longest message, in characters of JSON, that is kept as the agent sent it back."""
+
+
+@dataclass(eq=False, slots=True)
+class PolicyTurn:
+    """One turn: what came before it, and what the policy wrote."""
+
+    parent: PolicyTurn | None
+    prompt: Entry
+    """What was rendered between the parent, or the start, and this turn."""
+    entry: Entry
+    message: Message
+    """The turn as the agent was given it."""
+    tools: bytes
+    """The digest of the tools that were offered."""
+    ended: bool
+    """Whether the policy ended the turn itself."""
+    key: bytes = b""
+    """The digest of the chat up to here."""
+    changes: set[Change] = field(default_factory=set)
+    """The changes in this turn that were counted."""
+    sent_back: Message | None = None
+    """The turn as the agent sent it back, if it changed it."""
+    compared: Message | None = None
+    """The message as which it came back last."""
+
+    @property
+    def path(self) -> list[PolicyTurn]:
+        """The turns from the start to this one."""
+        turns, turn = [], self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.parent  # type: ignore[assignment]
+        return turns[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Where a chat goes on."""
+
+    parent: PolicyTurn | None
+    """The latest known turn; None if the whole chat has to be rendered."""
+    rest: tuple[Message, ...]
+    """The messages after it."""
+    key: bytes
+    """The digest of the whole chat."""
+
+
+class TurnTree:
+    """The turns of one rollout."""
+
+    def __init__(self) -> None:
+        self.turns: list[PolicyTurn] = []
+        """In the order in which they were written."""
+        self.added = 0
+        """How many turns were ever added."""
+        self.changed: Counter[Change] = Counter()
+        """What the agent changed: messages by kind of change."""
+        self._by_key: dict[bytes, list[PolicyTurn]] = {}
+        self._openings: dict[bytes, bytes] = {}
+        """The tools that came with each beginning of a chat, up to its first question."""
+        self._answered: set[bytes] = set()
+        """The beginnings that were rendered."""
+
+    def find(self, messages: Sequence[Message], tools: bytes, *, counts: bool = True) -> Continuation:
+        """Finds the longest known beginning of a chat that ends with a turn of the policy.
+
+        What the agent changed is counted, unless nothing is generated.
+        """
+        key, turns, known = tools, list[PolicyTurn](), 0
+        for index, message in enumerate(messages, 1):
+            key = extend_key(key, message_key(message))
+            if message["role"] == "assistant" and key in self._by_key:
+                turns, known = self._by_key[key], index
+        parent = _choose(turns, messages[known - 1]) if turns else None
+        rest = tuple(messages[known:])
+        if any(message["role"] == "assistant" for message in rest):  # Only whole chats hold turns of others.
+            parent, rest = None, tuple(messages)
+        if parent is None:
+            if counts:
+                self._count_new_history(messages, tools)
+            return Continuation(None, rest, key)
+        if counts:
+            self._count_changes(parent, messages[:known])
+        return Continuation(parent, _restore_call_ids(parent, messages[known - 1], rest), key)
+
+    def add(self, turn: PolicyTurn, chat: Continuation) -> None:
+        """Adds a turn that answers the chat."""
+        turn.key = extend_key(chat.key, message_key(turn.message))
+        self.turns.append(turn)
+        self.added += 1
+        self._by_key.setdefault(turn.key, []).append(turn)
+
+    def forget(self, kept: int) -> None:
+        """Forgets all but the newest turns; a chat that goes on from a forgotten one has to be rendered."""
+        self.turns = self.turns[-kept:]
+        self._by_key = {}
+        for turn in self.turns:
+            self._by_key.setdefault(turn.key, []).append(turn)
+        self._openings.clear()
+        self._answered.clear()
+
+    def ledgers(self) -> list[Ledger]:
+        """A ledger for each branch, the main one last. Each turn is the policy's in the first ledger that has it.
+
+        In further ledgers it is part of the prompt, so that every sampled token is trained once.
+        """
+        parents = {id(turn.parent) for turn in self.turns}
+        leaves = [turn for turn in self.turns if id(turn) not in parents]
+        if not leaves:
+            return [Ledger()]
+        order = {id(turn): index for index, turn in enumerate(self.turns)}
+        main = max(leaves, key=lambda leaf: (len(leaf.path), order[id(leaf)]))
+        seen: set[int] = set()
+        return [_make_ledger(leaf, seen) for leaf in [*(leaf for leaf in leaves if leaf is not main), main]]
+
+    def _count_changes(self, parent: PolicyTurn, messages: Sequence[Message]) -> None:
+        """Counts each change of a turn once, however often the chat is sent."""
+        sent_back = [message for message in messages if message["role"] == "assistant"]
+        path = parent.path
+        for turn, message in zip(reversed(path), reversed(sent_back), strict=False):
+            if message is turn.compared:
+                continue
+            turn.compared = message
+            new = set(find_changes(turn.message, message)) - turn.changes
+            turn.changes |= new
+            turn.sent_back = message if new else turn.sent_back
+            self.changed.update(new)
+
+    def _count_new_history(self, messages: Sequence[Message], tools: bytes) -> None:
+        """Counts a chat that begins like an earlier one, but does not go on from the policy's turns in it."""
+        opening = b""
+        for message in messages:
+            opening = extend_key(opening, message_key(message))
+            if message["role"] == "user":
+                break
+        before = self._openings.setdefault(opening, tools)
+        if before != tools:
+            self.changed[Change.TOOLS] += 1
+        elif opening in self._answered and any(message["role"] == "assistant" for message in messages):
+            self.changed[Change.HISTORY] += 1
+        self._answered.add(opening)
+
+
+def _choose(turns: Sequence[PolicyTurn], sent_back: Message) -> PolicyTurn:
+    """Of turns with the same meaning the one that came back with the fewest changes, or else the newest."""
+    if len(turns) == 1:
+        return turns[0]
+    return min(reversed(turns), key=lambda turn: len(find_changes(turn.message, sent_back)))
+
+
+def _restore_call_ids(parent: PolicyTurn, sent_back: Message, rest: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The answers to calls, under the ids that the calls have here."""
+    own = [call["id"] for call in parent.message.get(TOOL_CALLS) or ()]
+    theirs = [call.get("id") for call in sent_back.get(TOOL_CALLS) or ()]
+    names = {other: id for id, other in zip(own, theirs, strict=False) if id != other}
+    if not names:
+        return rest
+    return tuple(
+        {**message, "tool_call_id": names.get(message.get("tool_call_id"), message.get("tool_call_id"))}
+        if message["role"] == "tool"
+        else message
+        for message in rest
+    )
+
+
+def _make_ledger(leaf: PolicyTurn, seen: set[int]) -> Ledger:
+    entries: list[Entry] = []
+    for turn in leaf.path:
+        is_known = id(turn) in seen
+        seen.add(id(turn))
+        entries += [turn.prompt, _as_prompt(turn.entry) if is_known else _with_changes(turn)]
+    return Ledger(tuple(entries))
+
+
+def _with_changes(turn: PolicyTurn) -> Entry:
+    """The turn's entry with what the agent changed in it, for those who look at the rollout."""
+    if not turn.changes:
+        return turn.entry
+    info: dict[str, object] = {**turn.entry.info, CHANGED_BY_AGENT: sorted(map(str, turn.changes))}
+    if len(json.dumps(turn.sent_back)) <= MAX_SENT_BACK:
+        info["sent_back"] = turn.sent_back
+    return replace(turn.entry, info=info)
+
+
+def _as_prompt(entry: Entry) -> Entry:
+    """A turn that another ledger trains."""
+    return replace(
+        entry,
+        author=Author.TASK,
+        logprobs=None,
+        version=None,
+        earlier_versions=(),
+        cached_tokens=0,
+        finish_reason=None,
+        calls=(),
+        source=BRANCH,
+    )

@@ -1,0 +1,19 @@
+"""What the plug-in `environments` adds."""
+
+from gateway.plugins import Plugin
+
+PLUGIN = Plugin(
+    name="environments",
+    run_sections={
+        "environment": "mtrl_plugins.environments.frameworks:EnvironmentName",
+        "gymnasium": "mtrl_plugins.environments.settings:GymnasiumSettings",
+        "textarena": "mtrl_plugins.environments.settings:TextArenaSettings",
+        "openenv": "mtrl_plugins.environments.settings:OpenEnvSettings",
+    },
+    environments={
+        "gymnasium": "mtrl_plugins.environments.settings:GymnasiumSettings",
+        "textarena": "mtrl_plugins.environments.settings:TextArenaSettings",
+        "openenv": "mtrl_plugins.environments.settings:OpenEnvSettings",
+    },
+    train_commands=("mtrl_plugins.environments.env_command",),
+)

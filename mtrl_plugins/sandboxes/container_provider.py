@@ -1,0 +1,164 @@
+"""Sandboxes that are containers of a Docker or Podman engine, which is used by its command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+
+import anyio
+from anyio import to_thread
+
+from gateway.errors import Unavailable
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox import command_server, host_proxy, interpreter_process, proxy_listener
+from gateway.sandbox import sandbox_statistics as statistics
+from gateway.sandbox.bubblewrap import OPEN_FILES
+from gateway.sandbox.cgroups import OWN_PROCESSES, Cgroup
+from gateway.sandbox.confined_process import SIGNAL_CODES, ConfinedProcess, SandboxEnded, SandboxKilled
+from gateway.sandbox.disk_watch import DISK_WATCH, WatchedDisk
+from gateway.sandbox.host_proxy import HostProxy, open_proxy
+from gateway.sandbox.provider import ENVIRONMENT, LocalSandbox
+from gateway.sandbox.sandbox_layout import MEMORY_FOLDERS, ROLLOUT
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from gateway.sandbox.sandboxed_command import SandboxedCommand
+from mtrl_plugins.sandboxes.settings import ContainerSettings
+
+log = logging.getLogger(__name__)
+
+PREFIX = "mtrl-sandbox-"
+SCRIPTS = {f"/mtrl/{Path(file).name}": file for file in (command_server.__file__, interpreter_process.__file__)}
+LISTENER = "/mtrl/proxy_listener.py"
+NOBODY = "65534:65534"
+ENGINE_FAILURES = frozenset((125, 126, 127))
+"""Exit codes of an engine that failed, or that cannot start the command."""
+OUTSIDE_SIGNALS = frozenset(range(SIGNAL_CODES + 1, SIGNAL_CODES + 65))
+"""Exit codes of a container whose first process was ended by a signal, which nothing inside can do."""
+START_S, REMOVE_S, ASK_S = 60.0, 20.0, 20.0
+
+
+class ContainerProvider:
+    """Starts a container for each sandbox."""
+
+    mounts_states = False
+
+    def __init__(self, container: ContainerSettings, reaper: Reaper) -> None:
+        self._container, self._reaper = container, reaper
+
+    async def start(self, settings: SandboxSettings, state: Path | None = None) -> LocalSandbox:
+        command = open_container(self._container, settings, self._reaper)
+        process = await ConfinedProcess.start(command, self._reaper, START_S)
+        try:
+            if json.loads(process.ready).get("is_first") is not True:  # An option, such as `--init`, has another there.
+                process.failure_codes = ENGINE_FAILURES
+            await process.ask(json.dumps({"do": "env", "env": _environment(settings)}).encode(), START_S)
+        except (SandboxEnded, SandboxKilled) as error:
+            raise Unavailable(f"a container did not start: {error}") from error
+        return LocalSandbox(process, (self._container.python, "-B", "-u", "/mtrl/interpreter_process.py"))
+
+
+@asynccontextmanager
+async def open_container(
+    container: ContainerSettings, settings: SandboxSettings, reaper: Reaper
+) -> AsyncIterator[SandboxedCommand]:
+    """The command that runs a container in the foreground. It is removed at the end, even if the gateway is killed."""
+    engine, name = tuple(shlex.split(container.engine)), f"{PREFIX}{os.getpid()}-{token_hex(6)}"
+    remove = (*engine, "rm", "--force", name)
+    async with AsyncExitStack() as stack:
+        proxy = None
+        if settings.hosts:
+            proxy = await stack.enter_async_context(open_proxy(settings.hosts, settings.network_mb))
+            proxy.socket_file.chmod(0o666)  # Its folder is the gateway's alone.
+        line = (*engine, "run", *_options(settings, name, proxy), *container.options, container.image)
+        await reaper.start()
+        reaper.add_command(remove)
+        disk = _writable_disk(settings, partial(_run_quietly, (*engine, "kill", name)))
+        if disk is not None:
+            await to_thread.run_sync(DISK_WATCH.add, disk)
+        try:
+            words, codes = (*line, *_command(container, proxy)), ENGINE_FAILURES | OUTSIDE_SIGNALS
+            yield SandboxedCommand(words, Cgroup(), settings, disk, proxy, failure_codes=codes)
+        finally:
+            if disk is not None:
+                DISK_WATCH.remove(disk)
+                statistics.count_hits({"disk": int(bool(disk.problem))})
+            with anyio.CancelScope(shield=True):
+                if await to_thread.run_sync(_run_quietly, remove):
+                    reaper.remove_command(remove)
+
+
+def _command(container: ContainerSettings, proxy: HostProxy | None) -> Iterator[str]:
+    python = (container.python, "-I", "-S", "-B")
+    if proxy is not None:
+        yield from (*python, LISTENER, host_proxy.INSIDE, str(host_proxy.PORT))
+    yield from (*python, "/mtrl/command_server.py")
+
+
+def _environment(settings: SandboxSettings) -> dict[str, str]:
+    """The environment of what runs inside. It is sent there: on the command line everybody could read it, and in the
+    engine's own environment it could change what the engine does."""
+    return ENVIRONMENT | (host_proxy.ENVIRONMENT if settings.hosts else {}) | settings.env
+
+
+def _writable_disk(settings: SandboxSettings, kill: Callable[[], object]) -> WatchedDisk | None:
+    """The folders of the machine that it may write, if there are any."""
+    if not settings.writable:
+        return None
+    folders = list(map(str, settings.writable))
+    return WatchedDisk(folders, settings.disk_mb * 2**20, settings.files, kill=kill)
+
+
+def _options(settings: SandboxSettings, name: str, proxy: HostProxy | None) -> Iterator[str]:
+    """The options of `run`."""
+    yield from ("--rm", "--interactive", f"--name={name}", "--pull=never", "--network=none", "--read-only")
+    yield from ("--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}", f"--workdir={ROLLOUT}")
+    yield from (f"--memory={settings.memory_mb}m", f"--memory-swap={settings.memory_mb}m", f"--cpus={settings.cpus:g}")
+    yield from (f"--pids-limit={settings.processes + OWN_PROCESSES}", f"--ulimit=cpu={settings.cpu_s}")
+    yield from (f"--ulimit=nofile={OPEN_FILES}", "--ulimit=core=0", f"--ulimit=fsize={settings.disk_mb * 2**20}")
+    for folder in MEMORY_FOLDERS:
+        yield f"--tmpfs={folder}:rw,exec,mode=1777,size={settings.disk_mb}m"
+    yield f"--env=HOME={ROLLOUT}"
+    readable = {**SCRIPTS, **{str(path): str(path) for path in settings.readable}}
+    if proxy is not None:
+        readable |= {LISTENER: proxy_listener.__file__}
+        yield f"--volume={proxy.socket_file}:{host_proxy.INSIDE}"
+    for inside, path in readable.items():
+        yield f"--volume={path}:{inside}:ro"
+    for writable in settings.writable:
+        yield f"--volume={writable}:{writable}:rw"
+
+
+def _run_quietly(words: tuple[str, ...]) -> bool:
+    """Runs a command of the engine; whether it did what it should."""
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=REMOVE_S, check=False)  # noqa: S603 - the engine
+    except (OSError, subprocess.SubprocessError) as error:
+        log.error("%s failed: %s", " ".join(words), error)
+        return False
+    return done.returncode == 0
+
+
+def find_container_problem(container: ContainerSettings) -> str | None:
+    """Why containers cannot be started, with what to do; None if they can."""
+    engine = tuple(shlex.split(container.engine))
+    try:
+        done = subprocess.run(  # noqa: S603 - the engine
+            (*engine, "image", "inspect", "--format={{.Id}}", container.image),
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{container.engine} does not run: {error}\n  remedy: install Podman or Docker, or correct `engine`"
+    if done.returncode == 0:
+        return None
+    problem = f"{container.engine} has no image {container.image}: {done.stderr.strip()[-300:]}"
+    return f"{problem}\n  remedy: {container.engine} pull {container.image}"

@@ -1,0 +1,223 @@
+"""Sandboxes on another machine, over HTTP: start, run, put, get, stop, and a sign of life that renews a lease.
+
+When this process ends, however it ends, its signs of life end, and the server stops its sandboxes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+
+from gateway.errors import Unavailable
+from gateway.sandbox import sandbox_statistics as statistics
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled, answer_time_s
+from gateway.sandbox.heartbeats import HEARTBEATS
+from gateway.sandbox.large_messages import (
+    decode_base64,
+    encode_base64,
+    encode_message,
+    get_pieces,
+    parse_message,
+    split_pieces,
+)
+from gateway.sandbox.provider import FILE_S, MARGIN_S, MOST_IMAGES, Completed
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from mtrl_plugins.sandboxes.settings import RemoteSettings
+
+log = logging.getLogger(__name__)
+
+PATH = "/v1/sandboxes"
+START_S, STOP_S, CHECK_S = 60.0, 10.0, 10.0
+ANSWER_SHARE = 0.9
+"""Share of a call's time in which the server must answer; the rest is for the way."""
+END_S, END_SHARE = 2.5, 0.3
+"""Of the server's time, what it has to end a run that is over its limit and to tell what it printed."""
+NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+UNAUTHORIZED, NOT_FOUND = 401, 404
+
+
+def _headers(remote: RemoteSettings) -> dict[str, str]:
+    token = {} if remote.token is None else {"authorization": f"Bearer {remote.token.get_secret_value()}"}
+    return {"content-type": "application/json", **token}
+
+
+class RemoteProvider:
+    """Starts sandboxes on a server."""
+
+    mounts_states = False
+
+    def __init__(self, remote: RemoteSettings) -> None:
+        self._remote = remote
+
+    async def start(self, settings: SandboxSettings, state: Path | None = None) -> RemoteSandbox:
+        url = self._remote.url.rstrip("/") + PATH
+        http = httpx2.AsyncClient(headers=_headers(self._remote), timeout=None, trust_env=False)
+        began = anyio.current_time()
+        try:
+            with anyio.fail_after(START_S):
+                body = {"settings": settings.model_dump(mode="json", exclude={"container", "remote"})}
+                answer = await http.post(url, json=body)
+            if not answer.is_success:
+                raise Unavailable(_describe(answer))
+            started = answer.json()
+            sandbox = RemoteSandbox(http, f"{url}/{started['id']}", settings, float(started["lease_s"]))
+            sandbox.python = str(started["python"])
+        except BaseException as error:
+            statistics.count_refusal()
+            with anyio.CancelScope(shield=True):
+                await http.aclose()
+            if isinstance(error, httpx2.HTTPError | TimeoutError | ValueError | KeyError | TypeError | Unavailable):
+                raise Unavailable(f"the server at {url} started no sandbox: {_text(error)}") from error
+            raise
+        statistics.count_start(anyio.current_time() - began)
+        HEARTBEATS.add(sandbox.url, _headers(self._remote), sandbox.lease_s)
+        return sandbox
+
+
+class RemoteSandbox:
+    """A sandbox on a server."""
+
+    def __init__(self, http: httpx2.AsyncClient, url: str, settings: SandboxSettings, lease_s: float) -> None:
+        self.url, self.lease_s, self.python = url, lease_s, ""
+        self._http, self._settings = http, settings
+        self._is_stopped, self._failure = False, ""
+        self._lock = anyio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        return not self._is_stopped
+
+    @property
+    def has_ended(self) -> bool:
+        """Its server tells, at the next request."""
+        return False
+
+    async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float) -> Completed:
+        request = {"command": list(command), "stdin": await encode_base64(stdin)}
+        return await self._completed(await self._ask("run", request, timeout_s))
+
+    async def run_python(self, code: str, timeout_s: float) -> Completed:
+        return await self._completed(await self._ask("run", {"code": code}, timeout_s))
+
+    async def put(self, path: str, data: bytes, *, append: bool = False) -> None:
+        for piece, follows in split_pieces(data, append=append):
+            await self._ask("put", {"path": path, "data": await encode_base64(piece), "append": follows}, FILE_S)
+
+    async def get(self, path: str, max_bytes: int) -> bytes:
+        return await get_pieces(self.get_piece, path, max_bytes)
+
+    async def get_piece(self, path: str, max_bytes: int, offset: int) -> tuple[bytes, bool]:
+        reply = await self._ask("get", {"path": path, "max_bytes": max_bytes, "offset": offset}, FILE_S)
+        try:
+            return (await decode_base64(reply["data"]))[: max_bytes - offset], reply.get("is_end") is not False
+        except (ValueError, KeyError, TypeError) as error:
+            raise await self._lost("it sent an answer that cannot be read") from error
+
+    async def stop(self) -> None:
+        """Stops it. Where the server does not answer, the lease ends it."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        statistics.count_end()
+        HEARTBEATS.remove(self.url)
+        with anyio.move_on_after(STOP_S, shield=True):
+            with suppress(httpx2.HTTPError):
+                await self._http.delete(self.url)
+            await self._http.aclose()
+
+    async def _completed(self, reply: Mapping[str, Any]) -> Completed:
+        most, status = self._settings.output_bytes, reply.get("status")
+        try:
+            images = tuple([await decode_base64(image) for image in (reply.get("images") or [])[:MOST_IMAGES]])
+        except (ValueError, TypeError) as error:
+            raise await self._lost("it sent an answer that cannot be read") from error
+        return Completed(
+            str(reply.get("stdout", ""))[:most],
+            str(reply.get("stderr", ""))[:most],
+            status if isinstance(status, int) else None,
+            str(reply.get("stopped", "")),
+            images,
+            reply.get("is_lost") is True,
+            tuple(map(str, reply.get("refusals") or ())),
+        )
+
+    async def _ask(self, verb: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Asks the server. A failure of it, or of the way to it, is never the policy's."""
+        within_s = min(timeout_s + MARGIN_S, answer_time_s())
+        answer_s = within_s * ANSWER_SHARE
+        run_s = min(timeout_s, answer_s - min(END_S, END_SHARE * answer_s))
+        body = {**request, "timeout_s": run_s, "answer_within_s": answer_s}
+        async with self._lock:
+            if self._failure:
+                raise SandboxKilled(self._failure)
+            if self._is_stopped:
+                raise SandboxEnded("it has been stopped")
+            try:
+                with anyio.fail_after(within_s):
+                    answer = await self._http.post(f"{self.url}/{verb}", content=await encode_message(body))
+            except NOT_SENT as error:
+                await self.stop()
+                raise Unavailable(f"the server of sandboxes cannot be reached: {_text(error)}") from error
+            except (httpx2.HTTPError, TimeoutError) as error:
+                raise await self._lost(_text(error)) from error
+            except BaseException:
+                await self.stop()
+                raise
+            return await self._read(answer)
+
+    async def _read(self, answer: httpx2.Response) -> dict[str, Any]:
+        if not answer.is_success:
+            await self.stop()
+            gone = "the sandbox is not there any more: " if answer.status_code == NOT_FOUND else ""
+            raise Unavailable(gone + _describe(answer))
+        try:
+            reply = await parse_message(answer.content)
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise await self._lost("it sent an answer that cannot be read")
+        if "ended" in reply:
+            await self.stop()
+            raise SandboxEnded(str(reply["ended"]))
+        if "killed" in reply:
+            raise await self._lost(str(reply["killed"]))
+        if "error" in reply:
+            raise OSError(str(reply["error"]))
+        return reply
+
+    async def _lost(self, reason: str) -> SandboxKilled:
+        """Stops it: nobody knows what was done."""
+        self._failure = f"the server of sandboxes failed: {reason}"
+        await self.stop()
+        return SandboxKilled(self._failure)
+
+
+def find_remote_problem(remote: RemoteSettings) -> str | None:
+    """Why the server cannot be used, with what to do; None if it can."""
+    try:
+        with httpx2.Client(headers=_headers(remote), timeout=CHECK_S, trust_env=False) as http:
+            answer = http.get(remote.url.rstrip("/") + PATH)
+    except httpx2.HTTPError as error:
+        return f"{remote.url} cannot be reached: {_text(error)}\n  remedy: start `mtrl-gateway sandboxes` there"
+    if answer.is_success:
+        return None
+    remedy = "correct `token`" if answer.status_code == UNAUTHORIZED else "see the server's log"
+    return f"{remote.url}: {_describe(answer)}\n  remedy: {remedy}"
+
+
+def _describe(answer: httpx2.Response) -> str:
+    try:
+        error = answer.json()["error"]
+        return f"HTTP {answer.status_code}: {error['message']} {error.get('remedy', '')}".rstrip()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"HTTP {answer.status_code}"
+
+
+def _text(error: BaseException) -> str:
+    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__

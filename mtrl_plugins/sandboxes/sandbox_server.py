@@ -1,0 +1,300 @@
+"""`mtrl-gateway sandboxes`: starts sandboxes on this machine for gateways on others.
+
+Each sandbox has a lease, which every request renews: when its client is gone, the sandbox is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from secrets import token_urlsafe
+from typing import Annotated, Any, TypeVar
+
+import anyio
+import uvicorn
+from pydantic import Field, NonNegativeInt, PositiveInt
+from starlette.types import ASGIApp
+
+from gateway.config.base import FrozenModel
+from gateway.errors import ConfigError
+from gateway.http.app import PathTable
+from gateway.http.endpoint import Endpoint
+from gateway.http.exchange import Problem, Request, built_response, json_response, parse_body
+from gateway.http.security import SecurityMiddleware
+from gateway.http.settings import Settings, check_token_required
+from gateway.http.uvicorn_server import (
+    Server,
+    StopSignal,
+    bind_socket,
+    make_uvicorn_config,
+    server_url,
+    stop_on_signals,
+)
+from gateway.large_json import is_large, run_beside
+from gateway.mcp_client.reaper import Reaper
+from gateway.sandbox.confined_process import SandboxEnded, SandboxKilled
+from gateway.sandbox.heartbeats import BEATS_PER_LEASE
+from gateway.sandbox.host_rules import HostRules
+from gateway.sandbox.large_messages import LARGE_BYTES, decode_base64, encode_base64
+from gateway.sandbox.provider import BubblewrapProvider, Sandbox, SandboxProvider
+from gateway.sandbox.sandbox_settings import SandboxSettings
+from mtrl_plugins.sandboxes.remote_provider import PATH
+
+MAX_TIME_S = 3600.0
+BODY_BYTES = 64 * 2**20
+MAX_TEXT = 200
+NO_HOSTS = HostRules(())
+HOSTS_REMEDY = "Start `mtrl-gateway sandboxes` with `--allow-host HOST` for each of them, or remove them."
+M = TypeVar("M", bound=FrozenModel)
+Seconds = Annotated[float, Field(gt=0, le=MAX_TIME_S)]
+
+
+class StartRequest(FrozenModel):
+    """What exists in a new sandbox, and its limits."""
+
+    settings: SandboxSettings = SandboxSettings()
+
+
+class RunRequest(FrozenModel):
+    """A command, or code for the interpreter that keeps its variables."""
+
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    stdin: str = ""
+    code: str | None = None
+    timeout_s: Seconds
+    answer_within_s: Seconds
+    """When the client wants an answer: a sandbox that gives none until then is stopped."""
+
+
+class PutRequest(FrozenModel):
+    """A file to write, or what is added to one; `data` is base64."""
+
+    path: str
+    data: str
+    append: bool = False
+    timeout_s: Seconds
+    answer_within_s: Seconds
+
+
+class GetRequest(FrozenModel):
+    """A part of a file to read, of at most `max_bytes` in all."""
+
+    path: str
+    max_bytes: PositiveInt
+    offset: NonNegativeInt = 0
+    timeout_s: Seconds
+    answer_within_s: Seconds
+
+
+@dataclass(slots=True)
+class Lease:
+    """A sandbox, and until when it lives without a request."""
+
+    sandbox: Sandbox
+    ends: float
+
+
+class SandboxServer:
+    """The sandboxes of all clients."""
+
+    def __init__(
+        self, provider: SandboxProvider, most: int, lease_s: float, allowed_hosts: HostRules = NO_HOSTS
+    ) -> None:
+        self.provider, self.most, self.lease_s = provider, most, lease_s
+        self.allowed_hosts = allowed_hosts
+        """The hosts that clients may list: they are reached from this machine, which may have services of its own."""
+        self.leases: dict[str, Lease] = {}
+        self._starting = 0
+
+    async def count(self, _: Request) -> ASGIApp:
+        return json_response({"running": len(self.leases), "most": self.most})
+
+    async def start(self, request: Request) -> ASGIApp:
+        settings = (await request.read_model(StartRequest)).settings
+        if settings.readable or settings.writable or settings.provider is not None:
+            raise Problem(422, "invalid_request", "Paths and providers are not a client's to name.")
+        if refused := [host for host in settings.hosts if not self.allowed_hosts.includes(host)]:
+            problem = f"This server does not allow hosts that `network` lists: {', '.join(refused)[:MAX_TEXT]}."
+            raise Problem(422, "invalid_request", problem, remedy=HOSTS_REMEDY)
+        if len(self.leases) + self._starting >= self.most:
+            remedy = "Try again when one has ended, or start the server with a higher --most."
+            raise Problem(503, "unavailable", f"All {self.most} sandboxes are in use.", remedy=remedy)
+        self._starting += 1
+        try:
+            sandbox = await self.provider.start(settings)
+        finally:
+            self._starting -= 1
+        id = token_urlsafe(24)
+        self.leases[id] = Lease(sandbox, anyio.current_time() + self.lease_s)
+        return json_response({"id": id, "lease_s": self.lease_s, "python": sandbox.python}, 201)
+
+    def _find(self, request: Request) -> Sandbox:
+        lease = self.leases.get(request.path_params["id"])
+        if lease is None:
+            raise Problem(404, "not_found", "There is no such sandbox: it was stopped, or its lease has ended.")
+        lease.ends = anyio.current_time() + self.lease_s
+        return lease.sandbox
+
+    async def alive(self, request: Request) -> ASGIApp:
+        return json_response({"alive": self._find(request).alive})
+
+    async def run(self, request: Request) -> ASGIApp:
+        sandbox, body = self._find(request), await _read_model(request, RunRequest)
+        if (body.command is None) == (body.code is None):
+            raise Problem(422, "invalid_request", "A run has either `command` or `code`.")
+
+        async def do() -> Mapping[str, Any]:
+            if body.code is not None:
+                done = await sandbox.run_python(body.code, body.timeout_s)
+            else:
+                done = await sandbox.run(body.command or [], await _decode(body.stdin), body.timeout_s)
+            return asdict(replace(done, images=())) | {"images": [await encode_base64(image) for image in done.images]}
+
+        return await self._answer(sandbox, body.answer_within_s, do)
+
+    async def put(self, request: Request) -> ASGIApp:
+        sandbox, body = self._find(request), await _read_model(request, PutRequest)
+
+        async def do() -> Mapping[str, Any]:
+            await sandbox.put(body.path, await _decode(body.data), append=body.append)
+            return {}
+
+        return await self._answer(sandbox, body.answer_within_s, do)
+
+    async def get(self, request: Request) -> ASGIApp:
+        sandbox, body = self._find(request), await request.read_model(GetRequest)
+
+        async def do() -> Mapping[str, Any]:
+            piece, is_end = await sandbox.get_piece(body.path, body.max_bytes, body.offset)
+            return {"data": await encode_base64(piece), "is_end": is_end}
+
+        return await self._answer(sandbox, body.answer_within_s, do)
+
+    async def _answer(
+        self, sandbox: Sandbox, within_s: float, do: Callable[[], Awaitable[Mapping[str, Any]]]
+    ) -> ASGIApp:
+        """The answer, which tells whose doing a failure is: `ended` and `error` are the policy's, `killed` is not."""
+        try:
+            with anyio.move_on_after(within_s):
+                answer = await do()
+                return await built_response(lambda: answer, is_large=is_large(answer, LARGE_BYTES))
+            await sandbox.stop()
+            return json_response({"ended": "it did not answer in time"})
+        except SandboxEnded as error:
+            return json_response({"ended": str(error)})
+        except SandboxKilled as error:
+            return json_response({"killed": str(error)})
+        except OSError as error:
+            return json_response({"error": str(error)})
+
+    async def stop(self, request: Request) -> ASGIApp:
+        lease = self.leases.pop(request.path_params["id"], None)
+        if lease is not None:
+            await lease.sandbox.stop()
+        return json_response({})
+
+    async def end_leases(self) -> None:
+        """Stops sandboxes whose clients are gone."""
+        while True:
+            await anyio.sleep(self.lease_s / BEATS_PER_LEASE)
+            now = anyio.current_time()
+            ended = [self.leases.pop(id) for id, lease in [*self.leases.items()] if lease.ends < now]
+            async with anyio.create_task_group() as tasks:
+                for lease in ended:
+                    tasks.start_soon(lease.sandbox.stop)
+
+    async def stop_all(self) -> None:
+        """Stops all sandboxes."""
+        async with anyio.create_task_group() as tasks:
+            while self.leases:
+                tasks.start_soon(self.leases.popitem()[1].sandbox.stop)
+
+
+def build_app(server: SandboxServer, settings: Settings) -> ASGIApp:
+    """The application: five verbs, and the sign of life."""
+    return SecurityMiddleware(
+        PathTable(
+            {
+                f"{PATH}/{{id}}/run": Endpoint({"POST": server.run}),
+                f"{PATH}/{{id}}/put": Endpoint({"POST": server.put}),
+                f"{PATH}/{{id}}/get": Endpoint({"POST": server.get}),
+                f"{PATH}/{{id}}": Endpoint({"GET": server.alive, "DELETE": server.stop}),
+                PATH: Endpoint({"GET": server.count, "POST": server.start}),
+            }
+        ),
+        settings,
+    )
+
+
+async def _read_model(request: Request, model: type[M]) -> M:
+    body = await request.read_body()
+    return parse_body(model, body) if len(body) <= LARGE_BYTES else await run_beside(parse_body, model, body)
+
+
+async def _decode(text: str) -> bytes:
+    try:
+        return await decode_base64(text)
+    except ValueError:
+        raise Problem(422, "invalid_request", "This is no base64.") from None
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings,
+    most: int,
+    lease_s: float,
+    stop: StopSignal,
+    provider: SandboxProvider | None = None,
+    allowed_hosts: HostRules = NO_HOSTS,
+) -> AsyncIterator[tuple[str, SandboxServer]]:
+    """Serves during the block; gives the address."""
+    check_token_required(settings)
+    settings = settings.model_copy(update={"body_bytes": BODY_BYTES})
+    reaper = Reaper()
+    server = SandboxServer(provider or BubblewrapProvider(reaper), most, lease_s, allowed_hosts)
+    with bind_socket(settings) as listening:
+        ready = anyio.Event()
+        config: uvicorn.Config = make_uvicorn_config(build_app(server, settings), settings)
+        http = Server(config, ready.set)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(http.serve, [listening])
+                tasks.start_soon(server.end_leases)
+                await ready.wait()
+                stop.serving = True
+                yield server_url(settings, listening), server
+                http.should_exit = True
+                await server.stop_all()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.stop_all()
+                await reaper.stop()
+
+
+def read_hosts(entries: Sequence[str]) -> HostRules:
+    """The hosts of `--allow-host`; raises ConfigError."""
+    try:
+        return HostRules(entries)
+    except ValueError as error:
+        remedy = "write names such as `pypi.org`, `*.pypi.org` or `10.0.0.5:8080`"
+        raise ConfigError(str(error), field="--allow-host", remedy=remedy) from error
+
+
+def serve_sandboxes(
+    settings: Settings, most: int, lease_s: float, allowed_hosts: HostRules, ready: Callable[[str], None]
+) -> None:
+    """Serves until SIGTERM or SIGINT."""
+
+    async def main() -> None:
+        stop = StopSignal()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_on_signals, stop)
+            with stop.scope:
+                async with serving(settings, most, lease_s, stop, allowed_hosts=allowed_hosts) as (url, _):
+                    ready(url)
+                    await stop.wait()
+            tasks.cancel_scope.cancel()
+
+    anyio.run(main)

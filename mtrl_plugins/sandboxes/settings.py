@@ -1,0 +1,82 @@
+"""Settings of the providers `container` and `remote`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from gateway.config.base import rule_error
+from gateway.sandbox.provider_settings import ProviderSettings
+
+if TYPE_CHECKING:
+    from gateway.mcp_client.reaper import Reaper
+    from gateway.sandbox.provider import SandboxProvider
+
+
+def _check_engine(value: str) -> str:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise rule_error(f"`engine` cannot be read as a command: {error}", "close its quotes") from error
+    if not words or any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
+        raise rule_error("`engine` is no command", "write `podman` or `docker`, or remove it")
+    return value
+
+
+class ContainerSettings(ProviderSettings):
+    """Runs the tools `python`, `shell` and `files` in a container, instead of in bubblewrap."""
+
+    key: ClassVar[str] = "container"
+
+    image: Annotated[str, Field(min_length=1)]
+    """The image; it needs Python 3.11 or newer, and bash for the tool `shell`. It is never pulled by itself."""
+    engine: Annotated[str, AfterValidator(_check_engine)] = "podman"
+    """The command of the engine: `podman`, `docker`, or one with options, such as `podman --runtime runsc`."""
+    python: Annotated[str, Field(min_length=1)] = "python3"
+    """The interpreter in the image."""
+    options: tuple[str, ...] = ()
+    """Further options of the engine's `run`."""
+
+    def open(self, reaper: Reaper) -> SandboxProvider:
+        from mtrl_plugins.sandboxes.container_provider import ContainerProvider
+
+        return ContainerProvider(self, reaper)
+
+    def describe(self) -> str:
+        return f"containers of {self.engine} from {self.image}"
+
+    def find_problem(self) -> str | None:
+        from mtrl_plugins.sandboxes.container_provider import find_container_problem
+
+        return find_container_problem(self)
+
+    def find_path_problem(self, path: Path) -> str:
+        return "it has a `:`, with which container engines separate paths" if ":" in str(path) else ""
+
+
+class RemoteSettings(ProviderSettings):
+    """Runs the tools `python`, `shell` and `files` on another machine, where `mtrl-gateway sandboxes` serves them."""
+
+    key: ClassVar[str] = "remote"
+    is_local: ClassVar[bool] = False
+
+    url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
+    """Its address."""
+    token: SecretStr | None = None
+    """Sent as `Authorization: Bearer ...`."""
+
+    def open(self, reaper: Reaper) -> SandboxProvider:
+        from mtrl_plugins.sandboxes.remote_provider import RemoteProvider
+
+        return RemoteProvider(self)
+
+    def describe(self) -> str:
+        return f"the server at {self.url}"
+
+    def find_problem(self) -> str | None:
+        from mtrl_plugins.sandboxes.remote_provider import find_remote_problem
+
+        return find_remote_problem(self)

@@ -1,0 +1,221 @@
+"""Runs bash on a script where nothing but bash can act: no files, no network, no programs, limits on everything.
+
+Bubblewrap confines bash where it is installed and works, else namespaces made by `gateway/sandbox`. Inside there
+are bash, a few text programs, stubs, and small folders in memory that are gone afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from gateway.sandbox import namespaces
+from gateway.sandbox.child_limits import NOBODY
+from mtrl_plugins.scripts import stubs
+
+SYSTEM_PATH = "/usr/bin:/bin"
+BIN = "/mtrl/bin"
+DEADLINE_S = 10.0
+"""Seconds until all processes of a script are killed."""
+KILL_S = 10.0
+"""Seconds in which killed processes end."""
+MAX_OUTPUT_BYTES = 4 * 2**20
+"""Largest file, and largest record of what a script launched."""
+LIMITS = {"FILE_BLOCKS": MAX_OUTPUT_BYTES // 1024, "SECONDS": 10, "MEMORY": 128 * 1024, "PROCESSES": 48}
+TEMPORARY = "/tmp"  # noqa: S108 - in memory, and seen by nobody else.
+MEMORY_FOLDERS = ("/data", "/home", "/mnt", "/opt", "/root", "/scratch", "/srv", TEMPORARY, "/var", "/workspace")
+"""Folders that scripts write to; each is empty, in memory, and small."""
+FOLDER_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Jail:
+    """What exists inside: everything else of the machine does not."""
+
+    words: Sequence[str]
+    """The words of bash's command line."""
+    folder: str
+    """The working folder, which is empty."""
+    files: Mapping[str, str]
+    """Texts of files, which cannot be written."""
+    links: Mapping[str, str]
+    environment: Mapping[str, str]
+    programs: Mapping[str, str]
+    """Files of the system by their path inside, which cannot be written."""
+
+    @property
+    def memory_folders(self) -> list[str]:
+        """Where folders in memory are mounted: the top folders of the working folder, the script and HOME too."""
+        named = (self.folder, self.environment["HOME"], *map(os.path.dirname, self.files))
+        tops = {f"/{PurePosixPath(path).parts[1]}" for path in named if len(PurePosixPath(path).parts) > 1}
+        return sorted({*MEMORY_FOLDERS, *tops} - {"/mtrl"})
+
+    @property
+    def launcher(self) -> list[str]:
+        """The command that sets limits and starts bash."""
+        return ["/bin/bash", "-p", "-c", stubs.fill_in(stubs.LAUNCHER, LIMITS), "bash", *self.words]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a confined bash left: its records, its last messages, and whether it was killed at the deadline."""
+
+    records: bytes
+    messages: str
+    timed_out: bool
+
+
+@cache
+def system_files() -> tuple[tuple[str, str], ...]:
+    """Bash, the text programs and their libraries: the path inside, and the file."""
+    found = {f"{BIN}/{name}": shutil.which(name, path=SYSTEM_PATH) for name in stubs.TEXT_COMMANDS}
+    found["/bin/bash"] = found[f"{BIN}/bash"] = shutil.which("bash", path=SYSTEM_PATH)
+    programs = {inside: os.path.realpath(file) for inside, file in found.items() if file is not None}
+    words = [shutil.which("ldd", path=SYSTEM_PATH) or "", *sorted(set(programs.values()))]
+    listed = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603 - ours
+    libraries = {word for line in listed.splitlines() for word in line.split() if line[:1].isspace() and word[0] == "/"}
+    return (*programs.items(), *((library, os.path.realpath(library)) for library in sorted(libraries)))
+
+
+def run_confined(jail: Jail, deadline_s: float = DEADLINE_S) -> Ended:
+    """Runs bash in a jail; only where `confinement()` is not None."""
+    start = confinement()
+    if start is None:
+        raise RuntimeError("bash cannot be confined here")
+    return start(jail, deadline_s)
+
+
+@cache
+def confinement() -> Callable[[Jail, float], Ended] | None:
+    """The first way to confine bash that works on this machine."""
+    return next((start for start in (run_in_bubblewrap, run_in_namespaces) if _works(start)), None)
+
+
+def _works(start: Callable[[Jail, float], Ended]) -> bool:
+    """True if a script inside records its command, and neither reads a file outside nor sees its processes."""
+    script = f'[[ ! -e {sys.executable} && ! -e /etc/passwd ]] && cat "$0" | (read -r x; probe "${{x:0:1}}")'
+    files = {"/mtrl/script": script, f"{BIN}/probe": '#!/bin/bash -p\nprintf "%s" "$1" >&200\n'}
+    with suppress(OSError, subprocess.SubprocessError):  # No `bwrap`, no `ldd`, no `bash`.
+        jail = Jail(["/mtrl/script"], TEMPORARY, files, {}, {"PATH": BIN, "HOME": TEMPORARY}, dict(system_files()))
+        return start(jail, DEADLINE_S).records == b"["
+    return False
+
+
+def run_in_bubblewrap(jail: Jail, deadline_s: float) -> Ended:
+    """Runs bash in bubblewrap."""
+    with ExitStack() as stack:
+        words = list(_bubblewrap_options(jail, stack))
+        descriptors = [int(words[index + 1]) for index, word in enumerate(words) if word == "--ro-bind-data"]
+        return _run([*words, "--", *jail.launcher], deadline_s, descriptors, as_nobody=True)
+
+
+def _bubblewrap_options(jail: Jail, stack: ExitStack) -> Iterator[str]:
+    yield from ("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL")
+    for folder in jail.memory_folders:
+        yield from ("--size", str(FOLDER_BYTES), "--tmpfs", folder)
+    yield from ("--dir", jail.folder, "--dir", jail.environment["HOME"])
+    for inside, file in jail.programs.items():
+        yield from ("--ro-bind", file, inside)
+    for inside, text in jail.files.items():
+        content = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed by the stack
+        content.write(text.encode())
+        content.seek(0)
+        yield from ("--perms", "0755", "--ro-bind-data", str(content.fileno()), inside)
+    for inside, target in jail.links.items():
+        yield from ("--symlink", target, inside)
+    yield from ("--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/", "--chdir", jail.folder)
+    for name, value in jail.environment.items():
+        yield from ("--setenv", name, value)
+
+
+def run_in_namespaces(jail: Jail, deadline_s: float) -> Ended:
+    """Runs bash in namespaces of its own, which `namespaces.py` makes in a process of its own."""
+    layout = {
+        "memory_folders": jail.memory_folders, "folder_bytes": FOLDER_BYTES, "programs": dict(jail.programs),
+        "files": dict(jail.files), "links": dict(jail.links), "folders": [jail.folder, jail.environment["HOME"]],
+        "environment": dict(jail.environment), "launcher": jail.launcher, "user": NOBODY,
+        "writable": [],
+    }  # fmt: skip
+    with tempfile.TemporaryFile() as content:
+        content.write(json.dumps(layout).encode())
+        content.seek(0)
+        return _run([sys.executable, "-I", namespaces.__file__, "-"], deadline_s, [], content)
+
+
+def _run(
+    words: Sequence[str],
+    deadline_s: float,
+    descriptors: Sequence[int],
+    stdin: IO[bytes] | None = None,
+    *,
+    as_nobody: bool = False,
+) -> Ended:
+    """Runs a command whose output goes into files, and kills its process group in the end."""
+    root = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if as_nobody and os.geteuid() == 0 else {}
+    timed_out = False
+    alive, held = os.pipe()
+    with tempfile.TemporaryFile() as records, tempfile.TemporaryFile() as messages, open(alive, "rb", 0) as alive_pipe:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - bubblewrap or our own interpreter
+                words,
+                stdin=stdin if stdin is not None else subprocess.DEVNULL,
+                stdout=records,
+                stderr=messages,
+                cwd="/",
+                env={"PATH": SYSTEM_PATH},
+                pass_fds=(*descriptors, held),
+                start_new_session=True,
+                **root,  # type: ignore[call-overload]
+            )
+        finally:
+            os.close(held)
+        try:
+            process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            _wait_until_closed(alive_pipe)
+        return Ended(_read_start(records), _read_start(messages).decode(errors="replace"), timed_out)
+
+
+def _wait_until_closed(pipe: IO[bytes]) -> None:
+    """Waits until no process has the other end: the kernel ends those of a namespace after its first one."""
+    end = time.monotonic() + KILL_S
+    while (left_s := end - time.monotonic()) > 0 and select.select([pipe], [], [], left_s)[0] and pipe.read(2**16):
+        pass
+
+
+def _read_start(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read(MAX_OUTPUT_BYTES)
+
+
+def make_jail(script: Path, text: str, environment: Mapping[str, str], output: str, hidden: Sequence[str]) -> Jail:
+    """The jail of a script; `output` is what stubs print, and the programs `hidden` do not exist."""
+    folder, path = str(Path.cwd()), os.path.abspath(script)
+    values = {"OUTPUT": output}
+    files = {
+        "/mtrl/stub": stubs.fill_in(stubs.STUB, values),
+        stubs.PRELUDE_FILE: stubs.fill_in(stubs.PRELUDE, values),
+        path: text,
+    }
+    names = [name for name in (*stubs.LAUNCHERS, *stubs.QUIET_COMMANDS) if name not in hidden]
+    links = {f"{BIN}/{name}": "/mtrl/stub" for name in names} | {f"{BIN}/sh": "/bin/bash"}
+    added = {"PATH": BIN, "BASH_ENV": stubs.PRELUDE_FILE, "MTRL_SCRIPT": str(script), "PWD": folder}
+    return Jail([str(script)], folder, files, links, {"HOME": "/root", **environment, **added}, dict(system_files()))

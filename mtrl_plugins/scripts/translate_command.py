@@ -1,0 +1,138 @@
+"""The command `translate`, and settings translated from configurations of verl and ms-swift."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote, split
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.errors import ConfigError
+from trainer.cli.errors import report_errors
+from trainer.cli.options import MODEL_PANEL, TrainOption, add_train_option, app
+
+if TYPE_CHECKING:
+    from mtrl_plugins.scripts.script_reader import ScriptReader
+    from mtrl_plugins.verl.translate import Translation
+
+NO_SHELL_HELP = "Read scripts of verl and ms-swift without bash, and refuse what only bash understands"
+VERL_KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.DOTALL)
+PASS_UNKNOWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": True}
+"""The words may be a command with options of another program."""
+
+
+@app.command(context_settings=PASS_UNKNOWN_OPTIONS)
+def translate(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE|COMMAND [KEY=VALUE|--FLAG VALUE]...", help="YAML, scripts, or a command."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The run file. Default: standard output")
+    ] = None,
+    no_shell: Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP)] = False,
+    table: Annotated[
+        bool, typer.Option("--table", help="Print all known keys of verl (or with `swift` ms-swift) as Markdown")
+    ] = False,
+) -> None:
+    """Translate a configuration of verl or ms-swift to a run file, and report how each key was translated."""
+    with report_errors():
+        from mtrl_plugins.scripts.script_reader import ScriptReader
+        from mtrl_plugins.swift.table import SWIFT_TABLE
+        from mtrl_plugins.verl.table import VERL_TABLE
+        from mtrl_plugins.verl.translate import format_report, format_run_file, format_table
+
+        if table:
+            sys.stdout.write(format_table(SWIFT_TABLE if words == ["swift"] else VERL_TABLE) + "\n")
+            return
+        if not words:
+            raise ConfigError("there is no input", field="translate", remedy="name a YAML file, a script, or a command")
+        translation = translate_command(words, ScriptReader(use_bash=not no_shell))
+        sys.stderr.write(format_report(translation) + "\n")
+        if out is None:
+            sys.stdout.write(format_run_file(translation))
+        else:
+            _write_run_file(out, format_run_file(translation))
+
+
+def _write_run_file(out: Path, text: str) -> None:
+    if out.exists():
+        raise ConfigError("already exists", file=out, field="--out", remedy="name another file")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    sys.stderr.write(f"\nwritten to {out}; check it with: mtrl-train --config {out} --dry-run\n")
+
+
+def refuse_run_file(file: Path) -> None:
+    """Raises ConfigError for a run file of mtrl's own, of which each key would be unknown to the other framework."""
+    from gateway.config.reader import read_file
+    from trainer.train.settings import TrainSettings
+
+    if file.suffix not in (".yaml", ".yml") or not file.is_file():
+        return
+    content = read_file(file)
+    keys = set(content) if isinstance(content, dict) else set()
+    own = TrainSettings.model_fields.keys()
+    if keys & {"model", "prompts", "n", "steps", "tools", "mcp", "limits", "update"} and keys <= own:
+        remedy = f"run it: mtrl-train --config {quote(str(file))}"
+        raise ConfigError("is a run file of mtrl already; there is nothing to translate", file=file, remedy=remedy)
+
+
+def translate_command(words: list[str], reader: ScriptReader | None = None) -> Translation:
+    """Translates a configuration of verl or ms-swift, whichever the words are for."""
+    from mtrl_plugins.swift import read_script as swift
+    from mtrl_plugins.swift.table import SWIFT_TABLE
+    from mtrl_plugins.verl import read_config as verl
+    from mtrl_plugins.verl.translate import translate as translate_keys
+
+    if words:
+        refuse_run_file(Path(words[0]))
+    if swift.is_swift(words):
+        return translate_keys(swift.read_command(words, reader), SWIFT_TABLE)
+    return translate_keys(verl.read_command(words, reader))
+
+
+def translate_to_settings(words: list[str], *, use_bash: bool = True) -> dict[str, Any]:
+    """The settings that a configuration of verl or ms-swift translates to; prints the report."""
+    from mtrl_plugins.scripts.script_reader import ScriptReader
+    from mtrl_plugins.verl.translate import format_report
+
+    translation = translate_command(words, ScriptReader(use_bash=use_bash))
+    sys.stderr.write(format_report(translation) + "\n\n")
+    return dict(translation.settings)
+
+
+def read_verl(file: str, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The settings and the name of a run from `--verl-config FILE [KEY=VALUE]...`."""
+    return translate_to_settings([file, *keys]), Path(file).stem
+
+
+def read_swift(text: str, _: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The settings and the name of a run from `--swift FILE`, or from a command in quotes."""
+    is_file = Path(text).is_file()
+    return translate_to_settings([text] if is_file else split(text)), Path(text).stem if is_file else "swift"
+
+
+add_train_option(
+    TrainOption(
+        name="--verl-config",
+        help="YAML or a script for verl",
+        metavar="FILE [KEY=VALUE]...",
+        panel=MODEL_PANEL,
+        words=VERL_KEY,
+        read=read_verl,
+    )
+)
+add_train_option(
+    TrainOption(
+        name="--swift",
+        help="A script for ms-swift, or its command in quotes",
+        metavar="FILE|COMMAND",
+        panel=MODEL_PANEL,
+        read=read_swift,
+    )
+)

@@ -1,0 +1,175 @@
+"""ms-swift's import names (releases 3 and 4) and the objects behind them, for plug-in files without ms-swift installed.
+
+Other names are refused with an explanation. Some classes exist only to be imported and derived from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from gateway.import_hook import StandInFinder
+
+
+class _Unavailable:
+    remedy = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__} is not available: {self.remedy}")
+
+
+class Template(_Unavailable):
+    """Stands for ms-swift's templates."""
+
+    remedy = "the model's own chat template is used; see the setting `template`"
+
+
+class TransformersEngine(_Unavailable):
+    """Stands for ms-swift's inference engines."""
+
+    remedy = "call another model over HTTP in your own reward function"
+
+
+PtEngine = VllmEngine = InferEngine = GRPOVllmEngine = TransformersEngine
+
+
+class DefaultRMPlugin(_Unavailable):
+    """Stands for ms-swift's reward model plug-ins."""
+
+    remedy = "call a reward model over HTTP in your own reward function"
+
+
+class PRM(_Unavailable):
+    """Stands for ms-swift's process reward models."""
+
+    remedy = "score turns with tools or an interaction, and set `algorithm.credit`"
+
+
+rm_plugins: dict[str, Any] = {}
+prms: dict[str, Any] = {}
+
+
+def to_device(*args: Any, **kwargs: Any) -> NoReturn:
+    """Stands for ms-swift's function of this name."""
+    raise NotImplementedError(f"to_device is not available: {DefaultRMPlugin.remedy}")
+
+
+def get_logger(name: str = "swift", *args: Any, **kwargs: Any) -> logging.Logger:
+    """A logger by name."""
+    return logging.getLogger(name or "swift")
+
+
+VERSION = "4.5"
+_PROTOCOL = {
+    name: f"mtrl_plugins.swift.protocol:{name}"
+    for name in (
+        "ChatCompletionMessageToolCall",
+        "ChatCompletionResponse",
+        "ChatCompletionResponseChoice",
+        "ChatMessage",
+        "Function",
+        "InferRequest",
+        "RequestConfig",
+        "RolloutInferRequest",
+        "RolloutOutput",
+        "RolloutResponseChoice",
+        "UsageInfo",
+    )
+}
+_MESSAGES = {"Messages": "mtrl_plugins.swift.protocol:Messages"}
+_REMOVE = {"remove_response": "mtrl_plugins.swift.protocol:remove_response"}
+_ENGINES = {
+    name: f"mtrl_plugins.swift.compat_names:{name}"
+    for name in ("GRPOVllmEngine", "InferEngine", "PtEngine", "TransformersEngine", "VllmEngine")
+}
+_TEMPLATE = {"Template": "mtrl_plugins.swift.compat_names:Template"}
+_DEVICE = {"to_device": "mtrl_plugins.swift.compat_names:to_device"}
+_TURNS = {
+    "MultiTurnScheduler": "mtrl_plugins.swift.multi_turn_scheduler:MultiTurnScheduler",
+    "RolloutScheduler": "mtrl_plugins.swift.multi_turn_scheduler:RolloutScheduler",
+    "multi_turns": "mtrl_plugins.swift.gym:multi_turns",
+}
+_SCHEDULERS = {
+    "GYMScheduler": "mtrl_plugins.swift.gym:GYMScheduler",
+    "OpenEnvScheduler": "mtrl_plugins.swift.openenv:OpenEnvScheduler",
+    "MathTipsScheduler": "mtrl_plugins.swift.tip_schedulers:MathTipsScheduler",
+    "ThinkingModelTipsScheduler": "mtrl_plugins.swift.tip_schedulers:ThinkingModelTipsScheduler",
+}
+_ENV = {"Env": "mtrl_plugins.swift.gym:Env", "envs": "mtrl_plugins.swift.gym:envs"}
+_CONTEXT = {
+    "ContextManager": "mtrl_plugins.swift.gym:ContextManager",
+    "context_managers": "mtrl_plugins.swift.gym:context_managers",
+}
+_REWARDS = {name: f"mtrl_plugins.swift.orm:{name}" for name in ("ORM", "AsyncORM", "orms")}
+_SHIPPED = {
+    name: f"mtrl_plugins.swift.orm:{name}"
+    for name in ("Format", "MathAccuracy", "ReActFormat", "RepetitionPenalty", "SoftOverlong")
+}
+_MODELS = {name: f"mtrl_plugins.swift.compat_names:{name}" for name in ("rm_plugins", "prms", "PRM")}
+_PLUGIN = {
+    "rm_plugins": "mtrl_plugins.swift.compat_names:rm_plugins",
+    "DefaultRMPlugin": "mtrl_plugins.swift.compat_names:DefaultRMPlugin",
+}
+_PRM = {"prms": "mtrl_plugins.swift.compat_names:prms", "PRM": "mtrl_plugins.swift.compat_names:PRM"}
+_LOGGER = {"get_logger": "mtrl_plugins.swift.compat_names:get_logger"}
+
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    "swift": {},
+    "swift.utils": {**_LOGGER, **_REMOVE, **_DEVICE},
+    "swift.utils.logger": _LOGGER,
+    # Release 3.
+    "swift.plugin": {**_REWARDS, **_MODELS, **_ENV, **_CONTEXT, "multi_turns": _TURNS["multi_turns"]},
+    "swift.plugin.multi_turn": {**_TURNS, **_SCHEDULERS},
+    "swift.plugin.orm": {**_REWARDS, **_SHIPPED},
+    "swift.plugin.prm": _PRM,
+    "swift.plugin.rm_plugin": _PLUGIN,
+    "swift.plugin.env": _ENV,
+    "swift.plugin.context_manager": _CONTEXT,
+    "swift.llm": {**_PROTOCOL, **_ENGINES, **_TEMPLATE, **_DEVICE, **_MESSAGES},
+    "swift.llm.infer": {**_PROTOCOL, **_ENGINES},
+    "swift.llm.infer.protocol": _PROTOCOL,
+    "swift.llm.infer.infer_engine": _ENGINES,
+    "swift.llm.template": {**_TEMPLATE, "RolloutInferRequest": _PROTOCOL["RolloutInferRequest"]},
+    "swift.llm.utils": {**_MESSAGES, **_DEVICE},
+    # Release 4.
+    "swift.rollout": {**_TURNS, **_ENV},
+    "swift.rollout.multi_turn": {**_TURNS, **_SCHEDULERS, **_MESSAGES},
+    "swift.rollout.openenv_wrapper": {"OpenEnvWrapper": "mtrl_plugins.swift.openenv:OpenEnvWrapper"},
+    "swift.rollout.gym_env": {**_ENV, **_CONTEXT},
+    "swift.rewards": {**_REWARDS, **_MODELS},
+    "swift.rewards.orm": {**_REWARDS, **_SHIPPED},
+    "swift.rewards.prm": _PRM,
+    "swift.rewards.rm_plugin": _PLUGIN,
+    "swift.infer_engine": {**_PROTOCOL, **_ENGINES},
+    "swift.infer_engine.protocol": _PROTOCOL,
+    "swift.template": {**_TEMPLATE, **_MESSAGES},
+}
+"""Module of ms-swift -> name -> mtrl's object as `module:name`."""
+
+ALTERNATIVES: Mapping[str, str] = {
+    "swift.plugin.loss_scale": "the setting `algorithm.credit.rounds` chooses the tokens to train",
+    "swift.loss_scale": "the setting `algorithm.credit.rounds` chooses the tokens to train",
+    "swift.plugin.loss": "the setting `algorithm.name` chooses the loss",
+    "swift.loss": "the setting `algorithm.name` chooses the loss",
+    "swift.plugin.agent_template": "the setting `template.parser` chooses the format of calls",
+    "swift.trainers": "mtrl is the trainer; a scheduler needs only its `infer_engine`",
+    "swift.tuners": "the setting `update.lora` configures adapters",
+    "swift.llm.dataset": "the setting `data` names a file with the rows",
+    "swift.dataset": "the setting `data` names a file with the rows",
+}
+"""Modules of ms-swift that mtrl does not offer, with the alternative; the longest matching name counts."""
+
+
+def explain_missing_name(name: str) -> str:
+    """The error message for an import of a name that is not offered."""
+    module = name if name in OFFERED else name.rpartition(".")[0]
+    offered = ", ".join(OFFERED.get(module, {})) or ", ".join(
+        module_name for module_name, names in OFFERED.items() if names
+    )
+    matches = [known for known in ALTERNATIVES if f"{name}.".startswith(f"{known}.")]
+    instead = f"; instead: {ALTERNATIVES[max(matches, key=len)]}" if matches else ""
+    return f"ms-swift is not installed, and mtrl does not offer {name} in its place{instead}; offered: {offered}"
+
+
+FINDER = StandInFinder(OFFERED, explain_missing_name, VERSION, "ms-swift")

@@ -1,0 +1,4 @@
+"""TRL's GRPOTrainer: its arguments, and the tools, environments and reward functions that are written for it.
+
+`api.py` has the trainer with TRL's interface, `table.py` all arguments, and `read_trl_file.py` reads a script.
+"""

@@ -1,0 +1,121 @@
+"""Digests of steps for the web UI: what their rollouts were, how they ended, and how long their tool calls took."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from mtrl_plugins.web.rollout_index import RolloutIndex
+
+MAX_STEPS = 100
+"""Steps in a response, the last ones of a range."""
+MAX_VALUES = 50
+"""Values shown of a property, the most frequent ones."""
+PROPERTIES = ("kind", "source", "stop", "blame")
+"""Properties of which a rollout has one value."""
+COUNTED = {"tool": "tools", "outcome": "outcomes"}
+"""Properties of which it can have several, and their columns."""
+MEASURES = ("reward", "success", "turns", "tokens", "written", "calls", "seconds")
+COLUMNS = ", ".join(("place", "step", *PROPERTIES, *COUNTED.values(), *MEASURES))
+Row = Mapping[str, Any]
+
+
+def digest_steps(index: RolloutIndex, first: int, last: int) -> list[dict[str, Any]]:
+    """The digests of the steps of a range, in order; of at most `MAX_STEPS`, the last of them."""
+    steps_sql = "SELECT DISTINCT step FROM rollouts WHERE step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?"
+    steps = sorted(row["step"] for row in index.select(steps_sql, [first, last, MAX_STEPS]))
+    if not steps:
+        return []
+    rows = _by_step(index.select(f"SELECT {COLUMNS} FROM rollouts WHERE step BETWEEN ? AND ?", [steps[0], last]))  # noqa: S608
+    calls = _by_step(index.select("SELECT * FROM calls WHERE step BETWEEN ? AND ?", [steps[0], last]))
+    return [_digest_step(step, rows[step], calls[step]) for step in steps]
+
+
+def _by_step(rows: Iterable[Row]) -> Mapping[int, list[Row]]:
+    grouped: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        grouped[row["step"]].append(row)
+    return grouped
+
+
+def _digest_step(step: int, rows: Sequence[Row], calls: Sequence[Row]) -> dict[str, Any]:
+    values = {name: _digest_values(rows, [[row[name]] if row[name] else [] for row in rows]) for name in PROPERTIES}
+    for name, column in COUNTED.items():
+        values[name] = _digest_values(rows, [[*json.loads(row[column] or "{}")] for row in rows])
+    return {
+        "step": step,
+        "rollouts": len(rows),
+        "scored": sum(row["reward"] is not None for row in rows),
+        **{name: _mean(row[name] for row in rows) for name in MEASURES},
+        "values": values,
+        "tools": _digest_calls(calls),
+    }
+
+
+def _digest_values(rows: Sequence[Row], names: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """By value: the rollouts that have it, the scored ones, their mean reward and success, and the worst of them."""
+    grouped: defaultdict[str, list[Row]] = defaultdict(list)
+    for row, values in zip(rows, names, strict=True):
+        for value in values:
+            grouped[value].append(row)
+    frequent = sorted(grouped.items(), key=lambda item: (-len(item[1]), item[0]))[:MAX_VALUES]
+    return {
+        value: {
+            "rollouts": len(those),
+            "scored": sum(row["reward"] is not None for row in those),
+            "reward": _mean(row["reward"] for row in those),
+            "success": _mean(row["success"] for row in those),
+            "place": min(those, key=lambda row: (row["reward"] is not None, row["reward"] or 0.0, row["place"]))[
+                "place"
+            ],
+        }
+        for value, those in frequent
+    }
+
+
+def _digest_calls(calls: Sequence[Row]) -> dict[str, Any]:
+    """By tool: its calls, their latency and outcomes, and the rollout of the slowest one."""
+    grouped: defaultdict[str, list[Row]] = defaultdict(list)
+    for call in calls:
+        grouped[call["tool"]].append(call)
+    return {tool: _digest_tool(those) for tool, those in sorted(grouped.items())[:MAX_VALUES]}
+
+
+def _digest_tool(calls: Sequence[Row]) -> dict[str, Any]:
+    timed = sorted((call["seconds"], call["place"]) for call in calls if call["seconds"] is not None)
+    seconds = [value for value, _ in timed]
+    return {
+        "calls": len(calls),
+        "outcomes": dict(Counter(call["outcome"] for call in calls).most_common(MAX_VALUES)),
+        "times": dict(_quantiles(seconds)),
+        "slowest": timed[-1][1] if timed else None,
+    }
+
+
+def _quantiles(ordered: Sequence[float]) -> Iterator[tuple[str, float]]:
+    """Nearest-rank quantiles, which are times of calls that were made."""
+    if ordered:
+        yield from ((f"p{share}", ordered[ceil(len(ordered) * share / 100) - 1]) for share in (50, 95))
+        yield "max", ordered[-1]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def digest_tools(index: RolloutIndex, first: int, last: int) -> dict[str, Any]:
+    """The calls of a range of steps by tool, and by step for each tool. Rollouts without a step count as step 0."""
+    steps_sql = "SELECT DISTINCT step FROM calls WHERE step BETWEEN ? AND ? ORDER BY step DESC LIMIT ?"
+    steps = sorted(row["step"] for row in index.select(steps_sql, [first, last, MAX_STEPS]))
+    if not steps:
+        return {"first": None, "last": None, "tools": {}}
+    calls = index.select("SELECT * FROM calls WHERE step BETWEEN ? AND ?", [steps[0], last])
+    by_step = {step: _digest_calls(those) for step, those in sorted(_by_step(calls).items())}
+    tools = _digest_calls(calls)
+    for tool, digest in tools.items():
+        digest["steps"] = [{"step": step, **those[tool]} for step, those in by_step.items() if tool in those]
+    return {"first": steps[0], "last": steps[-1], "tools": tools}

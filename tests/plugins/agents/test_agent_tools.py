@@ -1,0 +1,105 @@
+"""The rollout's tools as an MCP server: the same session, its rewards, and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+
+from gateway.client import RemoteGateway
+from gateway.gateway import Gateway
+from gateway.session import AnyGateway
+from gateway.types import Text, ToolResult
+from mtrl_plugins.agents.agent_function import AgentHandle
+from tests.live_server import live_server_async
+from tests.plugins.agents.agent_harness import TASK, open_agents
+from tests.trainer.policy_scripts import make_gateway
+from tests.waiting import PATIENCE_S
+from trainer.rollout.rollout import StopReason
+from trainer.rollout.task import Task
+
+pytestmark = pytest.mark.anyio
+
+FUNCTION = f"{__name__}:use_tools"
+
+
+async def add(a: int, b: int) -> ToolResult:
+    """Adds."""
+    return ToolResult((Text(str(a + b)),), reward=0.5)
+
+
+@asynccontextmanager
+async def connect(url: str, key: str) -> AsyncIterator[Client]:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=PATIENCE_S) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        yield client
+
+
+async def use_tools(base_url: str, task: Task, session: AgentHandle) -> None:
+    """An agent that calls a tool over MCP, and tells the policy what came of it."""
+    async with connect(session.description["mcp_url"], session.api_key) as client:
+        (tool,) = (await client.list_tools()).tools
+        assert (tool.name, set(tool.input_schema["properties"])) == ("add", {"a", "b"})
+        result = await client.call_tool("add", {"a": 3, "b": 4})
+        bad = await client.call_tool("add", {"a": "three", "b": 4})
+        assert bad.is_error
+        with pytest.raises(MCPError, match="Unknown tool"):
+            await client.call_tool("feedback", {})
+    await check_refused(session.description["mcp_url"], "another")
+    async with httpx2.AsyncClient(
+        base_url=base_url, headers={"x-api-key": session.api_key}, timeout=PATIENCE_S
+    ) as http:
+        text = result.content[0].text  # type: ignore[union-attr]
+        answer = await http.post("/chat/completions", json={"messages": [{"role": "user", "content": text}]})
+        assert answer.status_code == 200
+
+
+async def check_refused(url: str, key: str) -> None:
+    async with httpx2.AsyncClient(timeout=PATIENCE_S) as http:
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        answer = await http.post(url, json=call, headers={"Authorization": f"Bearer {key}"})
+    assert answer.status_code == 404 and "no such session" in answer.text
+
+
+async def check_rollout(gateway: AnyGateway) -> None:
+    async with open_agents(["It is 7."], gateway=gateway, function=FUNCTION) as harness:
+        rollout = await harness.run(TASK)
+    assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
+    assert rollout.ledger.messages[0]["content"] == "7"
+    assert rollout.rewards["call"] == 0.5
+
+
+async def test_agent_calls_the_rollouts_tools_over_mcp_and_their_rewards_count() -> None:
+    await check_rollout(make_gateway(add))
+
+
+async def test_tools_of_a_remote_gateway_are_offered_too() -> None:
+    async with live_server_async(lambda: make_gateway(add)) as server:
+        await check_rollout(RemoteGateway(server.url))
+
+
+async def test_session_without_tools_says_so() -> None:
+    async with open_agents([""]) as harness, harness.session() as agent:
+        assert harness.host.endpoint.describe(agent.session)["mcp_url"] == ""
+        url = f"{harness.host.endpoint.url}/sessions/{agent.session.id}/mcp"
+        answer = await agent.client.post(url, json={}, headers={"x-api-key": agent.session.api_key})
+        assert answer.status_code == 404 and "has no tools" in answer.text
+
+
+async def test_each_session_sees_its_own_tools_only() -> None:
+    async with open_agents([""], add) as harness, harness.session() as first, harness.session() as second:
+        gateway: Gateway = harness.runner.gateway  # type: ignore[assignment]
+        async with gateway.open() as tools, gateway.open() as others:
+            first.session.tools, second.session.tools = tools, others
+            url = f"{harness.host.endpoint.url}/sessions/{first.session.id}/mcp"
+            async with connect(url, first.session.api_key) as client:
+                await client.call_tool("add", {"a": 1, "b": 1})
+            assert (len(tools.rewards), len(others.rewards)) == (1, 0)
+            await check_refused(url, second.session.api_key)

@@ -1,0 +1,191 @@
+"""Requests that are not served: each gets an error in its protocol's form, and the session goes on."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from tests.plugins.agents.agent_harness import open_agents
+from tests.plugins.agents.chats import ADD, USER
+from tests.waiting import PATIENCE_S, wait_until
+from trainer.engine.base import EngineError
+from trainer.rollout.rollout import StopReason
+from trainer.rollout.settings import RolloutLimits
+
+pytestmark = pytest.mark.anyio
+
+CHAT: dict[str, Any] = {"messages": [USER]}
+RESPONSES: dict[str, Any] = {"input": "What is 3 + 4?"}
+ANTHROPIC: dict[str, Any] = {"messages": [USER], "max_tokens": 50}
+REFUSED = [
+    ("/chat/completions", {}, "messages"),
+    ("/chat/completions", {"messages": []}, "messages"),
+    ("/chat/completions", {"messages": ["hi"]}, "messages.0"),
+    ("/chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+    ("/chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+    ("/chat/completions", {"messages": [USER, {"role": "assistant", "content": "It"}]}, None),
+    ("/chat/completions", {**CHAT, "n": 2}, "n"),
+    ("/chat/completions", {**CHAT, "tool_choice": "required", "tools": [ADD]}, "tool_choice"),
+    ("/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+    ("/chat/completions", {**CHAT, "logit_bias": {"1": 5}}, "logit_bias"),
+    ("/chat/completions", {**CHAT, "top_logprobs": 3}, "top_logprobs"),
+    ("/chat/completions", {**CHAT, "max_tokens": -1}, "max_tokens"),
+    ("/chat/completions", {**CHAT, "max_tokens": "many"}, "max_tokens"),
+    ("/chat/completions", {**CHAT, "temperature": "warm"}, "temperature"),
+    ("/chat/completions", {**CHAT, "stop": [1]}, "stop"),
+    ("/chat/completions", {**CHAT, "tools": "add"}, "tools"),
+    ("/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, "tools.0"),
+    ("/chat/completions", {**CHAT, "stream_options": 4}, "stream_options"),
+    ("/responses", {}, "input"),
+    ("/responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+    ("/responses", {**RESPONSES, "previous_response_id": "resp_none"}, "previous_response_id"),
+    ("/responses", {**RESPONSES, "background": True}, "background"),
+    ("/responses", {**RESPONSES, "tool_choice": "required"}, "tool_choice"),
+    ("/responses", {**RESPONSES, "tools": [3]}, "tools.0"),
+    ("/responses", {**RESPONSES, "text": 3}, "text"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), REFUSED)
+async def test_request_of_openai_is_refused_by_the_field(path: str, body: dict[str, Any], param: str | None) -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        response = await agent.post(path, body)
+        assert response.status_code in (400, 404), response.text
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"} and error["param"] == param and error["message"]
+        assert (await agent.post("/chat/completions", CHAT)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": [USER], "max_tokens": 0},
+        {**ANTHROPIC, "tool_choice": {"type": "any"}},
+        {**ANTHROPIC, "tools": [{"type": "custom"}]},
+        {**ANTHROPIC, "messages": [{"role": "user", "content": [{"type": "document"}]}]},
+        {**ANTHROPIC, "messages": [{"role": "user", "content": [3]}]},
+        {**ANTHROPIC, "tool_choice": "auto"},
+        {**ANTHROPIC, "stop_sequences": 5},
+    ],
+)
+async def test_request_of_anthropic_is_refused_in_its_own_form(body: dict[str, Any]) -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        response = await agent.post("/messages", body)
+        assert response.status_code == 400, response.text
+        assert response.json()["type"] == "error" and response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("image", ["https://example.org/x.png", "data:image/png;base64,!!", "data:text/plain,hi"])
+async def test_image_that_cannot_be_had_is_refused(image: str) -> None:
+    content = [{"type": "image_url", "image_url": {"url": image}}]
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        response = await agent.post("/chat/completions", {"messages": [{"role": "user", "content": content}]})
+        assert response.status_code == 400 and "image" in response.json()["error"]["message"]
+
+
+async def test_sessions_are_found_by_their_own_key_alone() -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent, harness.session() as other:
+        for key in ("none", "wrong", other.session.api_key, harness.host.run_key):
+            response = await agent.post("/chat/completions", CHAT, key=key)
+            assert response.status_code == 404
+        unknown = await agent.client.post(f"{harness.host.endpoint.url}/sessions/none/v1/chat/completions", json=CHAT)
+        assert (unknown.status_code, unknown.json()["error"]["message"]) == (404, response.json()["error"]["message"])
+
+
+async def test_ended_session_is_gone() -> None:
+    async with open_agents(["It is 7."]) as harness:
+        async with harness.session() as agent:
+            url, key = agent.client.base_url, agent.session.api_key
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
+            response = await client.post("/chat/completions", json=CHAT, headers={"Authorization": f"Bearer {key}"})
+        assert response.status_code == 404
+
+
+async def test_prompt_past_the_context_limit_is_refused_and_a_shorter_one_is_served() -> None:
+    limits = RolloutLimits(rollout_tokens=60)
+    long = {"role": "user", "content": "word " * 100}
+    async with open_agents(["It is 7."], limits=limits) as harness, harness.session() as agent:
+        refused = await agent.post("/chat/completions", {"messages": [long]})
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        assert agent.session.overflow
+        await agent.chat([USER])
+        assert not agent.session.overflow and agent.session.stop is None
+
+
+async def test_models_tell_the_context_length_of_a_rollout() -> None:
+    async with open_agents(["x"], limits=RolloutLimits(rollout_tokens=1234)) as harness, harness.session() as agent:
+        headers = {"x-api-key": agent.session.api_key}
+        model = (await agent.client.get("/models", headers=headers)).json()["data"][0]
+        assert (model["id"], model["context_length"]) == ("policy", 1234)
+
+
+async def test_turns_past_the_limit_end_the_rollout() -> None:
+    limits = RolloutLimits(assistant_turns=1)
+    async with open_agents(["one", "two"], limits=limits) as harness, harness.session() as agent:
+        await agent.chat([USER])
+        assert (await agent.post("/chat/completions", CHAT)).status_code == 410
+        assert agent.session.stop == (StopReason.ASSISTANT_TURNS, "")
+
+
+async def test_failed_engine_is_infrastructure() -> None:
+    async with open_agents([]) as harness, harness.session() as agent:
+        harness.engine._script = lambda ids, sampling, key: EngineError("the server is gone")
+        response = await agent.post("/chat/completions", CHAT)
+        assert response.status_code == 503 and "server is gone" not in response.text
+        assert agent.session.stop == (StopReason.ENGINE_FAILED, "the server is gone")
+
+
+async def test_client_that_hangs_up_frees_the_engine_and_is_counted() -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        harness.engine.hold()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.post, "/chat/completions", CHAT)
+            await wait_until(lambda: harness.engine.in_flight == 1)
+            tasks.cancel_scope.cancel()
+        await wait_until(lambda: harness.engine.in_flight == 0)
+        assert agent.session.counts["hung_up"] == 1 and agent.session.tree.turns == []
+
+
+async def test_two_requests_of_one_branch_at_once_are_two_branches() -> None:
+    async with open_agents(["one", "two"]) as harness, harness.session() as agent:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(agent.chat, [USER])
+            tasks.start_soon(agent.chat, [USER])
+        assert len(agent.session.tree.ledgers()) == 2
+        assert len({request.sampling.seed for request in harness.engine.requests}) == 2
+
+
+async def test_body_that_is_no_json_or_not_declared_as_json_is_refused() -> None:
+    async with open_agents(["x"]) as harness, harness.session() as agent:
+        headers = {"Authorization": f"Bearer {agent.session.api_key}"}
+        for content, kind, status in (
+            (b"{", "application/json", 400),
+            (b"[1]", "application/json", 400),
+            (b"[" * 5000, "application/json", 400),
+            (b"{}", "text/plain", 415),
+        ):
+            sent = {**headers, "content-type": kind}
+            response = await agent.client.post("/chat/completions", content=content, headers=sent)
+            assert response.status_code == status, response.text
+
+
+async def test_image_that_a_text_model_cannot_see_becomes_a_note() -> None:
+    png = base64.b64encode(
+        bytes.fromhex(
+            "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d4944415478da63fccfc0500f0004850180"
+            "84a98c210000000049454e44ae426082"
+        )
+    ).decode()
+    content = [
+        {"type": "text", "text": "Look"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{png}"}},
+    ]
+    async with open_agents(["x"]) as harness, harness.session() as agent:
+        await agent.chat([{"role": "user", "content": content}])
+        (ledger,) = agent.session.tree.ledgers()
+        assert "image left out" in str(ledger.entries[0].messages)

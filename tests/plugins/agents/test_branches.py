@@ -1,0 +1,112 @@
+"""Branches of a rollout: side calls, retries, edited histories and other tools; each sampled token is trained once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtrl_plugins.agents.message_keys import Change, extend_key, message_key, tools_key
+from mtrl_plugins.agents.turn_tree import PolicyTurn, TurnTree
+from tests.plugins.agents.agent_harness import TEMPLATE, open_agents
+from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
+from trainer.ledger import Author, Entry, Ledger
+
+pytestmark = pytest.mark.anyio
+
+
+def trained(ledgers: list[Ledger]) -> int:
+    return sum(sum(ledger.mask) for ledger in ledgers)
+
+
+async def test_side_call_is_a_ledger_of_its_own_before_the_main_one() -> None:
+    async with open_agents([CALL, "A title", "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        await agent.chat([{"role": "user", "content": "Make a title."}])
+        await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
+        side, main = agent.session.tree.ledgers()
+        assert (len(side.turns), len(main.turns)) == (1, 2)
+        assert agent.session.tree.changed == {}
+
+
+async def test_retry_is_a_branch_whose_shared_beginning_is_trained_once() -> None:
+    async with open_agents([CALL, "It is 7.", "Seven."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        chat = [USER, message, tool_reply(message)]
+        await agent.chat(chat, tools=[ADD])
+        await agent.chat(chat, tools=[ADD])
+        first, second = agent.session.tree.ledgers()
+        assert harness.engine.requests[1].ids == harness.engine.requests[2].ids
+        assert harness.engine.requests[1].sampling.seed != harness.engine.requests[2].sampling.seed
+        assert [entry.author for entry in second] == [Author.TASK, Author.TASK, Author.TOOL, Author.POLICY]
+        assert first.entries[1].ids == second.entries[1].ids
+        assert trained([first, second]) == sum(len(turn.entry.ids) for turn in agent.session.tree.turns)
+
+
+async def test_edited_history_is_a_new_prompt_and_is_counted() -> None:
+    async with open_agents(["It is 8.", "Sorry."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER])
+        await agent.chat([USER, {**message, "content": "It is 9."}, {"role": "user", "content": "Wrong."}])
+        first, second = agent.session.tree.ledgers()
+        assert agent.session.tree.changed == {Change.HISTORY: 1}
+        assert trained([first, second]) == sum(len(turn.entry.ids) for turn in agent.session.tree.turns)
+        assert "It is 9." in TEMPLATE.tokenizer.decode(second.ids)
+
+
+async def test_other_tools_in_mid_rollout_are_a_new_prompt_and_are_counted() -> None:
+    other = {**ADD, "function": {**ADD["function"], "name": "sum"}}  # type: ignore[dict-item]
+    async with open_agents([CALL, "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        await agent.chat([USER, message, tool_reply(message)], tools=[ADD, other])
+        assert len(agent.session.tree.ledgers()) == 2
+        assert agent.session.tree.changed == {Change.TOOLS: 1}
+
+
+async def test_compacted_chat_goes_on_as_a_branch() -> None:
+    async with open_agents([CALL, "It is 7.", "As I said."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
+        summary = {"role": "user", "content": "Summary so far: 3 + 4 was asked, the tool said 7. Go on."}
+        await agent.chat([summary], tools=[ADD])
+        short, main = agent.session.tree.ledgers()
+        assert (len(short.turns), len(main.turns)) == (1, 2)
+
+
+CHATS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2)), min_size=1, max_size=14)
+
+
+@given(CHATS)
+@settings(max_examples=200, deadline=None)
+def test_every_turn_is_the_policys_in_exactly_one_ledger(steps: list[tuple[int, int]]) -> None:
+    """However chats fork, restart and repeat."""
+    tree, tools = TurnTree(), tools_key(())
+    chats: list[list[dict[str, Any]]] = [[{"role": "user", "content": "start"}]]
+    for number, (place, word) in enumerate(steps):
+        chat = chats[place % len(chats)]
+        found = tree.find(chat, tools)
+        prompt = Entry(Author.TASK, (number,), tuple(found.rest))
+        message = {"role": "assistant", "content": f"word {word}"}
+        entry = Entry(Author.POLICY, (100 + number,), (message,), logprobs=(0.0,), version=0)
+        tree.add(PolicyTurn(found.parent, prompt, entry, message, tools, ended=True), found)
+        chats.append([*chat, message, {"role": "user", "content": "next"}])
+    ledgers = tree.ledgers()
+    sampled = sorted(id for ledger in ledgers for turn in ledger.turns for id in turn.ids)
+    assert sampled == [100 + number for number in range(len(steps))]
+    leaves = {ledger.ids for ledger in ledgers}
+    assert len(leaves) == len(ledgers)
+
+
+def test_meaning_of_a_message_ignores_ids_and_json_spacing_but_nothing_else() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1,"b":2}'}}
+    other = {"id": "2", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
+    changed = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2,"b":2}'}}
+
+    def key(*calls: Any) -> bytes:
+        return message_key({"role": "assistant", "content": "", "tool_calls": list(calls)})
+
+    assert key(call) == key(other) != key(changed)
+    assert key(call, changed) != key(changed, call)
+    assert extend_key(key(call), key(changed)) != extend_key(key(changed), key(call))
+    assert message_key({"role": "user", "content": "a"}) != message_key({"role": "assistant", "content": "a"})

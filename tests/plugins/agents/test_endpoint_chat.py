@@ -1,0 +1,147 @@
+"""Chats that agents send back: known turns keep their sampled ids, whatever the agent changed in their text."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtrl_plugins.agents.message_keys import Change
+from tests.plugins.agents.agent_harness import TEMPLATE, call_text, open_agents
+from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
+from trainer.ledger import Author
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_chat_goes_on_from_the_ids_that_were_sampled() -> None:
+    async with open_agents([CALL, "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a":3,   "b": 4}'}
+        last = await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
+        assert last["content"] == "It is 7."
+        (ledger,) = agent.session.tree.ledgers()
+        first, second = harness.engine.requests
+        sampled = ledger.turns[0].ids
+        assert second.ids[: len(first.ids) + len(sampled)] == first.ids + sampled
+        assert [entry.author for entry in ledger] == [Author.TASK, Author.POLICY, Author.TOOL, Author.POLICY]
+        assert agent.session.tree.changed == {}
+
+
+async def test_rewritten_arguments_keep_the_sampled_ids_and_are_counted_once() -> None:
+    async with open_agents([CALL, "first", "second"]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        message["tool_calls"][0]["function"]["arguments"] = '{"b":4,"a":3}'
+        chat = [USER, message, tool_reply(message)]
+        chat.append(await agent.chat(chat, tools=[ADD]))
+        await agent.chat([*chat, {"role": "user", "content": "Sure?"}], tools=[ADD])
+        (ledger,) = agent.session.tree.ledgers()
+        assert '{"a":3,   "b": 4}' in TEMPLATE.tokenizer.decode(ledger.ids)
+        assert agent.session.tree.changed == {Change.ARGUMENTS: 1}
+        assert harness.engine.requests[-1].ids == ledger.ids[: ledger.starts[-1]]
+
+
+async def test_dropped_reasoning_other_spaces_and_other_call_ids_keep_the_sampled_ids() -> None:
+    turns = [f"<think>Sum them.</think>I add. \n{CALL}", "It is 7."]
+    async with open_agents(turns) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        assert message["reasoning_content"] == "Sum them."
+        del message["reasoning_content"]
+        message["content"] = f"{message['content']}\n "
+        message["tool_calls"][0]["id"] = "theirs"
+        await agent.chat([USER, message, tool_reply(message)], tools=[ADD])
+        (ledger,) = agent.session.tree.ledgers()
+        assert len(ledger.turns) == 2 and "Sum them." in TEMPLATE.tokenizer.decode(ledger.ids)
+        assert agent.session.tree.changed == {Change.REASONING: 1, Change.WHITESPACE: 1, Change.CALL_IDS: 1}
+        assert ledger.entries[2].messages[0]["tool_call_id"] == ledger.turns[0].calls[0].id
+
+
+async def test_text_that_is_no_call_comes_back_as_it_was_written() -> None:
+    broken = '<tool_call>\n{"name": "add", "arguments": {"a": 3\n</tool_call>'
+    async with open_agents([broken, "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        assert "tool_calls" not in message and message["content"] == broken
+        await agent.chat([USER, message, USER], tools=[ADD])
+        (ledger,) = agent.session.tree.ledgers()
+        assert len(ledger.turns) == 2 and agent.session.tree.changed == {}
+
+
+async def test_arguments_that_are_no_json_come_back_as_they_were_written() -> None:
+    async with open_agents([call_text("add", '"three"'), "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        assert message["tool_calls"][0]["function"]["arguments"] == '"three"'
+        await agent.chat([USER, message, tool_reply(message, "no")], tools=[ADD])
+        assert len(agent.session.tree.ledgers()[0].turns) == 2
+
+
+async def test_parallel_calls_are_answered_in_any_order() -> None:
+    async with open_agents([f"{CALL}\n{CALL}", "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        replies = [tool_reply(message, "second", 1), tool_reply(message, "first", 0)]
+        await agent.chat([USER, message, *replies], tools=[ADD])
+        (ledger,) = agent.session.tree.ledgers()
+        assert len({call.id for call in ledger.turns[0].calls}) == 2 and len(ledger.turns) == 2
+
+
+async def test_answer_has_usage_logprobs_and_the_finish_reason() -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        response = await agent.post("/chat/completions", {"messages": [USER], "logprobs": True})
+        body = response.json()
+        prompt = len(harness.engine.requests[0].ids)
+        written = len(agent.session.tree.turns[0].entry.ids)
+        assert body["usage"]["prompt_tokens"] == prompt and body["usage"]["completion_tokens"] == written
+        assert body["choices"][0]["finish_reason"] == "stop"
+        tokens = body["choices"][0]["logprobs"]["content"]
+        assert len(tokens) == written and all(token["logprob"] == -0.5 for token in tokens)
+
+
+async def test_turn_that_is_cut_at_max_tokens_goes_on_in_the_next_request() -> None:
+    async with open_agents(["It is seven, I would say.", "So it is."]) as harness, harness.session() as agent:
+        response = await agent.post("/chat/completions", {"messages": [USER], "max_completion_tokens": 3})
+        choice = response.json()["choices"][0]
+        assert choice["finish_reason"] == "length"
+        await agent.chat([USER, choice["message"], {"role": "user", "content": "Go on"}])
+        (ledger,) = agent.session.tree.ledgers()
+        assert len(ledger.turns[0].ids) == 3
+        assert harness.engine.requests[1].ids == ledger.ids[: ledger.starts[-1]]
+
+
+async def test_stop_string_is_left_out_of_the_text_but_not_of_the_ids() -> None:
+    def until_stop(prompt: str) -> str:
+        return "one STOP" if "Go on" not in prompt else "two"
+
+    async with open_agents(until_stop) as harness, harness.session() as agent:
+        response = await agent.post("/chat/completions", {"messages": [USER], "stop": "STOP", "max_tokens": 40})
+        assert harness.engine.requests[0].sampling.stop == ("STOP",)
+        assert response.status_code == 200
+
+
+async def test_several_system_messages_at_the_start_are_one() -> None:
+    system = [{"role": "system", "content": "One."}, {"role": "developer", "content": "Two."}]
+    async with open_agents(["yes"]) as harness, harness.session() as agent:
+        await agent.chat([*system, USER])
+        text = TEMPLATE.tokenizer.decode(harness.engine.requests[0].ids)
+        assert text.count("system") == 1 and "One.\n\nTwo." in text
+
+
+async def test_same_prompt_gets_the_same_seed_whatever_came_before() -> None:
+    async def seeds(*questions: str) -> dict[str, int | None]:
+        async with open_agents(lambda prompt: "yes") as harness, harness.session() as agent:
+            for question in questions:
+                await agent.chat([{"role": "user", "content": question}])
+            return {
+                question: request.sampling.seed
+                for question, request in zip(questions, harness.engine.requests, strict=True)
+            }
+
+    assert await seeds("a", "b", "c") == await seeds("c", "b", "a")
+
+
+async def test_tokens_of_a_prompt_are_counted_and_nothing_is_kept() -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        tool = {"name": "add", "input_schema": ADD["function"]["parameters"]}
+        body = {"system": "Be brief.", "messages": [USER], "tools": [tool]}
+        counted = await agent.post("/messages/count_tokens", body)
+        assert harness.engine.requests == [] and agent.session.tree.turns == []
+        answer = (await agent.post("/messages", body | {"max_tokens": 50})).json()
+        assert counted.json() == {"input_tokens": answer["usage"]["input_tokens"]}
+        refused = await agent.post("/messages/count_tokens", {"messages": []})
+        assert refused.status_code == 400 and refused.json()["type"] == "error"

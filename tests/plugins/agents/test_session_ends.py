@@ -1,0 +1,110 @@
+"""Requests that are under way when their session ends, several at once, and chats of another session."""
+
+from __future__ import annotations
+
+import anyio
+import httpx2
+import pytest
+
+from mtrl_plugins.agents.message_keys import message_key
+from mtrl_plugins.agents.policy_request import PolicyProblem, PolicyRequest
+from mtrl_plugins.agents.responses_events import ResponsesEvents
+from mtrl_plugins.agents.sampled_tokens import SampledTokens
+from tests.plugins.agents.agent_harness import TASK, call_text, open_agents
+from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
+from tests.waiting import PATIENCE_S, wait_until
+from trainer.rollout.admission import Admission
+from trainer.rollout.settings import AdmissionSettings
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_request_under_way_ends_with_its_session() -> None:
+    async with open_agents(["It is 7."]) as harness, harness.session() as agent:
+        harness.engine.hold()
+        statuses: list[int] = []
+
+        async def ask() -> None:
+            statuses.append((await agent.post("/chat/completions", {"messages": [USER]})).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await wait_until(lambda: harness.engine.in_flight == 1)
+            await agent.session.end_requests()
+            assert harness.engine.in_flight == 0
+        assert statuses == [410] and agent.session.tree.turns == []
+
+
+async def test_rollout_that_its_program_ends_leaves_no_generation() -> None:
+    async with open_agents(["It is 7."], external=True) as harness:
+        harness.engine.hold()
+        url, run = harness.host.endpoint.url, {"Authorization": f"Bearer {harness.host.run_key}"}
+
+        async def play() -> None:
+            async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
+                opened = (await client.post("/sessions", json={}, headers=run)).json()
+                own = {"Authorization": f"Bearer {opened['api_key']}"}
+                async with anyio.create_task_group() as asking:
+                    body = {"messages": [USER]}
+                    asking.start_soon(
+                        lambda: client.post(f"{opened['base_url']}/chat/completions", json=body, headers=own)
+                    )
+                    await wait_until(lambda: harness.engine.in_flight == 1)
+                    await client.post(f"/sessions/{opened['id']}/end", json={}, headers=own)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(play)
+            rollout = await harness.runner.run(TASK, group="0-0-0")
+            assert harness.engine.in_flight == 0 and rollout.turns == ()
+
+
+async def test_rollout_is_busy_until_its_last_generation_ends() -> None:
+    admission = Admission(AdmissionSettings(open=1, waiting=1, writing=4, patience_s=0.01))
+    slot = await admission.acquire()
+    async with slot:
+        async with slot:
+            pass
+        assert admission._idle_deadlines == {}
+    assert len(admission._idle_deadlines) == 1
+    async with slot:
+        slot.release()
+    assert admission._idle_deadlines == {}
+
+
+async def test_chat_with_calls_of_another_session_is_refused() -> None:
+    async with open_agents([CALL, "It is 7."]) as harness, harness.session() as agent:
+        message = await agent.chat([USER], tools=[ADD])
+        id = message["tool_calls"][0]["id"]
+        message["tool_calls"][0]["id"] = f"{id[:-6]}{'0' * 6}"
+        body = {"messages": [USER, message, tool_reply(message)], "tools": [ADD]}
+        response = await agent.post("/chat/completions", body)
+        assert response.status_code == 400 and "another session" in response.json()["error"]["message"]
+
+
+def test_numbers_that_javascript_wrote_anew_mean_the_same() -> None:
+    def key(arguments: str) -> bytes:
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        return message_key({"role": "assistant", "content": "", "tool_calls": [call]})
+
+    assert key('{"a": 3.0, "b": 12345678901234567891}') == key('{"a":3,"b":12345678901234567000}')
+    assert key('{"a": 3.5}') != key('{"a": 3}')
+    assert key('{"a": 1e999}') == key('{"a": 1e999}')
+
+
+def test_response_that_fails_before_its_first_token_is_told_in_order() -> None:
+    request = PolicyRequest((), options={"model": "policy", "free": frozenset(), "echo": {}})
+    events = ResponsesEvents(request).fail(PolicyProblem("unavailable", "gone")).decode()
+    names = [line[7:] for line in events.splitlines() if line.startswith("event: ")]
+    assert names == ["response.created", "response.in_progress", "response.failed"]
+
+
+def test_tokens_of_a_turn_that_was_given_up_are_discarded() -> None:
+    sampled = SampledTokens()
+    sampled.discard(3)
+    assert (sampled.count, sampled.discarded) == (3, 3)
+
+
+async def test_broken_stop_lists_are_refused() -> None:
+    async with open_agents([call_text("add", "{}")]) as harness, harness.session() as agent:
+        for stop in (["x"] * 17, ["x" * 201]):
+            assert (await agent.post("/chat/completions", {"messages": [USER], "stop": stop})).status_code == 400

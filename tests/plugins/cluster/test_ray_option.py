@@ -1,0 +1,154 @@
+"""`mtrl-train --ray`: the variables of ranks, the job made of settings, what is refused. `tests/ray` runs the rest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from mtrl_plugins.cluster import node_process
+from mtrl_plugins.cluster.node_process import NodeProcess
+from mtrl_plugins.cluster.ray_job import _make_job
+from mtrl_plugins.cluster.ray_launcher import rank_environments
+from tests.plugins.cluster.jobs import write_job
+from tests.trainer.cli_data import RunCommand
+from tests.waiting import wait_until
+from trainer.cli.run_file import load_settings
+from trainer.train.settings import TrainSettings
+
+LONG_S = 60.0
+ACTOR = """
+import time
+from mtrl_plugins.cluster.node_process import NodeProcess
+print(NodeProcess().start(["sleep", "1000"], {}, ".", "log"), flush=True)
+time.sleep(1000)
+"""
+HANGS_ONCE = 'echo started >> starts; [ "$(wc -l < starts)" = 2 ] || kill -STOP $$'
+
+
+def test_ranks_of_a_node_see_all_its_gpus_and_know_their_place() -> None:
+    places = [("10.0.0.1", ("2",)), ("10.0.0.1", ("5",)), ("10.0.0.2", ("0",))]
+    environments = rank_environments(places, 4711)
+    assert [each["RANK"] for each in environments] == ["0", "1", "2"]
+    assert [each["LOCAL_RANK"] for each in environments] == ["0", "1", "0"]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in environments] == ["2,5", "2,5", "0"]
+    assert {each["MASTER_ADDR"] for each in environments} == {"10.0.0.1"} and environments[0]["MASTER_PORT"] == "4711"
+
+
+def test_job_takes_the_gpus_that_servers_leave(place: Path) -> None:
+    serving = {"replicas": 3, "options": ["--tp", "2"]}
+    settings = load_settings(TrainSettings, write_job(place, serving=serving, rollout={"workers": 5}), {})
+    options = {"config": "run.yaml", "seed": 3, "mode": None, "out": None}
+    job = _make_job(settings, place / "runs/a", options, {"GPU": 16.0, "CPU": 64.0}, None, None, resume=False)
+    assert (job.ranks, job.servers, job.server_gpus, job.gpus) == (10, 3, 2, True)
+    assert job.workers == 5 and job.logs == place / "runs/a/logs"
+    assert job.command[3:] == ("--config", "run.yaml", "--seed", "3", "--out", str(place / "runs/a"))
+    assert job.server_arguments[:2] == ("--model-path", str(place / "models/m"))
+    assert not job.resumes(False) and not job.resumes(True)
+    (place / "runs/a").mkdir(parents=True)
+    (place / "runs/a/run.json").write_text("{}")
+    assert job.resumes(True) and not job.resumes(False), "only what this job began is resumed by itself"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "remedy"),
+    [
+        (("--config", "run.yaml", "--ray-servers", 2), "needs a Ray cluster", "add --ray ADDRESS"),
+        (("--model", "models/m", "--data", "tasks.jsonl", "--ray", "auto"), "needs a run file", "--config"),
+        (("--config", "run.yaml", "--ray", "auto"), "Ray is not installed here", "pip install 'mtrl-rl[ray]'"),
+    ],
+)
+def test_mistakes_with_ray_are_refused_with_a_remedy(
+    run: RunCommand, place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...], problem: str, remedy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    write_job(place)
+    output = run(*words, code=2).output
+    assert problem in output and remedy in output
+
+
+async def test_process_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
+    process, log = NodeProcess(), tmp_path / "logs" / "rank-0.log"
+    code = "trap '' TERM; echo \"$GREETING\"; while true; do sleep 100; done"
+    process.start(["bash", "-c", code], {"GREETING": "ready"}, str(tmp_path), str(log))
+    await wait_until(lambda: log.read_text() == "ready\n")
+    process.stop(15, 0.1)
+    assert process.wait() == -9
+
+
+def test_process_that_is_stopped_before_its_start_never_starts(tmp_path: Path) -> None:
+    process = NodeProcess()
+    process.stop(15, 0.1)
+    process.start(["touch", "begun"], {}, str(tmp_path), str(tmp_path / "log"))
+    assert process.wait() == 0 and not (tmp_path / "begun").exists()
+
+
+async def test_process_that_fails_starts_again_until_it_failed_too_often_or_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(node_process, "MAX_FAILURES", 3)
+    words, log = (["bash", "-c", "echo started; exit 3"], {}, str(tmp_path)), tmp_path / "log"
+    assert NodeProcess().keep_running(*words, str(log), LONG_S) == 3 and log.read_text() == "started\n" * 3
+    monkeypatch.setattr(node_process, "FIRST_DELAY_S", 1e6)
+    process, log = NodeProcess(), tmp_path / "other log"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, process.keep_running, *words, str(log), LONG_S)
+        await wait_until(lambda: log.exists() and log.read_text() == "started\n")
+        process.stop(15, 1.0)
+    assert log.read_text() == "started\n", "its wait for the next start ended"
+
+
+@pytest.mark.parametrize("begin", ['touch "$MTRL_BEAT_FILE"', "true"], ids=["after its first sign of life", "before"])
+def test_process_that_hangs_is_killed_and_starts_again(
+    begin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FIRST_DELAY_S": 0.0, "LOOK_S": 0.05, "START_S": 0.5 if begin == "true" else LONG_S}.items():
+        monkeypatch.setattr(node_process, name, value)
+    command = ["bash", "-c", f"{begin}; {HANGS_ONCE}"]
+    assert NodeProcess().keep_running(command, {}, str(tmp_path), str(tmp_path / "log"), 0.5) == 0
+    assert (tmp_path / "starts").read_text() == "started\n" * 2
+
+
+def test_process_that_waits_again_after_its_signs_of_life_is_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_process, "LOOK_S", 0.05)
+    command = ["bash", "-c", 'touch "$MTRL_BEAT_FILE"; sleep 0.3; rm "$MTRL_BEAT_FILE"; sleep 2; echo ended >> starts']
+    assert NodeProcess().keep_running(command, {}, str(tmp_path), str(tmp_path / "log"), 1.0) == 0
+    assert (tmp_path / "starts").read_text() == "ended\n"
+
+
+def test_process_may_be_interrupted_although_its_keeper_ignores_that(tmp_path: Path) -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)"
+    words, log = ([sys.executable, "-c", code], {}, str(tmp_path)), tmp_path / "log"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert NodeProcess().keep_running(*words, str(log), LONG_S) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert log.read_text() == "True\n"
+
+
+def test_process_ends_with_its_actor_although_ray_kills_the_actors_process_group(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ACTOR], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as actor:
+        assert actor.stdout is not None
+        process = psutil.Process(int(actor.stdout.readline()))
+        os.killpg(actor.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs([process], timeout=LONG_S)
+    assert not alive
+
+
+def test_process_whose_actor_ends_before_its_helper_knows_it_never_begins(tmp_path: Path) -> None:
+    touch = [sys.executable, "-I", "-S", "-c", node_process.GATE, "touch", str(tmp_path / "begun")]
+    for said, code in ((b"", 1), (b"\n", 0)):
+        done = subprocess.run(touch, input=said, timeout=60, check=False)
+        assert done.returncode == code and (tmp_path / "begun").exists() == bool(said)

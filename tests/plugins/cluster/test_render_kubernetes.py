@@ -1,0 +1,252 @@
+"""`mtrl-train render kubernetes` and `kuberay`: manifests that fit the schemas, and start scripts that start ranks."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mtrl_plugins.cluster import pods
+from tests.plugins.cluster.jobs import HOSTILE, read_lines, write_job, write_program
+from tests.plugins.cluster.manifests import VERSIONS, read_manifests, validate
+from tests.trainer.cli_data import RunCommand
+
+KINDS = {
+    "kubernetes": [
+        *("ConfigMap/run-files", "Job/run", "PersistentVolumeClaim/run-workspace"),
+        *("Service/run-ranks", "Service/run-servers", "StatefulSet/run-servers"),
+    ],
+    "kuberay": ["ConfigMap/run-files", "PersistentVolumeClaim/run-workspace", "RayJob/run"],
+}
+TRAINER = """
+import json, os, sys, time
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+if sys.argv[1] == "node-workers":
+    with open("workers.jsonl", "a") as log:
+        words = ["PID" if before == "--parent" else word for before, word in zip(sys.argv[1:], sys.argv[2:])]
+        log.write(json.dumps(words) + "\\n")
+    sys.exit(0)
+if os.environ["RANK"] != "0" and "MTRL_WORKER_TOKEN" in os.environ:
+    sys.exit(9)
+if "MTRL_PLACED_WORKERS" in os.environ:
+    with open("placed.jsonl", "a") as log:
+        log.write(json.dumps([os.environ["RANK"], os.environ["MTRL_PLACED_WORKERS"]]) + "\\n")
+run = sys.argv[sys.argv.index("--out") + 1]
+with open(run + "-" + os.environ["RANK"] + ".jsonl", "a") as log:
+    log.write(json.dumps([sys.argv[1:], {name: os.environ[name] for name in names}]) + "\\n")
+does = "resumes" if "--resume" in sys.argv else "starts"
+os.write(1, f"rank {os.environ['RANK']} {does}\\n".encode())  # At once: lines of the pod's ranks stay whole.
+if "--resume" in sys.argv:
+    sys.exit(0)
+if os.environ["RANK"] != "0":
+    time.sleep(100)  # as in a collective with a rank that is gone
+if "ENDS_ALIKE" in os.environ:
+    open(os.environ["MTRL_EXIT_CODE_FILE"], "w").write("2\\n")
+    sys.exit(2)
+os.makedirs(run)
+open(os.path.join(run, "run.json"), "w").close()
+sys.exit(1)
+"""
+
+
+def render(run: RunCommand, kind: str, *words: object) -> dict[str, dict[str, Any]]:
+    base = ("render", kind, "--config", "run.yaml", "--image", "registry/mtrl:1", "--nodes", 4, "--out", kind)
+    run(*base, *words)
+    return read_manifests(Path(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_manifests_fit_the_schemas_with_all_options(run: RunCommand, place: Path, kind: str) -> None:
+    write_job(place)
+    options = ("--namespace", "team", "--storage-class", "nfs", "--secret", "tokens", "--time", "1-00:00:00")
+    manifests = render(run, kind, *options, "--cpus", "64", "--memory", "400Gi", "--env", "A=b")
+    assert sorted(manifests) == KINDS[kind]
+    for manifest in manifests.values():
+        validate(manifest)
+    for file in Path(kind).glob("*.yaml"):
+        assert file.read_text().startswith("# "), "each file says what it is"
+    assert "kubectl apply -f ." in (Path(kind) / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_manifests_fit_the_schemas_with_few_options_on_cpus(run: RunCommand, place: Path, kind: str) -> None:
+    write_job(place, engine="torch")
+    manifests = render(run, kind, "--gpus-per-node", 0, "--claim", "existing")
+    assert "StatefulSet/run-servers" not in manifests and "PersistentVolumeClaim/run-workspace" not in manifests
+    for manifest in manifests.values():
+        validate(manifest)
+
+
+FREE = {"labels", "data", "matchLabels", "selector", "limits", "requests", "rayStartParams"}
+"""Mappings whose keys are the user's."""
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all mappings of a manifest that have fields of Kubernetes."""
+    if isinstance(value, dict) and not {*path} & FREE:
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from paths(inner, (*path, key))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_misspelled_field_anywhere_is_found(run: RunCommand, place: Path, kind: str) -> None:
+    write_job(place)
+    tried = 0
+    for manifest in render(run, kind, "--secret", "tokens").values():
+        for path in paths(manifest):
+            spoiled = copy.deepcopy(manifest)
+            inner = spoiled
+            for key in path:
+                inner = inner[key]
+            inner["mispelled"] = "x"
+            with pytest.raises(jsonschema.ValidationError):
+                validate(spoiled, VERSIONS[:1])
+            tried += 1
+    assert tried > 30
+
+
+def test_job_pods_and_servers_have_the_addresses_that_ranks_are_given(run: RunCommand, place: Path) -> None:
+    write_job(place)
+    manifests = render(run, "kubernetes")
+    job, servers = manifests["Job/run"]["spec"], manifests["StatefulSet/run-servers"]["spec"]
+    pod = job["template"]["spec"]
+    values = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
+    assert servers["replicas"] == 8 and job["completions"] == job["parallelism"] == 2
+    server = servers["template"]["spec"]["containers"][0]
+    logs = values["MTRL_LOGS"]
+    assert logs == "/workspace/runs/run/logs" and f"`{logs}`" in Path("kubernetes/README.md").read_text()
+    assert server["command"] == ["sh", "/etc/mtrl/log.sh", f"{logs}/sglang-$(POD_INDEX).log"]
+    assert "POD_INDEX" in {item["name"] for item in server["env"]}
+    names = [f"http://run-servers-{index}.{servers['serviceName']}:30000" for index in range(8)]
+    assert values["MTRL_ENGINE"].split(",") == names and values["MTRL_NODES"] == "2"
+    assert values["MTRL_RENDEZVOUS"] == f"run-0.{pod['subdomain']}:29500"
+    for service, labels in (("ranks", job["template"]), ("servers", servers["template"])):
+        selector = manifests[f"Service/run-{service}"]["spec"]["selector"]
+        assert selector.items() <= labels["metadata"]["labels"].items(), "the Service finds its pods"
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    assert servers["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+
+
+def expand(text: str) -> str:
+    """What a container gets for an argument or a value, as Kubernetes documents it."""
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda match: "$" if match[0] == "$$" else f"<the variable {match[1]}>", text)
+
+
+def test_hostile_values_stay_values_in_manifests(run: RunCommand, place: Path) -> None:
+    write_job(place, serving={"options": ["--tp", "2", *HOSTILE]})
+    nasty = "$(POD_IP)\n- name: INJECTED\n  value: 'x'"
+    manifests = render(run, "kubernetes", "--env", f"NASTY={nasty}")
+    server = manifests["StatefulSet/run-servers"]["spec"]["template"]["spec"]["containers"][0]
+    assert [expand(word) for word in server["args"][-len(HOSTILE) - 2 : -2]] == [*HOSTILE]
+    assert server["env"][0]["name"] == "NASTY" and expand(server["env"][0]["value"]) == nasty
+    assert manifests["ConfigMap/run-files"]["data"]["run.yaml"] == (place / "run.yaml").read_text()
+
+
+def test_text_that_another_yaml_reader_takes_for_a_number_is_quoted() -> None:
+    text = pods.to_yaml([], {"values": ["1e3", "y", ".5", "0o7", "+1", "plain"]})
+    assert text == "values:\n- '1e3'\n- 'y'\n- '.5'\n- '0o7'\n- '+1'\n- plain\n"
+
+
+def test_pods_start_all_ranks_with_torchrun_and_resume_when_one_fails(
+    run: RunCommand, place: Path, free_tcp_port: int
+) -> None:
+    write_job(place, engine="torch", rollout={"workers": 3})
+    manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 2)
+    running = [start_pod(manifests, place, free_tcp_port, NODE_RANK=str(index)) for index in range(2)]
+    try:
+        printed = [pod.communicate(timeout=120)[0] for pod in running]
+        assert [pod.returncode for pod in running] == [0, 0]
+    finally:
+        for pod in running:
+            pod.kill()
+    starts = [read_lines(place / f"ranks-{rank}.jsonl") for rank in range(4)]
+    assert [{line[1]["WORLD_SIZE"] for line in lines} for lines in starts] == [{"4"}] * 4
+    assert all(lines[-1][0][-1] == "--resume" for lines in starts), "all ranks start again, and resume"
+    for rank in range(4):
+        assert (place / f"logs/rank-{rank}.log").read_text() == f"rank {rank} starts\nrank {rank} resumes\n"
+        assert f"rank {rank} resumes\n" in "".join(printed), "kubectl logs has it, too"
+    shared = ["--workers", "3", "--node", "NODE", "--nodes", "2", "--parent", "PID"]
+    shared += ["--silent", "60.0", "--logs", str(place / "logs")]
+    workers = sorted(read_lines(place / "workers.jsonl"), key=lambda words: words[5])
+    expected = [
+        ["--connect", "localhost:28500", *(node if word == "NODE" else word for word in shared)] for node in "01"
+    ]
+    assert workers == [expected[0]] * 2 + [expected[1]] * 2, "each pod starts its share with its ranks"
+    assert read_lines(place / "placed.jsonl") == [["0", "localhost:28500"]] * 2
+
+
+def test_workers_of_pods_and_rank_0_have_a_token_in_common_which_is_a_secret(run: RunCommand, place: Path) -> None:
+    write_job(place, rollout={"workers": 3})
+    manifests = render(run, "kubernetes")
+    for manifest in manifests.values():
+        validate(manifest)
+    token = manifests["Secret/run-workers"]["stringData"]["token"]
+    env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    (source,) = (item["valueFrom"] for item in env if item["name"] == "MTRL_WORKER_TOKEN")
+    assert source == {"secretKeyRef": {"name": "run-workers", "key": "token"}} and len(token) >= 16
+    assert (Path("kubernetes") / "2-workers.yaml").stat().st_mode & 0o077 == 0
+    again = render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"]
+    assert again == token, "pods of the earlier rendering have it"
+    Path("kubernetes").rename("earlier")
+    assert render(run, "kubernetes")["Secret/run-workers"]["stringData"]["token"] != token
+
+
+def start_pod(manifests: dict[str, dict[str, Any]], place: Path, port: int, **more: str) -> subprocess.Popen[str]:
+    """The container of the Job's pod, with the trainer's stand-in."""
+    env = manifests["Job/run"]["spec"]["template"]["spec"]["containers"][0]["env"]
+    values = {item["name"]: item["value"] for item in env if "value" in item}
+    for name, text in manifests["ConfigMap/run-files"]["data"].items():
+        (place / name).write_text(text)
+    write_program(place / "programs", "mtrl-train", TRAINER)
+    here = {
+        "MTRL_FILES": str(place),
+        "MTRL_RUN": str(place / "ranks"),
+        "MTRL_LOGS": str(place / "logs"),
+        "MTRL_RENDEZVOUS": f"localhost:{port}",
+        "POD_IP": "localhost",
+        "OMP_NUM_THREADS": "1",
+        "MTRL_WORKER_TOKEN": "a token of this test only",
+        "PATH": f"{place / 'programs'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    environment = {**os.environ, **values, **here, **more}
+    return subprocess.Popen(["sh", place / "start.sh"], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+def test_pod_whose_rank_0_would_end_alike_ends_the_job_and_starts_no_rank_again(
+    retries: int, run: RunCommand, place: Path, free_tcp_port: int
+) -> None:
+    write_job(place, engine="torch")
+    manifests = render(run, "kubernetes", "--gpus-per-node", 2, "--nodes", 1, "--retries", retries)
+    pod = start_pod(manifests, place, free_tcp_port, NODE_RANK="0", ENDS_ALIKE="1")
+    try:
+        pod.communicate(timeout=120)
+    finally:
+        pod.kill()
+    assert pod.returncode == 2 and len(read_lines(place / "ranks-0.jsonl")) == 1
+    _, rule = manifests["Job/run"]["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and 2 in rule["onExitCodes"]["values"]
+
+
+def test_log_of_a_container_has_all_that_a_killed_command_printed(run: RunCommand, place: Path) -> None:
+    write_job(place)
+    log = place / "it's a/log"
+    (place / "log.sh").write_text(render(run, "kubernetes")["ConfigMap/run-files"]["data"]["log.sh"])
+    command = ["sh", place / "log.sh", log, "sh", "-c", 'echo "$1" >&2; echo out; kill -9 $$', "sh", "$(no) 'word'"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -9 and done.stdout == log.read_text() == "$(no) 'word'\nout\n"
+
+
+def test_ray_job_says_where_its_logs_are(run: RunCommand, place: Path) -> None:
+    write_job(place)
+    render(run, "kuberay")
+    assert "in `/workspace/runs/run/logs` on the volume" in Path("kuberay/README.md").read_text()

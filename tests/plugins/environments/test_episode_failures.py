@@ -1,0 +1,124 @@
+"""What fails in an environment is a failure of infrastructure; processes end with the run, however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import psutil
+import pytest
+
+from mtrl_plugins.environments.frameworks import find_environment
+from mtrl_plugins.environments.host_process import MAX_STARTS, get_host
+from tests.plugins.environments.environment_runs import act, observations, open_run, settings_pid
+from tests.waiting import wait_until
+from trainer.rollout.rollout import Rollout, StopReason
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ("raise", "step: ValueError: the physics exploded"),
+        ("die", "ended (exit code 3)"),
+        ("nan", "gave the reward nan, which is not a number"),
+        ("raise in reset", "open: OSError: no such world"),
+        ("far too huge", "an answer of 65 MB is too long"),
+    ],
+)
+async def test_environment_that_breaks_costs_the_rollout_and_is_never_scored(trouble: str, reason: str) -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": trouble}) as runs:
+        rollout = await runs.run(act(2), act(2))
+        group = await runs.score(rollout)
+    assert rollout.stop is StopReason.TOOL_FAILED and reason in rollout.reason
+    assert not group.scored and not rollout.rewards
+
+
+async def test_what_an_environment_prints_does_not_reach_the_wire() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "print"}) as runs:
+        rollout = await runs.run(act(2), act(3), act(4))
+        log = get_host(find_environment(runs.settings)).start().describe_log()
+    assert rollout.infos["environment"]["return"] == 1.5
+    assert "noise" in log and "not a line of JSON" in log
+
+
+async def test_huge_observation_is_cut_and_says_how_much_is_left_out() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "huge"}) as runs:
+        limits = runs.limits.model_copy(update={"rollout_tokens": 2**22})
+        rollout = await runs.run(act(2), "I stop.", limits=limits)
+    assert "x\n(and 7 more characters)\nreward: 0" in observations(rollout)[1]
+
+
+async def test_reset_that_never_answers_is_given_up() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "hang in reset"}, timeout_s=3) as runs:
+        rollout = await runs.run("I stop.")
+    assert rollout.stop is StopReason.TOOL_FAILED and "did not answer 'open' within 3 s" in rollout.reason
+
+
+async def test_step_that_hangs_is_given_up_and_later_rollouts_get_another_process() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "hang"}, timeout_s=3) as runs:
+        before = settings_pid(runs)
+        rollout = await runs.run(act(2))
+        assert "did not answer 'step' within 3 s" in rollout.reason and "gymnasium.timeout_s" in rollout.reason
+        await wait_until(lambda: not psutil.pid_exists(before))
+        resting = await runs.run("I stop.")
+        assert resting.stop is StopReason.DONE and settings_pid(runs) != before
+
+
+async def test_killed_process_loses_its_rollouts_and_is_replaced() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "hang"}) as runs:
+        killed, rollouts = settings_pid(runs), list[Rollout]()
+        threads = psutil.Process(killed).num_threads()
+
+        async def play(index: int) -> None:
+            rollouts.append(await runs.run(act(2), index=index))
+
+        async with anyio.create_task_group() as tasks:
+            for index in range(3):
+                tasks.start_soon(play, index)
+            await wait_until(lambda: psutil.Process(killed).num_threads() >= threads + 3)  # Each episode has one.
+            os.kill(killed, 9)
+        kept = await runs.run("I stop.", index=3)
+        assert settings_pid(runs) not in (0, killed)
+    assert [rollout.stop for rollout in rollouts] == [StopReason.TOOL_FAILED] * 3
+    assert all("exit code -9" in rollout.reason for rollout in rollouts)
+    assert kept.stop is StopReason.DONE
+
+
+def test_nothing_is_left_when_the_trainer_is_killed() -> None:
+    paths = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.plugins.environments.killed_trainer"], capture_output=True, text=True,
+        timeout=120, check=False, env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert done.stdout.strip(), done.stderr
+    pid = int(done.stdout)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("trouble", ["child", "session"])
+async def test_processes_of_an_environment_end_with_its_host(trouble: str) -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": trouble}) as runs:
+        children = []
+        for index in range(2):
+            rollout = await runs.run(act(2), "I stop.", index=index)
+            children.append(int(observations(rollout)[1].splitlines()[0]))
+            assert psutil.pid_exists(children[-1])
+            if index == 0:
+                os.kill(settings_pid(runs), 9)
+                await wait_until(lambda: not psutil.pid_exists(children[0]))
+    await wait_until(lambda: not psutil.pid_exists(children[1]))
+
+
+async def test_process_that_was_stopped_on_purpose_has_not_failed() -> None:
+    async with open_run("gymnasium:sample_gym:Echo-v0") as runs:
+        host = get_host(find_environment(runs.settings))
+        for _ in range(MAX_STARTS + 1):
+            await host.stop_async()
+            await anyio.to_thread.run_sync(host.start)

@@ -1,0 +1,166 @@
+"""Arguments of TRL's GRPOConfig become settings, or are refused with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.errors import ConfigError, ConfigErrors
+from mtrl_plugins.trl.loss_arguments import not_truncated
+from mtrl_plugins.trl.read_arguments import read_arguments, translate_arguments
+from trainer.ledger import Author, Entry, Ledger
+from trainer.train.settings import TrainSettings
+
+
+def settings(rows: int | None = 16, peft: Any = None, **args: Any) -> TrainSettings:
+    return TrainSettings.model_validate(translate_arguments(args, peft, rows).settings)
+
+
+def test_defaults_are_those_of_trl() -> None:
+    made = settings()
+    assert (made.n, made.prompts, made.steps, made.seed) == (8, 1, 48, 42)
+    assert (made.algorithm.name, made.algorithm.aggregate) == ("dapo", "token")
+    assert (made.algorithm.clip_low, made.algorithm.clip_high) == (0.2, 0.2)
+    assert (made.update.lr, made.update.betas, made.update.floor) == (1e-6, (0.9, 0.999), 0.0)
+    assert made.update.steps == 48 and made.update.checkpointing and made.evaluation.every == 0
+    assert (made.limits.response_tokens, made.limits.turn_tokens) == (512, 512)
+
+
+@pytest.mark.parametrize(
+    ("args", "prompts", "minibatches", "steps"),
+    [
+        ({"per_device_train_batch_size": 16, "max_steps": 5}, 2, 1, 5),
+        ({"gradient_accumulation_steps": 4, "max_steps": 5}, 4, 1, 5),
+        ({"steps_per_generation": 4, "max_steps": 8}, 4, 4, 2),
+        ({"generation_batch_size": 64, "gradient_accumulation_steps": 2, "max_steps": 8}, 8, 4, 2),
+        ({"num_iterations": 2, "max_steps": 8}, 1, 1, 4),
+        ({"num_train_epochs": 2, "per_device_train_batch_size": 16}, 2, 1, 16),
+    ],
+)
+def test_batches_and_steps(args: dict[str, Any], prompts: int, minibatches: int, steps: int) -> None:
+    made = settings(**args)
+    assert (made.prompts, made.update.minibatches, made.steps) == (prompts, minibatches, steps)
+
+
+@pytest.mark.parametrize(
+    ("args", "name", "aggregate", "bounds"),
+    [
+        ({"loss_type": "grpo"}, "grpo", "sequence", (0.2, 0.2)),
+        ({"loss_type": "bnpo", "epsilon": 0.1, "epsilon_high": 0.3}, "grpo", "token", (0.1, 0.3)),
+        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo", "constant", (0.2, 0.2)),
+        ({"scale_rewards": False}, "dr_grpo", "token", (0.2, 0.2)),
+        ({"scale_rewards": "batch"}, "reinforce_pp_baseline", "token", (0.2, 0.2)),
+        ({"loss_type": "cispo", "epsilon_high": 5.0}, "cispo", "token", (1.0, 4.0)),
+        ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "gspo", "sequence", (0.2, 0.2)),
+    ],
+)
+def test_losses(args: dict[str, Any], name: str, aggregate: str, bounds: tuple[float, float]) -> None:
+    algorithm = settings(**args).algorithm
+    assert (algorithm.name, algorithm.aggregate, (algorithm.clip_low, algorithm.clip_high)) == (name, aggregate, bounds)
+
+
+def test_other_arguments() -> None:
+    made = settings(
+        peft=SimpleNamespace(r=4, lora_alpha=8, target_modules={"v_proj", "q_proj"}),
+        beta=0.1, max_tool_calling_iterations=3, lr_scheduler_type="cosine", warmup_steps=0.5, max_steps=10,
+        report_to=["wandb", "tensorboard"], save_total_limit=1, eval_strategy="steps", eval_steps=5, bf16=False,
+        mask_truncated_completions=True, shuffle_dataset=False, chat_template_kwargs={"enable_thinking": False},
+    )  # fmt: skip
+    assert (made.algorithm.kl.coefficient, made.algorithm.kl.estimator) == (0.1, "k3+")
+    assert made.limits.assistant_turns == 4 and made.update.fall == "cosine" and made.update.warmup == 5
+    assert made.report == ("wandb",) and made.checkpoint.keep == 2 and made.evaluation.every == 5
+    assert made.update.dtype == "float32" and made.update.lora is not None
+    assert (made.update.lora.rank, made.update.lora.alpha, made.update.lora.targets) == (4, 8.0, ("q_proj", "v_proj"))
+    assert made.algorithm.credit.rounds == "mtrl_plugins.trl.loss_arguments:not_truncated"
+    assert not made.curriculum.shuffled and made.template.chat_template_kwargs == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"vllm_importance_sampling_mode": "token_truncate"}, {"truncate": "token", "cap": 3.0}),
+        ({}, {"truncate": "sequence", "reject": "sequence", "cap": 3.0, "high": 3.0, "low": 1e-6}),
+        ({"vllm_importance_sampling_correction": False}, {}),
+    ],
+)
+def test_the_mismatch_with_vllm(args: dict[str, Any], expected: dict[str, Any]) -> None:
+    made = settings(use_vllm=True, **args).algorithm.mismatch
+    assert made.model_dump(exclude_unset=True) == expected
+    assert settings(**args).algorithm.mismatch.truncate is None
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ({"max_stepz": 3}, "did you mean `max_steps`"),
+        ({"num_generations": 3}, "cannot be divided into groups of 3"),
+        ({"loss_type": "sapo"}, "write one of grpo"),
+        ({"loss_type": "cispo"}, "epsilon_high"),
+        ({"fp16": True}, "use bf16"),
+        ({"top_entropy_quantile": 0.2}, "all tokens are trained"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "sum_then_normalize"),
+        ({"generation_kwargs": {"top_a": 1}}, "sampled as it is"),
+        ({"model_init_kwargs": {"revision": "x"}}, "save_pretrained"),
+        ({"sync_ref_model": True}, "the reference stays"),
+        ({"trust_remote_code": True}, "no code"),
+        ({"push_to_hub": True}, "upload the folder"),
+        ({"peft_config": SimpleNamespace(p=1)}, "LoraConfig"),
+        ({"temperature": 0.0}, "above 0"),
+    ],
+)
+def test_what_is_not_here_is_refused_with_what_to_do(args: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        settings(**args)
+
+
+def test_all_problems_are_reported_together() -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        settings(fp16=True, max_stepz=1, loss_type="vespo")
+    assert len(raised.value.errors) == 3
+
+
+class Schedule(StrEnum):
+    COSINE = "cosine"
+
+
+@dataclass
+class Config:
+    """Stands for a GRPOConfig: a dataclass that fills in values itself."""
+
+    output_dir: str | None = None
+    max_steps: int = -1
+    lr_scheduler_type: Schedule | str = "linear"
+    report_to: list[str] = field(default_factory=list)
+    steps_per_generation: int | None = None
+    not_known_here: int = 3
+
+    def __post_init__(self) -> None:
+        self.steps_per_generation = self.steps_per_generation or 1
+
+
+def test_of_a_dataclass_only_what_differs_from_its_defaults_counts() -> None:
+    config = Config("out", lr_scheduler_type=Schedule.COSINE)
+    assert read_arguments(config) == {"output_dir": "out", "lr_scheduler_type": "cosine"}
+    with pytest.raises(ConfigError, match="not_known_here"):
+        translate_arguments(Config(not_known_here=4))
+
+
+def test_arguments_of_another_kind_are_refused() -> None:
+    assert read_arguments(SimpleNamespace(max_steps=3)) == {"max_steps": 3}
+    with pytest.raises(ConfigError, match="GRPOConfig"):
+        read_arguments("max_steps=3")
+
+
+def test_a_stream_needs_the_number_of_steps() -> None:
+    with pytest.raises(ConfigError, match="max_steps"):
+        settings(rows=None)
+
+
+@pytest.mark.parametrize(("reason", "weights"), [("stop", [0.0, 1.0, 1.0]), ("length", [0.0, 0.0, 0.0])])
+def test_truncated_rollouts_weigh_nothing_if_that_is_asked_for(reason: str, weights: list[float]) -> None:
+    turn = Entry(Author.POLICY, (2, 3), ({"role": "assistant"},), logprobs=(0.0, 0.0), finish_reason=reason)
+    assert not_truncated(Ledger((Entry(Author.TASK, (1,)), turn))) == weights

@@ -1,0 +1,205 @@
+"""Tools and reward functions as they are written for TRL: values, errors, deadlines, None, async and logging."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from gateway.errors import ConfigError
+from tests.plugins.trl.scripted_grpo import make_trainer, script_policy
+from tests.plugins.trl.user_files import Recorder, price, stock
+from tests.trainer.policy_scripts import render_calls
+from trainer.train.train_loop import NothingScoredError
+
+ROWS = [{"prompt": [{"role": "user", "content": "Go."}], "total": 6}] * 2
+
+pytestmark = pytest.mark.usefixtures("place")
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def first_completion(model: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The messages after the prompt of a rollout that makes one call."""
+
+    def run(tool: Callable[..., Any], arguments: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
+        script_policy(monkeypatch, [[render_calls((tool.__name__, arguments)), "done"]])
+        recorder = Recorder()
+        make_trainer(model, ROWS, recorder, tools=[tool], **kwargs).train()
+        completion: list[dict[str, Any]] = recorder.calls[0]["completions"][0]
+        return completion
+
+    return run
+
+
+def test_a_value_is_shown_as_python_writes_it(first_completion: Run) -> None:
+    assert first_completion(stock, {"item": "pear"})[1]["content"] == "{'pear': 7}"
+
+
+def test_a_tool_uses_a_resource_of_the_thread_that_made_it(first_completion: Run) -> None:
+    import sqlite3
+
+    database = sqlite3.connect(":memory:")
+    database.execute("create table prices as select 'pear' as item, 3 as price")
+
+    def find(item: str) -> list[int]:
+        """Finds the price.
+
+        Args:
+            item: the name
+        """
+        return [row[0] for row in database.execute("select price from prices where item = ?", (item,))]
+
+    assert first_completion(find, {"item": "pear"})[1]["content"] == "[3]"
+    database.close()
+
+
+def test_with_tool_threads_synchronous_tools_run_at_the_same_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    def meet() -> str:
+        """Waits for the others."""
+        together.wait()
+        return "met"
+
+    script_policy(monkeypatch, [[render_calls(("meet", {})), "done"]])
+    recorder = Recorder()
+    make_trainer(model, ROWS, recorder, tools=[meet], tool_threads=True).train()
+    assert all(completion[1]["content"] == "met" for completion in recorder.calls[0]["completions"])
+
+
+class ScoringRecorder(Recorder):
+    """Gives each completion a number, the first one, too."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:
+        return [score or 0.0 for score in super().__call__(*args, **kwargs)]
+
+
+def test_a_tool_that_hangs_costs_its_rollouts_and_is_interrupted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang() -> str:
+        """Never answers."""
+        threading.Event().wait(600)
+        return ""
+
+    script_policy(monkeypatch, [[render_calls(("hang", {})), "done"], [render_calls(("price", {"item": "pear"})), "3"]])
+    recorder = ScoringRecorder()
+    args, settings = {"num_generations": 2, "per_device_train_batch_size": 2}, {"groups": {"refills": 0}}
+    trainer = make_trainer(model, ROWS, recorder, tools=[hang, price], timeout_s=0.2, args=args, settings=settings)
+    output = trainer.train()
+    assert output.metrics["lost/tool_failed"] == 1
+    (completion,) = recorder.calls[0]["completions"]
+    assert completion[1]["content"] == "3"
+
+
+def test_images_that_a_tool_returns_are_shown_to_the_functions_as_images(first_completion: Run) -> None:
+    from PIL import Image
+
+    def draw(size: int) -> list[dict[str, Any]]:
+        """Draws.
+
+        Args:
+            size: in pixels
+        """
+        return [{"type": "image", "image": Image.new("RGB", (size, size))}, {"type": "text", "text": "a square"}]
+
+    content = first_completion(draw, {"size": 28})[1]["content"]
+    assert "a square" in str(content)
+
+
+def test_none_adds_nothing_and_where_all_functions_abstain_the_rollout_is_left_out(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(prompts: list[Any], **kwargs: Any) -> list[float | None]:
+        return [None, None, 1.0, 2.0]
+
+    async def others(completions: list[Any], total: list[int], **kwargs: Any) -> list[float | None]:
+        await anyio.lowlevel.checkpoint()
+        return [None, 3.0, float("nan"), float(total[0])]
+
+    script_policy(monkeypatch, [["done"]])
+    args = {"reward_weights": [1.0, 0.5]}
+    metrics = make_trainer(model, ROWS, [some, others], args=args).train().metrics
+    assert metrics["rollout/count"] == 3 and metrics["reward/failed"] == 1
+    assert metrics["reward/some"] == pytest.approx(1.0) and metrics["reward/others"] == pytest.approx(3.0)
+    assert metrics["reward/mean"] == pytest.approx((1.5 + 1.0 + 5.0) / 3)
+
+
+def test_what_functions_log_is_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[tuple[int, float]] = []
+
+    def logs(prompts: list[Any], log_extra: Any, log_metric: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        states.append((trainer_state.global_step, trainer_state.epoch))
+        log_extra("number", list(range(len(prompts))))
+        log_metric("speed", 2.0)
+        log_metric("speed", 4.0)
+        return [1.0] * len(prompts)
+
+    script_policy(monkeypatch, [["done"]])
+    output = make_trainer(model, ROWS, logs, args={"max_steps": 2}).train()
+    assert output.metrics["logged/speed"] == 3.0
+    assert states == [(0, 0.0), (1, 0.5)]
+    lines = [json.loads(line) for line in (output.folder / "rollouts.jsonl").read_text().splitlines()]
+    assert sorted(line["infos"]["number"] for line in lines) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda **kwargs: [1.0], "returned 1 rewards for 4 completions"),
+        (lambda **kwargs: 1.0, "a number, or None, for each completion"),
+        (lambda **kwargs: {}["missing"], "KeyError"),
+        (lambda **kwargs: threading.Event().wait(600), "no answer within 0.2 s"),
+    ],
+)
+def test_a_function_that_fails_ends_the_run_with_its_name_and_reason(
+    function: Callable[..., Any], problem: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_policy(monkeypatch, [["done"]])
+    trainer = make_trainer(model, ROWS, function, args={"max_steps": 5}, timeout_s=0.2)
+    with pytest.raises(NothingScoredError, match=problem) as raised:
+        trainer.train()
+    assert "component 'lambda'" in str(raised.value)
+
+
+def test_functions_of_one_name_are_numbered_and_names_that_metrics_have_are_changed(model: Path) -> None:
+    def mean(**kwargs: Any) -> list[float]:
+        return []
+
+    trainer = make_trainer(model, ROWS, [mean, mean, lambda **kwargs: []])
+    assert list(trainer._parts.rewards) == ["mean_reward", "mean_reward_2", "lambda"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"reward_funcs": "org/reward-model"}, r"reward_funcs\[0\]: 'org/reward-model' is a reward model"),
+        ({"reward_funcs": None}, "reward_funcs: is missing"),
+        ({"args": {"reward_weights": [1.0, 2.0]}}, "2 weights for 1 reward functions"),
+        ({"tools": [3]}, r"tools\[0\]: is a int"),
+        ({"callbacks": [1]}, "log_history"),
+        ({"optimizers": (1, None)}, "muon"),
+        ({"rollout_func": print}, "write a stepper"),
+        ({"quantization_config": {"a": 1}}, "no quantised training"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_what_to_do(given: dict[str, Any], problem: str, model: Path) -> None:
+    kwargs = {"rewards": given.pop("reward_funcs", Recorder())} | given
+    with pytest.raises(ConfigError, match=problem):
+        make_trainer(model, ROWS, **kwargs)
+
+
+def test_an_async_function_that_is_late_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late(**kwargs: Any) -> list[float]:
+        await anyio.sleep_forever()
+        return []
+
+    script_policy(monkeypatch, [["done"]])
+    trainer = make_trainer(model, ROWS, late, args={"max_steps": 5}, timeout_s=0.1)
+    with pytest.raises(NothingScoredError, match=r"no answer within 0\.1 s"):
+        trainer.train()

@@ -1,0 +1,205 @@
+"""Runs on environments of `verifiers` are recorded, and replayed where nothing is installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from gateway.errors import ConfigError, GatewayError
+from gateway.tape import ReplayGateway, record_gateway
+from mtrl_plugins.environments.frameworks import find_environment
+from mtrl_plugins.environments.host_process import EnvironmentFailed, find_host, host_key, stop_hosts
+from mtrl_plugins.environments.host_tape import HOST_TAPE, HostTape
+from mtrl_plugins.environments.recorded_host import RecordedHost, record_host, replay_host
+from tests.conftest import Write
+from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns, make_settings, open_environment
+from tests.trainer.policy_scripts import render_calls
+from trainer.cli import app
+from trainer.replay_rollouts import describe_difference
+from trainer.reward.attempt import Attempt
+from trainer.rollout.rollout import StopReason
+from trainer.setup import load_data, make_gateway
+from trainer.storage.rollout_file import Rollouts
+
+RUN = """
+model: {model}
+environment: verifiers:length_env
+verifiers: {{python: ./python}}
+record: true
+n: 2
+limits: {{turn_tokens: 8, rollout_tokens: 400}}
+"""
+PRICE = render_calls(("price", {"item": "apple"}))
+LENGTH = """
+    import verifiers as vf
+
+    def length(completion, **more):
+        return float(len(completion[-1]["content"] or "") % 4)
+
+    def load_environment():
+        rows = [{"question": "Write."}, {"question": "Write more."}]
+        return vf.ToolEnv(dataset=rows, tools=[], rubric=vf.Rubric(funcs=[length]), max_turns=4)
+"""
+TRAINING = "prompts: 2\nsteps: 2\nengine: torch\n"
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, words)
+
+
+@pytest.fixture
+def run_file(write: Write, model: Path, one_thread: None) -> Callable[..., None]:
+    """Writes a run file, whose Python can be deleted."""
+    python = Path("python")
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    write("length_env.py", LENGTH)
+    return lambda more="": write("run.yaml", RUN.format(model=model) + more)
+
+
+def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_hosts()
+    Path("python").unlink()
+    monkeypatch.delenv("PYTHONPATH")
+
+
+def test_rollouts_are_replayed_with_nothing_installed(
+    run_file: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file()
+    recorded = invoke("rollout", "--config", "run.yaml", "--out", "runs/x", "--engine", "torch")
+    assert recorded.exit_code == 0, recorded.output
+    uninstall(monkeypatch)
+    replayed = invoke("replay", "runs/x")
+    assert replayed.exit_code == 0, replayed.output
+    assert "4 rollouts replayed, 0 of them differ" in replayed.output
+
+
+@pytest.mark.parametrize(
+    ("environment", "turns"),
+    [
+        ("shop_env", [(PRICE, "It is 6."), ("It is 5.",), (PRICE, PRICE, "No idea.")]),
+        ("guess_env", [("2", "5"), ("9", "4", "5"), ("5",)]),
+    ],
+)
+async def test_chats_of_many_turns_are_replayed_as_they_were(
+    environment: str, turns: Sequence[Sequence[str]], tmp_path: Path
+) -> None:
+    settings = make_settings(environment)
+    host_tape = record_host(find_environment(settings), record=True)
+    tasks = load_data(settings, settings.data)
+    async with record_gateway(make_gateway(settings), tmp_path / "tape") as gateway:  # type: ignore[arg-type]
+        assert host_tape is not None
+        host_tape.start(tmp_path / "tape")
+        runs = EnvironmentRuns(settings, tasks, gateway)
+        before = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
+        rewards = [one.reward for one in (await runs.score(*before)).scored]
+    stop_hosts()
+    assert find_environment(settings) is not None
+    with replay_host(find_environment(settings), tmp_path / "tape"):
+        async with ReplayGateway(tmp_path / "tape") as gateway:
+            runs = EnvironmentRuns(settings, load_data(settings, settings.data), gateway)
+            after = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
+            replayed = [one.reward for one in (await runs.score(*after)).scored]
+            other = await runs.run("Something else.", index=0)
+    assert [*map(describe_difference, before, after)] == [""] * len(turns)
+    assert replayed == rewards and len(rewards) == len(turns)
+    assert other.stop is StopReason.TOOL_FAILED and "is not on the tape" in other.reason
+
+
+def test_step_is_replayed_with_the_scores_that_the_environment_gave(
+    run_file: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_file(TRAINING)
+    trained = invoke("--config", "run.yaml", "--out", "runs/y")
+    assert trained.exit_code == 0, trained.output
+    rewards = [rollout.rewards["environment"] for rollout in Rollouts(Path("runs/y")) if rollout.rewards]
+    assert len(set(rewards)) > 1
+    uninstall(monkeypatch)
+    replayed = invoke("replay", "runs/y", "2")
+    assert replayed.exit_code == 0, replayed.output
+    assert "replayed 4 rollouts of step 2; 0 differ" in replayed.output
+    assert "as recorded" in replayed.output
+
+
+async def test_recorded_scores_belong_to_the_start_of_the_process_that_gave_them(tmp_path: Path) -> None:
+    settings = find_environment(make_settings("shop_env"))
+    assert settings is not None
+    async with open_environment("shop_env") as shop:
+        tape = record_host(settings, record=True)
+        assert tape is not None
+        rollouts = [await shop.run(answer, index=index) for index, answer in enumerate(("It is 6.", "It is 5."))]
+        before = [one.reward for one in (await shop.score(*rollouts)).scored]
+        tape.start(tmp_path)
+        attempts = [Attempt(shop.tasks[0], rollout) for rollout in rollouts]
+    names = [attempt.infos["environment"]["rollout"] for attempt in attempts]
+    host = RecordedHost(settings, tmp_path)
+    assert [score["reward"] for score in host.score(1, names)] == before == [1.25, 0.25]
+    assert host.score(2, names) == [None, None]
+    with pytest.raises(EnvironmentFailed, match="record the run again"):
+        await host.request_async("open", split="train", row=0)
+    with pytest.raises(EnvironmentFailed, match="has no rows of 'train' from 0 on"):
+        host.rows("train", 0, 5)
+
+
+def test_last_line_that_a_crash_cut_off_is_left_out_and_other_damage_is_refused(tmp_path: Path) -> None:
+    settings = find_environment(make_settings("shop_env"))
+    assert settings is not None
+    tape = HostTape()
+    tape.add_rows(("train", 0, 2), [{"prompt": "one"}])
+    tape.start(tmp_path)
+    tape.add_scores(1, ["rollout-1"], [{"reward": 1.0}])
+    file = tmp_path / HOST_TAPE
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-4])
+    host = RecordedHost(settings, tmp_path)
+    assert host.rows("train", 0, 2) == [{"prompt": "one"}] and host.score(1, ["rollout-1"]) == [None]
+    file.write_bytes(b"no line\n" + whole)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        RecordedHost(settings, tmp_path)
+    file.unlink()
+    with pytest.raises(ConfigError, match="No such file"), replay_host(settings, tmp_path):
+        pass
+
+
+def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) -> None:
+    settings = find_environment(make_settings("shop_env"))
+    assert settings is not None
+    HostTape().start(tmp_path)
+    with replay_host(settings, tmp_path):
+        assert isinstance(find_host(host_key(settings)), RecordedHost)
+    assert find_host(host_key(settings)) is None
+
+
+def test_recording_that_cannot_begin_is_refused_and_one_that_fails_stops_with_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tape = HostTape()
+    tape.add_rows(("train", 0, 1), [])
+    with pytest.raises(GatewayError, match="cannot be written"):
+        tape.start(Path("/dev/null"))
+    tape = HostTape()
+    tape.add_rows(("train", 0, 1), [])
+    tape.start(tmp_path)
+    written = (tmp_path / HOST_TAPE).read_bytes()
+    (tmp_path / HOST_TAPE).replace(tmp_path / "kept")
+    (tmp_path / HOST_TAPE).mkdir()
+    for _ in range(2):
+        tape.add_scores(1, ["rollout-1"], [{"reward": 1.0}])
+    assert [record.message.count("cannot be written") for record in caplog.records] == [1]
+    assert (tmp_path / "kept").read_bytes() == written and written.endswith(b"\n")
+
+
+async def test_later_run_that_is_not_recorded_writes_to_no_tape(tmp_path: Path) -> None:
+    settings = find_environment(make_settings("shop_env"))
+    tape = record_host(settings, record=True)
+    assert tape is not None and settings is not None
+    tape.start(tmp_path)
+    assert record_host(settings, record=False) is None
+    async with open_environment("shop_env"):
+        assert (tmp_path / HOST_TAPE).read_bytes() == b""

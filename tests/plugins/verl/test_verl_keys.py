@@ -1,0 +1,345 @@
+"""Tests the translation of each verl key, in all spellings, and the errors for unsupported values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.errors import ConfigError
+from mtrl_plugins.verl.key_rule import Effect
+from mtrl_plugins.verl.read_config import read_command, read_keys
+from mtrl_plugins.verl.table import RULES
+from mtrl_plugins.verl.translate import Translation, format_report, format_run_file, format_table, translate
+from trainer.train.settings import TrainSettings
+
+MINIMAL = (
+    "actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct",
+    "data.train_files=org/data",
+    "algorithm.adv_estimator=grpo",
+    "trainer.total_training_steps=10",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+)
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def translate_words(*words: str) -> Translation:
+    return translate(read_keys(None, [*MINIMAL, *words]))
+
+
+def get_setting(translation: Translation, setting: str) -> Any:
+    value: Any = translation.settings
+    for name in setting.split("."):
+        value = value.get(name) if value is not None else None
+    return value
+
+
+def get_error(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        translate_words(*words)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "setting", "value"),
+    [
+        ("data.train_batch_size=512", "prompts", 512),
+        ("data.val_files=['v.parquet']", "evaluation.data", "v.parquet"),
+        ("data.val_max_samples=64", "evaluation.few", 64),
+        ("data.seed=7", "seed", 7),
+        ("data.train_files=['a','b']", "data", "a, b"),
+        ("data.image_key=pictures", "columns", {"image_key": "pictures", "video_key": "videos"}),
+        ("+data.apply_chat_template_kwargs.enable_thinking=False", "template.chat_template_kwargs",
+         {"enable_thinking": False}),
+        (f"{ROLLOUT}.n=16", "n", 16),
+        (f"{ROLLOUT}.temperature=0.7", "sampling.temperature", 0.7),
+        (f"{ROLLOUT}.top_k=-1", "sampling.top_k", 0),
+        (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml", "tools", ["tools.yaml"]),
+        (f"{ROLLOUT}.tool_kwargs.tools_config_file=tools.yaml", "tools", ["tools.yaml"]),
+        (f"{ROLLOUT}.multi_turn.interaction_config_path=user.yaml", "tools", ["user.yaml"]),
+        (f"{ROLLOUT}.interaction_config_file=user.yaml", "tools", ["user.yaml"]),
+        (f"{ROLLOUT}.multi_turn=True", "limits.assistant_turns", 512),
+        (f"{ROLLOUT}.multi_turn.enable=False", "limits.assistant_turns", 1),
+        ("rollout.multiturn.max_turns=5 rollout.multiturn.enabled=true", "limits.assistant_turns", 5),
+        (f"{ROLLOUT}.multi_turn.tokenization_sanity_check_mode=ignore_strippable", "template.sanity",
+         "ignore_strippable"),
+        (f"{ROLLOUT}.multi_turn.use_inference_chat_template=True", "template.history", "inference_template"),
+        (f"{ROLLOUT}.multi_turn.format=llama3_json {ROLLOUT}.multi_turn.tool_config_path=t.yaml", "template.parser",
+         "llama3_json"),
+        (f"{ROLLOUT}.engine_kwargs.sglang.attention_backend=fa3", "serving.options", ["--attention-backend", "fa3"]),
+        ("data.max_response_length=3072 data.max_prompt_length=1024", "limits.rollout_tokens", 4096),
+        (f"{ROLLOUT}.max_model_len=800", "limits.rollout_tokens", 800),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=128", "update.minibatches", 8),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000", "update.tokens", 24000),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "update.tokens", 4096),
+        ("actor_rollout_ref.actor.optim.lr=2e-6", "update.lr", 2e-6),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.2", "update.warmup", 8),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps=3 actor_rollout_ref.actor.ppo_epochs=2", "update.warmup", 24),
+        ("data.shuffle=False", "curriculum.shuffled", False),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosine", "update.fall", "cosine"),
+        ("actor_rollout_ref.actor.optim.warmup_style=cosine", "update.floor", 0.0),
+        ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=32", "update.lora",
+         {"rank": 8, "alpha": 32}),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", "algorithm.aggregate", "sequence"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "algorithm.length", 512),
+        ("actor_rollout_ref.actor.clip_ratio=0.3", "algorithm.clip_low", 0.3),
+        ("actor_rollout_ref.actor.clip_ratio=0.3 actor_rollout_ref.actor.clip_ratio_high=0.4", "algorithm.clip_high",
+         0.4),
+        ("actor_rollout_ref.actor.clip_ratio_c=10.0", "algorithm.clip_dual", 10.0),
+        ("actor_rollout_ref.actor.use_kl_loss=True", "algorithm.kl",
+         {"coefficient": 0.001, "estimator": "k3", "place": "loss"}),
+        ("algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01", "algorithm.kl",
+         {"coefficient": 0.01, "estimator": "k1", "place": "reward"}),
+        ("algorithm.adv_estimator=rloo data.train_batch_size=256", "algorithm.name", "rloo"),
+        ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm.name", "reinforce_pp"),
+        ("algorithm.adv_estimator=gae algorithm.lam=0.95", "algorithm.credit",
+         {"kind": "gae", "discount": 1.0, "trust": 0.95}),
+        ("algorithm.norm_adv_by_std_in_grpo=False", "algorithm.name", "dr_grpo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.name", "gspo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "algorithm.aggregate", "sequence"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=cispo", "algorithm.aggregate", "token"),
+        ("actor_rollout_ref.actor.freeze_vision_tower=True", "update.vision", "frozen"),
+        ("actor_rollout_ref.actor.freeze_vision_tower=False", "update.vision", None),
+        (f"{ROLLOUT}.agent.default_agent_loop=tool_agent {ROLLOUT}.multi_turn.tool_config_path=t.yaml", "tools",
+         ["t.yaml"]),
+        (f"{ROLLOUT}.agent.default_agent_loop=single_turn_agent {ROLLOUT}.multi_turn.enable=True",
+         "limits.assistant_turns", 1),
+        ("algorithm.rollout_correction.rollout_is=token", "algorithm.mismatch", {"truncate": "token", "cap": 2.0}),
+        ("algorithm.rollout_correction.rollout_rs=geometric algorithm.rollout_correction.rollout_rs_threshold=4.0",
+         "algorithm.mismatch", {"reject": "geometric", "high": 4.0, "low": 0.25}),
+        ("actor_rollout_ref.actor.tis_imp_ratio_cap=5", "algorithm.mismatch", {"truncate": "token", "cap": 5}),
+        ("algorithm.filter_groups.enable=True", "algorithm.dynamic", True),
+        ("algorithm.filter_groups.max_num_gen_batches=5", "draws", 5),
+        ("reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=128", "algorithm.overlong",
+         {"limit": 512, "margin": 128, "cost": 1.0}),
+        ("custom_reward_function.path=r.py custom_reward_function.name=mine", "reward.components",
+         {"custom": {"function": "mtrl_plugins.verl.reward_function:custom",
+                     "args": {"path": "r.py", "name": "mine"}}}),
+        ("reward.custom_reward_function.path=r.py +reward.custom_reward_function.reward_kwargs.strict=True "
+         "reward.num_workers=4 reward.reward_manager.name=naive", "reward.components",
+         {"custom": {"function": "mtrl_plugins.verl.reward_function:custom",
+                     "args": {"path": "r.py", "name": "compute_score", "kwargs": {"strict": True}}}}),
+        ("reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=64",
+         "algorithm.overlong", {"limit": 512, "margin": 64, "cost": 1.0}),
+        ("trainer.total_training_steps=33", "steps", 33),
+        ("trainer.default_local_dir=runs/mine", "out", "runs/mine"),
+        ("trainer.save_freq=20", "checkpoint.every", 20),
+        ("trainer.max_actor_ckpt_to_keep=1", "checkpoint.keep", 2),
+        ("trainer.test_freq=5", "evaluation.every", 5),
+        ('trainer.logger=["console","wandb"]', "report", ["wandb"]),
+    ],
+)  # fmt: skip
+def test_key_becomes_setting(word: str, setting: str, value: Any) -> None:
+    translation = translate_words(*word.split(" "))
+    assert get_setting(translation, setting) == value
+    TrainSettings.model_validate(translation.settings)
+
+
+def test_missing_keys_have_verls_defaults() -> None:
+    translation = translate_words()
+    for setting, value in {
+        "prompts": 1024, "n": 1, "update.lr": 1e-6, "update.weight_decay": 0.01, "update.betas": [0.9, 0.999],
+        "update.checkpointing": True, "update.minibatches": 4, "algorithm.aggregate": "token",
+        "algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2, "algorithm.clip_dual": 3.0, "algorithm.kl": None,
+        "limits.assistant_turns": 1, "limits.user_turns": 0, "tools": [], "evaluation.every": 0, "draws": None,
+    }.items():  # fmt: skip
+        assert get_setting(translation, setting) == value, setting
+    assert get_setting(translate_words(f"{ROLLOUT}.multi_turn.tool_config_path=t.yaml"), "result_limit") == {
+        "chars": 256,
+        "side": "middle",
+    }
+
+
+def test_turn_limits_account_for_verls_counting() -> None:
+    tools, turns = f"{ROLLOUT}.multi_turn.tool_config_path=t.yaml", f"{ROLLOUT}.multi_turn"
+    translation = translate_words(tools, f"{turns}.max_user_turns=5", f"{turns}.max_assistant_turns=20")
+    assert (get_setting(translation, "limits.assistant_turns"), get_setting(translation, "limits.user_turns")) == (6, 5)
+    translation = translate_words(tools, f"{turns}.max_assistant_turns=20", f"{turns}.max_parallel_calls=4")
+    limits = translation.settings["limits"]
+    assert (limits["assistant_turns"], limits["user_turns"], limits["tool_calls"]) == (20, 20, 80)
+    assert limits["parallel_calls"] == 4 and get_setting(translate_words(tools), "limits.parallel_calls") == 1
+    unlimited = translate_words(tools)
+    assert get_setting(unlimited, "limits.assistant_turns") == get_setting(unlimited, "limits.turn_tokens") == 512
+
+
+def test_gspo_ignores_loss_agg_mode_as_in_verl() -> None:
+    mean = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"
+    translation = translate_words("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", mean)
+    assert (get_setting(translation, "algorithm.aggregate"), get_setting(translation, "algorithm.length")) == (
+        "sequence",
+        None,
+    )
+    expected = next(line for line in format_report(translation).splitlines() if "loss_agg_mode" in line)
+    assert "-> algorithm.aggregate: sequence" in expected and "gspo, and its KL, always use `sequence`" in expected
+
+
+def test_critic_keys_matter_only_with_gae() -> None:
+    words = ("critic.model.path=another", "critic.optim.lr_warmup_steps_ratio=0.1", "critic.model.lora_rank=8")
+    assert get_setting(translate_words(*words), "update.critic") is None
+    words = ("critic.model.path=Qwen/Qwen2.5-3B-Instruct", "critic.grad_clip=1.0", "critic.ppo_epochs=4")
+    translation = translate_words("algorithm.adv_estimator=gae", *words, "critic.cliprange_value=0.2")
+    report = format_report(translation)
+    otherwise = report[report.index("Different meaning") : report.index("Supported with this value only")]
+    assert "critic.ppo_epochs" in otherwise and "one update per step of the run" in otherwise
+    assert "critic.cliprange_value" in otherwise
+
+
+@pytest.mark.parametrize(("side", "setting"), [("left", "right"), ("right", "left"), ("middle", "middle")])
+def test_kept_side_becomes_removed_side(side: str, setting: str) -> None:
+    turns = f"{ROLLOUT}.multi_turn"
+    words = (f"{turns}.tool_config_path=t.yaml", f"{turns}.tool_response_truncate_side={side}")
+    assert get_setting(translate_words(*words, f"{turns}.max_tool_response_length=99"), "result_limit") == {
+        "chars": 99,
+        "side": setting,
+    }
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("data.train_batchsize=3", "unknown key\n  remedy: did you mean `data.train_batch_size`?"),
+        ("data.truncation=left", "a truncated prompt is a different task\n  remedy: write `data.truncation=error`"),
+        ("data.train_files=[3]", "3 is not a path"),
+        ("data.prompt_key=question", "remedy: name the column `prompt`"),
+        ("data.sampler.class_path=s.py", "remedy: order tasks with the setting `curriculum`"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", "remedy: write 0: entropy is a metric"),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type=wsd", "remedy: write constant or cosine"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=300", "300 prompts do not divide data.train_batch_size 1024"),
+        ("actor_rollout_ref.actor.loss_agg_mode=median", "unknown aggregation 'median'"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "unknown loss mode 'clip_cov'"),
+        ("algorithm.adv_estimator=remax", "remedy: write one of grpo, "),
+        ("algorithm.adv_estimator=rloo", "verl clips the updates of rloo after the first"),
+        ("actor_rollout_ref.actor.use_kl_loss=True algorithm.use_kl_in_reward=True", "turn one of them off"),
+        ("algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive",
+         "algorithm.kl_ctrl.type: 'adaptive' is not supported\n  remedy: write fixed"),
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=abs",
+         "unknown estimator 'abs'"),
+        (f"{ROLLOUT}.temperature=0", "without sampling there is nothing to learn from"),
+        (f"{ROLLOUT}.multi_turn.format=dialect {ROLLOUT}.multi_turn.tool_config_path=t.yaml",
+         "unknown parser 'dialect'"),
+        (f"{ROLLOUT}.multi_turn.enable=False {ROLLOUT}.multi_turn.tool_config_path=t.yaml",
+         "turn it on, or remove them"),
+        (f"{ROLLOUT}.agent.agent_loop_config_path=loop.yaml", "the setting `stepper`"),
+        ("rollout.multiturn.environment.type=tool_calling", "multi_turn.tool_config_path"),
+        ("actor_rollout_ref.model.trust_remote_code=True", "code in a model's folder is never run"),
+        ("reward_model.enable=True", "call that model in a reward function"),
+        ("reward_model.reward_loop_source=importlib", "remedy: score in your own function: `custom_reward_function"),
+        ("reward_model.reward_loop_module_path=loops.py", "remedy: score in your own function"),
+        ("+actor_rollout_ref.actor.qat.enable=True", "actor_rollout_ref.actor.qat.enable: True is not supported"),
+        ("+actor_rollout_ref.model.mtp.enable=True", "actor_rollout_ref.model.mtp.enable: True is not supported"),
+        ("reward_model.enable=False reward.reward_model.enable=True", "conflicts with its value at"),
+        ("reward.reward_manager.source=importlib", "remedy: score in your own function: `custom_reward_function"),
+        ("reward.reward_manager.module.path=managers.py", "remedy: score in your own function"),
+        ("reward.reward_model.enable=True", "call that model in a reward function"),
+        ("reward.sandbox_fusion.url=http://box/run", "run programs in your own function"),
+        ("reward_model.reward_loop_class_name=Loop", "remedy: score in your own function"),
+        (f"{ROLLOUT}.agent.default_agent_loop=my_agent", "'my_agent' is not supported"),
+        (
+            f"{ROLLOUT}.agent.default_agent_loop=single_turn_agent {ROLLOUT}.multi_turn.tool_config_path=t.yaml",
+            "default_agent_loop: is single_turn_agent, which has no tools, but tools or an interaction are named\n"
+            "  remedy: write tool_agent, or remove them",
+        ),
+        ("+actor_rollout_ref.ref.model.path=another", "the reference is the policy before training"),
+        ("algorithm.adv_estimator=gae critic.model.path=another",
+         "remedy: remove it: the critic starts from the policy's weights"),
+        ("algorithm.adv_estimator=gae critic.model.lora_rank=8", "critic.model.lora_rank: 8 is not supported"),
+        ("algorithm.adv_estimator=gae critic.optim.lr_warmup_steps_ratio=0.1", "0.1 is not supported"),
+        ("algorithm.adv_estimator=gae critic.grad_clip=0.5", "remove it: the policy's is used"),
+        ("algorithm.adv_estimator=gae critic.optim.betas=[0.9,0.95]", "remove it: the policy's are used"),
+        ("reward_model.reward_manager=batch", "define `compute_score(data_source, solution_str"),
+        ("trainer.logger=swanlap", "unknown tracker 'swanlap'"),
+        ("trainer.val_only=True", "remedy: run `mtrl-train eval RUN`"),
+        ("trainer.total_training_steps=null", "cannot compute the steps of 30 epochs"),
+        ("data.train_batch_size=many", "'many' is not an integer"),
+        (f"{ROLLOUT}.top_p=1.5", "less than or equal to 1 (here: sampling.top_p)"),
+    ],
+)  # fmt: skip
+def test_unsupported_value_is_refused_with_remedy(word: str, expected: str) -> None:
+    words = word.split(" ")
+    message = get_error(*words)
+    assert expected in message
+    assert message.startswith("the command line: "), message
+
+
+def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(
+        dedent("""
+        data:
+          truncation: left
+          shufle: true
+        actor_rollout_ref:
+          actor:
+            entropy_coeff: 0.01
+        """)
+    )
+    with pytest.raises(ConfigError) as caught:
+        translate(read_keys(Path("run.yaml"), MINIMAL))
+    message = str(caught.value)
+    assert "run.yaml:3: data.truncation: " in message
+    assert "run.yaml:4: data.shufle: unknown key" in message
+    assert "run.yaml:7: actor_rollout_ref.actor.entropy_coeff: " in message
+
+
+def test_conflicting_spellings_of_a_key_are_refused() -> None:
+    same = (f"{ROLLOUT}.multi_turn.tool_config_path=a.yaml", f"{ROLLOUT}.tool_kwargs.tools_config_file=a.yaml")
+    assert get_setting(translate_words(*same), "tools") == ["a.yaml"]
+    message = get_error(same[0], f"{ROLLOUT}.tool_kwargs.tools_config_file=b.yaml")
+    assert "conflicts with its value at the command line" in message
+
+
+def test_hub_names_are_kept_without_network_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was fetched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    translation = translate_words("data.val_files=org/held-out")
+    assert (translation.settings["model"], translation.settings["data"]) == ("Qwen/Qwen2.5-3B-Instruct", "org/data")
+
+
+def test_run_file_names_sources_and_is_read_back() -> None:
+    words = (f"{ROLLOUT}.multi_turn.tool_config_path=a b/t.yaml", "actor_rollout_ref.actor.use_kl_loss=True")
+    thinking = "+data.apply_chat_template_kwargs.enable_thinking=False"
+    translation = translate_words(*words, thinking, "trainer.logger=wandb")
+    text = format_run_file(translation)
+    assert yaml.safe_load(text.replace("1e-06", "1.0e-06")) == translation.settings
+    assert "prompts: 1024  # data.train_batch_size" in text
+
+
+def test_report_has_every_key() -> None:
+    words = (f"{ROLLOUT}.multi_turn.max_parallel_calls=2", "ray_kwargs.ray_init.num_cpus=4", "trainer.critic_warmup=0")
+    translation = translate_words(*words)
+    expected = format_report(translation)
+    for word in (*MINIMAL, *words):
+        assert word.partition("=")[0] in expected
+    for title in ("Same meaning", "Different meaning, and why", "Supported with this value only", "Ignored"):
+        assert title in expected
+    assert "further calls of a turn are answered with an error" in expected
+
+
+def test_table_has_unique_keys_and_existing_settings() -> None:
+    names = [name for rule in RULES for name in rule.names]
+    assert len(names) == len(set(names))
+    for rule in RULES:
+        fields: Any = TrainSettings.model_fields
+        for step in filter(None, rule.setting.split(".")):
+            assert step in fields, rule.setting
+            inner = fields[step].annotation
+            inner = inner if isinstance(inner, type) else inner.__args__[0]
+            fields = getattr(inner, "model_fields", {})
+        assert rule.note or rule.setting or rule.effect is Effect.FIXED, rule.name
+    lines = format_table().splitlines()
+    assert len(lines) == len(RULES) + 2
+    assert all(line.startswith("| ") and line.endswith(" |") for line in (lines[0], *lines[2:]))
+
+
+def test_complete_command_is_translated() -> None:
+    translation = translate(
+        read_command(["python3", "-m", "verl.trainer.main_ppo", *MINIMAL, "data.train_batch_size=512"])
+    )
+    assert translation.settings["prompts"] == 512

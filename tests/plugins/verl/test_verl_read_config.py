@@ -1,0 +1,291 @@
+"""Tests reading verl's YAML files, scripts and commands, errors with their lines, and the command `translate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.errors import ConfigError
+from mtrl_plugins.verl.read_config import read_command, read_keys
+from mtrl_plugins.verl.translate import Translation, translate
+from tests.conftest import Write
+from tests.trainer.cli_data import RunCommand
+from trainer.cli.run_file import load_settings
+from trainer.train.settings import TrainSettings
+
+
+def translate_words(*words: str) -> Translation:
+    return translate(read_command(words))
+
+
+CONFIG = """
+hydra:
+  searchpath:
+    - file://verl/trainer/config
+
+defaults:
+  - ppo_trainer
+  - _self_
+
+data:
+  max_prompt_length: 1024
+  max_response_length: 1024
+  train_batch_size: 256
+  return_raw_chat: True
+
+actor_rollout_ref:
+  hybrid_engine: True
+  rollout:
+    name: sglang
+    multi_turn:
+      enable: True
+      max_user_turns: 5
+"""
+SCRIPT = r"""
+# run on 8xH100
+set -x
+PROJECT_DIR="$(pwd)"
+CONFIG_PATH="$PROJECT_DIR/config"
+BATCH=${BATCH:-512}
+function now() {
+    date '+%d-%H-%M'
+}
+EXPERIMENT_NAME="baseline_$(now)"
+
+python3 -m verl.trainer.main_ppo \
+    --config-path="$CONFIG_PATH" \
+    --config-name='grpo_w_interaction' \
+    algorithm.adv_estimator=grpo \
+    data.train_batch_size=$BATCH \
+    data.max_response_length=$((1024 * 3)) \
+    data.return_raw_chat=True \
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct \
+    +actor_rollout_ref.model.enable_activation_offload=True \
+    actor_rollout_ref.actor.ppo_mini_batch_size=$BATCH \
+    actor_rollout_ref.rollout.n=8 \
+    actor_rollout_ref.rollout.multi_turn.interaction_config_path="$PROJECT_DIR/interaction.yaml" \
+    trainer.logger='["console","wandb"]' \
+    trainer.experiment_name=$EXPERIMENT_NAME \
+    data.train_files=$HOME/train.parquet \
+    trainer.total_training_steps=20 $@ 2>&1 | tee run.log
+"""
+
+
+def test_script_is_read_with_variables_arithmetic_and_config(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("run.sh", SCRIPT)
+    settings: Any = translate_words("run.sh").settings
+    assert (settings["prompts"], settings["n"], settings["steps"]) == (512, 8, 20)
+    assert settings["limits"]["rollout_tokens"] == 1024 + 3072
+    assert settings["limits"]["user_turns"] == 5
+    assert settings["tools"] == [str(tmp_path / "interaction.yaml")]
+    assert settings["data"] == "/home/me/train.parquet"
+    assert settings["report"] == ["wandb"]
+    monkeypatch.setenv("BATCH", "64")
+    assert translate_words("run.sh", "data.seed=3").settings["prompts"] == 64
+
+
+def test_doubled_backslashes_at_line_ends_are_accepted(write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("run.sh", SCRIPT.replace("\\\n", "\\\\\n"))
+    assert translate_words("run.sh").settings["n"] == 8
+
+
+def test_words_of_arrays_keep_their_lines(write: Write) -> None:
+    write(
+        "run.sh",
+        r"""
+        DATA=(
+            data.train_files="['a.parquet','b.parquet']"
+            data.train_batch_size=${BATCH:-"${OTHER:-64}"}  # prompts
+        )
+        MODEL=(actor_rollout_ref.model.path=some/model actor_rollout_ref.actor.ppo_mini_batch_size=64)
+        python3 -m verl.trainer.main_ppo \
+            "${DATA[@]}" \
+            "${MODEL[@]}" \
+            algorithm.adv_estimator=grpo trainer.total_training_steps=3 "$@"
+        """,
+    )
+    translation = translate_words("run.sh")
+    assert (translation.settings["data"], translation.settings["prompts"]) == ("a.parquet, b.parquet", 64)
+    assert {one.key: one.place for one in translation.keys}["data.train_batch_size"] == "run.sh:4"
+
+
+def test_config_with_defaults_references_and_overrides(write: Write) -> None:
+    write("base.yaml", CONFIG)
+    write(
+        "mine.yaml",
+        """
+        defaults: [base, _self_]
+        data:
+          train_files: ${oc.env:ROWS,rows.parquet}
+          val_files: ${data.train_files}
+          max_response_length: 2048
+        actor_rollout_ref:
+          model: {path: some/model}
+          rollout: {multi_turn: {tool_config_path: t.yaml}}
+        critic: {model: {path: "${actor_rollout_ref.model.path}"}}
+        algorithm: {adv_estimator: grpo}
+        trainer: {total_training_steps: 5}
+        """,
+    )
+    settings: Any = translate(read_keys(Path("mine.yaml"), ["data.train_batch_size=512"])).settings
+    assert settings["prompts"] == 512
+    assert settings["limits"]["rollout_tokens"] == 1024 + 2048
+    assert settings["data"] == settings["evaluation"]["data"] == "rows.parquet"
+
+
+def test_complete_config_with_old_spellings_and_relative_references(
+    write: Write,
+) -> None:
+    write(
+        "mine.yaml",
+        """
+        actor_rollout_ref:
+          actor:
+            optim: {lr: 1.0e-6, lr_scheduler_type: cosine, warmup_style: null, zero_indexed_step: true}
+            checkpoint: {save_contents: [model], load_contents: "${.save_contents}"}
+            ppo_micro_batch_size_per_gpu: ${oc.select:.ppo_micro_batch_size,null}
+            ppo_mini_batch_size: ${...data.train_batch_size}
+            qat: {enable: false, mode: w4a16}
+          model: {path: some/model, mtp: {enable: false, method: mtp}}
+        reward_model: {enable: null, reward_manager: null}
+        reward:
+          reward_model: {enable: false, model_path: "${oc.select:nobody.said}"}
+          reward_manager: {source: register, name: naive, module: {path: null, name: mine}}
+          custom_reward_function: {path: r.py, name: compute_score}
+        data: {train_files: a.parquet, train_batch_size: 64}
+        algorithm: {adv_estimator: grpo}
+        trainer: {total_training_steps: 5}
+        """,
+    )
+    settings: Any = translate_words("mine.yaml").settings
+    assert settings["update"]["fall"] == "cosine" and settings["update"]["minibatches"] == 1
+    assert settings["reward"]["components"]["custom"]["args"] == {"path": "r.py", "name": "compute_score"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data:\n  truncation: left\n", "mine.yaml:2: data.truncation: a truncated prompt"),
+        ("data:\n  train_batch_size: 8\n  train_batch_size: 9\n", "mine.yaml: line 3, column 3: duplicate key"),
+        ("data: [\n", "mine.yaml: line 2, column 1: is not valid YAML"),
+        ("data:\n  seed: ${data.sede}\n", "mine.yaml:2: data.seed: ${data.sede} refers to an unknown key or variable"),
+        ("data:\n  seed: ${data.seed}\n", "mine.yaml:2: data.seed: ${data.seed} refers to itself"),
+        ("defaults: [nowhere]\ndata: {seed: 1}\n", "mine.yaml:1: defaults: 'nowhere' is not in the file's folder"),
+        ("- data\n", "mine.yaml: is not a mapping"),
+    ],
+)
+def test_error_in_yaml_is_reported_with_its_line(text: str, expected: str, write: Write) -> None:
+    write("mine.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        translate_words("mine.yaml")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            ("train_batch_size=$BATCH", "train_batch_size=$(nproc)"),
+            "run.sh:16: data.train_batch_size: only a shell can evaluate",
+        ),
+        (("=$BATCH", "=$NOWHERE"), "run.sh:16: data.train_batch_size: '' is not an integer"),
+        (("grpo_w_interaction", "elsewhere"), "run.sh:14: --config-name: there is no file"),
+        (("data.return_raw_chat=True", "data.return_raw_chat='True"), "bash stopped: unexpected EOF while looking"),
+        (("main_ppo", "main_generation"), "run.sh: has neither `python3 -m verl.trainer.main_ppo`"),
+        (("data.return_raw_chat", "data.truncation=left data.x"), "run.sh:18: data.x: unknown key"),
+    ],
+)
+def test_error_in_script_is_reported_with_its_line(change: tuple[str, str], expected: str, write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("run.sh", SCRIPT.replace(*change))
+    with pytest.raises(ConfigError) as caught:
+        translate_words("run.sh")
+    assert expected in str(caught.value)
+
+
+def test_script_writes_nothing_while_it_is_read(write: Write, tmp_path: Path) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("run.sh", SCRIPT.replace("set -x", "touch ran-1\nX=$(touch ran-2)\necho > ran-3"))
+    assert translate_words("run.sh").settings["n"] == 8
+    assert not list(tmp_path.glob("ran-*"))
+
+
+def test_epochs_are_computed_from_local_rows(write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("rows.jsonl", '{"prompt": "?", "data_source": "openai/gsm8k"}\n' * 21)
+    words = ["data.train_files=rows.jsonl", "~trainer.total_training_steps", "trainer.total_epochs=3"]
+    words += ["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "data.val_files=rows.jsonl"]
+    settings: Any = translate_words(str(write("run.sh", SCRIPT)), *words).settings
+    assert settings["steps"] == 3 * (21 // 4)
+    assert settings["evaluation"]["rows"] == 21
+
+
+def test_unknown_data_source_is_refused_when_translating(write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("rows.jsonl", '{"prompt": "?", "data_source": "openai/gsm8k"}\n{"prompt": "?", "data_source": "mine"}\n')
+    with pytest.raises(ConfigError, match=r"the rows have the data source 'mine'.*\n.*custom_reward_function"):
+        translate_words(str(write("run.sh", SCRIPT)), "data.train_files=rows.jsonl")
+
+
+def test_translate_writes_run_file_and_reports_each_key(run: RunCommand, write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("run.sh", SCRIPT)
+    expected = run("translate", "run.sh", "data.seed=5", "--out", "runs/mine.yaml").output
+    assert "data.seed -> seed: 5 (the command line)" in expected
+    assert "data.max_response_length -> limits.turn_tokens: 3072 (run.sh:17)" in expected
+    assert "written to runs/mine.yaml" in expected
+    assert yaml.safe_load(Path("runs/mine.yaml").read_text())["seed"] == 5
+    read = load_settings(TrainSettings, Path("runs/mine.yaml"), {})
+    assert read == TrainSettings.model_validate(translate_words("run.sh", "data.seed=5").settings), (
+        "`--config` reads it as it is"
+    )
+    second = run("translate", "run.sh", "--out", "runs/mine.yaml", code=2).output
+    assert "runs/mine.yaml: --out: already exists" in second
+
+
+def test_translate_accepts_complete_command(run: RunCommand, write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    words = ("python3", "-m", "verl.trainer.main_ppo", "--config-path=config", "--config-name=grpo_w_interaction")
+    keys = ("actor_rollout_ref.model.path=m", "data.train_files=org/d", "algorithm.adv_estimator=grpo")
+    expected = run("translate", *words, *keys, "trainer.total_training_steps=3").output
+    assert "steps: 3  # trainer.total_training_steps" in expected
+    assert "prompts: 256  # data.train_batch_size" in expected
+
+
+def test_translate_fails_with_places_and_exit_code(run: RunCommand, write: Write) -> None:
+    write("bad.yaml", "data:\n  truncation: left\n")
+    expected = run("translate", "bad.yaml", code=2).output
+    assert "bad.yaml:2: data.truncation" in expected
+    assert "there is no input" in run("translate", code=2).output
+    assert "| `data.train_batch_size` | `prompts` |" in run("translate", "--table").output
+
+
+def test_verl_keys_are_accepted_beside_options(run: RunCommand, write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("run.sh", SCRIPT)
+    expected = run("--out", "runs/a=b", "--verl-config", "run.sh", "data.truncation=left", "--dry-run", code=2).output
+    assert "the command line: data.truncation: a truncated prompt" in expected
+    assert "cannot be combined with --config, --resume" in run("--verl-config", "run.sh", "--resume", code=2).output
+    assert "No such command" in run("data.seed=1", code=2).output
+
+
+def test_no_shell_refuses_what_only_bash_understands(run: RunCommand, write: Write) -> None:
+    write("config/grpo_w_interaction.yaml", CONFIG)
+    write("run.sh", SCRIPT)
+    assert "bash runs run.sh without files, network and programs" in run("translate", "run.sh").output
+    for command in (["translate", "run.sh", "--no-shell"], ["--verl-config", "run.sh", "--no-shell", "--dry-run"]):
+        output = run(*command, code=2).output
+        assert "run.sh:7: `function` is not understood without bash" in output and "bash runs" not in output
+    write("simple.sh", SCRIPT.replace("function now() {\n    date '+%d-%H-%M'\n}\n", ""))
+    assert (
+        "data.max_response_length -> limits.turn_tokens: 3072 (simple.sh:"
+        in run("translate", "simple.sh", "--no-shell").output
+    )

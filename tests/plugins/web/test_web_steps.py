@@ -1,0 +1,202 @@
+"""Tests what the web UI says of steps and of tools by step: digests, their sums, times of calls, and their limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import fsum, inf, nan
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.settings import Settings
+from gateway.types import Outcome, ToolCall
+from mtrl_plugins.web import step_digest
+from mtrl_plugins.web.app import serve_in_thread
+from mtrl_plugins.web.export import export_runs
+from mtrl_plugins.web.runs import ViewedRun, name_runs
+from tests.browser.sample_run import HOSTILE, write_sample_run
+from tests.plugins.web.test_web_api import get_error, get_json, get_rows, index_run
+from tests.plugins.web.test_web_export import read_export
+from tests.trainer.sample_rollouts import policy, text_to_ids
+from trainer.ledger import Author, Entry, Ledger
+from trainer.rollout.rollout import Rollout, StopReason
+from trainer.storage.rollout_file import RolloutWriter
+
+STEPS = 8
+Digest = Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def sample_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sample_run(tmp_path_factory.mktemp("runs") / "over", steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def url(sample_run: Path) -> Iterator[str]:
+    with serve_in_thread([index_run(run) for run in name_runs([sample_run])], Settings(port=0)) as url:
+        yield url.removesuffix("ui/") + "v1/runs/over"
+
+
+def write_run(folder: Path, rollouts: Sequence[Rollout]) -> ViewedRun:
+    folder.mkdir(exist_ok=True)
+    with RolloutWriter(folder) as writer:
+        for rollout in rollouts:
+            writer.add(rollout)
+    return index_run(name_runs([folder])[0])
+
+
+def make_rollout(step: int, *entries: Entry, source: str = "tasks.jsonl:3", **more: Any) -> Rollout:
+    turn = policy("a", *(ToolCall("c1", entry.source) for entry in entries))
+    ledger = Ledger((Entry(Author.TASK, text_to_ids("q"), source=source), turn, *entries))
+    defaults: dict[str, Any] = {"stop": StopReason.DONE, "group": f"{step}-0-0"}
+    return Rollout("one", ledger, **(defaults | more))
+
+
+def tool_entry(name: str, elapsed_s: Any, outcome: Outcome = Outcome.OK) -> Entry:
+    info = {"tools": [{"name": name, "outcome": str(outcome), "elapsed_s": elapsed_s}]}
+    return Entry(Author.TOOL, text_to_ids("!"), outcomes=(outcome,), source=name, info=info)
+
+
+def test_digest_of_a_step_agrees_with_its_rows(url: str) -> None:
+    digests = get_json(f"{url}/steps?step=2-3")
+    assert [digest["step"] for digest in digests] == [2, 3]
+    for digest in digests:
+        rows = get_rows(url, step=digest["step"], limit=500)["rows"]
+        scored = [row for row in rows if row["reward"] is not None]
+        assert (digest["rollouts"], digest["scored"]) == (len(rows), len(scored))
+        for measure in ("reward", "success"):
+            assert digest[measure] == pytest.approx(fmean(row[measure] for row in scored))
+        assert digest["tokens"] == pytest.approx(fmean(row["tokens"] for row in rows))
+        for property in ("kind", "source", "stop"):
+            for name, value in digest["values"][property].items():
+                having = [row for row in rows if row[property] == name]
+                worst = min(having, key=lambda row: (row["reward"] is not None, row["reward"] or 0))
+                assert (value["rollouts"], value["place"]) == (len(having), worst["place"])
+        for property, column in (("tool", "tools"), ("outcome", "outcomes")):
+            counted = {name: value["rollouts"] for name, value in digest["values"][property].items()}
+            assert counted == {name: sum(name in row[column] for row in rows) for name in counted} and counted
+    assert digests[0]["values"]["stop"]["tool_failed"]["reward"] is None
+    assert digests[0]["values"]["blame"]["tool"]["rollouts"] == 1
+
+
+def test_tools_are_counted_by_step_and_in_all(url: str) -> None:
+    found = get_json(f"{url}/tools")
+    assert (found["first"], found["last"], [*found["tools"]]) == (1, STEPS, ["draw_bars", "look_up"])
+    for name, tool in found["tools"].items():
+        assert [digest["step"] for digest in tool["steps"]] == [*range(1, STEPS + 1)]
+        assert tool["calls"] == sum(digest["calls"] for digest in tool["steps"]) == tool["outcomes"]["ok"]
+        assert name in get_json(f"{url}/rollouts/{tool['slowest']}")["row"]["tools"]
+    assert found["tools"]["draw_bars"]["times"] == {"p50": 0.31, "p95": 0.31, "max": 0.31}
+    some = get_json(f"{url}/tools?step=3-4")
+    assert (some["first"], some["last"]) == (3, 4) and some["tools"]["look_up"]["calls"] == 32
+    assert [digest["step"] for digest in some["tools"]["look_up"]["steps"]] == [3, 4]
+
+
+def test_steps_without_rollouts_are_left_out(url: str) -> None:
+    assert get_json(f"{url}/steps?step=7-900")[-1]["step"] == STEPS
+    assert get_json(f"{url}/steps?step=900") == get_json(f"{url}/steps?step=4-3") == []
+    assert get_json(f"{url}/tools?step=900") == {"first": None, "last": None, "tools": {}}
+
+
+@pytest.mark.parametrize("view", ["steps", "tools"])
+@pytest.mark.parametrize("step", ["x", "1-x", "-1", f"0-{10**30}", "1;drop", "1-2-3"])
+def test_steps_that_are_no_range_are_refused_with_message(url: str, view: str, step: str) -> None:
+    code, message = get_error(f"{url}/{view}?step={step}")
+    assert code == 422 and "step" in message
+
+
+def test_only_the_last_steps_of_a_long_range_are_digested(sample_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_digest, "MAX_STEPS", 3)
+    run = index_run(name_runs([sample_run])[0])
+    assert [digest["step"] for digest in run.steps()] == [6, 7, 8]
+    assert (run.tools(0, 5)["first"], run.tools(0, 5)["last"]) == (3, 5)
+    run.close()
+
+
+def test_rollouts_are_filtered_and_searched_by_source(url: str) -> None:
+    assert get_json(f"{url}/choices")["source"] == {"cities.jsonl": 16 * STEPS}
+    assert get_rows(url, source="cities.jsonl")["total"] == get_rows(url, q="cities.jsonl")["total"] == 16 * STEPS
+    assert get_rows(url, source="cities")["total"] == 0
+
+
+def test_export_has_the_digests_of_the_server(sample_run: Path, url: str, tmp_path: Path) -> None:
+    export_runs(name_runs([sample_run]), tmp_path / "e.html")
+    found = read_export(tmp_path / "e.html")
+    assert (found["steps"], found["tools"]) == (get_json(f"{url}/steps"), get_json(f"{url}/tools"))
+
+
+def test_times_of_calls_are_those_that_were_measured(tmp_path: Path) -> None:
+    times = [*range(1, 21), -1.0, nan, inf, "soon", None]
+    rollouts = [make_rollout(1, tool_entry("look_up", time), index=index) for index, time in enumerate(times)]
+    run = write_run(tmp_path / "run", [*rollouts, make_rollout(1, tool_entry("never", None, Outcome.TIMEOUT))])
+    tools = run.tools()["tools"]
+    assert tools["look_up"]["calls"] == 25 and tools["look_up"]["slowest"] == 19
+    assert tools["look_up"]["times"] == {"p50": 10, "p95": 19, "max": 20}
+    never = tools["never"]
+    assert (never["times"], never["slowest"], never["outcomes"]) == ({}, None, {"timeout": 1})
+    run.close()
+
+
+def test_hostile_names_are_values_and_bounded(tmp_path: Path) -> None:
+    injection = "x'; DROP TABLE rollouts; --"
+    rollouts = [
+        make_rollout(step, tool_entry(name, 1), kind=name, source=f"{name}:1")
+        for step, name in ((1, HOSTILE), (1, injection), (2, "long" * 10_000))
+    ]
+    run = write_run(tmp_path / "run", rollouts)
+    first, second = run.steps()
+    for property in ("kind", "source", "tool"):
+        assert {*first["values"][property]} == {HOSTILE, injection}
+    assert {*run.tools(1, 1)["tools"]} == {HOSTILE, injection}
+    assert len(json.dumps(second["values"]["kind"])) + len(json.dumps(second["tools"])) < 1000
+    run.close()
+
+
+NAMES = st.sampled_from(["near", "far", "hard", ""])
+ROLLOUTS = st.builds(
+    lambda step, kind, source, stop, reward: replace(
+        make_rollout(step, source=source, kind=kind, stop=stop),
+        rewards={} if reward is None or stop.is_infrastructure else {"right": reward},
+    ),
+    st.integers(1, 2), NAMES, NAMES, st.sampled_from(StopReason), st.none() | st.floats(-9, 9),
+)  # fmt: skip
+
+
+def mean_parts(digest: Digest, property: str, origin: float) -> dict[str | None, float]:
+    """By value: its part of the distance of the step's mean reward from `origin`; None for what is not listed."""
+    values, scored = digest["values"][property], digest["scored"]
+    parts: dict[str | None, float] = {
+        name: value["scored"] / scored * (value["reward"] - origin) for name, value in values.items() if value["scored"]
+    }
+    rest = scored - sum(value["scored"] for value in values.values())
+    listed = fsum((value["reward"] or 0.0) * value["scored"] for value in values.values())
+    assert 0 <= rest <= digest["rollouts"] - sum(value["rollouts"] for value in values.values())
+    if rest:
+        parts[None] = (digest["reward"] * scored - listed - origin * rest) / scored
+    return parts
+
+
+@given(st.lists(ROLLOUTS, min_size=2, max_size=9), st.sampled_from([1, 2, 50]))
+def test_parts_of_the_rewards_change_add_up_to_the_whole(rollouts: list[Rollout], most: int) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_digest, "MAX_VALUES", most)
+        run = write_run(Path(folder) / "run", rollouts)
+        digests = run.steps()
+        run.close()
+    for step in digests:
+        rewards = [rollout.reward for rollout in rollouts if rollout.group == f"{step['step']}-0-0"]
+        assert (step["rollouts"], step["scored"]) == (len(rewards), sum(reward is not None for reward in rewards))
+    if len(digests) < 2 or None in (digests[0]["reward"], digests[1]["reward"]):
+        return
+    before, after = digests
+    for property in ("kind", "source", "stop"):
+        moved = fsum(mean_parts(after, property, before["reward"]).values())
+        assert fsum(mean_parts(before, property, before["reward"]).values()) == pytest.approx(0, abs=1e-9)
+        assert moved == pytest.approx(after["reward"] - before["reward"], abs=1e-9)

@@ -1,1 +1,0 @@
-"""Renders the files that run a job on a cluster: an sbatch script, Kubernetes manifests, or a KubeRay manifest."""

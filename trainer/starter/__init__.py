@@ -1,1 +1,0 @@
-"""The folder that `mtrl-train init` writes: a job with tool, server, reward, interaction, tasks and tests."""

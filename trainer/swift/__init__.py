@@ -1,1 +1,0 @@
-"""Runs plug-in files written for ms-swift's multi-turn GRPO: schedulers, gym environments and reward functions."""

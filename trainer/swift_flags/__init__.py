@@ -1,1 +1,0 @@
-"""Translates ms-swift's command-line flags to run files, and rejects what cannot be translated."""

@@ -1,1 +1,0 @@
-"""Makes verifiable tasks from an MCP server whose state can be reset: `mtrl-train make-tasks`."""

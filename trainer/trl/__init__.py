@@ -1,1 +1,0 @@
-"""TRL's GRPOTrainer: its arguments, and the tools, environments and reward functions that are written for it."""

@@ -1,1 +1,0 @@
-"""Rollout workers: processes that play rollouts for the training process, which keeps the engine and admission."""
