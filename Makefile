@@ -19,7 +19,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Modules are compiled once, not by each of the thousand processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox bench-memory moves images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
+.PHONY: help install installs train test test-quick check docs format serve peers packages screenshots atlas bench bench-trainer conformance bars bars-second bars-sight bars-agent ablations sglang test-sglang environments test-environments ray test-ray agents test-agents kills soak bench-routing bench-gpu bench-agents bench-sandbox bench-memory moves size mutants images bench-publish kills-scale bench-scale bars-mcp-tasks bench-made-tasks clean
 .DEFAULT_GOAL := help
 
 help:          ## Show these targets
@@ -47,6 +47,7 @@ test: install packages peers  ## Lint, types, all tests, coverage
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include 'gateway/*' --fail-under 90 --format total
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 90 --format total
+	$(BIN)/coverage report --include 'mtrl_plugins/*' --fail-under 90 --format total
 
 test-quick: check  ## Lint, types and the tests that take little time; says what failed at once
 	$(BIN)/python -m pytest --quick $(PARALLEL) --maxfail 20
@@ -169,6 +170,12 @@ bench-gpu: install sglang  ## All GPU measurements; without a GPU, a small run o
 
 bench-trainer: install  ## Measure a GRPO step beside TRL's
 	$(BIN)/python bench/trainer.py
+
+size:          ## Lines and files of each room, beside the budgets
+	$(PYTHON) bench/size.py
+
+mutants: install  ## Which tests the module FILE needs: changes of it that no test notices, tests that notice nothing new
+	$(BIN)/python bench/mutants.py $(FILE) $(TESTS)
 
 moves: install  ## Read and translate all scripts of SCRIPTS=FOLDER, and compare them with bash
 	$(BIN)/python bench/moves.py $(SCRIPTS)

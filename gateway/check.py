@@ -36,6 +36,8 @@ COPY_REMEDY = "use a folder whose files have one owner, and Linux 5.19 or newer,
 SHARE_REMEDY = "put the state and TMPDIR on one file system that shares blocks, such as XFS or Btrfs, as a folder"
 MARKS: dict[Grade, tuple[str, str]] = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "wrong": ("FAIL", "red")}
 
+OWN_PACKAGES = ("gateway", "mtrl_plugins", "trainer")
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -78,15 +80,17 @@ def _check_native_tools(gateway: Gateway) -> Iterator[Finding]:
 
 
 def _check_stand_ins(plan: Plan) -> Iterator[Finding]:
-    """Tells which classes of verl are mtrl's own in their place; names that would differ are refused when loading."""
+    """Tells which classes of other packages are mtrl's own in their place; names that differ are refused when loading."""
     named = [
         entry.class_name for entry in (*plan.config.tools, *plan.config.interactions) if hasattr(entry, "class_name")
     ]
     for offer in (offer for server in plan.config.servers.values() for offer in server.offers):
         named += [hook for hook in (*offer.parse_tools.values(), offer.hook_for("")) if hook]
-    for name in dict.fromkeys(name for name in named if name.startswith("verl.")):
-        if load_object(name).__module__.startswith("gateway."):
-            yield Finding("ok", f"{name}: mtrl's own class in its place, with the same results (verl is not installed)")
+    for name in dict.fromkeys(name for name in named if name.partition(".")[0] not in OWN_PACKAGES):
+        if load_object(name).__module__.partition(".")[0] in OWN_PACKAGES:
+            package = name.partition(".")[0]
+            about = f"mtrl's own class in its place, with the same results ({package} is not installed)"
+            yield Finding("ok", f"{name}: {about}")
 
 
 def _check_servers(plan: Plan, gateway: Gateway) -> Iterator[Finding]:

@@ -1,0 +1,1 @@
+"""Rolls dice: a tool, tasks that need it, and a command."""
