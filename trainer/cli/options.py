@@ -15,7 +15,6 @@ JOBS_FOLDER = Path(__file__).parents[1] / "jobs"
 """Run files that come with the package."""
 JOB_NAMES = ", ".join(sorted(file.stem for file in JOBS_FOLDER.glob("*.yaml")))
 VERL_OPTION, SWIFT_OPTION = "--verl-config", "--swift"
-NO_SHELL_HELP = "Read scripts of verl and ms-swift without bash, and refuse what only bash understands"
 VERL_KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.DOTALL)
 
 

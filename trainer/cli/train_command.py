@@ -15,7 +15,7 @@ import typer
 from gateway.errors import ConfigError
 from gateway.version import print_version
 from trainer.cli.errors import report_errors
-from trainer.cli.options import NO_SHELL_HELP, RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
+from trainer.cli.options import RUN_PANEL, SWIFT_OPTION, VERL_OPTION, RunFolder, app
 from trainer.cli.rank import follow_and_exit, is_other_rank, keep_exit_code
 from trainer.cli.ray_job import check_ray_options, run_settings_on_ray
 from trainer.cli.read_commands import serve_while_training
@@ -59,7 +59,6 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 Swift = Annotated[
     str | None, model_option("A script for ms-swift, or its command in quotes", "FILE|COMMAND", SWIFT_OPTION)
 ]
-NoShell = Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP, rich_help_panel="Model, data and tools")]
 
 
 def _log_to_stderr(level: int) -> None:
@@ -77,7 +76,6 @@ def train(
     config: Annotated[str | None, model_option("YAML with all settings, or the name of a job", "FILE|JOB")] = None,
     verl: Annotated[Path | None, model_option("YAML or a script for verl", "FILE [KEY=VALUE]...", VERL_OPTION)] = None,
     swift: Swift = None,
-    no_shell: NoShell = False,
     engine: Annotated[str | None, run_option("Inference engine. Default: auto", "auto|torch|sglang|URL")] = None,
     mode: Annotated[str | None, run_option("How far rollouts run ahead. Default: synchronous", "MODE")] = None,
     steps: Annotated[int | None, run_option("Number of training steps", "N")] = None,
@@ -108,7 +106,7 @@ def train(
         "mode": mode, "out": out, "steps": steps, "seed": seed, "environment": environment,
     }  # fmt: skip
     values = (config, verl, swift, ranks, restarts, ray, ray_servers, *options.values())
-    is_set = (resume, auto_resume, dry_run, view, no_shell, *(value is not None for value in values))
+    is_set = (resume, auto_resume, dry_run, view, *(value is not None for value in values))
     if context.invoked_subcommand is not None:
         return _refuse_options(context.invoked_subcommand, has_options=any(is_set))
     sources = {"config": config, VERL_OPTION: verl, SWIFT_OPTION: swift}
@@ -117,7 +115,7 @@ def train(
         resume = resume or (auto_resume and has_run_to_resume(out))
         changes = {"ranks": ranks if ray is None else None, "restarts": restarts}
         words = context.obj or []
-        load = partial(_load_settings, options, sources, words, changes, resume=resume, use_bash=not no_shell)
+        load = partial(_load_settings, options, sources, words, changes, resume=resume)
         if ray is not None and not dry_run:
             run_settings_on_ray(*load(), options | {"config": config}, (ray, ranks, ray_servers), resume=resume)
         elif is_other_rank() and not dry_run:
@@ -150,7 +148,6 @@ def _load_settings(
     changes: dict[str, int | None],
     *,
     resume: bool,
-    use_bash: bool,
 ) -> tuple[TrainSettings, str]:
     """The run's settings and name, from a run file, or a file for verl or ms-swift; `changes` are those of ranks."""
     config, verl, swift = sources["config"], sources[VERL_OPTION], sources[SWIFT_OPTION]
@@ -159,10 +156,10 @@ def _load_settings(
         problem = "cannot be combined with --config, --resume or the other one"
         raise ConfigError(problem, field=named[0], remedy="write one of them")
     if verl is not None:
-        settings, name = _translate_settings(options, [str(verl), *words], verl.stem, use_bash=use_bash)
+        settings, name = _translate_settings(options, [str(verl), *words], verl.stem)
     elif swift is not None:
         stem = Path(swift).stem if Path(swift).is_file() else "swift"
-        settings, name = _translate_settings(options, _split_command(swift), stem, use_bash=use_bash)
+        settings, name = _translate_settings(options, _split_command(swift), stem)
     else:
         settings, name = _load_run_settings(options, config, resume=resume)
     distributed = settings.distributed.model_copy(update={name: n for name, n in changes.items() if n is not None})
@@ -264,16 +261,14 @@ def _use_demo_tools(settings: TrainSettings) -> TrainSettings:
     return settings.model_copy(update={"tools": DEMO}) if missing and settings.data == DEMO else settings
 
 
-def _translate_settings(
-    options: dict[str, Any], words: list[str], name: str, *, use_bash: bool
-) -> tuple[TrainSettings, str]:
+def _translate_settings(options: dict[str, Any], words: list[str], name: str) -> tuple[TrainSettings, str]:
     """Settings translated from verl or ms-swift, overridden by mtrl's own options."""
     from trainer.cli.run_file import load_settings
     from trainer.cli.translate_command import translate_to_settings
     from trainer.train.settings import TrainSettings
 
     typed = {name: value for name, value in options.items() if value is not None}
-    return load_settings(TrainSettings, None, translate_to_settings(words, use_bash=use_bash) | typed), name
+    return load_settings(TrainSettings, None, translate_to_settings(words) | typed), name
 
 
 def _split_command(text: str) -> list[str]:

@@ -11,10 +11,9 @@ import typer
 
 from gateway.errors import ConfigError
 from trainer.cli.errors import report_errors
-from trainer.cli.options import NO_SHELL_HELP, app
+from trainer.cli.options import app
 
 if TYPE_CHECKING:
-    from trainer.shell.script_reader import ScriptReader
     from trainer.verl.translate import Translation
 
 PASS_UNKNOWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": True}
@@ -30,14 +29,12 @@ def translate(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The run file. Default: standard output")
     ] = None,
-    no_shell: Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP)] = False,
     table: Annotated[
         bool, typer.Option("--table", help="Print all known keys of verl (or with `swift` ms-swift) as Markdown")
     ] = False,
 ) -> None:
     """Translate a configuration of verl or ms-swift to a run file, and report how each key was translated."""
     with report_errors():
-        from trainer.shell.script_reader import ScriptReader
         from trainer.swift_flags.table import SWIFT_TABLE
         from trainer.verl.table import VERL_TABLE
         from trainer.verl.translate import format_report, format_run_file, format_table
@@ -47,7 +44,7 @@ def translate(
             return
         if not words:
             raise ConfigError("there is no input", field="translate", remedy="name a YAML file, a script, or a command")
-        translation = translate_command(words, ScriptReader(use_bash=not no_shell))
+        translation = translate_command(words)
         sys.stderr.write(format_report(translation) + "\n")
         if out is None:
             sys.stdout.write(format_run_file(translation))
@@ -78,7 +75,7 @@ def refuse_run_file(file: Path) -> None:
         raise ConfigError("is a run file of mtrl already; there is nothing to translate", file=file, remedy=remedy)
 
 
-def translate_command(words: list[str], reader: ScriptReader | None = None) -> Translation:
+def translate_command(words: list[str]) -> Translation:
     """Translates a configuration of verl or ms-swift, whichever the words are for."""
     from trainer.swift_flags import read_script as swift
     from trainer.swift_flags.table import SWIFT_TABLE
@@ -88,15 +85,14 @@ def translate_command(words: list[str], reader: ScriptReader | None = None) -> T
     if words:
         refuse_run_file(Path(words[0]))
     if swift.is_swift(words):
-        return translate_keys(swift.read_command(words, reader), SWIFT_TABLE)
-    return translate_keys(verl.read_command(words, reader))
+        return translate_keys(swift.read_command(words), SWIFT_TABLE)
+    return translate_keys(verl.read_command(words))
 
 
-def translate_to_settings(words: list[str], *, use_bash: bool = True) -> dict[str, Any]:
+def translate_to_settings(words: list[str]) -> dict[str, Any]:
     """The settings that a configuration of verl or ms-swift translates to; prints the report."""
-    from trainer.shell.script_reader import ScriptReader
     from trainer.verl.translate import format_report
 
-    translation = translate_command(words, ScriptReader(use_bash=use_bash))
+    translation = translate_command(words)
     sys.stderr.write(format_report(translation) + "\n\n")
     return dict(translation.settings)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.trainer.shell.confinements import CONFINEMENTS
+from tests.trainer.shell.confinements import WORKING
 from trainer.shell import confine
 from trainer.shell.script_reader import ScriptReader
 from trainer.shell.word import Launch
@@ -17,7 +17,7 @@ from trainer.verl.read_config import is_training
 ReadScript = Callable[..., list[Launch]]
 
 
-@pytest.fixture(params=CONFINEMENTS, ids=lambda start: getattr(start, "__name__", "without_bash"))
+@pytest.fixture(params=WORKING, ids=lambda start: start.__name__)
 def read_script(request: pytest.FixtureRequest, write: Write, monkeypatch: pytest.MonkeyPatch) -> ReadScript:
     """Reads the training commands of a script's text."""
     monkeypatch.setattr(confine, "confinement", lambda: request.param)
