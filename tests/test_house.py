@@ -101,7 +101,7 @@ TRAINER_IMPORTS = {
     "mcp": (),
     "starlette": ("web/", "agents/"),
     "uvicorn": ("web/", "agents/"),
-    "tensorboard": (),
+    "tensorboard": ("train/reporters.py",),
     "tokenizers": ("demo/", "web/"),
     "yaml": ("cluster/",),
     "ray": (),  # looked up by name where it is installed: it has an environment of its own in tests
