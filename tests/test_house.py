@@ -103,6 +103,7 @@ TRAINER_IMPORTS = {
     "uvicorn": ("web/", "agents/"),
     "tensorboard": ("train/reporters.py",),
     "tokenizers": ("demo/", "web/"),
+    "websockets": ("environments/",),
     "yaml": ("cluster/",),
     "ray": (),  # looked up by name where it is installed: it has an environment of its own in tests
 }
