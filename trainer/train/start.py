@@ -15,9 +15,8 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.connect_ranks import find_mesh
-from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, count_shards, open_ranks
+from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts, count_restarts
 from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
@@ -25,7 +24,6 @@ from trainer.policy import rng
 from trainer.policy.learning_rate import describe_rates, keep_rates
 from trainer.policy.memory_parts import MemoryPart
 from trainer.policy.memory_plan import plan_other_rank
-from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
 from trainer.storage.rollout_file import RolloutWriter, resume_hint
@@ -37,7 +35,7 @@ from trainer.train.checkpoint import Checkpoint
 from trainer.train.data_fingerprint import Fingerprint, fingerprint_tasks
 from trainer.train.evaluate import compare_run
 from trainer.train.job import Job, JobObjects, open_job
-from trainer.train.preflight import find_warnings, require_ready
+from trainer.train.preflight import find_warnings, plan_job, require_ready
 from trainer.train.reporters import Reporters, import_packages
 from trainer.train.run_folder import RunFolder, changed_settings, find_changed_data, use_start_model
 from trainer.train.settings import TrainSettings
@@ -128,7 +126,8 @@ async def _build_train_loop(
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
     ranks = count_ranks(settings.distributed)
-    placement = await to_thread.run_sync(_plan_placement, job, ranks)
+    placement = await to_thread.run_sync(plan_job, job)
+    placement.plan.require()
     kept = given.model_copy(update={"update": settings.update})
     dumped = kept.model_dump(mode="json")
     written = given.model_dump(mode="json")
@@ -200,16 +199,6 @@ def _write_run_info(
 ) -> None:
     mismatch = correct_mismatch(job.settings.algorithm, engine.capabilities).mismatch
     folder.write_run_info(kept, job.model, engine.capabilities.name, step, mismatch, data)
-
-
-def _plan_placement(job: Job, ranks: int) -> Placement:
-    """How trainer and engine share a GPU. Raises PolicyError if they do not fit."""
-    settings, distributed = job.settings, job.settings.distributed
-    shares_gpu = shares_gpu_with_server(settings, count_local_ranks(distributed))
-    shards = count_shards(distributed, job.model)
-    placement = plan_placement(settings, job.model, shares_gpu=shares_gpu, shards=shards, ranks=ranks)
-    placement.plan.require()
-    return placement
 
 
 def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:
