@@ -18,23 +18,26 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
 from gateway.user_code import Journal, read_journal
 from trainer.algorithms.settings import MismatchSettings
+from trainer.distributed.fingerprint import find_versions
 from trainer.rollout.settings import flatten_settings
 from trainer.storage.rollout_file import ROLLOUTS_FILE, RunError, resume_hint
 from trainer.storage.run_files import LOGS_FOLDER, RUN_INFO_FILE, read_run_info
 from trainer.storage.run_layout import RUN_NAMES
 from trainer.storage.token_credit import CREDITS_FILE, truncate_credits
 from trainer.train.checkpoint import Checkpoints
-from trainer.train.data_fingerprint import Fingerprint
 from trainer.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from trainer.train.data_fingerprint import Fingerprint
 
 TAPES = "tapes"
 RUNS = Path("runs")
@@ -56,7 +59,6 @@ CHANGEABLE_SETTINGS = frozenset(
     }
 )
 """Settings that may differ when a run is resumed, since they do not affect what a step trains."""
-VERSIONS = ("mtrl", "torch", "transformers", "mcp")
 GIT_S = 5.0
 
 
@@ -190,7 +192,7 @@ class RunFolder:
         siblings = [file.parent for file in self.path.absolute().parent.glob(f"*/{RUN_INFO_FILE}")]
         run_info = {
             "start": 1 + max(map(_start_number, siblings), default=0),
-            "versions": {name: _version(name) for name in VERSIONS} | {"python": platform.python_version()},
+            "versions": find_versions() | {"mcp": version("mcp")},
             "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
             "git": _describe_commit(Path.cwd()),
             "engine": engine,
@@ -308,10 +310,3 @@ def _run_git(folder: Path, *words: str) -> str:
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GIT_S, check=True, env=environment
     )
     return done.stdout.strip()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
