@@ -67,27 +67,26 @@ def main() -> None:
     """Prints a table of all scripts, and the sums."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    parser.add_argument("--no-shell", action="store_true", help="read the scripts without bash")
     parser.add_argument("--add", action="append", default=[], metavar="KEY=VALUE", help="added to every command")
     options = parser.parse_args()
     rows: list[Row] = []
     for folder in [folder.resolve() for folder in options.folders]:
-        rows += [print_row(row) for row in check_folder(folder, use_bash=not options.no_shell, added=options.add)]
+        rows += [print_row(row) for row in check_folder(folder, added=options.add)]
     print_sums(rows)
 
 
-def check_folder(folder: Path, *, use_bash: bool, added: Sequence[str]) -> Iterator[Row]:
+def check_folder(folder: Path, *, added: Sequence[str]) -> Iterator[Row]:
     """A row for every script that has a training command of either framework in its text."""
     os.chdir(folder)
     for file in sorted(Path().rglob("*.sh")):
         if any(name in file.read_text(errors="replace") for name in ("main_ppo", "main_dapo", "rlhf_type grpo")):
-            yield check_script(file, use_bash=use_bash, added=added)
+            yield check_script(file, added=added)
 
 
-def check_script(file: Path, *, use_bash: bool, added: Sequence[str]) -> Row:
+def check_script(file: Path, *, added: Sequence[str]) -> Row:
     """Compares a script's commands, and translates the first."""
     told: list[str] = []
-    reader = ScriptReader(use_bash, told.append)
+    reader = ScriptReader(told.append)
     is_swift = swift.is_swift([str(file)])
     wanted = (lambda words: swift.find_program(words) is not None) if is_swift else verl.is_training
     try:

@@ -80,7 +80,7 @@ def _check_native_tools(gateway: Gateway) -> Iterator[Finding]:
 
 
 def _check_stand_ins(plan: Plan) -> Iterator[Finding]:
-    """Tells which classes of other packages are mtrl's own in their place; names that differ are refused when loading."""
+    """Tells which classes of other packages are mtrl's own in their place; names that differ are refused."""
     named = [
         entry.class_name for entry in (*plan.config.tools, *plan.config.interactions) if hasattr(entry, "class_name")
     ]

@@ -75,6 +75,7 @@ TRAINER_IMPORTS = {
     "mcp": (),
     "starlette": (),
     "uvicorn": (),
+    "tensorboard": ("train/reporters.py",),
     "tokenizers": (),
     "yaml": (),
     "mtrl_plugins": (),
@@ -88,6 +89,7 @@ PLUGIN_IMPORTS = {
     "starlette": ("agents/", "sandboxes/", "web/"),
     "uvicorn": ("agents/", "sandboxes/", "web/"),
     "tokenizers": ("demo/", "web/"),
+    "websockets": ("environments/",),
     "yaml": ("cluster/",),
     "ray": (),  # looked up by name where it is installed: it has an environment of its own in tests
     "sglang": (),

@@ -34,8 +34,6 @@ RECORDED = {
     "gateway/mcp_client/auth/token_requests.py": "when a token expires, as other processes read it",
     "mtrl_plugins/agents/chat_dialect.py": "when an answer was created, as the interface has it",
     "mtrl_plugins/agents/responses_dialect.py": "when an answer was created, as the interface has it",
-    "trainer/train/origin.py": "when a run was started, for whom it is handed to",
-    "trainer/train/data_fingerprint.py": "when changed rows were accepted, in the run's note of it",
     "trainer/train/reporters.py": "the time of a point in TensorBoard, and the name of its file",
 }
 """The files that read it, and what for; a token that seems expired is only renewed.

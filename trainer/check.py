@@ -191,14 +191,11 @@ def describe_images(template: Template) -> str:
 
 
 def _check_memory(settings: RolloutSettings) -> Iterator[Finding]:
-    from trainer.distributed.lead import count_ranks, count_shards
     from trainer.policy.errors import PolicyError
     from trainer.policy.memory_plan import plan_memory
 
     try:
-        distributed = getattr(settings, "distributed", None)  # Rollouts alone have no ranks.
-        shards, ranks = (count_shards(distributed, settings.model), count_ranks(distributed)) if distributed else (1, 1)
-        planned = plan_memory(settings, settings.model, shards=shards, ranks=ranks)
+        planned = plan_memory(settings, settings.model)
     except PolicyError as error:
         yield Finding("wrong", error.problem, error.remedy)
         return

@@ -1,28 +1,31 @@
-"""Episodes of an OpenEnv server, which keeps an environment for each WebSocket. Nothing needs to be installed here."""
+"""Episodes of an OpenEnv server, which keeps an environment for each WebSocket."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, cast
 from urllib.request import ProxyHandler, Request, build_opener
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskGroup
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, format_error
 from gateway.types import Text
 from mtrl_plugins.environments.episodes import Episode, EpisodeAnswer, cut_text, read_reward
 from mtrl_plugins.environments.host_process import EnvironmentFailed
 from mtrl_plugins.environments.openenv_tools import CallRefused, read_call, read_tools
 from mtrl_plugins.environments.settings import OpenEnvSettings
-from mtrl_plugins.environments.websocket import WebSocket, WebSocketError
 
 CONNECT_S = 10.0
+CLOSE_S = 2.0
+"""How long the last messages of an episode may take."""
+MAX_MESSAGE_BYTES = 64 * 2**20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 """Pauses between attempts to open an episode, while the server is full or restarts."""
 DIRECT = build_opener(ProxyHandler({}))
@@ -43,29 +46,20 @@ class OpenEnvEpisodes:
         """The environment has tools of its own, which are called by their names."""
         self.text_field = ""
         """The only field of an action, if it is a text: in `actions: text`, it is the policy's turn."""
-        self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
-        self._group = await anyio.create_task_group().__aenter__()
-        try:
-            schema = await to_thread.run_sync(self._fetch_schema)
-            self.is_mcp = _find_constant(schema.get("properties", {}).get("type")) == "call_tool"
-            self.tools = await self._list_tools() if self.is_mcp else (_step_tool(schema),)
-            fields = self.tools[0]["parameters"].get("properties") or {}
-            if not self.is_mcp and [field.get("type") for field in fields.values()] == ["string"]:
-                self.text_field = next(iter(fields))
-        except BaseException as error:
-            self._group.cancel_scope.cancel()
-            await self._group.__aexit__(type(error), error, error.__traceback__)
-            raise
+        schema = await to_thread.run_sync(self._fetch_schema)
+        self.is_mcp = _find_constant(schema.get("properties", {}).get("type")) == "call_tool"
+        self.tools = await self._list_tools() if self.is_mcp else (_step_tool(schema),)
+        fields = self.tools[0]["parameters"].get("properties") or {}
+        if not self.is_mcp and [field.get("type") for field in fields.values()] == ["string"]:
+            self.text_field = next(iter(fields))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._group is not None:
-            self._group.cancel_scope.cancel()
-            await self._group.__aexit__(None, None, None)
+        """Every episode has closed its own connection."""
 
     @asynccontextmanager
     async def open(self, seed: int, options: Mapping[str, Any]) -> AsyncIterator[tuple[Episode, EpisodeAnswer]]:
@@ -75,13 +69,13 @@ class OpenEnvEpisodes:
         try:
             yield _OpenEnvEpisode(self, socket), self.read(answer)
         finally:
-            await socket.close({"type": "close"})
+            await _close(socket)
 
-    async def _begin(self, message: Mapping[str, Any]) -> tuple[WebSocket, Any]:
+    async def _begin(self, message: Mapping[str, Any]) -> tuple[ClientConnection, Any]:
         """A new connection, and the answer to its first message."""
         pause, deadline = FIRST_PAUSE_S, anyio.current_time() + self.settings.timeout_s
         while True:
-            socket: WebSocket | None = None
+            socket: ClientConnection | None = None
             try:
                 socket = await self._connect()
                 answer = await self.ask(socket, message)
@@ -89,34 +83,46 @@ class OpenEnvEpisodes:
                     return socket, answer
                 problem: Exception | str = f"{self.name} is full: {_message(answer)}"
                 remedy = "raise the server's `max_concurrent_envs`, or lower `openenv.sessions`"
-            except (WebSocketError, EnvironmentFailed) as error:
+            except EnvironmentFailed as error:
                 problem, remedy = error, "start the server, or correct its address"
             except BaseException:
                 if socket is not None:
-                    await socket.close()
+                    await _close(socket)
                 raise
             if socket is not None:
-                await socket.close()
+                await _close(socket)
             if anyio.current_time() + pause > deadline:
                 raise EnvironmentFailed(f"{problem}\n  remedy: {remedy}")
             await anyio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    async def _connect(self) -> WebSocket:
+    async def _connect(self) -> ClientConnection:
         base = self.settings.environment
         url = f"{base.replace('http', 'ws', 1) if base.startswith('http') else base}/ws"
-        socket = await WebSocket.connect(url, self._headers, min(CONNECT_S, self.settings.timeout_s))
-        if self._group is None:
-            raise RuntimeError("enter the episodes first")
-        self._group.start_soon(socket.run)
-        return socket
+        try:
+            return await connect(
+                url,
+                additional_headers=self._headers,
+                open_timeout=min(CONNECT_S, self.settings.timeout_s),
+                close_timeout=CLOSE_S,
+                ping_interval=None,  # An environment may think for as long as `timeout_s`.
+                max_size=MAX_MESSAGE_BYTES,
+                proxy=None,
+            )
+        except (OSError, WebSocketException) as error:
+            raise EnvironmentFailed(f"{url} cannot be reached: {format_error(error)}") from error
 
-    async def ask(self, socket: WebSocket, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def ask(self, socket: ClientConnection, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The server's answer to a message. Raises EnvironmentFailed if none came."""
         try:
-            answer = await socket.ask(message, self.settings.timeout_s)
-        except WebSocketError as error:
-            raise EnvironmentFailed(f"{self.name}: {error}") from error
+            with anyio.fail_after(self.settings.timeout_s):
+                with suppress(ConnectionClosed):  # What the server said before it ended the connection can be read.
+                    await socket.send(json.dumps(message))
+                answer = json.loads(await socket.recv())
+        except ConnectionClosed as error:
+            raise EnvironmentFailed(f"{self.name}: the connection was closed: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise EnvironmentFailed(f"{self.name} sent something else than JSON ({error})") from error
         except TimeoutError as error:
             problem = f"{self.name} did not answer {message['type']!r} within {self.settings.timeout_s:g} s"
             raise EnvironmentFailed(f"{problem}\n  remedy: raise `openenv.timeout_s`") from error
@@ -144,7 +150,7 @@ class OpenEnvEpisodes:
     async def _list_tools(self) -> Sequence[Mapping[str, Any]]:
         """The tools of an environment that is an MCP server inside."""
         socket, answer = await self._begin({"type": "step", "data": {"type": "list_tools"}})
-        await socket.close({"type": "close"})
+        await _close(socket)
         listed = (answer["data"].get("observation") or {}).get("tools")
         if not isinstance(listed, list) or not listed:
             raise EnvironmentFailed(f"{self.name} lists no tools: {_message(answer)}")
@@ -178,7 +184,7 @@ class OpenEnvEpisodes:
 
 
 class _OpenEnvEpisode:
-    def __init__(self, owner: OpenEnvEpisodes, socket: WebSocket) -> None:
+    def __init__(self, owner: OpenEnvEpisodes, socket: ClientConnection) -> None:
         self._owner, self._socket = owner, socket
 
     async def step(self, tool: str, action: Mapping[str, Any]) -> EpisodeAnswer:
@@ -198,6 +204,14 @@ class _OpenEnvEpisode:
         except (ValueError, RecursionError):
             return None
         return cast(dict[str, Any], action) if isinstance(action, dict) else None
+
+
+async def _close(socket: ClientConnection) -> None:
+    """Ends the server's session and closes the connection, whatever the other side does."""
+    with anyio.CancelScope(shield=True):
+        with anyio.move_on_after(CLOSE_S), suppress(WebSocketException, OSError):
+            await socket.send('{"type": "close"}')
+        await socket.close()
 
 
 def _step_tool(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads the commands that a script launches: by running it in a confined bash, or without bash if it is simple."""
+"""Reads the commands that a script launches, by running it in a confined bash."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from gateway.config.entries import display_path
 from gateway.errors import ConfigError, ConfigErrors
 from mtrl_plugins.scripts import confine, stubs
 from mtrl_plugins.scripts.launches import Records, Run, bash_errors, merge_unknown, place_launch
-from mtrl_plugins.scripts.simple_script import read_simple_script
 from mtrl_plugins.scripts.word import UNKNOWN_TEXT, Launch, show_text
 
-NO_SHELL_OPTION = "--no-shell"
 VARIANTS = (("", ()), ("7\n", ()), ("unknown\n", stubs.QUIET_COMMANDS))
 """What stubs print and which are missing: a command that is the same each time depends on none of it."""
 PASSED_VARIABLES = ("HOME", "USER", "LOGNAME")
@@ -43,9 +41,8 @@ def split_choice(name: str) -> tuple[Path, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class ScriptReader:
-    """Reads scripts, with bash unless it is forbidden or cannot be confined here."""
+    """Reads scripts with bash, which is confined."""
 
-    use_bash: bool = True
     tell: Callable[[str], None] = tell_on_stderr
     deadline_s: float = confine.DEADLINE_S
 
@@ -61,16 +58,14 @@ class ScriptReader:
         """All training commands of a script, in the order in which they are launched."""
         text = read_script_text(file)
         environment, hidden = pass_environment(text)
-        if not self.use_bash:
-            return read_simple_script(file, text, environment, is_training)
         if confine.confinement() is None:
-            self.tell(f"bash cannot be confined here, so {display_path(file)} is read without it (install bubblewrap)")
-            return read_simple_script(file, text, environment, is_training)
+            problem = "scripts are read by bash, which is not installed or cannot be confined here"
+            remedy = "install bash and bubblewrap, or name the command itself instead of its script"
+            raise ConfigError(problem, file=display_path(file), remedy=remedy)
         passed = [name for name in environment if name not in PASSED_VARIABLES and name not in hidden]
         self.tell(
             f"bash runs {display_path(file)} without files, network and programs, to see what it launches"
             + (f"; it gets {', '.join(passed)} of your environment" if passed else "")
-            + f" ({NO_SHELL_OPTION} forbids it)"
         )
         return _ConfinedScript(file, text, environment, self.deadline_s).launches(is_training)
 

@@ -16,7 +16,6 @@ from trainer.cli.errors import report_errors
 from trainer.cli.options import MODEL_PANEL, TrainOption, add_train_option, app
 
 if TYPE_CHECKING:
-    from mtrl_plugins.scripts.script_reader import ScriptReader
     from mtrl_plugins.verl.translate import Translation
 
 NO_SHELL_HELP = "Read scripts of verl and ms-swift without bash, and refuse what only bash understands"
@@ -34,14 +33,12 @@ def translate(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The run file. Default: standard output")
     ] = None,
-    no_shell: Annotated[bool, typer.Option("--no-shell", help=NO_SHELL_HELP)] = False,
     table: Annotated[
         bool, typer.Option("--table", help="Print all known keys of verl (or with `swift` ms-swift) as Markdown")
     ] = False,
 ) -> None:
     """Translate a configuration of verl or ms-swift to a run file, and report how each key was translated."""
     with report_errors():
-        from mtrl_plugins.scripts.script_reader import ScriptReader
         from mtrl_plugins.swift.table import SWIFT_TABLE
         from mtrl_plugins.verl.table import VERL_TABLE
         from mtrl_plugins.verl.translate import format_report, format_run_file, format_table
@@ -51,7 +48,7 @@ def translate(
             return
         if not words:
             raise ConfigError("there is no input", field="translate", remedy="name a YAML file, a script, or a command")
-        translation = translate_command(words, ScriptReader(use_bash=not no_shell))
+        translation = translate_command(words)
         sys.stderr.write(format_report(translation) + "\n")
         if out is None:
             sys.stdout.write(format_run_file(translation))
@@ -82,7 +79,7 @@ def refuse_run_file(file: Path) -> None:
         raise ConfigError("is a run file of mtrl already; there is nothing to translate", file=file, remedy=remedy)
 
 
-def translate_command(words: list[str], reader: ScriptReader | None = None) -> Translation:
+def translate_command(words: list[str]) -> Translation:
     """Translates a configuration of verl or ms-swift, whichever the words are for."""
     from mtrl_plugins.swift import read_script as swift
     from mtrl_plugins.swift.table import SWIFT_TABLE
@@ -92,16 +89,15 @@ def translate_command(words: list[str], reader: ScriptReader | None = None) -> T
     if words:
         refuse_run_file(Path(words[0]))
     if swift.is_swift(words):
-        return translate_keys(swift.read_command(words, reader), SWIFT_TABLE)
-    return translate_keys(verl.read_command(words, reader))
+        return translate_keys(swift.read_command(words), SWIFT_TABLE)
+    return translate_keys(verl.read_command(words))
 
 
-def translate_to_settings(words: list[str], *, use_bash: bool = True) -> dict[str, Any]:
+def translate_to_settings(words: list[str]) -> dict[str, Any]:
     """The settings that a configuration of verl or ms-swift translates to; prints the report."""
-    from mtrl_plugins.scripts.script_reader import ScriptReader
     from mtrl_plugins.verl.translate import format_report
 
-    translation = translate_command(words, ScriptReader(use_bash=use_bash))
+    translation = translate_command(words)
     sys.stderr.write(format_report(translation) + "\n\n")
     return dict(translation.settings)
 

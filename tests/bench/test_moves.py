@@ -27,7 +27,7 @@ def test_table_of_a_folder(write: Write, tmp_path: Path, capsys: pytest.CaptureF
     write("a/b/bad.sh", SCRIPT.replace("train_batch_size", "train_batch_sighs"))
     write("a/unknown.sh", f"rsync a b\n{SCRIPT}")
     write("a/other.sh", "python3 train.py")
-    rows = {row.script: moves.print_row(row) for row in moves.check_folder(tmp_path / "a", use_bash=True, added=[])}
+    rows = {row.script: moves.print_row(row) for row in moves.check_folder(tmp_path / "a", added=[])}
     assert {name: row.outcome for name, row in rows.items()} == {
         "b/bad.sh": "refused", "good.sh": "translated", "unknown.sh": "refused"
     }  # fmt: skip

@@ -135,10 +135,8 @@ def replay(
 
             same = anyio.run(replay_rollouts, run, Console())
         else:
-            from trainer.train.handover import in_work_folder
             from trainer.train.replay_step import replay_step
 
-            with in_work_folder(run, Console(stderr=True)) as folder:
-                same = anyio.run(replay_step, folder, step, Console())
+            same = anyio.run(replay_step, run, step, Console())
     if not same:
         raise typer.Exit(1)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -17,8 +16,16 @@ import typer
 from gateway.errors import ConfigError
 from gateway.types import EMPTY
 from gateway.version import print_version
-from trainer.cli.errors import RUN_FILE, report_errors
-from trainer.cli.options import MODEL_PANEL, RUN_PANEL, TRAIN_OPTIONS, TRAIN_PANEL, RunFolder, TrainOptions, app
+from trainer.cli.errors import report_errors
+from trainer.cli.options import (
+    MODEL_PANEL,
+    RUN_PANEL,
+    TRAIN_OPTIONS,
+    TRAIN_PANEL,
+    RunFolder,
+    TrainOptions,
+    app,
+)
 from trainer.cli.rank import follow_and_exit, is_other_rank, keep_exit_code
 from trainer.cli.restart import has_run_to_resume, restarts_ranks, train_with_restarts
 from trainer.distributed.restart_ranks import end_with_parent
@@ -78,7 +85,6 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
     out: Annotated[str | None, run_option("The run's folder. Default: the next one in runs/", "DIR")] = None,
     resume: Annotated[bool, run_flag("--resume", "Resume the run in --out, or the newest run")] = False,
     auto_resume: Annotated[bool, run_flag("--auto-resume", "Resume the run in --out, if there is one")] = False,
-    accept_data: Annotated[bool, run_flag("--accept-data", "Resume although rows of the data have changed")] = False,
     dry_run: Annotated[bool, run_flag("--dry-run", "Check and show everything without training")] = False,
     verbose: Annotated[bool, run_flag("--verbose", "Log more to standard error", "-v")] = False,
     version: Annotated[bool, VERSION_OPTION] = False,
@@ -98,11 +104,10 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
         "mode": mode, "out": out, "steps": steps, "seed": seed, "environment": environment,
     }  # fmt: skip
     values = (config, ranks, restarts, *options.values())
-    is_set = (resume, auto_resume, accept_data, dry_run, *others, *(value is not None for value in values))
+    is_set = (resume, auto_resume, dry_run, *others, *(value is not None for value in values))
     if context.invoked_subcommand is not None:
         return _refuse_options(context.invoked_subcommand, has_options=any(is_set))
     with keep_exit_code(), report_errors():
-        _require_resume(accept_data=accept_data, resumes=resume or auto_resume)
         resume = resume or (auto_resume and has_run_to_resume(out))
         launch = next((run for name in others if (run := TRAIN_OPTIONS[name].launch)), None)
         changes = {"ranks": ranks if launch is None else None, "restarts": restarts}
@@ -112,8 +117,7 @@ def train(  # Becomes the main command in `trainer.cli`, with the options of plu
         elif is_other_rank() and not dry_run:
             follow_and_exit(load)
         else:
-            flags = {"dry_run": dry_run, "accept_data": accept_data, "uses_saved": resume and config is None}
-            _train_or_restart(load(), others, verbose=verbose, resume=resume, **flags)
+            _train_or_restart(load(), others, verbose=verbose, resume=resume, dry_run=dry_run)
 
 
 def _refuse_options(subcommand: str, *, has_options: bool) -> None:
@@ -122,20 +126,13 @@ def _refuse_options(subcommand: str, *, has_options: bool) -> None:
         raise typer.BadParameter(f"write the options of {subcommand!r} after its name")
 
 
-def _require_resume(*, accept_data: bool, resumes: bool) -> None:
-    if accept_data and not resumes:
-        remedy = "add --resume, and --out with the run's folder"
-        raise ConfigError("there is no run whose data could have changed", field="--accept-data", remedy=remedy)
-
-
 def _train_or_restart(
     loaded: tuple[TrainSettings, str], others: Mapping[str, Any], *, verbose: bool, **flags: bool
 ) -> None:
     """Trains in this process, or in a child that is started again after a rank is lost."""
     settings, name = loaded
     if not flags["dry_run"] and restarts_ranks(settings):
-        named = {name: True for name in others if TRAIN_OPTIONS[name].accompany}
-        given = {**named, "--verbose": verbose, "--accept-data": flags["accept_data"]}
+        given = {"--verbose": verbose} | {name: True for name in others if TRAIN_OPTIONS[name].accompany}
         words = [word for word, is_set in given.items() if is_set]
         train_with_restarts(settings, name, words, resume=flags["resume"])
     end_with_parent()
@@ -177,13 +174,8 @@ def _train(
     *,
     resume: bool,
     dry_run: bool,
-    accept_data: bool = False,
-    uses_saved: bool = False,
 ) -> None:
-    """Trains, or checks for a dry run. Errors in settings are reported before torch is imported, which is slow.
-
-    `uses_saved`: the settings are those that a run saved, whose files may have to be those that it saved, too.
-    """
+    """Trains, or checks for a dry run. Errors in settings are reported before torch is imported, which is slow."""
     import anyio
     from rich.console import Console
 
@@ -192,11 +184,10 @@ def _train(
 
     console = Console()
     if dry_run:
-        _dry_run(settings, console, choose_run_folder(settings, name, resume=True) if uses_saved else None)
+        _dry_run(settings, console)
         return
     folder = choose_run_folder(settings, name, resume=resume)
     console.print(f"the run is {folder}", markup=False, highlight=False)
-    run_file = RUN_FILE.get()
 
     def stopped() -> str:
         has_started = (folder / RUN_INFO_FILE).exists()
@@ -206,27 +197,20 @@ def _train(
     with report_errors(stopped=stopped), ExitStack() as stack:
         for accompany in company:
             stack.enter_context(accompany(folder.absolute()))
-        from trainer.train.handover import in_work_folder
-        from trainer.train.start import StartCommand
         from trainer.train.start import train as run_training
 
-        command = StartCommand(run_file, accept_data)
-        with in_work_folder(folder, console) if uses_saved else nullcontext(folder) as run:
-            anyio.run(partial(run_training, settings, run, console, resume=resume, command=command))
+        anyio.run(partial(run_training, settings, folder, console, resume=resume))
     _print_next_commands(folder, console)
 
 
-def _dry_run(settings: TrainSettings, console: Console, run: Path | None) -> None:
-    """Checks what a run would start with, or what `run` would be resumed with."""
+def _dry_run(settings: TrainSettings, console: Console) -> None:
+    """Checks what a run would start with."""
     import anyio
 
     from trainer.train.dry_run import dry_run
-    from trainer.train.handover import in_work_folder, locate_settings
 
-    with nullcontext() if run is None else in_work_folder(run, console) as folder:
-        located = settings if folder is None else locate_settings(folder, settings)
-        if not anyio.run(dry_run, located, console):
-            raise typer.Exit(1)
+    if not anyio.run(dry_run, settings, console):
+        raise typer.Exit(1)
 
 
 def _print_next_commands(folder: Path, console: Console) -> None:
@@ -299,16 +283,13 @@ def evaluate(
     from rich.console import Console
 
     from trainer.train.evaluate import compare_run
-    from trainer.train.handover import in_work_folder
 
-    async def main(folder: Path, data: str | None) -> None:
-        comparison = await compare_run(folder, rows, data, Console(stderr=True))
+    async def main() -> None:
+        comparison = await compare_run(run, rows, data, Console(stderr=True))
         if json:
             sys.stdout.write(comparison.json + "\n")
         else:
             Console().print(comparison.table)
 
-    typed = data and os.path.abspath(data)
-    with report_errors(), in_work_folder(run, Console(stderr=True)) as folder:
-        is_elsewhere = folder != run and typed is not None and os.path.exists(typed)
-        anyio.run(main, folder, typed if is_elsewhere else data)
+    with report_errors():
+        anyio.run(main)

@@ -8,11 +8,8 @@ from pathlib import PurePath
 
 RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
     "The run": {
-        "run.json": "the resolved settings, the model, versions and engine; `--resume` compares its settings with it",
-        "data.json": "a fingerprint of each row: `--resume` refuses changed ones",
-        "origin/origin.json": "who started the run, where, with which command and commit, and what was not copied",
-        "origin/files/*": "copies of the files that the settings name: run file, tools, rewards, servers, data",
-        "origin/model/*": "the model that training started from, up to 64 MiB",
+        "run.json": "the resolved settings, the model, versions, git commit, engine, and a hash of the data; `--resume`"
+        " compares with it",
         "metrics.jsonl": "a line for each step with all its metrics ([their names](metrics.md)); a value that is not"
         " finite is null",
         "progress.json": "what the run is doing now, training, `eval` or `rollout`, written every second; left by a"

@@ -8,15 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from trainer.check import Finding, check_parts, describe_images, example_rollout, print_finding
-from trainer.distributed.lead import count_ranks, count_shards
-from trainer.distributed.rank_environment import count_local_ranks
 from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_parts import GIB
-from trainer.policy.placement import plan_placement, shares_gpu_with_server
 from trainer.template.errors import TemplateError
 from trainer.train import modes
 from trainer.train.job import Job, open_job
-from trainer.train.preflight import find_problems, find_warnings
+from trainer.train.preflight import find_problems, find_warnings, plan_job
 from trainer.train.rehearsal import rehearse
 from trainer.train.reporters import import_packages
 from trainer.train.run_folder import require_own_folder
@@ -34,9 +31,7 @@ async def dry_run(settings: TrainSettings, console: Console) -> bool:
         with show_warm_start(console) as on_progress:
             job = await stack.enter_async_context(open_job(settings, on_warm_start=on_progress))
         console.print_json(job.settings.model_dump_json())
-        shards, ranks = count_shards(settings.distributed, job.model), count_ranks(settings.distributed)
-        shares_gpu = shares_gpu_with_server(settings, count_local_ranks(settings.distributed))
-        placement = plan_placement(settings, job.model, shares_gpu=shares_gpu, shards=shards, ranks=ranks)
+        placement = plan_job(job)
         plan = placement.plan
         console.print(Text(str(placement)), soft_wrap=True)
         if plan.taken:

@@ -29,9 +29,8 @@ from trainer.rollout.task import Task
 from trainer.storage.rollout_file import RolloutWriter, RunError
 from trainer.storage.run_status import StatusFile, read_status
 from trainer.train.checkpoint import Checkpoint, Checkpoints
-from trainer.train.handover import locate_settings
 from trainer.train.job import Job, JobObjects, open_job
-from trainer.train.run_folder import load_run_settings
+from trainer.train.run_folder import load_run_settings, use_start_model
 from trainer.train.settings import EvaluationSettings
 from trainer.view.progress import RolloutProgress
 
@@ -191,7 +190,7 @@ async def compare_run(
     run: Path, rows: int | None, data: str | None, console: Console, objects: JobObjects | None = None
 ) -> Comparison:
     """Compares the model before training with a run's latest intact checkpoint."""
-    settings = locate_settings(run, load_run_settings(run))
+    settings = use_start_model(run, load_run_settings(run))
     overrides = {name: value for name, value in (("rows", rows), ("data", data)) if value is not None}
     evaluation = EvaluationSettings.model_validate(settings.evaluation.model_dump() | overrides)
     checkpoint = Checkpoints(run).find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))

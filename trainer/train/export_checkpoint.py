@@ -18,7 +18,6 @@ from trainer.storage.run_files import RUN_INFO_FILE, read_run_info
 from trainer.train.best_checkpoint import BEST_FILE, METRIC, BestCheckpoint
 from trainer.train.checkpoint import CHECKPOINTS_FOLDER, STATE_FILE, Checkpoint, Checkpoints, load_checkpoint
 from trainer.train.job import PROCESSOR_FILES, TOKENIZER_FILES
-from trainer.train.origin import MODEL, ORIGIN_FOLDER
 from trainer.weight_files import share_weight_files
 
 
@@ -116,7 +115,5 @@ def _find_start(checkpoint: Path, model: Path | None) -> Path | None:
                 "there is no config.json here", file=model, field="--model", remedy="name a model's folder"
             )
         return model
-    run = checkpoint.absolute().parent.parent
-    named = read_run_info(run).get("model")
-    starts = [Path(named)] if isinstance(named, str) and named else []
-    return next((start for start in (*starts, run / ORIGIN_FOLDER / MODEL) if (start / "config.json").is_file()), None)
+    known = Path(str(read_run_info(checkpoint.absolute().parent.parent).get("model", "")))
+    return known if (known / "config.json").is_file() else None

@@ -15,9 +15,12 @@ from trainer.algorithms.train_batch import can_learn_from_single_rollouts
 from trainer.check import Finding, Grade
 from trainer.data.examples import CHECKED_TASKS, example_names
 from trainer.data.tasks import iterate_texts
+from trainer.distributed.lead import count_ranks, count_shards
+from trainer.distributed.rank_environment import count_local_ranks
 from trainer.policy.adapter_size import find_unknown_targets
 from trainer.policy.learning_rate import find_unusual_rate
 from trainer.policy.meta_model import load_meta_model
+from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.instructions import add_instructions
 from trainer.rollout.task import Task
@@ -41,6 +44,14 @@ def require_ready(job: Job) -> None:
     wrong = [finding for finding in find_problems(job) if finding.grade == "wrong"]
     if wrong:
         raise ConfigErrors([ConfigError(finding.text, remedy=finding.remedy) for finding in wrong])
+
+
+def plan_job(job: Job) -> Placement:
+    """How trainer and engine share a GPU, and the memory that they need. The plan may not fit."""
+    settings, distributed = job.settings, job.settings.distributed
+    shares_gpu = shares_gpu_with_server(settings, count_local_ranks(distributed))
+    shards, ranks = count_shards(distributed, job.model), count_ranks(distributed)
+    return plan_placement(settings, job.model, shares_gpu=shares_gpu, shards=shards, ranks=ranks)
 
 
 def find_problems(job: Job) -> Iterator[Finding]:

@@ -31,9 +31,8 @@ from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
 from trainer.train.checkpoint import Checkpoint
 from trainer.train.collect import group_order
-from trainer.train.handover import locate_settings
 from trainer.train.job import Job, open_job
-from trainer.train.run_folder import RunFolder, read_mismatch
+from trainer.train.run_folder import RunFolder, read_mismatch, use_start_model
 from trainer.train.settings import TrainSettings
 
 COMPARED_METRICS = ("loss", "update/grad_norm")
@@ -48,7 +47,7 @@ async def replay_step(run: Path, step: int, console: Console) -> bool:
     recorded = _load_recorded_steps(run, checkpoint.step + 1 if checkpoint else 1, step)
     if tape is None:
         raise ConfigError("the run has no tape", file=run, remedy="make the run with `record: true`")
-    settings = locate_settings(run, settings)
+    settings = use_start_model(run, settings)
     before = recorded[step].metrics
     async with _open_replay(settings, tape) as job:
         _restore_tasks(job, recorded)

@@ -1,9 +1,7 @@
 """Reports metrics to TensorBoard, Weights & Biases, MLflow and trackio, each in a thread that cannot stop training.
 
 TensorBoard is always reported to, the others if `report` names them. A reporter that fails or falls behind is warned
-about once and then skipped: metrics.jsonl has everything. TensorBoard's file format is written here, so that the
-package is not needed: a record is its length, the length's checksum, its bytes, and their checksum; the bytes are a
-protobuf `Event` with wall time, step, and a summary of named 32-bit scalars.
+about once and then skipped: metrics.jsonl has everything.
 """
 
 from __future__ import annotations
@@ -13,9 +11,8 @@ import logging
 import os
 import secrets
 import socket
-import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -26,97 +23,6 @@ from typing import Any, Protocol
 from gateway.errors import ConfigError, format_error
 from gateway.user_code import run_contained
 from trainer.rollout.settings import flatten_settings
-
-VERSION = b"brain.Event:2"
-POLYNOMIAL, MASK, WORD = 0x82F63B78, 0xA282EAD8, 0xFFFFFFFF
-VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5
-"""Wire types of protobuf."""
-SESSION_START = b"\x08\x01"
-"""A session log with status START."""
-MAX_FLOAT = 3.4e38
-"""Larger numbers do not fit into 32 bits."""
-
-
-def _crc_table() -> Iterator[int]:
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (POLYNOMIAL if crc & 1 else 0)
-        yield crc
-
-
-CRC_TABLE = tuple(_crc_table())
-
-
-class TensorBoardWriter:
-    """Writes an event file. Every start of a run writes its own; steps that are repeated replace earlier ones."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
-        # TensorBoard reads files by name and never goes back: after a clock is set back, a new file is still the last.
-        seconds = max(seconds, 1 + max(map(_file_seconds, folder.glob("events.out.tfevents.*")), default=0))
-        name = f"events.out.tfevents.{seconds:010}.{socket.gethostname()}.{os.getpid()}.{nanoseconds:09}"
-        self._file = (folder / name).open("ab", buffering=0)
-        self._file.write(_record(_event(0, _field(3, BYTES, VERSION))))
-        self._has_started = False
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        scalars = (
-            _field(1, BYTES, name.encode()) + _field(2, FLOAT, max(-MAX_FLOAT, min(MAX_FLOAT, value)))
-            for name, value in metrics.items()
-        )
-        event = _event(step, _field(5, BYTES, b"".join(_field(1, BYTES, scalar) for scalar in scalars)))
-        start = b"" if self._has_started else _record(_event(step, _field(7, BYTES, SESSION_START)))
-        self._file.write(start + _record(event))
-        self._has_started = True
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _file_seconds(file: Path) -> int:
-    """The seconds in the name of an event file."""
-    digits = file.name.split(".")[3]
-    return int(digits) if digits.isdigit() else 0
-
-
-def _event(step: int, content: bytes) -> bytes:
-    return _field(1, DOUBLE, time.time()) + _field(2, VARINT, step) + content
-
-
-def _field(number: int, kind: int, value: float | bytes) -> bytes:
-    key = _varint(number << 3 | kind)
-    match kind, value:
-        case 2, bytes():
-            return key + _varint(len(value)) + value
-        case 0, int():
-            return key + _varint(value)
-        case _:
-            return key + struct.pack("<d" if kind == DOUBLE else "<f", value)
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-def _record(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + _checksum(length) + data + _checksum(data)
-
-
-def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and masked as the format requires."""
-    crc = WORD
-    for byte in data:
-        crc = CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= WORD
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + MASK) & WORD)
-
 
 log = logging.getLogger(__name__)
 
@@ -158,6 +64,43 @@ class ReportedRun:
 
     def _id_file(self, reporter: str) -> Path:
         return self.folder / "reports" / reporter
+
+
+class TensorBoardWriter:
+    """Writes an event file. Every start of a run writes its own; steps that are repeated replace earlier ones."""
+
+    def __init__(self, folder: Path) -> None:
+        # Imported here, in the reporter's thread: it takes a quarter of a second.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files by name and never goes back: after a clock is set back, a new file is still the last.
+        seconds = max(int(time.time()), 1 + max(map(_file_seconds, folder.glob("events.out.tfevents.*")), default=0))
+        name = f"events.out.tfevents.{seconds:010}.{socket.gethostname()}.{os.getpid()}"
+        self._event, self._start = Event, SessionLog(status=SessionLog.START)
+        self._writer = RecordWriter((folder / name).open("ab", buffering=0))
+        self._write(file_version="brain.Event:2")
+        self._has_started = False
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if not self._has_started:
+            self._write(step=step, session_log=self._start)
+            self._has_started = True
+        values = [{"tag": name, "simple_value": value} for name, value in metrics.items()]
+        self._write(step=step, summary={"value": values})
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def _file_seconds(file: Path) -> int:
+    """The seconds in the name of an event file."""
+    digits = file.name.split(".")[3]
+    return int(digits) if digits.isdigit() else 0
 
 
 class WandbReporter:

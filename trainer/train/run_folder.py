@@ -1,8 +1,6 @@
 """The folder of a training run, written by one process: settings, metrics, rollouts, tapes and checkpoints.
 
-runs/NAME/run.json         the resolved settings and the package versions
-runs/NAME/origin/          who started it, where, and copies of its files, see `origin.py`
-runs/NAME/data.json        a fingerprint of its tasks, see `data_fingerprint.py`
+runs/NAME/run.json         the resolved settings, versions, git commit, and a hash of the data
 runs/NAME/metrics.jsonl    a line for each step
 runs/NAME/rollouts.jsonl   every rollout, see `storage/rollout_line.py`
 runs/NAME/tapes/000000     what the tools answered from this step on, if it was recorded
@@ -17,16 +15,19 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gateway.disk_errors import describe_write_error, write_atomically
 from gateway.errors import ConfigError
 from gateway.user_code import Journal, read_journal
 from trainer.algorithms.settings import MismatchSettings
+from trainer.distributed.fingerprint import find_versions
 from trainer.rollout.settings import flatten_settings
 from trainer.storage.rollout_file import ROLLOUTS_FILE, RunError, resume_hint
 from trainer.storage.run_files import LOGS_FOLDER, RUN_INFO_FILE, read_run_info
@@ -34,6 +35,9 @@ from trainer.storage.run_layout import RUN_NAMES
 from trainer.storage.token_credit import CREDITS_FILE, truncate_credits
 from trainer.train.checkpoint import Checkpoints
 from trainer.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from trainer.train.data_fingerprint import Fingerprint
 
 TAPES = "tapes"
 RUNS = Path("runs")
@@ -55,7 +59,7 @@ CHANGEABLE_SETTINGS = frozenset(
     }
 )
 """Settings that may differ when a run is resumed, since they do not affect what a step trains."""
-VERSIONS = ("mtrl", "torch", "transformers", "mcp")
+GIT_S = 5.0
 
 
 def next_free_folder(name: str) -> Path:
@@ -170,18 +174,30 @@ class RunFolder:
         return (self.path / RUN_INFO_FILE).exists()
 
     def write_run_info(
-        self, settings: TrainSettings, model: Path, engine: str, mismatch: MismatchSettings, step: int
+        self,
+        settings: TrainSettings,
+        model: Path,
+        engine: str,
+        step: int,
+        mismatch: MismatchSettings,
+        data: Fingerprint,
     ) -> None:
-        """Writes run.json atomically, before the first step. Steps after `step` correct the engine by `mismatch`."""
+        """Writes run.json atomically, before the first step.
+
+        Steps after `step` correct the engine by `mismatch`, and train on `data`.
+        """
         corrections = {first: value for first, value in read_mismatch(self.path).items() if first <= step}
         corrections[step + 1] = mismatch
+        fingerprints = {str(first): value for first, value in _read_data(self.path).items() if first <= step}
         siblings = [file.parent for file in self.path.absolute().parent.glob(f"*/{RUN_INFO_FILE}")]
         run_info = {
             "start": 1 + max(map(_start_number, siblings), default=0),
-            "versions": {name: _version(name) for name in VERSIONS} | {"python": platform.python_version()},
+            "versions": find_versions() | {"mcp": version("mcp")},
             "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},
+            "git": _describe_commit(Path.cwd()),
             "engine": engine,
             "mismatch": {str(first): value.model_dump(mode="json") for first, value in corrections.items()},
+            "data": fingerprints | {str(step + 1): data},
             "model": str(model),
             "settings": settings.model_dump(mode="json"),
         }
@@ -249,6 +265,25 @@ def read_mismatch(run: Path) -> dict[int, MismatchSettings]:
     return dict(sorted(corrections.items()))
 
 
+def _read_data(run: Path) -> dict[int, Fingerprint]:
+    """The hashes of a run's data, by the first steps that trained on it; empty for runs without."""
+    return {int(first): value for first, value in read_run_info(run).get("data", {}).items()}
+
+
+def find_changed_data(run: Path, step: int, data: Fingerprint) -> list[str]:
+    """The sources of tasks whose rows differ from those that a run trained on until `step`."""
+    before: dict[str, str] = {}
+    for first, value in _read_data(run).items():
+        before |= value if first <= step else {}
+    return [name for name, digest in data.items() if before.get(name, digest) != digest]
+
+
+def use_start_model(run: Path, settings: TrainSettings) -> TrainSettings:
+    """A run's settings with the model that it started from: a demo's could be another one in a newer version."""
+    model = Path(str(read_run_info(run).get("model", "")))
+    return settings.model_copy(update={"model": str(model)}) if (model / "config.json").is_file() else settings
+
+
 def changed_settings(before: TrainSettings, after: TrainSettings) -> list[str]:
     """Changes of settings that must not change when a run is resumed."""
     old, new = flatten_settings(before.model_dump(mode="json")), flatten_settings(after.model_dump(mode="json"))
@@ -259,8 +294,19 @@ def changed_settings(before: TrainSettings, after: TrainSettings) -> list[str]:
     ]
 
 
-def _version(name: str) -> str:
+def _describe_commit(folder: Path) -> Mapping[str, Any] | None:
+    """The commit of the repository that a folder is in, and whether files of it differ."""
     try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+        commit = _run_git(folder, "rev-parse", "HEAD")
+        return {"commit": commit, "has_changes": bool(_run_git(folder, "status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _run_git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    done = subprocess.run(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GIT_S, check=True, env=environment
+    )
+    return done.stdout.strip()

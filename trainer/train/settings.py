@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -13,7 +13,6 @@ from trainer.algorithms.settings import AlgorithmSettings
 from trainer.data.curriculum import Curriculum
 from trainer.data.examples import example_names
 from trainer.distributed.settings import DistributedSettings
-from trainer.distributed.unbuilt import refuse_unbuilt
 from trainer.policy.settings import UpdateSettings
 from trainer.reward.settings import RewardSettings
 from trainer.rollout.settings import BaseRolloutSettings
@@ -111,12 +110,6 @@ class TrainSettings(BaseRolloutSettings, TrainSections):
     """Where metrics are reported, besides metrics.jsonl and TensorBoard, which always are. Each needs its package and
     its own login (`pip install wandb`, `wandb login`); one that fails is told, and the run goes on. The ids in
     `reports/` let a resumed run continue there."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unbuilt(cls, data: Any) -> Any:
-        refuse_unbuilt(data)
-        return data
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from typing import Any
 from anyio import to_thread
 from rich.console import Console
 
-from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed.connect_ranks import find_mesh
-from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, count_shards, open_ranks
+from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, open_ranks
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.distributed.rank_environment import count_local_ranks
 from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts, count_restarts
 from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
@@ -27,23 +24,20 @@ from trainer.policy import rng
 from trainer.policy.learning_rate import describe_rates, keep_rates
 from trainer.policy.memory_parts import MemoryPart
 from trainer.policy.memory_plan import plan_other_rank
-from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
 from trainer.policy.policy import Policy
 from trainer.policy.update import PolicyUpdater
-from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
+from trainer.storage.rollout_file import RolloutWriter, resume_hint
 from trainer.storage.run_files import LOGS_FOLDER, METRICS_FILE, MetricsWriter
 from trainer.storage.run_status import StatusFile
 from trainer.train import modes
 from trainer.train.alarms import Alarms
 from trainer.train.checkpoint import Checkpoint
-from trainer.train.data_fingerprint import Fingerprint, compare_data, fingerprint_tasks, write_fingerprint
+from trainer.train.data_fingerprint import Fingerprint, fingerprint_tasks
 from trainer.train.evaluate import compare_run
-from trainer.train.handover import locate_settings
 from trainer.train.job import Job, JobObjects, open_job
-from trainer.train.origin import write_origin
-from trainer.train.preflight import find_warnings, require_ready
+from trainer.train.preflight import find_warnings, plan_job, require_ready
 from trainer.train.reporters import Reporters, import_packages
-from trainer.train.run_folder import RunFolder, changed_settings
+from trainer.train.run_folder import RunFolder, changed_settings, find_changed_data, use_start_model
 from trainer.train.settings import TrainSettings
 from trainer.train.train_loop import TrainLoop
 from trainer.view.progress import show_warm_start
@@ -56,16 +50,6 @@ ENDED_IN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StartCommand:
-    """What the command line that starts or resumes a run says besides the settings."""
-
-    run_file: Path | None = None
-    """The file from which the settings were read; the run keeps a copy."""
-    accept_data: bool = False
-    """Resumes although rows have changed."""
-
-
 async def train(
     settings: TrainSettings,
     path: Path,
@@ -73,14 +57,9 @@ async def train(
     *,
     resume: bool = False,
     objects: JobObjects | None = None,
-    command: StartCommand | None = None,
 ) -> None:
-    """Runs a training run in a folder. Whatever can be wrong is checked before the weights are loaded.
-
-    `command` is what the command line says besides the settings.
-    """
+    """Runs a training run in a folder. Whatever can be wrong is checked before the weights are loaded."""
     import_packages(settings.report)
-    command = command or StartCommand()
     with RunFolder(path, settings.checkpoint.keep) as folder:
         if folder.ended_in:
             console.print(ENDED_IN.format(names=", ".join(folder.ended_in)), markup=False)
@@ -89,7 +68,7 @@ async def train(
             remedy = "continue it with --resume, or name another folder with --out"
             raise ConfigError("the folder already has a run", file=folder.path, remedy=remedy)
         step = checkpoint.step if checkpoint else 0
-        located = locate_settings(path, settings) if resume else settings
+        located = use_start_model(path, settings) if resume else settings
         async with AsyncExitStack() as stack:
             tape = folder.new_tape(step + 1) if settings.record else None
             with show_warm_start(console) as on_progress:
@@ -98,12 +77,7 @@ async def train(
                 )
                 job = await stack.enter_async_context(opening)
             require_ready(job)
-            fingerprint = await to_thread.run_sync(fingerprint_tasks, job)
-            changes = compare_data(folder.path, job, fingerprint, accept=command.accept_data) if resume else []
-            for change in changes:
-                console.print(change, markup=False, soft_wrap=True)
             loop = await _build_train_loop(job, settings, folder, checkpoint, stack, console)
-            await to_thread.run_sync(_keep_origin, folder, job, None if resume else command, fingerprint, changes)
             with _frozen_garbage_collection():
                 await loop.run()
         if settings.evaluation.after:
@@ -133,18 +107,6 @@ def _find_checkpoint(folder: RunFolder, settings: TrainSettings, console: Consol
     return folder.checkpoints.find_latest(lambda text: console.print(text, markup=False, soft_wrap=True))
 
 
-def _keep_origin(
-    folder: RunFolder, job: Job, start: StartCommand | None, fingerprint: Fingerprint, changes: list[str]
-) -> None:
-    """Keeps in the run's folder what another person needs to go on with it; the origin when the run starts."""
-    try:
-        write_fingerprint(folder.path, fingerprint, changes)
-        if start is not None:
-            write_origin(folder.path, job, start.run_file)
-    except OSError as error:
-        raise RunError(describe_write_error(folder.path, error, resume_hint(folder.path))) from error
-
-
 def _keep_rates(settings: TrainSettings, folder: RunFolder, checkpoint: Checkpoint | None) -> TrainSettings:
     """The settings; learning rates that they leave open are those that the run was started with."""
     if checkpoint is None:
@@ -164,7 +126,8 @@ async def _build_train_loop(
     settings, step = job.settings, checkpoint.step if checkpoint else 0
     logs = folder.path / LOGS_FOLDER
     ranks = count_ranks(settings.distributed)
-    placement = await to_thread.run_sync(_plan_placement, job, ranks)
+    placement = await to_thread.run_sync(plan_job, job)
+    placement.plan.require()
     kept = given.model_copy(update={"update": settings.update})
     dumped = kept.model_dump(mode="json")
     written = given.model_dump(mode="json")
@@ -172,6 +135,9 @@ async def _build_train_loop(
     channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, logs, needs))
     policy = await to_thread.run_sync(_load_policy, job, checkpoint, channel)
     log = partial(console.print, markup=False, soft_wrap=True)
+    data = await to_thread.run_sync(fingerprint_tasks, job)
+    for name in find_changed_data(folder.path, step, data):
+        log(f"{name} has changed since the run was started: steps from {step + 1} on train on the rows as they are now")
     serving = placement.apply_to(settings.serving)
     if placement.fraction is not None:
         log(str(placement))  # Before the server starts: it helps if the start fails.
@@ -197,7 +163,7 @@ async def _build_train_loop(
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
     thread = stack.enter_context(WorkerThread("learning"))
-    _write_run_info(folder, kept, job, engine, step)
+    _write_run_info(folder, kept, job, engine, step, data)
     restarts = _count_restarts(ranks, checkpoint)
     _show_processes(progress, job, restarts)
     loop = TrainLoop(
@@ -228,19 +194,11 @@ def _show_processes(progress: TrainingProgress, job: Job, restarts: RankRestarts
         progress.describe_ranks = restarts.describe
 
 
-def _write_run_info(folder: RunFolder, kept: TrainSettings, job: Job, engine: Engine, step: int) -> None:
+def _write_run_info(
+    folder: RunFolder, kept: TrainSettings, job: Job, engine: Engine, step: int, data: Fingerprint
+) -> None:
     mismatch = correct_mismatch(job.settings.algorithm, engine.capabilities).mismatch
-    folder.write_run_info(kept, job.model, engine.capabilities.name, mismatch, step)
-
-
-def _plan_placement(job: Job, ranks: int) -> Placement:
-    """How trainer and engine share a GPU. Raises PolicyError if they do not fit."""
-    settings, distributed = job.settings, job.settings.distributed
-    shares_gpu = shares_gpu_with_server(settings, count_local_ranks(distributed))
-    shards = count_shards(distributed, job.model)
-    placement = plan_placement(settings, job.model, shares_gpu=shares_gpu, shards=shards, ranks=ranks)
-    placement.plan.require()
-    return placement
+    folder.write_run_info(kept, job.model, engine.capabilities.name, step, mismatch, data)
 
 
 def _plan_other_ranks(job: Job, ranks: int) -> tuple[MemoryPart, ...]:

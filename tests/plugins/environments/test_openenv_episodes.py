@@ -88,10 +88,10 @@ async def test_connection_that_is_lost_before_the_first_turn_is_made_once_more()
     ("trouble", "reason"),
     [
         ("silence", "did not answer 'step' within 1 s"),
-        ("close", "the server closed the connection bye"),
-        ("bytes", "instead of JSON"),
-        ("huge", "a message of more than"),
-        ("masked", "a frame that is masked"),
+        ("close", "the connection was closed: received 1000 (OK) bye"),
+        ("bytes", "something else than JSON"),
+        ("huge", "message too big"),
+        ("masked", "incorrect masking"),
         ("raise", "it broke"),
     ],
 )
@@ -161,4 +161,4 @@ async def test_address_without_a_server_is_refused_with_a_remedy() -> None:
             pass
     async with open_server("no websocket") as server, open_run(f"openenv:{server.url}", timeout_s=0.2) as runs:
         rollout = await runs.run(guess(1))
-    assert "is no WebSocket: it answered 'HTTP/1.1 404 Not Found'" in rollout.reason
+    assert "cannot be reached: InvalidStatus: server rejected WebSocket connection: HTTP 404" in rollout.reason

@@ -12,12 +12,12 @@ from mtrl_plugins.scripts.script_reader import ScriptReader
 from mtrl_plugins.scripts.word import Launch
 from mtrl_plugins.verl.read_config import is_training
 from tests.conftest import Write
-from tests.plugins.scripts.confinements import CONFINEMENTS
+from tests.plugins.scripts.confinements import WORKING
 
 ReadScript = Callable[..., list[Launch]]
 
 
-@pytest.fixture(params=CONFINEMENTS, ids=lambda start: getattr(start, "__name__", "without_bash"))
+@pytest.fixture(params=WORKING, ids=lambda start: start.__name__)
 def read_script(request: pytest.FixtureRequest, write: Write, monkeypatch: pytest.MonkeyPatch) -> ReadScript:
     """Reads the training commands of a script's text."""
     monkeypatch.setattr(confine, "confinement", lambda: request.param)

@@ -275,17 +275,3 @@ def test_verl_keys_are_accepted_beside_options(run: RunCommand, write: Write) ->
     assert "the command line: data.truncation: a truncated prompt" in expected
     assert "cannot be combined with --config, --resume" in run("--verl-config", "run.sh", "--resume", code=2).output
     assert "No such command" in run("data.seed=1", code=2).output
-
-
-def test_no_shell_refuses_what_only_bash_understands(run: RunCommand, write: Write) -> None:
-    write("config/grpo_w_interaction.yaml", CONFIG)
-    write("run.sh", SCRIPT)
-    assert "bash runs run.sh without files, network and programs" in run("translate", "run.sh").output
-    for command in (["translate", "run.sh", "--no-shell"], ["--verl-config", "run.sh", "--no-shell", "--dry-run"]):
-        output = run(*command, code=2).output
-        assert "run.sh:7: `function` is not understood without bash" in output and "bash runs" not in output
-    write("simple.sh", SCRIPT.replace("function now() {\n    date '+%d-%H-%M'\n}\n", ""))
-    assert (
-        "data.max_response_length -> limits.turn_tokens: 3072 (simple.sh:"
-        in run("translate", "simple.sh", "--no-shell").output
-    )

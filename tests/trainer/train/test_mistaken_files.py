@@ -24,7 +24,7 @@ def test_a_missing_file_beside_the_run_file_is_named_there(run: Run) -> None:
     assert '"out": "new"' in output and '"system": "./ is where you are"' in output
 
 
-@pytest.mark.parametrize("name", ["data.json", "metrics.jsonl", "checkpoints"])
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "metrics.jsonl", "checkpoints"])
 def test_a_folder_with_files_that_a_run_would_write_over_is_refused(run: Run, name: str) -> None:
     file = Path("own", name)
     file.parent.mkdir()

@@ -77,7 +77,7 @@ def test_a_reward_that_takes_any_answer_and_a_tool_that_breaks_are_told(run: Run
 
 def test_every_native_tool_is_called_once_and_each_mistake_is_told_with_its_line(run: Run) -> None:
     Path("rows.jsonl").write_text(TRUTH)
-    file = write_config(data="rows.jsonl", kinds=[], reward={"components": {"answer": {"function": "answer"}}})
+    file = write_config(data="rows.jsonl", demo={}, reward={"components": {"answer": {"function": "answer"}}})
     Path("tools/several.py").write_text(SEVERAL_TOOLS)
     names = ["fits", "misspelt", "refuses", "silent", "shapeless"]
     Path("tools/tools.yaml").write_text(json.dumps({"tools": [{"function": f"several:{name}"} for name in names]}))
@@ -156,7 +156,7 @@ def test_rows_without_the_truth_that_rewards_read_are_told_once_wherever_they_ar
         components = {
             "answer": {"function": "answer"}, **user_reward("return float(attempt.truth == '7')")["components"],
         }  # fmt: skip
-        file = write_config(data="rows.jsonl", kinds=[], reward={"components": components, "success": "answer"})
+        file = write_config(data="rows.jsonl", demo={}, reward={"components": components, "success": "answer"})
         output = run("--config", file, "--dry-run")
         assert "note reward.components.answer: 'answer' cannot score 1 of 4 rows" in output
         assert "reads `attempt.truth`, which is None where a row has no `ground_truth`: 1 of 4 lack it" in output

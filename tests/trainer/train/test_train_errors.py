@@ -278,7 +278,7 @@ def test_mistake_in_the_run_file_is_reported_with_line_field_and_suggestion(
 
 def test_mistake_in_rows_that_are_trained_on_and_held_out_is_told_once(run: Run) -> None:
     Path("rows.jsonl").write_text('{"prompt": "what", "ground_truth": "7", "tools": ["calcluate"]}\n')
-    output = run("--config", write_config(data="rows.jsonl", kinds=[]), "--out", "r", code=2)
+    output = run("--config", write_config(data="rows.jsonl", demo={}), "--out", "r", code=2)
     assert output.count("the gateway offers no tool 'calcluate'") == 1
 
 

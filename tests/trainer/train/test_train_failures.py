@@ -182,7 +182,7 @@ def test_dying_tool_server_loses_rollouts_without_scoring_them(run: Run, place: 
     servers["mcpServers"]["calculator"] = {"command": sys.executable, "args": [str(place / "dying.py"), "calls"]}
     servers["mcpServers"]["notebook"]["cwd"] = "."
     Path("mcp_servers.json").write_text(json.dumps(servers))
-    output = run("--config", write_config(tools="tool_configs", kinds=["sum"], steps=2, n=4), "--out", "r")
+    output = run("--config", write_config(tools="tool_configs", demo={"kinds": ["sum"]}, steps=2, n=4), "--out", "r")
     lost = [rollout for rollout in Rollouts(Path("r")) if rollout.stop.is_infrastructure]
     assert lost and all(rollout.reward is None for rollout in lost), output
     assert sum(line["rollout/lost"] for line in read_run_metrics("r")) == len(lost)

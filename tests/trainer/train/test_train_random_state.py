@@ -62,7 +62,7 @@ async def test_random_reward_is_the_same_after_resuming(
         (tmp_path / name).write_text(text)
     rewards = {"outcome": {"function": "outcome"}, "luck": {"function": "own.py:luck", "weight": 0}}
     settings = small_job(
-        tools="tools", kinds=["fact"], steps=3, evaluation={"every": 0}, reward={"components": rewards}
+        tools="tools", demo={"kinds": ["fact"]}, steps=3, evaluation={"every": 0}, reward={"components": rewards}
     )
     run, console = tmp_path / "run", Console(file=io.StringIO(), width=200)
     await train(settings, run, console)
