@@ -55,15 +55,19 @@ class _Shown:
         new: list[tuple[object, ...]] = []
         repeated: dict[str, list[str]] = {}
         for row in rows:
-            if row[-1] and row in self._place:
-                repeated.setdefault(self._place[row], []).append(str(row[0]))
+            first = self._place.setdefault(self._key(row), place) if row[-1] else place
+            if first != place:
+                repeated.setdefault(first, []).append(str(row[0]))
             else:
                 new.append(row)
-        for row in new:
-            self._place[row] = place
         parts = [_table(head, iter(new))] if new else []
         parts += [" ".join(f"As in `{first}`: {', '.join(names)}." for first, names in repeated.items())]
         return "\n\n".join(filter(None, parts))
+
+    @staticmethod
+    def _key(row: tuple[object, ...]) -> tuple[object, ...]:
+        """A row without the settings that its own key is below."""
+        return (str(row[0]).strip("`").rpartition(".")[2], *row[1:])
 
 
 def _plain(text: str | None) -> str:
@@ -132,24 +136,26 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    title = f"## `{prefix.rstrip('.')}`" if prefix else "## Top level"
+def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterator[str]:
+    place = prefix.rstrip(".")
     fields = model.model_fields.items()
     rows = (
         (f"`{prefix}{name}`", _with_default(_type(field.annotation), _default(field)), field.description)
         for name, field in fields
         if field.description
     )
-    yield f"{title}\n\n{inspect.getdoc(model) or ''}\n\n{_table(('Key', 'Type; default', 'Meaning'), rows)}"
+    yield f"## `{place}`" if place else "## Top level"
+    yield inspect.getdoc(model) or ""
+    yield shown.table(place, ("Key", "Type; default", "Meaning"), rows)
     for name, field in fields:
         if inner := _inner(field.annotation):
-            yield from _settings(inner, f"{prefix}{name}.")
+            yield from _settings(inner, shown, f"{prefix}{name}.")
 
 
 def run_file() -> str:
     """The page of the run file's keys."""
     head = "Every key of a run file (`mtrl-train --config run.yaml`). On the command line: the flags, and `KEY=VALUE`."
-    return "\n\n".join(["# Run file", NOTE, head, *_settings(TrainSettings)])
+    return "\n\n".join(["# Run file", NOTE, head, *_settings(TrainSettings, _Shown())])
 
 
 def _schema_type(schema: Mapping[str, Any]) -> str:

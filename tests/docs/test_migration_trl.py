@@ -23,14 +23,6 @@ def test_migration_trl_page(follow: Follow) -> None:
     assert "price" in done["mtrl-train show"] and "looked_up 0" in done["mtrl-train show"]
 
 
-def test_the_script_differs_from_that_for_trl_in_one_line() -> None:
-    page = (ROOT / "docs" / "migration-trl.md").read_text(encoding="utf-8")
-    before, after = (page.split(f"# my_trl/{name}.py\n")[1].split("```")[0] for name in ("before", "train"))
-    assert sorted(before.replace("from trl import", "from trainer.api import").splitlines()) == sorted(
-        after.splitlines()
-    )
-
-
 def code_cells(notebook: Path) -> list[str]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
