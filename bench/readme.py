@@ -163,9 +163,11 @@ def seeds_with_cost(name: str) -> str:
 
 
 def made_tasks() -> str:
-    """The reports of `make-tasks` on servers of others."""
-    text = (RESULTS / "made_tasks.md").read_text(encoding="utf-8")
-    return text.partition("\n\n")[2].replace("\n## ", "\n### ").replace("## ", "### ", 1).strip()
+    """How many tasks `make-tasks` made from servers of others, and from how many chains."""
+    report = (RESULTS / "made_tasks.md").read_text(encoding="utf-8")
+    pattern = r"## (`.+`.*)\n(?:\n.*)*?\n(\d+) tasks of .* from (\d+) chains, in (\d+) s"
+    lines = [f"| {' | '.join(found)} |" for found in re.findall(pattern, report)]
+    return "\n".join(["| server | tasks | chains tried | seconds |", "|---|--:|--:|--:|", *lines])
 
 
 def sight() -> str:

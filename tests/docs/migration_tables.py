@@ -3,47 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from mtrl_plugins.swift import compat_names as swift_names
 from mtrl_plugins.swift.table import SWIFT_TABLE as SWIFT_FLAGS
 from mtrl_plugins.trl.table import TRL_TABLE as TRL_ARGUMENTS
 from mtrl_plugins.verl import compat_names as verl_names
+from mtrl_plugins.verl.key_rule import Effect, KeyTable
 from mtrl_plugins.verl.table import VERL_TABLE as VERL_KEYS
-from mtrl_plugins.verl.translate import format_table
 from tests.docs.blocks import ROOT
 
 VERL, SWIFT, TRL = (ROOT / "docs" / f"migration-{framework}.md" for framework in ("verl", "swift", "trl"))
 
 
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def names_table(modules: Mapping[str, Mapping[str, str]], framework: str) -> str:
     """The modules that users' files may import, with their names."""
     rows = [f"| {framework} | Names |", "|---|---|"]
-    rows += [
-        f"| `{module}` | {', '.join(f'`{name}`' for name in names)} |" for module, names in modules.items() if names
-    ]
+    rows += [f"| `{module}` | {_code(names)} |" for module, names in modules.items() if names]
     return "\n".join(rows)
 
 
-def remedies_table(remedies: Mapping[str, str], framework: str) -> str:
-    """What to use instead of names that are not offered."""
-    rows = [f"| {framework}, not here | Instead |", "|---|---|"]
-    return "\n".join([*rows, *(f"| `{name}` | {_escape(remedy)} |" for name, remedy in remedies.items())])
+def keys_table(table: KeyTable) -> str:
+    """The keys that do something else here, and those of which only one value is supported."""
+    rows = [f"| {table.framework} | mtrl | what differs, and why |", "|---|---|---|"]
+    for rule in table.rules:
+        if rule.effect is Effect.CHANGED:
+            setting = f"`{rule.setting}`" if rule.setting else "-"
+            rows.append(f"| {_code(rule.names)} | {setting} | {rule.note.replace('|', chr(92) + '|')} |")
+    fixed = [name for rule in table.rules if rule.effect is Effect.FIXED for name in rule.names]
+    refused = f"Not supported, or with one of their values only: {_code(fixed)}."
+    return "\n".join([*rows, "", textwrap.fill(refused, 120, break_long_words=False, break_on_hyphens=False)])
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 TABLES: Mapping[tuple[Path, str], Callable[[], str]] = {
     (VERL, "names"): lambda: names_table(verl_names.OFFERED, "verl"),
-    (VERL, "instead"): lambda: remedies_table(verl_names.ALTERNATIVES, "verl"),
-    (VERL, "keys"): lambda: format_table(VERL_KEYS),
+    (VERL, "keys"): lambda: keys_table(VERL_KEYS),
     (SWIFT, "names"): lambda: names_table(swift_names.OFFERED, "ms-swift"),
-    (SWIFT, "instead"): lambda: remedies_table(swift_names.ALTERNATIVES, "ms-swift"),
-    (SWIFT, "keys"): lambda: format_table(SWIFT_FLAGS),
-    (TRL, "arguments"): lambda: format_table(TRL_ARGUMENTS),
+    (SWIFT, "keys"): lambda: keys_table(SWIFT_FLAGS),
+    (TRL, "arguments"): lambda: keys_table(TRL_ARGUMENTS),
 }
 
 

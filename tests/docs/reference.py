@@ -6,11 +6,12 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
@@ -43,6 +44,32 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
 
 
+class _Shown:
+    """Rows that a page has already: a later part names them, and where they stand, instead of repeating them."""
+
+    def __init__(self) -> None:
+        self._place: dict[tuple[object, ...], str] = {}
+
+    def table(self, place: str, head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+        """A part's table; repeated rows are named in a line below it."""
+        new: list[tuple[object, ...]] = []
+        repeated: dict[str, list[str]] = {}
+        for row in rows:
+            first = self._place.setdefault(self._key(row), place) if row[-1] else place
+            if first != place:
+                repeated.setdefault(first, []).append(str(row[0]))
+            else:
+                new.append(row)
+        parts = [_table(head, iter(new))] if new else []
+        parts += [" ".join(f"As in `{first}`: {', '.join(names)}." for first, names in repeated.items())]
+        return "\n\n".join(filter(None, parts))
+
+    @staticmethod
+    def _key(row: tuple[object, ...]) -> tuple[object, ...]:
+        """A row without the settings that its own key is below."""
+        return (str(row[0]).strip("`").rpartition(".")[2], *row[1:])
+
+
 def _plain(text: str | None) -> str:
     """Help text without Rich markup."""
     return re.sub(r"\[/?\w+\]", "", text or "").strip()
@@ -60,32 +87,47 @@ def _options(command: Any) -> Iterator[tuple[object, ...]]:
         yield f"`{names}`", _plain(getattr(option, "help", None))
 
 
-def _command(path: str, command: Any) -> Iterator[str]:
-    yield f"## {path}\n\n{_plain(command.help)}"
+def _command(path: str, command: Any, shown: _Shown) -> Iterator[str]:
+    first, *further = _plain(command.help).split("\n\n")
+    examples = [paragraph for paragraph in further if paragraph.startswith("mtrl-")]
+    yield "\n\n".join([f"## {path}", first, *examples])
     if rows := list(_options(command)):
-        yield _table(("Option", "Meaning"), iter(rows))
+        yield shown.table(path, ("Option", "Meaning"), rows)
     for name, inner in getattr(command, "commands", {}).items():
-        yield from _command(f"{path} {name}", inner)
+        yield from _command(f"{path} {name}", inner, shown)
 
 
 def cli() -> str:
     """The page of both command lines."""
-    parts = [*_command("mtrl-gateway", get_command(gateway_app)), *_command("mtrl-train", get_command(trainer_app))]
+    shown = _Shown()
+    apps = {"mtrl-gateway": gateway_app, "mtrl-train": trainer_app}
+    parts = [part for name, app in apps.items() for part in _command(name, get_command(app), shown)]
     return "\n\n".join(["# Command line", NOTE, *parts])
 
 
 def _type(annotation: Any) -> str:
-    text = getattr(annotation, "__name__", str(annotation)) if isinstance(annotation, type) else str(annotation)
-    text = re.sub(r"\b(?:[a-z_]\w*\.)+", "", text)
-    return re.sub(r"Annotated\[(\w+)[^\]]*\]+", r"\1", text)
+    """A type as a user would write it: choices by their values, without `None`."""
+    if get_origin(annotation) is Annotated:
+        return _type(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_type(kind) for kind in get_args(annotation) if kind is not NoneType))
+    if get_origin(annotation) in (tuple, list, Sequence):
+        return f"list of {_type(get_args(annotation)[0])}"
+    return getattr(get_origin(annotation) or annotation, "__name__", str(annotation))
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
+    if field.default in (None, PydanticUndefined) or isinstance(field.default, BaseModel):
         return ""
     return f"`{json.dumps(field.default, default=str)}`"
+
+
+def _with_default(kind: str, default: str) -> str:
+    return f"{kind}; {default}" if default else kind
 
 
 def _inner(annotation: Any) -> type[BaseModel] | None:
@@ -94,23 +136,26 @@ def _inner(annotation: Any) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    title = f"## `{prefix.rstrip('.')}`" if prefix else "## Top level"
+def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterator[str]:
+    place = prefix.rstrip(".")
     fields = model.model_fields.items()
     rows = (
-        (f"`{prefix}{name}`", f"`{_type(field.annotation)}`", _default(field), field.description or "")
+        (f"`{prefix}{name}`", _with_default(_type(field.annotation), _default(field)), field.description)
         for name, field in fields
+        if field.description
     )
-    yield f"{title}\n\n{inspect.getdoc(model) or ''}\n\n{_table(('Key', 'Type', 'Default', 'Meaning'), rows)}"
+    yield f"## `{place}`" if place else "## Top level"
+    yield inspect.getdoc(model) or ""
+    yield shown.table(place, ("Key", "Type; default", "Meaning"), rows)
     for name, field in fields:
         if inner := _inner(field.annotation):
-            yield from _settings(inner, f"{prefix}{name}.")
+            yield from _settings(inner, shown, f"{prefix}{name}.")
 
 
 def run_file() -> str:
     """The page of the run file's keys."""
     head = "Every key of a run file (`mtrl-train --config run.yaml`). On the command line: the flags, and `KEY=VALUE`."
-    return "\n\n".join(["# Run file", NOTE, head, *_settings(TrainSettings)])
+    return "\n\n".join(["# Run file", NOTE, head, *_settings(TrainSettings, _Shown())])
 
 
 def _schema_type(schema: Mapping[str, Any]) -> str:
@@ -125,19 +170,28 @@ def _schema_type(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
-def _schema_part(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+def _schema_part(name: str, schema: Mapping[str, Any], shown: _Shown) -> Iterator[str]:
     if not schema.get("properties"):
         return
-    rows = (
+    rows = [
         (
             f"`{key}`",
-            _schema_type(value),
-            f"`{json.dumps(value['default'])}`" if "default" in value else "",
+            _with_default(_schema_type(value).removesuffix(" or null"), _schema_default(value)),
             value.get("description", ""),
         )
         for key, value in schema["properties"].items()
-    )
-    yield f"### {name}\n\n{schema.get('description', '')}\n\n{_table(('Key', 'Type', 'Default', 'Meaning'), rows)}"
+    ]
+    yield f"### {name}\n\n{schema.get('description', '')}"
+    if told := [row for row in rows if row[-1]]:
+        yield shown.table(name, ("Key", "Type; default", "Meaning"), told)
+    if plain := [row for row in rows if not row[-1]]:
+        yield f"Also {', '.join(f'{key} ({kind})' for key, kind, _ in plain)}."
+
+
+def _schema_default(value: Mapping[str, Any]) -> str:
+    """A default; those of nested settings stand with these."""
+    default = value.get("default")
+    return "" if default is None or isinstance(default, dict) else f"`{json.dumps(default)}`"
 
 
 def rows() -> str:
@@ -168,13 +222,14 @@ def run_folder() -> str:
 
 def yaml() -> str:
     """The page of tool_configs/*.yaml and mcp_servers.json."""
-    parts = ["# Tool and server files", NOTE]
+    parts, shown, known = ["# Tool and server files", NOTE], _Shown(), set[str]()
     for file, text in schema_texts().items():
         schema = json.loads(text)
-        parts.append(f"## {schema.get('title', file.name)}\n\n{schema.get('description', '')}")
-        parts += _schema_part("Top level", schema)
+        parts.append(f"## {schema.get('title', file.name)}")
+        parts += _schema_part("Top level", schema, shown)
         for name, inner in schema.get("$defs", {}).items():
-            parts += _schema_part(name, inner)
+            parts += [] if name in known else _schema_part(name, inner, shown)
+        known |= {*schema.get("$defs", {})}
     return "\n\n".join(parts)
 
 
@@ -183,18 +238,30 @@ def _body(operation: Mapping[str, Any], name: str) -> str:
     return ", ".join(_schema_type(kind.get("schema", {})) for kind in content.values())
 
 
+def _referenced(value: Any, schemas: Mapping[str, Any], found: set[str]) -> set[str]:
+    """The names of all schemas that a part of the document leads to."""
+    for name in re.findall(r"#/components/schemas/(\w+)", json.dumps(value)):
+        if name not in found:
+            found.add(name)
+            _referenced(schemas[name], schemas, found)
+    return found
+
+
 def http() -> str:
-    """The page of the gateway's HTTP paths."""
+    """The page of the gateway's HTTP paths, with the bodies of sessions and calls."""
     document = openapi_document()
     rows = (
         (f"`{verb.upper()} {path}`", operation.get("summary", ""), _body(operation, "requestBody"))
         for path, operations in document["paths"].items()
         for verb, operation in operations.items()
     )
-    parts = ["# HTTP", NOTE, "The gateway serves this as `/openapi.json`, and for people at `/docs`."]
-    parts.append(_table(("Path", "What it does", "Body"), rows))
-    for name, schema in document["components"]["schemas"].items():
-        parts += _schema_part(name, schema)
+    note = "The gateway serves this as `/openapi.json`, with every body, and for people at `/docs`."
+    parts, shown = ["# HTTP", NOTE, note, _table(("Path", "What it does", "Body"), rows)], _Shown()
+    schemas = document["components"]["schemas"]
+    bodies = [value for path, value in document["paths"].items() if path.startswith(("/v1/sessions", "/v1/calls"))]
+    for name in schemas:
+        if name in _referenced(bodies, schemas, set()):
+            parts += _schema_part(name, schemas[name], shown)
     return "\n\n".join(parts)
 
 
@@ -226,37 +293,36 @@ def metrics() -> str:
 
 
 def _signature(thing: Any) -> str:
+    """The parameters that a caller gives, without types."""
     try:
-        return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", str(inspect.signature(thing)))
+        parameters = [item for name, item in inspect.signature(thing).parameters.items() if name not in ("self", "cls")]
     except (TypeError, ValueError):
         return ""
+    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return f"({', '.join(marks.get(item.kind, '') + item.name for item in parameters)})"
 
 
-def _member(module: str, name: str) -> Iterator[str]:
-    thing = getattr(import_module(module), name)
-    yield f"### `{name}`\n\n{inspect.getdoc(thing) or ''}\n\n```text\n{module}.{name}{_signature(thing)}\n```"
-    if not inspect.isclass(thing):
-        return
-    methods = [
-        (key, value)
-        for key, value in vars(thing).items()
-        if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
-    ]
-    rows = (
-        (f"`{key}{'' if isinstance(value, property) else _signature(value)}`", inspect.getdoc(value) or "")
-        for key, value in methods
-    )
-    if methods:
-        yield _table(("Member", "Meaning"), rows)
+def _members(name: str, thing: Any, shown: set[tuple[str, str]]) -> Iterator[tuple[object, ...]]:
+    """A name with its own methods; those that a base class has with the same text stand there alone."""
+    yield f"`{name}{'' if inspect.isclass(thing) and issubclass(thing, Enum) else _signature(thing)}`", _first(thing)
+    for key, value in vars(thing).items() if inspect.isclass(thing) else ():
+        is_public = not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+        if is_public and _first(value) and (key, _first(value)) not in shown:
+            shown.add((key, _first(value)))
+            yield f"`{name}.{key}{'' if isinstance(value, property) else _signature(value)}`", _first(value)
+
+
+def _first(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0]
 
 
 def python() -> str:
     """The page of the public Python API."""
     parts = ["# Python API", NOTE, "What users' files may import. Everything else may change without notice."]
+    shown: set[tuple[str, str]] = set()
     for module, names in PUBLIC.items():
-        parts.append(f"## `{module}`\n\n{(inspect.getdoc(import_module(module)) or '').splitlines()[0]}")
-        for name in names:
-            parts += _member(module, name)
+        rows = (row for name in names for row in _members(name, getattr(import_module(module), name), shown))
+        parts.append(f"## `{module}`\n\n{_table(('Name', 'Meaning'), rows)}")
     return "\n\n".join(parts)
 
 
