@@ -70,7 +70,7 @@ TRAINER_IMPORTS = {
     "pandas": ("view/",),
     "pyarrow": ("data/",),
     "typer": ("cli/",),
-    "rich": ("view/", "check.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
+    "rich": ("view/", "finding.py", "check.py", "collect_rollouts.py", "replay_rollouts.py", "train/", "cli/"),
     "asyncio": (),
     "mcp": (),
     "starlette": (),
@@ -142,7 +142,7 @@ def test_third_party_packages_are_imported_only_where_allowed(package: str, impo
 
 
 LAYERS = (
-    ("ledger", "parse", "worker_thread", "load_plugin"),
+    ("ledger", "parse", "worker_thread", "load_plugin", "finding"),
     ("rollout.task", "rollout.rollout", "storage", "vision", "engine", "template"),
     ("rollout.run_part",),
     ("rollout.settings",),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text as Line
@@ -16,6 +15,7 @@ from gateway.types import Outcome, ToolCall, ToolSpec
 from trainer.data.state_names import check_state_names
 from trainer.data.tasks import INTERACTION_PREFIX
 from trainer.data.tasks import check_task_names as check_rows
+from trainer.finding import Finding, Grade, print_finding
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.rollout.instructions import add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
@@ -34,22 +34,6 @@ from trainer.weight_files import read_weight_files
 
 if TYPE_CHECKING:
     from trainer.template import Template
-
-Grade = Literal["ok", "note", "wrong"]
-GRADE_MARKS: dict[Grade, tuple[str, str]] = {
-    "ok": ("ok  ", "green"),
-    "note": ("note", "yellow"),
-    "wrong": ("FAIL", "red"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    grade: Grade
-    text: str
-    remedy: str = ""
 
 
 async def check(settings: RolloutSettings, console: Console, *, model: bool, data: bool) -> bool:
@@ -82,14 +66,6 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
     wrong = sum(finding.grade == "wrong" for finding in found)
     console.print(Line("\neverything is in order" if not wrong else f"\n{wrong} problem{'s' * (wrong > 1)} to fix"))
     return not wrong
-
-
-def print_finding(finding: Finding, console: Console) -> None:
-    """Prints a finding and its remedy."""
-    mark, colour = GRADE_MARKS[finding.grade]
-    console.print(Line.assemble((mark, colour), f" {finding.text}"), soft_wrap=True)
-    if finding.remedy:
-        console.print(Line(f"     remedy: {finding.remedy}"), soft_wrap=True)
 
 
 def _check_tools(gateway: AnyGateway, settings: RolloutSettings) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from tests.docs.blocks import ROOT
 from tests.docs.migration_tables import marked
 from tests.trainer.trl_templates import FAMILIES, NO_CALLS, NO_TOOLS, ONE_CALL, RUNS, TrlFamily
-from trainer.parse.choose import PARSERS
+from trainer.parse.choose import PARSERS, find_parser_class
 
 PAGE = ROOT / "docs" / "templates.md"
 OUTCOMES = {
@@ -56,8 +56,9 @@ def _family_row(family: TrlFamily) -> str:
 
 def parsers_table() -> str:
     """The parsers with the models that write so."""
-    names = {parser.name: [] for parser in PARSERS.values()}  # type: ignore[var-annotated]
-    for alias, parser in PARSERS.items():
+    names = {find_parser_class(name).name: [] for name in PARSERS}  # type: ignore[var-annotated]
+    for alias in PARSERS:
+        parser = find_parser_class(alias)
         names[parser.name] += [alias] if alias != parser.name else []
     rows = ["| `template.parser` | Also | Models |", "|---|---|---|"]
     for name, models in PARSER_MODELS.items():

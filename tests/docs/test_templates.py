@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.docs.conftest import Follow
 from tests.docs.template_tables import PAGE, PARSER_MODELS, updated_page
-from trainer.parse.choose import PARSERS
+from trainer.parse.choose import PARSERS, find_parser_class
 
 
 def test_templates_page(follow: Follow) -> None:
@@ -16,4 +16,4 @@ def test_tables_of_the_templates_page_are_those_that_the_tests_check() -> None:
 
 
 def test_every_parser_is_on_the_templates_page() -> None:
-    assert list(PARSER_MODELS) == sorted({parser.name for parser in PARSERS.values()})
+    assert list(PARSER_MODELS) == sorted({find_parser_class(name).name for name in PARSERS})

@@ -149,6 +149,22 @@ def test_plugin_of_a_third_party_adds_a_section_and_a_command(dice: Path, tmp_pa
     assert "did you mean `sides`?" in run_command(tmp_path, "--config", "run.yaml", code=2, path=[dice, ROOT])
 
 
+MAX_LINES = 30_000
+"""Of ours that a job without plug-ins may import."""
+COUNT = """
+import sys
+import trainer.train.start
+ours = [module.__file__ for name, module in [*sys.modules.items()] if name.partition(".")[0] in sys.argv[1:]]
+print(sum(len(open(file).readlines()) for file in ours if file))
+"""
+
+
+def test_start_of_a_run_imports_a_third_of_the_product_at_most() -> None:
+    command = [sys.executable, "-c", COUNT, "gateway", "trainer", "mtrl_plugins"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) <= MAX_LINES
+
+
 def test_documented_plugin_is_the_example() -> None:
     titled = {block.title: block.text for block in blocks_of(ROOT / "docs" / "plugins.md") if block.title}
     files = {

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from gateway.types import ToolCall
 from trainer.parse.base import MAX_PROBLEMS, CallParser, MarkedParser
-from trainer.parse.choose import PARSERS
+from trainer.parse.choose import PARSERS, find_parser_class
 
 FAMILIES = sorted(
-    {family for family in PARSERS.values() if issubclass(family, CallParser)}, key=lambda family: family.name
+    {family for family in map(find_parser_class, PARSERS) if issubclass(family, CallParser)},
+    key=lambda family: family.name,
 )
 FIELDS = ("qwen3_coder", "glm", "minimax", "muse")
 """Families whose arguments are fields: values that a tag could end cannot be written."""

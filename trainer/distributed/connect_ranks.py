@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.layer_clock import LayerClock
+from trainer.distributed.mesh import find_mesh
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.rank_failures import (
     describe_failure,
@@ -169,20 +170,6 @@ class ProcessGroupRanks:
 def group_timeout(seconds: float) -> timedelta:
     """How long the calls of a process group wait, given how long a stage may take."""
     return timedelta(seconds=seconds + GROUP_MARGIN_S)
-
-
-def find_mesh(settings: DistributedSettings, ranks: int) -> dict[str, int]:
-    """The sizes of the mesh's dimensions: copies of the weights, ranks that share one by rows, and by matrices."""
-    tensor = settings.tensor
-    if ranks % tensor:
-        problem = f"`distributed.tensor: {tensor}` does not divide {ranks} ranks"
-        raise RankError(problem, f"use a multiple of {tensor} ranks, or leave `distributed.tensor` out")
-    shard = settings.shard or ranks // tensor
-    if ranks % (shard * tensor):
-        named = f"`distributed.shard: {shard}`" + (f" times `distributed.tensor: {tensor}`" if tensor > 1 else "")
-        remedy = f"use a multiple of {shard * tensor} ranks, or leave `distributed.shard` out"
-        raise RankError(f"{named} does not divide {ranks} ranks", remedy)
-    return {"replicate": ranks // (shard * tensor), "shard": shard, "tensor": tensor}
 
 
 def connect_ranks(

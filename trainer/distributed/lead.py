@@ -15,7 +15,6 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import anyio
-import torch
 from anyio import to_thread
 from torch import Tensor
 
@@ -23,11 +22,12 @@ from gateway.types import Image
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.distributed.batch_bytes import write_batch, write_images
-from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks, find_mesh
+from trainer.distributed.connect_ranks import ProcessGroupRanks, connect_ranks
 from trainer.distributed.end_stuck_rank import LeaderWatch
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.launch_ranks import LocalRanks
+from trainer.distributed.mesh import count_ranks
 from trainer.distributed.rank_commands import END, RANK_REMEDY, LeaderChannel
 from trainer.distributed.rank_environment import detect_environment
 from trainer.distributed.rank_failures import is_connection_error
@@ -36,11 +36,9 @@ from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_model import require_torch
 from trainer.distributed.sharded_policy import ShardedPolicy
 from trainer.distributed.sharded_weights import ShardedWeights
-from trainer.distributed.tensor_parallel import find_styles
 from trainer.distributed.write_shards import Digests, find_unwritten
 from trainer.model import SHARDS_FOLDER
 from trainer.policy.memory_parts import MemoryPart, MemoryPlan
-from trainer.policy.meta_model import load_meta_model
 from trainer.policy.policy import loading_checkpoint
 from trainer.policy.settings import UpdateSettings
 from trainer.policy.shards import has_shards, require_same_parts
@@ -148,23 +146,6 @@ class LeadUpdater(PolicyUpdater):
     def train_step(self, train_batch: TrainBatch) -> dict[str, float]:
         with self._channel.command("train_step", content=write_batch(train_batch)):
             return super().train_step(train_batch)
-
-
-def count_ranks(settings: DistributedSettings) -> int:
-    """The ranks that a launcher started, or that the settings ask for."""
-    environment = detect_environment()
-    return environment.size if environment else settings.ranks
-
-
-def count_shards(settings: DistributedSettings, model: Path) -> int:
-    """The GPUs that one copy of the weights is split over; 1 without GPUs, since ranks then share their memory.
-
-    Raises PolicyError if the ranks or the model cannot be split so.
-    """
-    mesh = find_mesh(settings, count_ranks(settings))
-    if settings.tensor > 1:
-        find_styles(load_meta_model(model), settings.tensor)
-    return mesh["shard"] * mesh["tensor"] if torch.cuda.is_available() else 1
 
 
 class EndSignal:

@@ -8,63 +8,51 @@ from typing import Any
 from gateway.config.diagnostics import closest_match
 from gateway.config.load_object import load_object
 from gateway.errors import ConfigError
+from gateway.plugins import load_name
 from gateway.types import EMPTY
-from trainer.parse.base import CallParser, Parser
-from trainer.parse.deepseek import Deepseek, DeepseekV3
-from trainer.parse.gemma4 import Gemma4
-from trainer.parse.glm import Glm
-from trainer.parse.harmony import Harmony
-from trainer.parse.hermes import Hermes
-from trainer.parse.invoke import MiniMax, Muse
-from trainer.parse.json_list import Cohere, Phi4
-from trainer.parse.kimi import Kimi
-from trainer.parse.lfm2 import Lfm2
-from trainer.parse.llama3 import Llama3
-from trainer.parse.mistral import Mistral, MistralArgs
-from trainer.parse.plain import PlainText
-from trainer.parse.qwen3_coder import Qwen3Coder
+from trainer.parse.base import Parser
 
-PARSERS: Mapping[str, type[CallParser] | type[PlainText]] = {
-    "cohere": Cohere,
-    "deepseek": Deepseek,
-    "deepseek_v3": DeepseekV3,
-    "gemma4": Gemma4,
-    "glm": Glm,
-    "gpt-oss": Harmony,
-    "harmony": Harmony,
-    "hermes": Hermes,
-    "kimi": Kimi,
-    "lfm2": Lfm2,
-    "llama3": Llama3,
-    "llama3_json": Llama3,
-    "minimax": MiniMax,
-    "mistral": Mistral,
-    "mistral_args": MistralArgs,
-    "muse": Muse,
-    "phi4": Phi4,
-    "plain_text": PlainText,
-    "qwen": Hermes,
-    "qwen3_coder": Qwen3Coder,
+PARSERS: Mapping[str, str] = {
+    "cohere": "json_list:Cohere",
+    "deepseek": "deepseek:Deepseek",
+    "deepseek_v3": "deepseek:DeepseekV3",
+    "gemma4": "gemma4:Gemma4",
+    "glm": "glm:Glm",
+    "gpt-oss": "harmony:Harmony",
+    "harmony": "harmony:Harmony",
+    "hermes": "hermes:Hermes",
+    "kimi": "kimi:Kimi",
+    "lfm2": "lfm2:Lfm2",
+    "llama3": "llama3:Llama3",
+    "llama3_json": "llama3:Llama3",
+    "minimax": "invoke:MiniMax",
+    "mistral": "mistral:Mistral",
+    "mistral_args": "mistral:MistralArgs",
+    "muse": "invoke:Muse",
+    "phi4": "json_list:Phi4",
+    "plain_text": "plain:PlainText",
+    "qwen": "hermes:Hermes",
+    "qwen3_coder": "qwen3_coder:Qwen3Coder",
 }
-"""Parsers by name, including the names of other trainers and servers."""
-TEMPLATE_MARKS: tuple[tuple[tuple[str, ...], type[CallParser]], ...] = (
-    (("<atem:function_calls>", "<|message|>"), Muse),
-    (("<|channel|>", "<|message|>"), Harmony),
-    (("<|tool_call_begin|>", "<|tool_call_argument_begin|>"), Kimi),
-    (("<\uff5ctool\u2581call\u2581begin\uff5c>", "```json"), DeepseekV3),
-    (("<\uff5ctool\u2581call\u2581begin\uff5c>",), Deepseek),
-    (("<|tool_call>", "<tool_call|>"), Gemma4),
-    (("<|tool_call_start|>", "<|tool_call_end|>"), Lfm2),
-    (("<|START_ACTION|>",), Cohere),
-    (("<|START_RESPONSE|>",), Cohere),
-    (("<minimax:tool_call>",), MiniMax),
-    (("<|tool_call|>", "<|/tool_call|>"), Phi4),
-    (("<function=", "<parameter="), Qwen3Coder),
-    (("<tool_call>", "<arg_key>"), Glm),
-    (("[TOOL_CALLS]", "[ARGS]"), MistralArgs),
-    (("[TOOL_CALLS]",), Mistral),
-    (("<tool_call>",), Hermes),
-    (("<|start_header_id|>", "parameters"), Llama3),
+"""Parsers as `module:Class` by name, including the names of other trainers and servers; imported when they are used."""
+TEMPLATE_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<atem:function_calls>", "<|message|>"), "invoke:Muse"),
+    (("<|channel|>", "<|message|>"), "harmony:Harmony"),
+    (("<|tool_call_begin|>", "<|tool_call_argument_begin|>"), "kimi:Kimi"),
+    (("<\uff5ctool\u2581call\u2581begin\uff5c>", "```json"), "deepseek:DeepseekV3"),
+    (("<\uff5ctool\u2581call\u2581begin\uff5c>",), "deepseek:Deepseek"),
+    (("<|tool_call>", "<tool_call|>"), "gemma4:Gemma4"),
+    (("<|tool_call_start|>", "<|tool_call_end|>"), "lfm2:Lfm2"),
+    (("<|START_ACTION|>",), "json_list:Cohere"),
+    (("<|START_RESPONSE|>",), "json_list:Cohere"),
+    (("<minimax:tool_call>",), "invoke:MiniMax"),
+    (("<|tool_call|>", "<|/tool_call|>"), "json_list:Phi4"),
+    (("<function=", "<parameter="), "qwen3_coder:Qwen3Coder"),
+    (("<tool_call>", "<arg_key>"), "glm:Glm"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral:MistralArgs"),
+    (("[TOOL_CALLS]",), "mistral:Mistral"),
+    (("<tool_call>",), "hermes:Hermes"),
+    (("<|start_header_id|>", "parameters"), "llama3:Llama3"),
 )
 """The first parser is chosen whose marks all occur in the template."""
 _FIELD = "parser"
@@ -76,15 +64,25 @@ def choose_parser(
     """The parser for a chat template."""
     for marks, family in TEMPLATE_MARKS:
         if all(mark in chat_template for mark in marks):
-            return family(schemas, thinking_open=thinking_open)
+            parser: Parser = _load_class(family)(schemas, thinking_open=thinking_open)
+            return parser
     raise ConfigError("the chat template contains no known format of tool calls", field=_FIELD, remedy=_remedy(""))
+
+
+def find_parser_class(name: str) -> Any:
+    """The class of a parser that comes with the package."""
+    return _load_class(PARSERS[name])
+
+
+def _load_class(target: str) -> Any:
+    return load_name(f"trainer.parse.{target}")
 
 
 def load_parser(name: str, schemas: Mapping[str, Mapping[str, Any]] = EMPTY, *, thinking_open: bool = False) -> Parser:
     """A parser by name, or a user's own by `module:Class`, which takes the arguments of `CallParser`."""
     if name not in PARSERS and ":" not in name:
         raise ConfigError(f"there is no parser {name!r}", field=_FIELD, remedy=_remedy(name))
-    parser_class = PARSERS[name] if name in PARSERS else load_object(name, field=_FIELD)
+    parser_class = find_parser_class(name) if name in PARSERS else load_object(name, field=_FIELD)
     try:
         parser: Parser = parser_class(schemas, thinking_open=thinking_open)
     except TypeError as error:

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from rich.console import Console
 from rich.text import Text
 
-from trainer.check import Finding, check_parts, describe_images, example_rollout, print_finding
+from trainer.check import check_parts, describe_images, example_rollout
+from trainer.finding import Finding, print_finding
 from trainer.policy.learning_rate import describe_rates
 from trainer.policy.memory_parts import GIB
 from trainer.template.errors import TemplateError

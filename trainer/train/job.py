@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from gateway.errors import ConfigError, ConfigErrors
 from gateway.plugins import enable_stand_ins
 from gateway.session import AnyGateway
-from gateway.tape import record_gateway
 from gateway.tool_table import Source
 from trainer.algorithms.token_weights import TokenWeightFn, bind_decoder, load_token_weight_fn
 from trainer.data.curriculum import TaskStream
@@ -283,6 +282,8 @@ async def open_job(
     async with AsyncExitStack() as stack:
         used_gateway = gateway or make_gateway(settings, objects.make_sources(), tells_start=True)
         if tape is not None:
+            from gateway.tape import record_gateway
+
             used_gateway = record_gateway(used_gateway, tape)  # type: ignore[arg-type]
         await stack.enter_async_context(used_gateway)
         if tape is not None:

@@ -12,11 +12,11 @@ from gateway.errors import ConfigError, ConfigErrors
 from gateway.feedback.base import plain_text
 from gateway.types import ToolSpec
 from trainer.algorithms.train_batch import can_learn_from_single_rollouts
-from trainer.check import Finding, Grade
 from trainer.data.examples import CHECKED_TASKS, example_names
 from trainer.data.tasks import iterate_texts
-from trainer.distributed.lead import count_ranks, count_shards
+from trainer.distributed.mesh import count_ranks, count_shards
 from trainer.distributed.rank_environment import count_local_ranks
+from trainer.finding import Finding, Grade
 from trainer.policy.adapter_size import find_unknown_targets
 from trainer.policy.learning_rate import find_unusual_rate
 from trainer.policy.meta_model import load_meta_model

@@ -9,9 +9,9 @@ from itertools import islice
 
 from gateway.types import ToolSpec
 from trainer.algorithms.rehearse import rehearse_loss
-from trainer.check import Finding
 from trainer.engine.base import Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
+from trainer.finding import Finding
 from trainer.ledger import Author, Message
 from trainer.reward.attempt import TRUNCATED
 from trainer.reward.component import NO_ANSWER

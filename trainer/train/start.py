@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import to_thread
 from rich.console import Console
 
 from gateway.errors import ConfigError
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.connect_ranks import find_mesh
-from trainer.distributed.lead import LeadPolicy, LeadUpdater, count_ranks, open_ranks
-from trainer.distributed.rank_commands import LeaderChannel
+from trainer.distributed.mesh import count_ranks, find_mesh
 from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts, count_restarts
 from trainer.engine.base import Capabilities, CountsTokens, Engine
 from trainer.engines import engine_notes
@@ -43,6 +41,9 @@ from trainer.train.train_loop import TrainLoop
 from trainer.view.progress import show_warm_start
 from trainer.view.training_progress import TrainingProgress
 from trainer.worker_thread import WorkerThread
+
+if TYPE_CHECKING:
+    from trainer.distributed.rank_commands import LeaderChannel
 
 ENDED_IN = (
     "the process before this one ended without a word while user code was running: {names}\n"
@@ -132,7 +133,7 @@ async def _build_train_loop(
     dumped = kept.model_dump(mode="json")
     written = given.model_dump(mode="json")
     needs = await to_thread.run_sync(_plan_other_ranks, job, ranks)
-    channel = await stack.enter_async_context(open_ranks(settings.distributed, written, job.model, logs, needs))
+    channel = await stack.enter_async_context(_open_ranks(job, ranks, written, logs, needs))
     policy = await to_thread.run_sync(_load_policy, job, checkpoint, channel)
     log = partial(console.print, markup=False, soft_wrap=True)
     data = await to_thread.run_sync(fingerprint_tasks, job)
@@ -158,7 +159,9 @@ async def _build_train_loop(
     stack.enter_context(StatusFile(folder.path, progress.status))
     reporters = Reporters(settings.report, folder.path, dumped, folder.path.name, warn=progress.print_message)
     stack.callback(reporters.close)
-    updater = await to_thread.run_sync(_make_updater, policy, settings, engine.capabilities)
+    updater = await to_thread.run_sync(
+        partial(_make_updater, policy, settings, engine.capabilities, is_leading=channel is not None)
+    )
     updater.on_pass = progress.on_pass
     if isinstance(engine, CountsTokens):
         progress.read_sampled = partial(getattr, engine, "sampled_tokens")
@@ -178,6 +181,17 @@ async def _build_train_loop(
     for step_metrics in history:  # Alarms about these steps were printed then.
         loop.alarms.check(step_metrics)
     return loop
+
+
+def _open_ranks(
+    job: Job, ranks: int, written: Mapping[str, Any], logs: Path, needs: tuple[MemoryPart, ...]
+) -> AbstractAsyncContextManager[LeaderChannel | None]:
+    """Starts and connects the other ranks; a process that trains alone imports none of that."""
+    if ranks == 1:
+        return nullcontext()
+    from trainer.distributed.lead import open_ranks
+
+    return open_ranks(job.settings.distributed, written, job.model, logs, needs)
 
 
 def _count_restarts(ranks: int, checkpoint: Checkpoint | None) -> RankRestarts | None:
@@ -223,9 +237,13 @@ def _describe_run(job: Job, engine: Engine, channel: LeaderChannel | None, *, is
         yield f"warning: {warning.text}\n  remedy: {warning.remedy}"
 
 
-def _make_updater(policy: Policy, settings: TrainSettings, engine: Capabilities) -> PolicyUpdater:
+def _make_updater(policy: Policy, settings: TrainSettings, engine: Capabilities, *, is_leading: bool) -> PolicyUpdater:
     """Makes the updater, here or on all ranks."""
-    make: Any = LeadUpdater if isinstance(policy, LeadPolicy) else PolicyUpdater
+    make: Any = PolicyUpdater
+    if is_leading:
+        from trainer.distributed.lead import LeadUpdater
+
+        make = LeadUpdater
     algorithm = correct_mismatch(settings.algorithm, engine)
     updater: PolicyUpdater = make(policy, algorithm, exact=engine.is_exact, temperature=settings.sampling.temperature)
     return updater
@@ -244,6 +262,8 @@ def _load_policy(job: Job, checkpoint: Checkpoint | None, channel: LeaderChannel
     """Loads the policy here, or on all ranks."""
     update, processor = job.settings.update, job.template.image_processor
     if channel:
+        from trainer.distributed.lead import LeadPolicy
+
         policy: Policy = LeadPolicy.lead(channel, job.model, update, processor)
     else:
         policy = Policy.load(job.model, update, image_processor=processor)

@@ -12,7 +12,7 @@ import anyio
 from gateway.errors import GatewayError
 from gateway.session import AnyGateway
 from gateway.types import Outcome, ToolCall, ToolResult, ToolSpec
-from trainer.check import Finding
+from trainer.finding import Finding
 from trainer.rollout.task import Task
 from trainer.setup import is_native_tool
 

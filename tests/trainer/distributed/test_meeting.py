@@ -31,11 +31,11 @@ from trainer.distributed.connect_ranks import (
     _ask_generation,
     _report_device,
     _wait_for_others,
-    find_mesh,
 )
 from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
-from trainer.distributed.lead import count_ranks, open_ranks
+from trainer.distributed.lead import open_ranks
+from trainer.distributed.mesh import count_ranks, find_mesh
 from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel
 from trainer.distributed.rank_environment import (
     RankEnvironment,

@@ -23,9 +23,8 @@ from tests.trainer.distributed.test_any_number_of_ranks import NOISY, batches_of
 from tests.trainer.policy.tiny_policies import SIZES, tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.connect_ranks import find_mesh
 from trainer.distributed.errors import RankError
-from trainer.distributed.lead import count_shards
+from trainer.distributed.mesh import count_shards, find_mesh
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_weights import ShardedWeights

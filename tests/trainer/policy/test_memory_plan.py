@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
-from trainer.distributed.lead import count_ranks
+from trainer.distributed.mesh import count_ranks
 from trainer.distributed.settings import DistributedSettings
 from trainer.engine.torch import choose_holding
 from trainer.engine.torch.kv_cache import KVCache, KVShape

@@ -13,8 +13,8 @@ import pytest
 from gateway.errors import ConfigError
 from tests.sample_images import png
 from tests.trainer.train.jobs import small_job
-from trainer.check import Finding
 from trainer.data.tasks import iterate_texts, load_rows
+from trainer.finding import Finding
 from trainer.ledger import Message
 from trainer.policy.settings import LoraSettings
 from trainer.rollout.task import Task
