@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.rollout.instructions import add_instructions
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import BaseRolloutSettings, RolloutSettings
+from trainer.rollout.task import Task
 from trainer.setup import (
     find_empty_folder,
     find_unknown_tools,
@@ -40,22 +41,22 @@ async def check(settings: RolloutSettings, console: Console, *, model: bool, dat
     """Prints the findings and an example rollout; returns True if nothing is wrong."""
     found: list[Finding] = []
 
-    def tell(finding: Finding) -> None:
-        found.append(finding)
-        print_finding(finding, console)
+    def tell(findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            found.append(finding)
+            print_finding(finding, console)
 
     async with make_gateway(settings, tells_start=True) as gateway:
-        for finding in _check_tools(gateway, settings):
-            tell(finding)
-        for finding in await check_parts(settings, gateway):
-            tell(finding)
-        for finding in _check_rows(settings, gateway) if data else ():
-            tell(finding)
-        template = None
-        for finding in _check_model(settings, gateway, data=data) if model else ():
-            tell(finding)
-        if model and not any(finding.grade == "wrong" for finding in found):
-            template = load_template(settings.model, settings.template, gateway.specs)
+        tell(_check_tools(gateway, settings))
+        tell(await check_parts(settings, gateway))
+        tasks, findings = _load_rows(settings, gateway) if data else ((), [])
+        tell(findings)
+        template, findings = _load_template(settings, gateway) if model else (None, [])
+        tell(findings)
+        if template is not None:
+            tell(_check_template(template, settings, gateway, tasks))
+            tell(_check_memory(settings))
+        if template is not None and not any(finding.grade == "wrong" for finding in found):
             console.print()
             print_rollouts(
                 [example_rollout(template, gateway.specs, settings.system)],
@@ -94,16 +95,17 @@ async def check_parts(settings: BaseRolloutSettings, gateway: AnyGateway) -> lis
     return findings
 
 
-def _check_rows(settings: RolloutSettings, gateway: AnyGateway) -> Iterator[Finding]:
+def _load_rows(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Sequence[Task], list[Finding]]:
+    """The rows, without any if they cannot be read, and what is wrong with them."""
+    tasks: Sequence[Task] = ()
     try:
         tasks = load_data(settings, settings.data)
         mistakes = check_rows(tasks, gateway.specs) + check_state_names(tasks, gateway)
     except ConfigError as error:
         mistakes = list(_flatten_errors(error))
-    for mistake in mistakes:
-        yield Finding("wrong", f"{mistake.where}: {mistake.problem}", mistake.remedy)
     if not mistakes:
-        yield Finding("ok", f"{len(tasks)} rows of {settings.data}")
+        return tasks, [Finding("ok", f"{len(tasks)} rows of {settings.data}")]
+    return tasks, [Finding("wrong", f"{mistake.where}: {mistake.problem}", mistake.remedy) for mistake in mistakes]
 
 
 def _flatten_errors(error: ConfigError) -> Iterator[ConfigError]:
@@ -115,7 +117,8 @@ def _flatten_errors(error: ConfigError) -> Iterator[ConfigError]:
         yield error
 
 
-def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) -> Iterator[Finding]:
+def _load_template(settings: RolloutSettings, gateway: AnyGateway) -> tuple[Template | None, list[Finding]]:
+    """The model's chat template, unless the model cannot be used, and what its weight files say."""
     from trainer.policy.errors import PolicyError
     from trainer.policy.meta_model import load_meta_model
     from trainer.policy.stored_weights import require_matching_weights
@@ -127,22 +130,23 @@ def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) 
             require_matching_weights(settings.model, weights, load_meta_model(settings.model))
         template = load_template(settings.model, settings.template, gateway.specs)
     except ConfigError as error:
-        for mistake in _flatten_errors(error):
-            yield Finding("wrong", f"{mistake.where}: {mistake.problem}".removeprefix(": "), mistake.remedy)
-        return
+        return None, [
+            Finding("wrong", f"{mistake.where}: {mistake.problem}".removeprefix(": "), mistake.remedy)
+            for mistake in _flatten_errors(error)
+        ]
     except TemplateError as error:
-        yield Finding("wrong", error.problem, error.remedy)
-        return
-    if weights.files:
-        yield Finding("ok", f"{weights.parameters:,} parameters in {weights.files} weight files, all of them whole")
+        return None, [Finding("wrong", error.problem, error.remedy)]
+    text = f"{weights.parameters:,} parameters in {weights.files} weight files, all of them whole"
+    return template, [Finding("ok", text)] if weights.files else []
+
+
+def _check_template(
+    template: Template, settings: RolloutSettings, gateway: AnyGateway, tasks: Sequence[Task]
+) -> Iterator[Finding]:
     stops = ", ".join(template.stop_tokens)
     yield Finding("ok", f"template of {settings.model}; parser {template.parser.name}; turns end with {stops}")
     yield Finding("ok", describe_images(template))
-    try:
-        sources = [load_data(settings, settings.data)] if data else []
-    except ConfigError:  # Reported with the rows.
-        sources = []
-    report = probe_for_job(template, settings, gateway.specs, sources)
+    report = probe_for_job(template, settings, gateway.specs, [tasks] if tasks else [])
     for finding in report.findings:
         if finding.detail:
             yield Finding("note" if finding.is_ok else "wrong", f"{finding.check}: {finding.detail}", finding.remedy)
@@ -150,7 +154,6 @@ def _check_model(settings: RolloutSettings, gateway: AnyGateway, *, data: bool) 
         yield Finding("note", f"with {report.cure} the template passes all checks", f"set {report.cure}")
     if report.is_ok:
         yield Finding("ok", "the template only appends, and the parser reads what it writes")
-    yield from _check_memory(settings)
 
 
 def describe_images(template: Template) -> str:

@@ -14,11 +14,13 @@ from rich.text import Text
 from gateway.errors import ConfigError
 from mtrl_plugins.agents.agent_metrics import compute_agent_metrics
 from mtrl_plugins.agents.settings import AgentSettings
+from trainer.finding import print_finding
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.observer import NullObserver
 from trainer.rollout.rollout import CHANGED_BY_AGENT, Rollout
 from trainer.template import Template, TemplateError, render_reply
 from trainer.train.job import Job, open_job
+from trainer.train.preflight import find_problems, find_warnings
 from trainer.train.settings import TrainSettings
 from trainer.view.progress import show_warm_start
 from trainer.view.show import print_rollouts
@@ -30,7 +32,7 @@ SHOWN_TOKENS = 4
 
 
 async def check_agent(settings: TrainSettings, console: Console) -> bool:
-    """Lets the agent play a rollout; returns True if it ended by itself and was scored."""
+    """Runs the checks of the start, and lets the agent play a rollout; returns True if no problem was found."""
     agent = AgentSettings.of(settings)
     if agent is None:
         remedy = "add `agent:`; `mtrl-train --config FILE --dry-run` checks a run without one"
@@ -44,6 +46,9 @@ async def check_agent(settings: TrainSettings, console: Console) -> bool:
             console.print(Text(text), soft_wrap=True)
 
         log(agent.describe())
+        findings = [*find_problems(job), *find_warnings(job)]
+        for finding in findings:
+            print_finding(finding, console)
         engine = await stack.enter_async_context(job.make_engine(folder, None, log))
         task = next(islice(next(iter(job.tasks.train.values())), 1))
         runner = job.make_runner(engine, NullObserver())
@@ -58,8 +63,9 @@ async def check_agent(settings: TrainSettings, console: Console) -> bool:
             log(f"not scored: {group.failed[0].reason}")
             if output := str(rollout.infos.get("agent_output", "")).strip():
                 log(f"the agent's output ends: {output[-1000:]}")
-        log("the agent can be trained" if is_scored else "1 problem to fix")
-        return is_scored
+        problems = sum(finding.grade == "wrong" for finding in findings) + (not is_scored)
+        log(f"{problems} problem{'s'[: problems > 1]} to fix" if problems else "the agent can be trained")
+        return not problems
 
 
 def _summary_lines(job: Job, rollout: Rollout) -> Iterator[str]:

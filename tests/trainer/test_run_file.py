@@ -1,4 +1,4 @@
-"""Tests rollouts.jsonl, its blobs and its cache of offsets, including damaged and truncated files."""
+"""Tests rollouts.jsonl and its blobs, including damaged and truncated files."""
 
 from __future__ import annotations
 
@@ -240,50 +240,6 @@ def test_line_has_the_documented_format(tmp_path: Path) -> None:
     }
     assert list(unpack_array(line["ids"], "i")) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert list(unpack_array(line["logprobs"], "d")) == [-0.25, -1.5]
-
-
-def offsets_file(folder: Path) -> Path:
-    return folder / f"{ROLLOUTS_FILE}.offsets"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: b"",
-        lambda data: b"not this" + data[8:],
-        lambda data: data[:-8],
-        lambda data: data[:-1],
-        lambda data: data[:8] + b"\xff" * 8 + data[16:],
-        lambda data: data[:-8] + b"\xff" * 8,
-    ],
-)
-def test_damaged_offsets_are_rebuilt(tmp_path: Path, damage: object) -> None:
-    assert callable(damage)
-    write_run(tmp_path, *(replace(ROLLOUT, index=index) for index in range(3)))
-    assert len(Rollouts(tmp_path)) == 3
-    good = offsets_file(tmp_path).read_bytes()
-    offsets_file(tmp_path).write_bytes(damage(good))
-    assert [rollout.index for rollout in Rollouts(tmp_path)] == [0, 1, 2]
-    assert offsets_file(tmp_path).read_bytes() == good
-
-
-def test_offsets_of_another_run_are_not_used(tmp_path: Path) -> None:
-    write_run(tmp_path, ROLLOUT, ROLLOUT)
-    assert len(Rollouts(tmp_path)) == 2
-    (tmp_path / ROLLOUTS_FILE).unlink()
-    write_run(tmp_path, *(replace(ROLLOUT, task="other", index=index) for index in range(7)))
-    assert [rollout.task for rollout in Rollouts(tmp_path)] == ["other"] * 7
-
-
-def test_read_only_run_is_read_without_offsets_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path, ROLLOUT)
-
-    def refuse(file: Path, data: bytes, *, sync: bool) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("trainer.storage.rollout_file.write_atomically", refuse)
-    assert len(Rollouts(tmp_path)) == 1
-    assert not offsets_file(tmp_path).exists()
 
 
 def test_run_of_fifty_thousand_rollouts_opens_quickly(tmp_path: Path) -> None:

@@ -1,16 +1,11 @@
 """Writes and reads rollouts.jsonl, the append-only file of a run's rollouts, with random access by line.
 
-    runs/NAME/rollouts.jsonl           one rollout per line, see `rollout_line.py`
-    runs/NAME/credits.jsonl            advantages and weights of trained tokens, see `token_credit.py`
-    runs/NAME/blobs/SHA256             images, audio, videos and documents, each stored once
-    runs/NAME/rollouts.jsonl.offsets   a cache of the offset of each line
+    runs/NAME/rollouts.jsonl    one rollout per line, see `rollout_line.py`
+    runs/NAME/credits.jsonl     advantages and weights of trained tokens, see `token_credit.py`
+    runs/NAME/blobs/SHA256      images, audio, videos and documents, each stored once
 
 One process writes at a time; any number of processes may read meanwhile. If the writer is killed in mid-line, readers
 ignore the incomplete last line and the next writer truncates it, in the credits as well.
-
-The cache holds `mtrloff1`, the number of bytes of the file that it covers (64 bits), a sha256, and the offset of each
-line (64 bits each), all little-endian. The sha256 is of these offsets and the last covered line, so that a cache never
-matches another file. It can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -18,20 +13,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import BinaryIO, Self, TypeVar, overload
 
-from gateway.disk_errors import describe_write_error, require_linked, sync_path, write_atomically
+from gateway.disk_errors import describe_write_error, require_linked, sync_path
 from gateway.line_file import MAX_LINE_BYTES
 from trainer.rollout.rollout import Rollout
 from trainer.storage import token_credit
@@ -39,8 +31,6 @@ from trainer.storage.blobs import BlobFolder
 from trainer.storage.rollout_line import dump_rollout, load_rollout
 from trainer.storage.rollout_summary import RolloutSummary, load_summary
 
-OFFSETS_HEADER = struct.Struct("<8sQ32s")
-OFFSETS_MAGIC = b"mtrloff1"
 CHUNK_BYTES = 1 << 20
 RESTART = "then start again with another --out; rollouts that ended before are saved"
 """What to do after a failed write, once the disk is in order, where rollouts are only collected."""
@@ -61,66 +51,15 @@ def warn_once(text: str) -> None:
 
 
 def read_offsets(file: Path) -> array[int]:
-    """The offset of each complete line, followed by the end of the last one."""
-    cache = file.with_name(file.name + ".offsets")
+    """The offset of each complete line, followed by the end of the last one; takes 0.4 s for a file of 1 GB."""
+    offsets, start = array("Q", [0]), 0
     with file.open("rb") as stream:
-        offsets = _load_offsets(cache, stream) or array("Q", [0])
-        cached = len(offsets)
-        offsets.extend(_scan_line_ends(stream, offsets[-1]))
-        if len(offsets) > cached:
-            with contextlib.suppress(OSError):  # The folder may be read-only.
-                write_atomically(cache, _dump_offsets(offsets, stream), sync=False)
+        while chunk := stream.read(CHUNK_BYTES):
+            index = -1
+            while (index := chunk.find(b"\n", index + 1)) >= 0:
+                offsets.append(start + index + 1)
+            start += len(chunk)
     return offsets
-
-
-def _scan_line_ends(stream: BinaryIO, start: int) -> array[int]:
-    """The end of each line from the offset `start` on."""
-    ends = array("Q")
-    stream.seek(start)
-    while chunk := stream.read(CHUNK_BYTES):
-        index = -1
-        while (index := chunk.find(b"\n", index + 1)) >= 0:
-            ends.append(start + index + 1)
-        start += len(chunk)
-    return ends
-
-
-def _load_offsets(cache: Path, stream: BinaryIO) -> array[int] | None:
-    """The cached offsets, or None if the cache is missing, damaged or of another file."""
-    try:
-        data = cache.read_bytes()
-    except OSError:
-        return None
-    if len(data) <= OFFSETS_HEADER.size or (len(data) - OFFSETS_HEADER.size) % 8:
-        return None
-    magic, covered, digest = OFFSETS_HEADER.unpack_from(data)
-    encoded = data[OFFSETS_HEADER.size :]
-    offsets = _to_little_endian(array("Q", encoded))
-    if magic != OFFSETS_MAGIC or digest != _compute_digest(encoded, stream, offsets[-1], covered):
-        return None
-    offsets.append(covered)
-    return offsets
-
-
-def _dump_offsets(offsets: array[int], stream: BinaryIO) -> bytes:
-    encoded = _to_little_endian(offsets[:-1]).tobytes()
-    return (
-        OFFSETS_HEADER.pack(OFFSETS_MAGIC, offsets[-1], _compute_digest(encoded, stream, offsets[-2], offsets[-1]))
-        + encoded
-    )
-
-
-def _compute_digest(encoded: bytes, stream: BinaryIO, start: int, end: int) -> bytes:
-    if not start < end <= os.fstat(stream.fileno()).st_size:
-        return b""
-    stream.seek(start)
-    return sha256(encoded + stream.read(end - start)).digest()
-
-
-def _to_little_endian(values: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
 
 
 ROLLOUTS_FILE = "rollouts.jsonl"

@@ -16,7 +16,6 @@ RUN_LAYOUT: Mapping[str, Mapping[str, str]] = {
         " process that was killed",
         "rollouts.jsonl": "a line for each rollout: ledger, messages, timing, rewards. Read it with `mtrl-train show`"
         " or `trainer.view.load` in Python",
-        "rollouts.jsonl.offsets": "where each line begins; made anew if it is deleted",
         "rollouts.jsonl.index": "what `mtrl-train view` searches in, an SQLite file; made anew if it is deleted",
         "credits.jsonl": "the advantage that each token was trained with",
         "blobs/*": "images of the rollouts, each named by its sha256",
