@@ -92,12 +92,6 @@ FORGED = {
 """A program and the assertion that it must not pass."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop is enough for what happens in other processes."""
-    return "asyncio"
-
-
 @pytest.mark.parametrize("trick", FORGED)
 async def test_forged_success_fails(trick: str) -> None:
     program, assertion = FORGED[trick]

@@ -99,12 +99,6 @@ NEEDED: dict[str, tuple[Remove, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop: this is about the machine."""
-    return "asyncio"
-
-
 @pytest.mark.parametrize("protection", NEEDED)
 async def test_attacks_end_otherwise_without_a_protection(
     protection: str, targets: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch

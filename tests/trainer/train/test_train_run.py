@@ -36,11 +36,6 @@ def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class StatusReader(io.StringIO):
     """Reads the run's status whenever a line is printed."""
 
