@@ -47,8 +47,8 @@ def write_fingerprint(run: Path, fingerprint: Fingerprint, changes: Sequence[str
 def compare_data(run: Path, job: Job, fingerprint: Fingerprint, *, accept: bool = False) -> list[str]:
     """Notes about rows that were added since the run was started or last resumed; if accepted, of all changes.
 
-    Raises ConfigErrors, which name the rows, if rows have changed or are gone and this is not accepted. Runs of older
-    versions have no fingerprint: nothing is compared.
+    Raises ConfigErrors, which name the rows, if rows have changed or are gone and this is not accepted. Runs whose
+    fingerprint is gone are not compared.
     """
     notes, errors = [], []
     # By their order: the copies of a run that was handed over have other names.
