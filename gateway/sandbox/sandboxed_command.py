@@ -1,4 +1,4 @@
-"""Opens what one sandbox holds outside: a user of its own, control groups, its command line, the watch on its disk."""
+"""Opens what one sandbox holds outside: a user of its own, a control group, its command line, the watch on its disk."""
 
 from __future__ import annotations
 
@@ -81,16 +81,15 @@ async def open_command(
         for path in confined.writable if user else ():
             await to_thread.run_sync(_give_to, user, path)
         group = _make_group(confined.settings)
-        if reaper is not None:
-            for folder in group.unique_folders:
-                reaper.add_group(folder)
+        if reaper is not None and group.folder is not None:
+            reaper.add_group(group.folder)
         try:
             async with _open_proxy(confined.settings) as proxy:
                 held = replace(
                     confined,
                     user=user,
-                    group_files=group.process_files,
-                    limits_memory_by_process=confined.limits_memory_by_process or "memory" not in group.folders,
+                    group=group.folder,
+                    limits_memory_by_process=confined.limits_memory_by_process or group.folder is None,
                     proxy_socket=str(proxy.socket_file) if proxy is not None else "",
                 )
                 async with _open_watched(held, below) as (line, disk):
@@ -177,10 +176,11 @@ def _give_to(user: int, folder: str) -> None:
 
 
 async def _remove(group: Cgroup, reaper: Reaper | None) -> None:
-    """Removes the groups; those that killed processes have not left yet, in a thread."""
+    """Removes the group; one that killed processes have not left yet, in a thread."""
     statistics.count_hits(group.hits())
-    for folder in group.unique_folders:
-        with anyio.CancelScope(shield=True):
-            gone = remove_group(folder) or await to_thread.run_sync(remove_group, folder, REMOVE_S)
-        if gone and reaper is not None:  # Else the reaper does it when the gateway ends.
-            reaper.remove_group(folder)
+    if (folder := group.folder) is None:
+        return
+    with anyio.CancelScope(shield=True):
+        gone = remove_group(folder) or await to_thread.run_sync(remove_group, folder, REMOVE_S)
+    if gone and reaper is not None:  # Else the reaper does it when the gateway ends.
+        reaper.remove_group(folder)

@@ -62,7 +62,7 @@ def with_much_disk(patch: pytest.MonkeyPatch) -> None:
 
 def with_many_processes(patch: pytest.MonkeyPatch) -> None:
     limits = bubblewrap._limits
-    patch.setattr(cgroups, "find_hierarchies", lambda: ())
+    patch.setattr(cgroups, "find_parent", lambda: None)
     patch.setattr(bubblewrap, "_limits", lambda confined: (*list(limits(confined))[:3], "999", "unlimited"))
 
 
