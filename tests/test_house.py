@@ -46,8 +46,8 @@ GATEWAY_IMPORTS = {
     "PIL": ("media/",),
     "av": ("media/",),
     "numpy": (),
-    # anyio cannot tell whether a task was cancelled, or its code only says so; programs of the policy have no anyio.
-    "asyncio": ("user_code.py", "feedback/program_process.py"),
+    # anyio cannot tell whether a task was cancelled, or its code only says so.
+    "asyncio": ("user_code.py",),
     "torch": (),
     "transformers": (),
     "trainer": (),

@@ -1,12 +1,13 @@
 """`CodeInteraction`: runs the policy's Python code and scores it by tests.
 
 Each program runs in a sandbox of its own (`program_runner.py`). Where there is no way to confine programs, the
-interaction refuses to be built, unless its configuration has `unsafe: true`. What a test expects is in no sandbox of a
-program.
+interaction refuses to be built, unless its configuration has `unsafe: true`. The output that a test expects, and the
+literals that its assertion compares with, are in no sandbox (`assertions.py`).
 """
 
 from __future__ import annotations
 
+import ast
 import os
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -16,13 +17,13 @@ import anyio
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
 from gateway.config.base import FrozenModel
+from gateway.feedback.assertions import ProgramAssertion
 from gateway.feedback.base import BaseInteraction, Message, Turn, last_message_text
 from gateway.feedback.program_runner import (
     TOO_LONG,
     ProgramLimits,
     ProgramResult,
     choose_confinement,
-    run_assertion,
     run_python,
 )
 from gateway.mcp_client.reaper import Reaper
@@ -40,12 +41,16 @@ class CodeTest(FrozenModel):
     stdout: str | None = None
     """The expected output; white space at the ends of lines and of the text is ignored."""
     assertion: str | None = None
-    """Python statements about the program's names, which must not raise. They run in a process of their own."""
+    """Python statements about the program's names, which must not raise."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if (self.stdout is None) == (self.assertion is None):
             raise ValueError("a test has either `stdout` or `assertion`")
+        try:
+            ast.parse(self.assertion or "")
+        except SyntaxError as error:
+            raise ValueError(f"the assertion {self.assertion!r} is not Python: {error}") from error
         return self
 
 
@@ -144,16 +149,12 @@ class CodeInteraction(BaseInteraction):
             settings.memory_mb * 2**20,
             output_bytes=settings.output_bytes,
         )
-        if test.assertion is None:
-            ended = await run_python(source, test.stdin, limits, self.confinement, self.reaper)
-            return _TIME_USED_UP if _is_out_of_time(ended, limits, settings) else _output_problem(test, ended)
-        result = await run_assertion(source, test.assertion, test.stdin, limits, self.confinement, self.reaper)
-        if result is None:
-            return None
-        if not isinstance(result, str) and _is_out_of_time(result, limits, settings):
+        assertion = None if test.assertion is None else ProgramAssertion(test.assertion)
+        program = source if assertion is None else assertion.add_to(source)
+        ended = await run_python(program, test.stdin, limits, self.confinement, self.reaper)
+        if _is_out_of_time(ended, limits, settings):
             return _TIME_USED_UP
-        problem = f"{_excerpt(result)}." if isinstance(result, str) else _describe_end(result)
-        return f"{_quote(test.assertion)}: {problem}"
+        return _output_problem(test, ended) if assertion is None else _assertion_problem(test, assertion, ended)
 
 
 _TIME_USED_UP = "the time for all tests was used up"
@@ -187,6 +188,13 @@ def _output_problem(test: CodeTest, result: ProgramResult) -> str | None:
     if _stripped_lines(result.stdout) == _stripped_lines(expected):
         return None
     return f"{prefix}expected {_quote(expected)}, got {_quote(result.stdout)}."
+
+
+def _assertion_problem(test: CodeTest, assertion: ProgramAssertion, result: ProgramResult) -> str | None:
+    problem = assertion.find_problem(result.stdout)
+    if problem is None:
+        return None
+    return f"{_quote(test.assertion or '')}: {f'{_excerpt(problem)}.' if problem else _describe_end(result)}"
 
 
 def _describe_end(result: ProgramResult) -> str:
