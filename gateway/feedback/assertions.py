@@ -54,8 +54,10 @@ class _Splitter(ast.NodeTransformer):
         self.expected: list[ExpectedValue] = []
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-        is_and = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
-        return [self._split(part, node.msg) for part in (node.test.values if is_and else [node.test])]
+        match node.test:
+            case ast.BoolOp(ast.And(), parts):
+                return [self._split(part, node.msg) for part in parts]
+        return [self._split(node.test, node.msg)]
 
     def _split(self, test: ast.expr, message: ast.expr | None) -> ast.stmt:
         match test:
@@ -65,8 +67,8 @@ class _Splitter(ast.NodeTransformer):
                 pass
             case _:
                 return ast.Assert(test, message)
-        problem = f"AssertionError: {message.value}" if isinstance(message, ast.Constant) else "AssertionError"
-        self.expected.append(ExpectedValue(digest(ast.literal_eval(literal)), problem))
+        note = f": {message.value!s}" if isinstance(message, ast.Constant) else ""
+        self.expected.append(ExpectedValue(digest(ast.literal_eval(literal)), f"AssertionError{note}"))
         number = ast.Constant(len(self.expected) - 1)
         return ast.Expr(ast.Call(ast.Name(REPORT, ast.Load()), [number, value], []))
 

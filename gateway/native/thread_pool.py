@@ -34,10 +34,6 @@ class ThreadPool:
         # anyio's limiter frees its slot when the caller stops waiting; ours when the thread ends.
         self._unlimited = anyio.CapacityLimiter(math.inf)
 
-    @property
-    def free_slots(self) -> int:
-        return self._slots.value
-
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Awaits an async function, or runs another one in a thread. Cancelling abandons a running thread.
 
