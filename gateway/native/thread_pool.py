@@ -95,8 +95,7 @@ def call_soon(loop: EventLoopToken, function: Callable[[], None]) -> None:
     """Lets an event loop call the function, without waiting: one that is about to end takes it and answers nobody,
     and a thread that waits for it would keep the process from ending."""
     native: Any = loop.native_token
-    ask = native.run_sync_soon if hasattr(native, "run_sync_soon") else native.call_soon_threadsafe  # trio's, asyncio's
-    ask(function)
+    native.call_soon_threadsafe(function)
 
 
 _shared: RunVar[ThreadPool] = RunVar("threads")
