@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
 
@@ -78,14 +77,6 @@ class CodeSettings(FrozenModel):
     """Runs programs where they cannot be confined, too: they may read secrets and end the gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailedTest:
-    """The first test that failed: its number, counted from 1, and the problem."""
-
-    number: int
-    problem: str
-
-
 _TESTS = TypeAdapter(tuple[CodeTest | str, ...])
 
 
@@ -119,15 +110,16 @@ class CodeInteraction(BaseInteraction):
         metadata = {"passed": passed, "tests": len(tests)}
         if failed is None:
             return True, f"All {len(tests)} tests passed.", 1.0, metadata
+        number, problem = failed
         score = passed / len(tests) if self.settings.score == "fraction" else 0.0
-        text = f"{passed} of {len(tests)} tests passed. Test {failed.number} failed: {failed.problem}"
-        return False, text, score, metadata | {"first_failure": failed.number}
+        text = f"{passed} of {len(tests)} tests passed. Test {number} failed: {problem}"
+        return False, text, score, metadata | {"first_failure": number}
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self._tests.pop(instance_id, None)
 
-    async def _run_tests(self, source: str, tests: tuple[CodeTest, ...]) -> tuple[int, FailedTest | None]:
-        """How many tests passed, and the first that failed."""
+    async def _run_tests(self, source: str, tests: tuple[CodeTest, ...]) -> tuple[int, tuple[int, str] | None]:
+        """How many tests passed, and the number and problem of the first that failed."""
         passed, first_failed = 0, None
         deadline = anyio.current_time() + self.settings.total_s
         for number, test in enumerate(tests, start=1):
@@ -135,7 +127,7 @@ class CodeInteraction(BaseInteraction):
             problem = await self._run_test(source, test, left_s) if left_s > 0 else _TIME_USED_UP
             passed += problem is None
             if problem is not None:
-                first_failed = first_failed or FailedTest(number, problem)
+                first_failed = first_failed or (number, problem)
                 if left_s <= 0 or self.settings.score == "all":
                     break
         return passed, first_failed
@@ -152,17 +144,13 @@ class CodeInteraction(BaseInteraction):
         assertion = None if test.assertion is None else ProgramAssertion(test.assertion)
         program = source if assertion is None else assertion.add_to(source)
         ended = await run_python(program, test.stdin, limits, self.confinement, self.reaper)
-        if _is_out_of_time(ended, limits, settings):
+        # How much was left of the time for all tests differs from run to run, and so would a text with the seconds.
+        if limits.wall_s < settings.wall_s and ended.stop_reason.startswith(TOO_LONG):
             return _TIME_USED_UP
         return _output_problem(test, ended) if assertion is None else _assertion_problem(test, assertion, ended)
 
 
 _TIME_USED_UP = "the time for all tests was used up"
-
-
-def _is_out_of_time(result: ProgramResult, limits: ProgramLimits, settings: CodeSettings) -> bool:
-    """Whether the deadline of all tests stopped it: how much of that was left differs from run to run."""
-    return limits.wall_s < settings.wall_s and result.stop_reason.startswith(TOO_LONG)
 
 
 def last_code_block(text: str) -> str | None:

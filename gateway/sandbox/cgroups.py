@@ -98,7 +98,7 @@ def find_parent() -> Path | None:
     for mount, own in _mounts():
         folder = mount / own
         for candidate in (folder, *(parent for parent in folder.parents if parent.is_relative_to(mount))):
-            if {"memory", "pids"} <= _read_words(candidate / "cgroup.subtree_control") and _can_make_groups(candidate):
+            if _can_make_groups(candidate):
                 return candidate
     return None
 
@@ -118,18 +118,12 @@ def _can_make_groups(folder: Path) -> bool:
     """Tries it: a folder's mode says little where the file system is mounted read-only."""
     trial = folder / f"{PREFIX}trial-{token_hex(6)}"
     try:
+        passed_on = (folder / "cgroup.subtree_control").read_text().split()
         trial.mkdir()
         trial.rmdir()
     except OSError:
         return False
-    return True
-
-
-def _read_words(file: Path) -> set[str]:
-    try:
-        return set(file.read_text().split())
-    except OSError:
-        return set()
+    return {"memory", "pids"} <= {*passed_on}
 
 
 def _read_counts(file: Path) -> dict[str, int]:
