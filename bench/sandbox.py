@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gateway.mcp_client.reaper import Reaper
 from gateway.sandbox.bubblewrap import Confined, find_problem
-from gateway.sandbox.cgroups import find_hierarchies
+from gateway.sandbox.cgroups import find_parent
 from gateway.sandbox.pipe_process import PipeProcess
 from gateway.sandbox.provider import INTERPRETER_COMMAND, SERVER_COMMAND, BubblewrapProvider, opened
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -54,7 +54,7 @@ class Sizes:
 
 STEPS = (
     "`true` alone",
-    "a shell outside, which joins the groups and opens files",
+    "a shell outside, which joins the control group and opens files",
     "bubblewrap: namespaces, the file system, the filter of system calls",
     "a shell inside: folders in memory with `mount`, limits",
     "`setpriv`: no rights, another user",
@@ -276,7 +276,7 @@ async def measure(sizes: Sizes) -> dict[str, Any]:
     """All measurements."""
     if (problem := find_problem()) is not None:
         sys.exit(problem)
-    groups = "control groups" if find_hierarchies() else "no control groups"
+    groups = "control groups" if find_parent() else "no control groups"
     reaper = Reaper()
     with anyio.fail_after(TIMEOUT_S):
         results: dict[str, Any] = {

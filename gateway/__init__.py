@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gateway.gateway import Gateway as Gateway
 
-from gateway import old_names as old_names
 from gateway.types import Context as Context
 from gateway.types import Feedback as Feedback
 from gateway.types import Outcome as Outcome

@@ -22,7 +22,7 @@ from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.state_overlay import find_copy_reason
 from gateway.native.sandboxed_toolset import SandboxedToolset
 from gateway.sandbox import bubblewrap
-from gateway.sandbox.cgroups import find_hierarchies, make_group
+from gateway.sandbox.cgroups import make_group, remove_group
 from gateway.sandbox.choose_provider import describe_provider, find_provider_problem
 from gateway.sandbox.python_programs import DESCRIPTIONS
 from gateway.sandbox.sandbox_settings import SandboxSettings
@@ -193,10 +193,9 @@ async def _check_sandboxes(gateway: Gateway) -> AsyncIterator[Finding]:
 def _check_bubblewrap(start: str) -> Iterator[Finding]:
     """What limits the sandboxes of this machine, and how long one takes to start, as text."""
     group = make_group(SandboxSettings())
-    group.remove()
-    if not group.problem:
-        names = " and ".join(map(str, sorted({hierarchy.version for hierarchy in find_hierarchies()})))
-        yield Finding("ok", f"sandboxes: bubblewrap, with limits by control groups (version {names}){start}")
+    if group.folder is not None:
+        remove_group(group.folder)
+        yield Finding("ok", f"sandboxes: bubblewrap, with limits by control groups{start}")
     else:
         limits = f"{group.problem}, so that memory is limited for each process, and not for all together"
         yield Finding("note", f"sandboxes: bubblewrap; {limits}{start}", "let the gateway's user write a control group")

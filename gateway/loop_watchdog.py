@@ -1,4 +1,4 @@
-"""Measures how long the event loop was held, by how late a short sleep ends; works on asyncio and on trio.
+"""Measures how long the event loop was held, by how late a short sleep ends.
 
 While the loop is held, no call, no health check and no signal is answered. What can take long therefore runs
 elsewhere, and this shows whether it does.

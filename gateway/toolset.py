@@ -1,4 +1,4 @@
-"""The `Toolset` and `Session` protocols, and toolsets that rename, filter and combine others.
+"""The `Toolset` and `Session` protocols, and toolsets that wrap and rename others.
 
 Everything callable is a toolset: native functions, an MCP server, feedback interactions, a tape, another gateway.
 `limits.py` has the toolset that applies limits.
@@ -6,17 +6,15 @@ Everything callable is a toolset: native functions, an MCP server, feedback inte
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from hashlib import sha256
 from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.errors import ConfigError
 from gateway.types import (
     DEFAULT_CONTEXT,
-    STATE_HASH_PREFIX,
     Context,
     Outcome,
     Task,
@@ -46,14 +44,6 @@ async def hash_session_state(session: Session) -> str | None:
     """The hash of the state that a session leaves, if its toolset has one; raises Unavailable if it cannot be read."""
     method: Callable[[], Awaitable[str | None]] | None = getattr(session, "hash_state", None)
     return None if method is None else await method()
-
-
-def combine_hashes(hashes: Sequence[str]) -> str:
-    """One hash for several states in order; of these that have none, the first one's text, which equals no hash."""
-    unusable = next((text for text in hashes if not text.startswith(STATE_HASH_PREFIX)), "")
-    if unusable or len(hashes) == 1:
-        return unusable or hashes[0]
-    return STATE_HASH_PREFIX + sha256("\n".join(hashes).encode()).hexdigest()
 
 
 class Toolset(Protocol):
@@ -168,12 +158,6 @@ def add_prefix(inner: Toolset, text: str) -> Toolset:
     return RenamedToolset(inner, lambda spec: text + spec.name)
 
 
-def allow_only(inner: Toolset, names: Iterable[str]) -> Toolset:
-    """Offers only these names."""
-    allowed = frozenset(names)
-    return RenamedToolset(inner, lambda spec: spec.name if spec.name in allowed else None)
-
-
 NO_SUCH_TOOL = "no such tool"
 
 
@@ -182,77 +166,6 @@ def unknown_tool_result(name: str, specs: Sequence[ToolSpec]) -> ToolResult:
     offered = ", ".join(sorted(spec.name for spec in specs if spec.audience == "policy")) or "none"
     text = f"There is no tool named {name!r}. Available tools: {offered}."
     return ToolResult((Text(text),), Outcome.INVALID, reason=NO_SUCH_TOOL)
-
-
-class CombinedToolset:
-    """Several toolsets as one. Two tools with one name are a configuration error."""
-
-    def __init__(self, toolsets: Sequence[Toolset]) -> None:
-        self.toolsets = tuple(toolsets)
-        self._stack: AsyncExitStack | None = None
-
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            for toolset in self.toolsets:
-                await stack.enter_async_context(toolset)
-            tool_owners(self.toolsets)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        stack, self._stack = self._stack, None
-        return await stack.__aexit__(kind, error, trace) if stack else None
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        return [spec for toolset in self.toolsets for spec in toolset.specs]
-
-    @asynccontextmanager
-    async def open(self, task: Task) -> AsyncIterator[Session]:
-        async with AsyncExitStack() as stack:
-            yield _CombinedSession([await stack.enter_async_context(toolset.open(task)) for toolset in self.toolsets])
-
-
-class _CombinedSession:
-    __slots__ = ("_sessions",)
-
-    def __init__(self, sessions: Sequence[Session]) -> None:
-        self._sessions = sessions
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        return [spec for session in self._sessions for spec in session.specs]
-
-    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        for session in self._sessions:
-            if any(spec.name == call.name for spec in session.specs):
-                return await session.call(call, context)
-        return unknown_tool_result(call.name, self.specs)
-
-    async def finish(self) -> Mapping[str, float]:
-        rewards: dict[str, float] = {}
-        for session in self._sessions:
-            rewards.update(await session.finish())
-        return rewards
-
-    async def hash_state(self) -> str | None:
-        """The one state's hash; of several, a hash of theirs in order, or the text of one that has no hash."""
-        states = [await hash_session_state(session) for session in self._sessions]
-        hashes = [state for state in states if state is not None]
-        return combine_hashes(hashes) if hashes else None
-
-
-def tool_owners(toolsets: Iterable[Toolset]) -> dict[str, Toolset]:
-    """The toolset of each name; raises if two have the same."""
-    owners: dict[str, tuple[Toolset, ToolSpec]] = {}
-    for toolset in toolsets:
-        for spec in toolset.specs:
-            if spec.name in owners:
-                raise name_collision(owners[spec.name][1], spec)
-            owners[spec.name] = (toolset, spec)
-    return {name: toolset for name, (toolset, _) in owners.items()}
 
 
 def name_collision(first: ToolSpec, other: ToolSpec) -> ConfigError:

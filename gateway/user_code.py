@@ -22,8 +22,6 @@ import anyio
 
 from gateway.errors import UserCodeError
 
-EVENT_LOOPS = ("asyncio.", "trio.")
-"""Packages that raise KeyboardInterrupt in a task after Ctrl-C."""
 RAISE = dis.opmap["RAISE_VARARGS"]
 OWN_PACKAGES = ("gateway.", "trainer.", "functools.", "builtins.")
 """Functions of these are not noted in a journal."""
@@ -148,7 +146,7 @@ def is_interrupt(error: KeyboardInterrupt) -> bool:
         return False
     trace = _innermost(error)
     frame = None if trace is None else trace.tb_frame
-    if frame is not None and str(frame.f_globals.get("__name__")).startswith(EVENT_LOOPS):
+    if frame is not None and str(frame.f_globals.get("__name__")).startswith("asyncio."):
         return True
     return (frame is not None and frame.f_code is _handler_code()) or not _is_raised_by_statement(error)
 

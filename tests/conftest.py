@@ -1,4 +1,4 @@
-"""Fixtures for all tests: async tests run on asyncio and trio, files are written to a temporary folder.
+"""Fixtures for all tests: async tests run on asyncio, files are written to a temporary folder.
 
 Tests are independent of their order: imported modules are forgotten, and random generators seeded.
 """
@@ -21,7 +21,6 @@ import pytest
 from hypothesis import settings
 
 from tests import forked_python
-from tests.measured_tests import MeasuredTests
 from tests.shared_folders import open_shared_folder
 from tests.slow_files import SlowFiles
 
@@ -50,7 +49,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave out the files of tests/slow_files.txt, and trio")
+    parser.addoption("--quick", action="store_true", help="leave out the files of tests/slow_files.txt")
     parser.addoption("--write-slow-files", action="store_true", help="write tests/slow_files.txt from this run")
 
 
@@ -58,7 +57,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Names a failed test when it fails, not only at the end of half an hour; starts slow files first."""
     config.pluginmanager.register(SlowFiles(config))
-    config.pluginmanager.register(MeasuredTests())
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:  # The processes that run the tests for another one have none.
         config.pluginmanager.register(FailureNames(reporter))
@@ -128,9 +126,9 @@ def drawn() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Serves a gateway on a real port from a separate thread, so that clients on asyncio and trio can reach it."""
+"""Serves a gateway on a real port from a separate thread, which its clients do not share."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.measured_tests import is_measured
-
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("slow_files.txt")
 SLOW_S = 6.0
@@ -39,7 +37,7 @@ def format_slow_files(seconds: dict[str, float]) -> str:
 
 
 class SlowFiles:
-    """Orders tests by their files' seconds, longest first. Leaves slow files, and trio, out of quick runs."""
+    """Orders tests by their files' seconds, longest first. Leaves slow files out of quick runs."""
 
     def __init__(self, config: pytest.Config, slow: dict[str, float] | None = None) -> None:
         self._timeout_s = float(config.getini("timeout") or 0)
@@ -54,8 +52,6 @@ class SlowFiles:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self._is_quick:  # Coverage leaves out trio, too: what works under asyncio nearly always works there.
-            items[:] = [item for item in items if is_measured(item)]
         for item in items:
             if (limit_s := self._slow.get(name_of(item.path), 0) * TIMEOUT_FACTOR) > self._timeout_s:
                 item.add_marker(pytest.mark.timeout(limit_s), append=False)

@@ -40,8 +40,8 @@ GATEWAY_IMPORTS = {
     "PIL": ("media/",),
     "av": ("media/",),
     "numpy": (),
-    # anyio cannot tell whether a task was cancelled, or its code only says so; programs of the policy have no anyio.
-    "asyncio": ("user_code.py", "feedback/program_process.py"),
+    # anyio cannot tell whether a task was cancelled, or its code only says so.
+    "asyncio": ("user_code.py",),
     "torch": (),
     "transformers": (),
     "trainer": (),
@@ -245,8 +245,6 @@ def test_every_public_module_class_and_function_has_a_docstring() -> None:
 
 PRIVATE_WORDS = frozenset({"told", "said", "anew", "begun", "whoever", "eyes", "film", "films", "lesson"})
 """Words of an earlier vocabulary; docs/glossary.md has those that are used instead."""
-OLD_NAMES = {"feedback/base.py: said"}
-"""Names that users' files may still import."""
 
 
 def test_names_are_the_glossarys_words() -> None:
@@ -257,7 +255,7 @@ def test_names_are_the_glossarys_words() -> None:
             names += [node.id] if isinstance(node, ast.Name) else []
             words = ((each, set(each.lower().split("_"))) for each in names if isinstance(each, str))
             found |= {f"{name(file)}: {each}" for each, parts in words if parts & PRIVATE_WORDS}
-    assert found == OLD_NAMES
+    assert found == set()
 
 
 HEAVY = (

@@ -19,6 +19,7 @@ from gateway.limits import CircuitBreaker, LimitedToolset, RateLimiter
 from gateway.toolset import Session
 from gateway.types import DEFAULT_CONTEXT, Context, Hints, Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
 from tests.sample_images import png
+from tests.virtual_clock import VIRTUAL_CLOCK
 
 
 class ScriptedToolset:
@@ -245,9 +246,7 @@ def test_rate_limit_holds_in_every_second(rate: float, count: int) -> None:
             for _ in range(count):
                 tasks.start_soon(one)
 
-    import trio.testing
-
-    anyio.run(main, backend="trio", backend_options={"clock": trio.testing.MockClock(autojump_threshold=0)})
+    anyio.run(main, backend_options=VIRTUAL_CLOCK)
     starts.sort()
     most = max(1, int(rate))
     window_s = most / rate

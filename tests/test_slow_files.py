@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 
-from tests.measured_tests import is_measured
 from tests.slow_files import ROOT, SLOW_S, SlowFiles, format_slow_files, read_slow_files
 
 
@@ -29,16 +28,6 @@ def test_quick_run_leaves_out_listed_files_and_no_others() -> None:
     assert quick.pytest_ignore_collect(ROOT / "tests/a/test_slow.py")
     for plugin, file in ((quick, "tests/a/test_other.py"), (quick, "tests/a"), (whole, "tests/a/test_slow.py")):
         assert plugin.pytest_ignore_collect(ROOT / file) is None
-
-
-def test_quick_run_leaves_out_trio() -> None:
-    for options, expected in ((("--quick",), ["asyncio"]), ((), ["asyncio", "trio"])):
-        items = [
-            SimpleNamespace(path=ROOT / "tests/a.py", callspec=SimpleNamespace(params={"anyio_backend": backend}))
-            for backend in ("asyncio", "trio")
-        ]
-        make_plugin(*options, slow={}).pytest_collection_modifyitems(cast("list[pytest.Item]", items))
-        assert [item.callspec.params["anyio_backend"] for item in items] == expected
 
 
 def test_tests_of_slow_files_come_first_and_stay_in_order() -> None:
@@ -67,11 +56,3 @@ def test_list_is_written_from_the_seconds_of_a_run(tmp_path: Path) -> None:
     file = tmp_path / "slow.txt"
     file.write_text(format_slow_files({"tests/b.py": SLOW_S + 1, "tests/a.py": 50.2, "tests/quick.py": SLOW_S / 2}))
     assert [*read_slow_files(file).items()] == [("tests/a.py", 50.0), ("tests/b.py", SLOW_S + 1)]
-
-
-def test_coverage_pauses_for_trio() -> None:
-    def measures(**parameters: str) -> bool:
-        return is_measured(cast("pytest.Item", SimpleNamespace(callspec=SimpleNamespace(params=parameters))))
-
-    assert is_measured(cast("pytest.Item", SimpleNamespace()))
-    assert measures() and measures(anyio_backend="asyncio") and not measures(anyio_backend="trio")

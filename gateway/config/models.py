@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,20 +71,6 @@ class MediaLimits(FrozenModel):
     """Frames sampled per second of a video; at least one frame in all."""
     max_frames: PositiveInt = 16
     """Maximum number of frames of one video."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_names(cls, data: Any) -> Any:
-        """Accepts the old names `films` and `film`, with a warning."""
-        if not isinstance(data, dict):
-            return data
-        renamed = {"videos" if key == "films" else key: value for key, value in data.items()}
-        for key in ("animated", "videos"):
-            if renamed.get(key) == "film":
-                renamed[key] = "video"
-        if renamed != data:
-            warnings.warn("`films` and `film` were renamed: write `videos` and `video`", FutureWarning, stacklevel=2)
-        return renamed
 
     @model_validator(mode="after")
     def _check_pixel_limits(self) -> MediaLimits:

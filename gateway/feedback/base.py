@@ -49,10 +49,6 @@ def last_message_text(messages: Sequence[Message], role: str = "assistant") -> s
     return None
 
 
-said = last_message_text
-"""The earlier name, for users' files."""
-
-
 def plain_text(content: Any) -> str:
     """The text of a message's content, without its images."""
     if isinstance(content, str):

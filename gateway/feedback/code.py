@@ -1,14 +1,14 @@
 """`CodeInteraction`: runs the policy's Python code and scores it by tests.
 
 Each program runs in a sandbox of its own (`program_runner.py`). Where there is no way to confine programs, the
-interaction refuses to be built, unless its configuration has `unsafe: true`. What a test expects is in no sandbox of a
-program.
+interaction refuses to be built, unless its configuration has `unsafe: true`. The output that a test expects, and the
+literals that its assertion compares with, are in no sandbox (`assertions.py`).
 """
 
 from __future__ import annotations
 
+import ast
 import os
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
 
@@ -16,13 +16,13 @@ import anyio
 from pydantic import Field, PositiveFloat, PositiveInt, TypeAdapter, model_validator
 
 from gateway.config.base import FrozenModel
+from gateway.feedback.assertions import ProgramAssertion
 from gateway.feedback.base import BaseInteraction, Message, Turn, last_message_text
 from gateway.feedback.program_runner import (
     TOO_LONG,
     ProgramLimits,
     ProgramResult,
     choose_confinement,
-    run_assertion,
     run_python,
 )
 from gateway.mcp_client.reaper import Reaper
@@ -40,12 +40,16 @@ class CodeTest(FrozenModel):
     stdout: str | None = None
     """The expected output; white space at the ends of lines and of the text is ignored."""
     assertion: str | None = None
-    """Python statements about the program's names, which must not raise. They run in a process of their own."""
+    """Python statements about the program's names, which must not raise."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if (self.stdout is None) == (self.assertion is None):
             raise ValueError("a test has either `stdout` or `assertion`")
+        try:
+            ast.parse(self.assertion or "")
+        except SyntaxError as error:
+            raise ValueError(f"the assertion {self.assertion!r} is not Python: {error}") from error
         return self
 
 
@@ -71,14 +75,6 @@ class CodeSettings(FrozenModel):
     """Programs that run at the same time, over all rollouts."""
     unsafe: bool = False
     """Runs programs where they cannot be confined, too: they may read secrets and end the gateway."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailedTest:
-    """The first test that failed: its number, counted from 1, and the problem."""
-
-    number: int
-    problem: str
 
 
 _TESTS = TypeAdapter(tuple[CodeTest | str, ...])
@@ -114,15 +110,16 @@ class CodeInteraction(BaseInteraction):
         metadata = {"passed": passed, "tests": len(tests)}
         if failed is None:
             return True, f"All {len(tests)} tests passed.", 1.0, metadata
+        number, problem = failed
         score = passed / len(tests) if self.settings.score == "fraction" else 0.0
-        text = f"{passed} of {len(tests)} tests passed. Test {failed.number} failed: {failed.problem}"
-        return False, text, score, metadata | {"first_failure": failed.number}
+        text = f"{passed} of {len(tests)} tests passed. Test {number} failed: {problem}"
+        return False, text, score, metadata | {"first_failure": number}
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self._tests.pop(instance_id, None)
 
-    async def _run_tests(self, source: str, tests: tuple[CodeTest, ...]) -> tuple[int, FailedTest | None]:
-        """How many tests passed, and the first that failed."""
+    async def _run_tests(self, source: str, tests: tuple[CodeTest, ...]) -> tuple[int, tuple[int, str] | None]:
+        """How many tests passed, and the number and problem of the first that failed."""
         passed, first_failed = 0, None
         deadline = anyio.current_time() + self.settings.total_s
         for number, test in enumerate(tests, start=1):
@@ -130,7 +127,7 @@ class CodeInteraction(BaseInteraction):
             problem = await self._run_test(source, test, left_s) if left_s > 0 else _TIME_USED_UP
             passed += problem is None
             if problem is not None:
-                first_failed = first_failed or FailedTest(number, problem)
+                first_failed = first_failed or (number, problem)
                 if left_s <= 0 or self.settings.score == "all":
                     break
         return passed, first_failed
@@ -144,24 +141,16 @@ class CodeInteraction(BaseInteraction):
             settings.memory_mb * 2**20,
             output_bytes=settings.output_bytes,
         )
-        if test.assertion is None:
-            ended = await run_python(source, test.stdin, limits, self.confinement, self.reaper)
-            return _TIME_USED_UP if _is_out_of_time(ended, limits, settings) else _output_problem(test, ended)
-        result = await run_assertion(source, test.assertion, test.stdin, limits, self.confinement, self.reaper)
-        if result is None:
-            return None
-        if not isinstance(result, str) and _is_out_of_time(result, limits, settings):
+        assertion = None if test.assertion is None else ProgramAssertion(test.assertion)
+        program = source if assertion is None else assertion.add_to(source)
+        ended = await run_python(program, test.stdin, limits, self.confinement, self.reaper)
+        # How much was left of the time for all tests differs from run to run, and so would a text with the seconds.
+        if limits.wall_s < settings.wall_s and ended.stop_reason.startswith(TOO_LONG):
             return _TIME_USED_UP
-        problem = f"{_excerpt(result)}." if isinstance(result, str) else _describe_end(result)
-        return f"{_quote(test.assertion)}: {problem}"
+        return _output_problem(test, ended) if assertion is None else _assertion_problem(test, assertion, ended)
 
 
 _TIME_USED_UP = "the time for all tests was used up"
-
-
-def _is_out_of_time(result: ProgramResult, limits: ProgramLimits, settings: CodeSettings) -> bool:
-    """Whether the deadline of all tests stopped it: how much of that was left differs from run to run."""
-    return limits.wall_s < settings.wall_s and result.stop_reason.startswith(TOO_LONG)
 
 
 def last_code_block(text: str) -> str | None:
@@ -187,6 +176,13 @@ def _output_problem(test: CodeTest, result: ProgramResult) -> str | None:
     if _stripped_lines(result.stdout) == _stripped_lines(expected):
         return None
     return f"{prefix}expected {_quote(expected)}, got {_quote(result.stdout)}."
+
+
+def _assertion_problem(test: CodeTest, assertion: ProgramAssertion, result: ProgramResult) -> str | None:
+    problem = assertion.find_problem(result.stdout)
+    if problem is None:
+        return None
+    return f"{_quote(test.assertion or '')}: {f'{_excerpt(problem)}.' if problem else _describe_end(result)}"
 
 
 def _describe_end(result: ProgramResult) -> str:

@@ -1,7 +1,7 @@
 """The streamable HTTP transport: every request is a POST of its own and fails on its own.
 
-The SDK's client instead ends all calls of a connection when one POST cannot connect, closes the TCP connection
-after each streamed answer, and leaves generators behind that trio warns about.
+The SDK's client instead ends all calls of a connection when one POST cannot connect, and closes the TCP
+connection after each streamed answer.
 """
 
 from __future__ import annotations

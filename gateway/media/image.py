@@ -21,8 +21,6 @@ from gateway.wire import is_array
 
 MAX_PIXELS = 64_000_000
 """A larger image is refused: decoding it would take 256 MB."""
-PILLOW_WARNING_PIXELS = 89_478_485
-"""Pillow warns about larger images, and refuses those that are twice as large."""
 PILImage = Pillow.Image
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _STRIP_PIXELS = 4_000_000

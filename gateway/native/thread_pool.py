@@ -34,10 +34,6 @@ class ThreadPool:
         # anyio's limiter frees its slot when the caller stops waiting; ours when the thread ends.
         self._unlimited = anyio.CapacityLimiter(math.inf)
 
-    @property
-    def free_slots(self) -> int:
-        return self._slots.value
-
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Awaits an async function, or runs another one in a thread. Cancelling abandons a running thread.
 
@@ -99,8 +95,7 @@ def call_soon(loop: EventLoopToken, function: Callable[[], None]) -> None:
     """Lets an event loop call the function, without waiting: one that is about to end takes it and answers nobody,
     and a thread that waits for it would keep the process from ending."""
     native: Any = loop.native_token
-    ask = native.run_sync_soon if hasattr(native, "run_sync_soon") else native.call_soon_threadsafe  # trio's, asyncio's
-    ask(function)
+    native.call_soon_threadsafe(function)
 
 
 _shared: RunVar[ThreadPool] = RunVar("threads")

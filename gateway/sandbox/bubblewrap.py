@@ -43,13 +43,13 @@ OWN_FILES = 16
 PROBE_S = 20.0
 PROBE_USER, NO_STATE = 65_534, "/none.tar"
 JOIN = """
-started=$1 info=$2 options=$3 mounts=$4 filter=$5 first=$6 second=$7; shift 7
-while [ "$1" != -- ]; do echo 0 > "$1" || exit 125; shift; done
-shift
+started=$1 info=$2 options=$3 mounts=$4 filter=$5 first=$6 second=$7 group=$8; shift 8
+[ -z "$group" ] || echo 0 > "$group/cgroup.procs" || exit 125
 exec "$@" 3< "$first" 4< "$second" 5> "$started" 6> "$info" 7< "$options" 8< "$mounts" 9< "$filter"
 """
-"""Runs outside: joins the groups, and opens what is written and read: whether the command was started, the number of
-bubblewrap's child, its options, the list of mounts, the filter of system calls, and two files that are copied."""
+"""Runs outside: joins the control group, and opens what is written and read: whether the command was started, the
+number of bubblewrap's child, its options, the list of mounts, the filter of system calls, and two files that are
+copied."""
 ENTER = """
 mount -a -T /dev/fd/8 || exit 125
 ulimit -c 0 && ulimit -t "$1" && ulimit -f "$2" && ulimit -n "$3" && ulimit -v "$5" || exit 125
@@ -78,9 +78,10 @@ class Confined:
     working_folder: str = ROLLOUT
     user: int = 0
     """Who runs it, where the gateway is root's."""
-    group_files: Sequence[str] = ()
+    group: Path | None = None
+    """The folder of its control group."""
     limits_memory_by_process: bool = False
-    """Whether each process has the limit on memory too, so that Python raises a MemoryError. Always without groups."""
+    """Whether each process has the limit on memory too, so that Python raises a MemoryError. Always without a group."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files outside that can be read, by their path inside."""
     proxy_socket: str = ""
@@ -135,7 +136,7 @@ def open_command_line(confined: Confined) -> Iterator[CommandLine]:
     held = (started, info, open_file(join_options(_options(confined, environment))))
     copied = (path if path in _layout(confined).copied else os.devnull for path in COPIED_FILES.values())
     files = (*map(descriptor_path, held), *shared, *copied)
-    outer = ("/bin/sh", "-c", JOIN, "sh", *files, *confined.group_files, "--")
+    outer = ("/bin/sh", "-c", JOIN, "sh", *files, str(confined.group or ""))
     with_state = _mount_state(confined) if confined.state else ()
     bubblewrap = (*with_state, shutil.which("bwrap") or "bwrap", "--args", str(OPTIONS_DESCRIPTOR), "--")
     try:

@@ -1,7 +1,7 @@
-"""A child process with pipes that are read and written from the event loop, on asyncio and trio alike.
+"""A child process with pipes that are read and written from the event loop.
 
 It is started in the loop's own thread: Linux ends a process that is to die with its parent when the thread ends that
-started it, and trio starts processes in threads that end.
+started it.
 """
 
 from __future__ import annotations

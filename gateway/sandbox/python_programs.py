@@ -71,17 +71,11 @@ def confine(
     folder: ProgramFolder,
     limits: tuple[int, int, int],
     command: Sequence[str],
-    scripts: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """The command line that runs a command without a sandbox; limits are seconds of CPU, bytes of memory and of a file.
-
-    `scripts` are files of ours that the command reads.
-    """
+    """The command line without a sandbox; limits are seconds of CPU, bytes of memory and of a file."""
     user = folder.user if confinement == "user" else 0  # In namespaces, `namespaces.py` changes it.
     limited = (*PYTHON_COMMAND, child_limits.__file__, str(user), *map(str, limits), *command)
-    paths = [
-        path for path in (*SYSTEM_FOLDERS, sys.base_prefix, child_limits.__file__, *scripts) if Path(path).exists()
-    ]
+    paths = [path for path in (*SYSTEM_FOLDERS, sys.base_prefix, child_limits.__file__) if Path(path).exists()]
     if confinement == "namespaces":
         layout = _namespace_layout(folder, paths, limited)
         return (*PYTHON_COMMAND, namespaces.__file__, json.dumps(layout))
@@ -89,7 +83,7 @@ def confine(
 
 
 def _namespace_layout(folder: ProgramFolder, paths: Sequence[str], command: Sequence[str]) -> dict[str, object]:
-    """What `namespaces.py` makes: the system's programs, Python and our scripts, and the program's folder."""
+    """What `namespaces.py` makes: the system's programs, Python, and the program's folder."""
     return {
         "memory_folders": [], "folder_bytes": MEMORY_BYTES, "programs": {path: path for path in paths}, "files": {},
         "links": {}, "folders": [str(folder.path)], "writable": [str(folder.path)], "environment": {},

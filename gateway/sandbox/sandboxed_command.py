@@ -1,11 +1,11 @@
-"""Opens what one sandbox holds outside: a user of its own, control groups, its command line, the watch on its disk."""
+"""Opens what one sandbox holds outside: a user of its own, a control group, its command line, the watch on its disk."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import anyio
@@ -77,57 +77,29 @@ async def open_command(
         raise Unavailable(f"no sandbox can be started: {problem}")
     if reaper is not None:
         await reaper.start()
-    with _user() as user:
+    settings = confined.settings
+    with unused_user() if os.geteuid() == 0 else nullcontext(0) as user:
         for path in confined.writable if user else ():
             await to_thread.run_sync(_give_to, user, path)
-        group = _make_group(confined.settings)
-        if reaper is not None:
-            for folder in group.unique_folders:
-                reaper.add_group(folder)
+        group = _make_group(settings)
+        if reaper is not None and group.folder is not None:
+            reaper.add_group(group.folder)
         try:
-            async with _open_proxy(confined.settings) as proxy:
+            async with open_proxy(settings.hosts, settings.network_mb) if settings.hosts else nullcontext() as proxy:
                 held = replace(
                     confined,
                     user=user,
-                    group_files=group.process_files,
-                    limits_memory_by_process=confined.limits_memory_by_process or "memory" not in group.folders,
+                    group=group.folder,
+                    limits_memory_by_process=confined.limits_memory_by_process or group.folder is None,
                     proxy_socket=str(proxy.socket_file) if proxy is not None else "",
                 )
-                async with _open_watched(held, below) as (line, disk):
-                    yield SandboxedCommand(
-                        line.words,
-                        group,
-                        confined.settings,
-                        disk,
-                        proxy,
-                        has_started=lambda: line.has_started,
-                        user=user,
-                    )
+                with open_command_line(held) as line:
+                    async with _watch_disk(held, line, below) as disk:
+                        yield SandboxedCommand(
+                            line.words, group, settings, disk, proxy, has_started=lambda: line.has_started, user=user
+                        )
         finally:
             await _remove(group, reaper)
-
-
-@asynccontextmanager
-async def _open_proxy(settings: SandboxSettings) -> AsyncIterator[HostProxy | None]:
-    """The proxy for a list of hosts, if there is one."""
-    if not settings.hosts:
-        yield None
-        return
-    async with open_proxy(settings.hosts, settings.network_mb) as proxy:
-        yield proxy
-
-
-@asynccontextmanager
-async def _open_watched(held: Confined, below: Sequence[str]) -> AsyncIterator[tuple[CommandLine, WatchedDisk | None]]:
-    """The command line, and the watch on the folders of the machine that it may write."""
-    with open_command_line(held) as line:
-        disk = await _watch_disk(held, line, below)
-        try:
-            yield line, disk
-        finally:
-            if disk is not None:
-                DISK_WATCH.remove(disk)
-                statistics.count_hits({"disk": int(bool(disk.problem))})
 
 
 def _make_group(settings: SandboxSettings) -> Cgroup:
@@ -147,25 +119,22 @@ def _make_group(settings: SandboxSettings) -> Cgroup:
     return group
 
 
-async def _watch_disk(confined: Confined, line: CommandLine, below: Sequence[str]) -> WatchedDisk | None:
+@asynccontextmanager
+async def _watch_disk(confined: Confined, line: CommandLine, below: Sequence[str]) -> AsyncIterator[WatchedDisk | None]:
     """Watches the folders of the machine that it may write. What lies below overlays counts as there before, since each
     file that is changed is copied first: together they may need as much as with a copy of all."""
     settings = confined.settings
     folders = [*confined.writable, *map(str, settings.writable)]
     if not folders:
-        return None
+        yield None
+        return
     disk = WatchedDisk(folders, settings.disk_mb * 2**20, settings.files, lambda: line.first_process)
     await to_thread.run_sync(DISK_WATCH.add, disk, below)
-    return disk
-
-
-@contextmanager
-def _user() -> Iterator[int]:
-    if os.geteuid() != 0:
-        yield 0
-        return
-    with unused_user() as user:
-        yield user
+    try:
+        yield disk
+    finally:
+        DISK_WATCH.remove(disk)
+        statistics.count_hits({"disk": int(bool(disk.problem))})
 
 
 def _give_to(user: int, folder: str) -> None:
@@ -177,10 +146,11 @@ def _give_to(user: int, folder: str) -> None:
 
 
 async def _remove(group: Cgroup, reaper: Reaper | None) -> None:
-    """Removes the groups; those that killed processes have not left yet, in a thread."""
+    """Removes the group; one that killed processes have not left yet, in a thread."""
     statistics.count_hits(group.hits())
-    for folder in group.unique_folders:
-        with anyio.CancelScope(shield=True):
-            gone = remove_group(folder) or await to_thread.run_sync(remove_group, folder, REMOVE_S)
-        if gone and reaper is not None:  # Else the reaper does it when the gateway ends.
-            reaper.remove_group(folder)
+    if (folder := group.folder) is None:
+        return
+    with anyio.CancelScope(shield=True):
+        gone = remove_group(folder) or await to_thread.run_sync(remove_group, folder, REMOVE_S)
+    if gone and reaper is not None:  # Else the reaper does it when the gateway ends.
+        reaper.remove_group(folder)

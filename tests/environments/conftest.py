@@ -10,11 +10,6 @@ from tests.plugins.verifiers.verifiers_runs import SAMPLES as VERIFIERS_SAMPLES
 from tests.plugins.verifiers.verifiers_runs import add_to_path
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", add_to_path(VERIFIERS_SAMPLES, SAMPLES, REAL_SAMPLES))

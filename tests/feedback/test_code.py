@@ -171,7 +171,9 @@ async def test_the_reply_to_an_answer_without_code_block_explains_the_format() -
     await interaction.finalize_interaction(instance_id)
 
 
-@pytest.mark.parametrize("tests", [None, [], [{"stdin": "1"}], [{"stdout": "1", "assertion": "assert 1"}], "assert 1"])
+@pytest.mark.parametrize(
+    "tests", [None, [], [{"stdin": "1"}], [{"stdout": "1", "assertion": "assert 1"}], "assert 1", ["assert f(2) =="]]
+)
 async def test_a_session_without_usable_tests_is_refused(tests: Any) -> None:
     async with FeedbackToolset({"code": CodeInteraction({})}) as toolset:
         with pytest.raises(SessionError, match="could not start"):

@@ -14,8 +14,7 @@ import pytest
 
 from gateway.errors import ConfigError, Unavailable
 from gateway.feedback import program_runner
-from gateway.feedback.code import CodeInteraction, ProgramLimits, run_python
-from gateway.feedback.program_runner import run_assertion
+from gateway.feedback.code import CodeInteraction, CodeTest, ProgramLimits, run_python
 from gateway.sandbox.python_programs import CONFINEMENTS, Confinement, confines, find_confinement
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -140,11 +139,12 @@ print(find())
 
 
 @pytest.mark.skipif("sandbox" not in WORKING, reason="no sandbox can be started here")
-async def test_neither_assertions_nor_expected_values_are_in_the_sandbox_of_a_program() -> None:
+async def test_no_expected_value_is_in_the_sandbox_of_a_program() -> None:
+    interaction = CodeInteraction({"wall_s": 20})
     with anyio.fail_after(PATIENCE_S):
-        assert await run_assertion(FINDS, "assert find() == [] and 'm4rk3d'", "", ProgramLimits(20.0)) is None
-        failed = CodeInteraction({"tests": [{"stdout": "m4rk3d"}], "wall_s": 20})
-        problem = await failed._run_test(FINDS, failed.settings.tests[0], 20.0)  # type: ignore[arg-type]
+        assertion = CodeTest(assertion="assert find() == []\nassert str(find()) == 'm4rk3d', 'm4rk3d'")
+        assert "AssertionError: m4rk3d" in str(await interaction._run_test(FINDS, assertion, 20.0))
+        problem = await interaction._run_test(FINDS, CodeTest(stdout="m4rk3d"), 20.0)
     assert problem == "expected 'm4rk3d', got '[]'."
 
 

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import anyio
-import pytest
 
 from gateway.policy_text import repeatable, repeatable_note
 
@@ -34,8 +33,7 @@ async def collect_texts(number: int, folder: Path) -> dict[str, str]:
     return texts
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_every_text_for_a_policy_is_the_same_in_every_process(tmp_path: Path, anyio_backend: str) -> None:
+async def test_every_text_for_a_policy_is_the_same_in_every_process(tmp_path: Path) -> None:
     with anyio.fail_after(300):
         first, second = await collect_texts(1, tmp_path), await collect_texts(2, tmp_path)
     assert {name: (text, second[name]) for name, text in first.items() if text != second[name]} == {}

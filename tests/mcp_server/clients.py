@@ -27,13 +27,11 @@ from tests.live_server import live_server_async
 
 ELICITING_SERVER = Path(__file__).with_name("eliciting_server.py")
 CLIENT_MODES = {"2025": "legacy", "2026": "auto"}
-on_a_loop_each = pytest.mark.parametrize(("anyio_backend", "protocol"), [("asyncio", "2025"), ("trio", "2026")])
-"""For tests that start servers: either protocol, and either event loop."""
+each_protocol = pytest.mark.parametrize("protocol", CLIENT_MODES)
 protocol_pairs = pytest.mark.parametrize(
-    ("upstream", "protocol", "anyio_backend"),
-    [("2025", "2025", "asyncio"), ("2025", "2026", "trio"), ("2026", "2025", "trio"), ("2026", "2026", "asyncio")],
+    ("upstream", "protocol"), [("2025", "2025"), ("2025", "2026"), ("2026", "2025"), ("2026", "2026")]
 )
-"""The protocols of a server and of a client, with a loop each."""
+"""The protocols of a server and of a client."""
 TIMEOUT_S = 120
 
 

@@ -16,7 +16,7 @@ from gateway.types import Outcome
 from tests.mcp_server.clients import (
     CLIENT_MODES,
     connect_to_eliciting_servers,
-    on_a_loop_each,
+    each_protocol,
     protocol_pairs,
     text_of,
 )
@@ -70,7 +70,7 @@ async def test_client_without_the_capability_gets_no_request(upstream: str, prot
             assert result.is_error and "sampling" in text_of(result)
 
 
-@on_a_loop_each
+@each_protocol
 async def test_prompt_can_request_input(protocol: str) -> None:
     async with connect_to_eliciting_servers(protocol, "2026", **ALL_CALLBACKS) as (client, _):
         (message,) = (await client.get_prompt("greet", {"word": "?"})).messages

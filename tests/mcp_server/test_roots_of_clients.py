@@ -19,8 +19,8 @@ from tests.mcp_server.clients import (
     CLIENT_MODES,
     TIMEOUT_S,
     connect_to_eliciting_servers,
+    each_protocol,
     eliciting_source,
-    on_a_loop_each,
     text_of,
 )
 
@@ -66,7 +66,7 @@ async def ask_for_roots(clients: dict[str, Client]) -> dict[str, set[str]]:
     return answers
 
 
-@on_a_loop_each
+@each_protocol
 async def test_shared_server_is_not_told_the_roots_of_several_clients(protocol: str) -> None:
     async with two_clients(protocol, "2025") as clients:
         for answers in (await ask_for_roots({"one": clients["one"]}), await ask_for_roots(clients)):
@@ -75,14 +75,14 @@ async def test_shared_server_is_not_told_the_roots_of_several_clients(protocol: 
                 assert not any("file:///" in text for text in texts)
 
 
-@on_a_loop_each
+@each_protocol
 @pytest.mark.parametrize(("upstream", "isolation"), [("2025", "session"), ("2026", "shared"), ("2026", "session")])
 async def test_each_call_gets_the_roots_of_its_own_client(protocol: str, upstream: str, isolation: str) -> None:
     async with two_clients(protocol, upstream, isolation=isolation) as clients:
         assert await ask_for_roots(clients) == {"one": {"file:///one"}, "two": {"file:///two"}}
 
 
-@on_a_loop_each
+@each_protocol
 async def test_only_client_of_a_gateway_is_asked_by_a_shared_server(protocol: str) -> None:
     async def list_roots(ctx: Any) -> types.ListRootsResult:
         return types.ListRootsResult(roots=[types.Root(uri="file:///mine")])

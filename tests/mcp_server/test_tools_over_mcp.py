@@ -20,11 +20,17 @@ from gateway.native.function import FunctionTool, SessionContext
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.tool_table import Source
 from gateway.types import Audio, Hints, Image, Outcome, Part, Resource, Text, ToolResult, ToolSpec, Video
-from tests.mcp_server.clients import CLIENT_MODES, TIMEOUT_S, connect_client, connect_to_gateway, native_source, text_of
+from tests.mcp_server.clients import (
+    TIMEOUT_S,
+    connect_client,
+    connect_to_gateway,
+    each_protocol,
+    native_source,
+    text_of,
+)
 from tests.toolset_conformance.sample_tools import ALL_PARTS, JUDGE_SCHEMA, PNG, Judge, facts, several
 from tests.toolset_conformance.sample_tools import sample_sources as kit
 
-each_protocol = pytest.mark.parametrize("protocol", CLIENT_MODES)
 RICH_SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "type": "object",

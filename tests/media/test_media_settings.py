@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gateway.build import build_plan
-from gateway.config.models import MediaLimits
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Image, Part, Task, Text, ToolCall
@@ -88,14 +87,6 @@ async def test_a_tools_video_becomes_images_if_its_entry_says_so(write: Callable
     assert [decode(item.data).getpixel((0, 0)) for item in images if isinstance(item, Image)] == [
         *((0, 0, 0), (2, 2, 2), (5, 5, 5))
     ]
-
-
-def test_the_old_names_of_videos_are_accepted_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="write `videos` and `video`"):
-        limits = MediaLimits.model_validate({"animated": "film", "films": "frames"})
-    assert (limits.animated, limits.videos) == ("video", "frames")
-    with pytest.warns(FutureWarning):
-        assert MediaLimits.model_validate({"films": "film"}).videos == "video"
 
 
 async def test_a_servers_images_follow_its_entry(write: Callable[[str], Path]) -> None:

@@ -24,13 +24,13 @@ async def test_an_abandoned_thread_keeps_its_slot_until_it_ends() -> None:
             tasks.start_soon(threads.run, wait_for_finish)
             await anyio.to_thread.run_sync(started.wait, 5)
             tasks.cancel_scope.cancel()
-        assert threads.free_slots == 0
+        assert threads._slots.value == 0
         with anyio.move_on_after(0.05) as waiting:
             await threads.run(wait_for_finish)
         assert waiting.cancelled_caught, "there is no free slot"
         finish.set()
         assert await threads.run(lambda: "free again") == "free again"
-    assert threads.free_slots == 1
+    assert threads._slots.value == 1
 
 
 async def test_a_call_that_never_started_frees_its_slot() -> None:
@@ -38,7 +38,7 @@ async def test_a_call_that_never_started_frees_its_slot() -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
         await threads.run(lambda: None)
-    assert threads.free_slots == 1
+    assert threads._slots.value == 1
 
 
 def test_a_thread_that_ends_after_its_loop_stopped_waits_for_nobody() -> None:

@@ -66,7 +66,7 @@ FILES = {
     "writes the file of a reward": Attack(_writes("{secret!r}"), NOT_THERE),
     "reads the list of users": Attack(_reads("'/etc/passwd'"), NOT_THERE),
     "lists a folder": Attack("import os; os.listdir({folder!r}); print('SUCCEEDED')", NOT_THERE),
-    "leaves its control group": Attack(_writes("'/sys/fs/cgroup/memory/cgroup.procs'"), NOT_THERE, False),
+    "leaves its control group": Attack(_writes("'/sys/fs/cgroup/cgroup.procs'"), NOT_THERE, False),
     "reads a disk": Attack(
         "import os, stat\nfor n in os.listdir('/dev'):\n"
         " if stat.S_ISBLK(os.lstat('/dev/' + n).st_mode): print('SUCCEEDED')\nraise OSError('there is none')",

@@ -1,4 +1,4 @@
-"""How sandboxes are confined on different machines: control groups of both versions, gateways that are not root's."""
+"""How sandboxes are confined on different machines: control groups, gateways that are not root's."""
 
 from __future__ import annotations
 
@@ -132,23 +132,30 @@ def test_sandboxes_of_a_gateway_that_is_not_roots_begin_from_states_too() -> Non
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which hierarchies of control groups are mounted, as far as a test makes any."""
+    """A folder in which control groups are mounted, if a test does so."""
     monkeypatch.setattr(cgroups, "MOUNTS", tmp_path / "mounts")
-    monkeypatch.setattr(cgroups, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(cgroups, "find_hierarchies", cgroups.find_hierarchies.__wrapped__)
+    monkeypatch.setattr(cgroups, "OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(cgroups, "find_parent", cgroups.find_parent.__wrapped__)
     return tmp_path
 
 
-def test_version_2_is_used_where_a_parent_passes_its_controllers_on(groups: Path) -> None:
+def mount_groups(groups: Path) -> Path:
+    """The group whose controllers are passed on."""
     mount = groups / "fs"
     (mount / "user" / "gateway").mkdir(parents=True)
     (mount / "user" / "gateway" / "cgroup.subtree_control").write_text("")
     (mount / "user" / "cgroup.subtree_control").write_text("cpu memory pids\n")
     (groups / "mounts").write_text(f"30 1 0:26 / {mount} rw shared:4 - cgroup2 cgroup2 rw\n")
     (groups / "own").write_text("0::/user/gateway\n")
+    return mount / "user"
+
+
+def test_group_is_made_where_a_parent_passes_its_controllers_on(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = mount_groups(groups)
+    monkeypatch.setattr(cgroups, "OPTIONAL", ("memory.swap.max",))
     group = cgroups.make_group(SandboxSettings(memory_mb=64, processes=10, cpus=0.5))
-    (folder,) = group.unique_folders
-    assert folder.parent == mount / "user"
+    folder = group.folder
+    assert folder is not None and folder.parent == parent
     texts = {file.name: file.read_text() for file in folder.iterdir()}
     assert texts == {"memory.max": str(64 * 2**20), "pids.max": "18", "cpu.max": "50000 100000"}
     (folder / "memory.events").write_text("oom 3\noom_kill 2\n")
@@ -156,29 +163,9 @@ def test_version_2_is_used_where_a_parent_passes_its_controllers_on(groups: Path
     assert group.hits() == {"memory": 2, "processes": 5}
 
 
-def test_version_1_has_a_group_for_each_controller(groups: Path) -> None:
-    lines, own = [], []
-    for number, name in enumerate(("memory", "pids", "blkio")):
-        (groups / name / "box").mkdir(parents=True)
-        lines.append(f"3{number} 1 0:26 / {groups / name} rw - cgroup cgroup rw,{name}")
-        own.append(f"{number}:{name}:/box")
-    (groups / "mounts").write_text("\n".join(lines))
-    (groups / "own").write_text("\n".join(own))
-    group = cgroups.make_group(SandboxSettings(memory_mb=64, processes=10))
-    assert {name: folder.parent for name, folder in group.folders.items()} == {
-        "memory": groups / "memory" / "box", "pids": groups / "pids" / "box",
-    }  # fmt: skip
-    assert (group.folders["memory"] / "memory.limit_in_bytes").read_text() == str(64 * 2**20)
-    for folder in group.unique_folders:
-        (folder / "tasks").touch()
-    assert {Path(file).name for file in group.process_files} == {"tasks"}  # `cgroup.procs` waits for the whole machine.
-
-
 def test_no_group_is_made_where_only_one_of_two_controllers_can_be_had(groups: Path) -> None:
-    (groups / "pids").mkdir()
-    (groups / "mounts").write_text(f"30 1 0:26 / {groups / 'pids'} rw - cgroup cgroup rw,pids\n")
-    (groups / "own").write_text("1:pids:/\n")
-    assert cgroups.make_group(SandboxSettings()).folders == {}
+    (mount_groups(groups) / "cgroup.subtree_control").write_text("pids\n")
+    assert cgroups.make_group(SandboxSettings()) == cgroups.Cgroup(problem="control groups cannot be written")
 
 
 def test_memory_is_limited_by_process_only_without_groups() -> None:
@@ -247,20 +234,11 @@ async def test_missing_groups_are_warned_once_counted_and_may_be_refused(
             pass
 
 
-def test_group_that_cannot_be_made_has_its_problem(groups: Path) -> None:
-    for name in ("memory", "pids"):
-        (groups / name).mkdir()
-    (groups / "mounts").write_text(
-        "\n".join(f"30 1 0:26 / {groups / name} rw - cgroup cgroup rw,{name}" for name in ("memory", "pids"))
-    )
-    (groups / "own").write_text("1:memory:/\n2:pids:/\n")
-    hierarchies = cgroups.find_hierarchies()
-    (groups / "pids").rmdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cgroups, "find_hierarchies", lambda: hierarchies)
-        group = cgroups.make_group(SandboxSettings())
-    assert group.folders == {} and group.problem.endswith(f"No such file or directory: {groups / 'pids'}")
-    assert not [folder for folder in (groups / "memory").iterdir() if folder.is_dir() and not os.listdir(folder)]
+def test_group_that_cannot_be_made_has_its_problem(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = mount_groups(groups) / "gone"
+    monkeypatch.setattr(cgroups, "find_parent", lambda: gone)
+    group = cgroups.make_group(SandboxSettings())
+    assert group.folder is None and group.problem.endswith(f"No such file or directory: {gone}")
 
 
 @pytest.mark.parametrize(
@@ -271,11 +249,10 @@ def test_group_that_cannot_be_made_has_its_problem(groups: Path) -> None:
     ],
 )
 async def test_check_says_whether_sandboxes_can_be_started(
-    problem: str | None, grade: str, text: str, write: Write, monkeypatch: pytest.MonkeyPatch
+    problem: str | None, grade: str, text: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "find_provider_problem", lambda settings: problem)
-    monkeypatch.setattr(check, "find_hierarchies", lambda: (cgroups.Hierarchy(Path("/"), 2, ("memory",)),))
-    monkeypatch.setattr(check, "make_group", lambda settings: cgroups.Cgroup())
+    monkeypatch.setattr(check, "make_group", lambda settings: cgroups.Cgroup(tmp_path / "group"))
     findings = await check.run_checks(build_plan(write("tools.yaml", "tools: [{sandbox_tools: [python]}]"), None))
     (found,) = [finding for finding in findings if "sandboxes" in finding.message]
     assert found.grade == grade and text in found.message

@@ -62,7 +62,7 @@ def with_much_disk(patch: pytest.MonkeyPatch) -> None:
 
 def with_many_processes(patch: pytest.MonkeyPatch) -> None:
     limits = bubblewrap._limits
-    patch.setattr(cgroups, "find_hierarchies", lambda: ())
+    patch.setattr(cgroups, "find_parent", lambda: None)
     patch.setattr(bubblewrap, "_limits", lambda confined: (*list(limits(confined))[:3], "999", "unlimited"))
 
 
@@ -97,12 +97,6 @@ NEEDED: dict[str, tuple[Remove, tuple[str, ...]]] = {
     "a limit on output": (with_much_output, ("prints without end",)),
     "limits on memory and processes": (with_many_processes, ("takes memory", "forks without end")),
 }  # fmt: skip
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """One event loop: this is about the machine."""
-    return "asyncio"
 
 
 @pytest.mark.parametrize("protection", NEEDED)

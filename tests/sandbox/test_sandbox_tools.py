@@ -17,7 +17,7 @@ import pytest
 from gateway.config.models import Limits
 from gateway.gateway import Gateway
 from gateway.limits import LimitedToolset
-from gateway.sandbox.cgroups import find_hierarchies
+from gateway.sandbox.cgroups import find_parent
 from gateway.sandbox.sandbox_layout import STATE_PLACES
 from gateway.session import GatewaySession
 from gateway.toolset import Session
@@ -114,7 +114,8 @@ async def test_interrupts_that_come_too_late_do_not_end_the_interpreter() -> Non
 
 
 async def test_plots_come_back_as_images() -> None:
-    async with open_session() as session:
+    # Without control groups, all that libraries map counts.
+    async with open_session(SMALL.model_copy(update={"memory_mb": 2048})) as session:
         code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.figure()\nNone"
         result = await call(session, "python", code=code)
         assert [type(part) for part in result.parts][1:] == [Image, Image], result
@@ -224,16 +225,15 @@ async def main():
         call = ToolCall("1", "shell", json.dumps({"command": f"exec -a {sys.argv[2]} sleep 600 & echo started"}))
         print((await session.calls([call]))[0].text, flush=True)
         await anyio.sleep_forever()
-anyio.run(main, backend=sys.argv[3])
+anyio.run(main)
 """
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_nothing_is_left_of_a_gateway_that_is_killed(write: Write, tmp_path: Path, backend: str) -> None:
+def test_nothing_is_left_of_a_gateway_that_is_killed(write: Write, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     entry = f"{{sandbox_tools: [shell], state: '{tmp_path / 'state'}', warm: 1}}"
-    file, marker = write("tools.yaml", f"tools: [{entry}]"), f"m{tmp_path.name}{os.getpid()}{backend}"
-    command = [sys.executable, "-c", GATEWAY, str(file), marker, backend]
+    file, marker = write("tools.yaml", f"tools: [{entry}]"), f"m{tmp_path.name}{os.getpid()}"
+    command = [sys.executable, "-c", GATEWAY, str(file), marker]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as gateway:
         assert gateway.stdout is not None and gateway.stdout.readline() == "started\n"
@@ -296,4 +296,4 @@ def _bubblewraps(parent: int) -> list[int]:
 
 def _groups(gateway: int) -> list[Path]:
     """The control groups of a gateway's sandboxes."""
-    return [folder for hierarchy in find_hierarchies() for folder in hierarchy.folder.glob(f"mtrl-sandbox-{gateway}-*")]
+    return [*parent.glob(f"mtrl-sandbox-{gateway}-*")] if (parent := find_parent()) else []

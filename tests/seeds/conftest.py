@@ -15,12 +15,6 @@ __all__ = ["fresh_compat_imports"]
 Lay = Callable[[dict[str, str]], Path]
 
 
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """asyncio, as in the trainer."""
-    return str(request.param)
-
-
 @pytest.fixture
 def lay(tmp_path: Path, write: Write) -> Lay:
     """A function that writes files by name into the test's folder, and returns the folder."""

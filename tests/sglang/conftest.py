@@ -31,11 +31,6 @@ SPLIT_OPTIONS = replace(
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's network with random weights."""
     from mtrl_plugins.demo.facts.facts_demo import build_model

@@ -1,4 +1,4 @@
-"""Fixtures of the trainer's tests; they run on asyncio only, since torch and its peers know no other loop."""
+"""Fixtures of the trainer's tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from tests.trainer.cli_data import RunCommand
-
-
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
-import pytest
 from anyio.abc import TaskGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,10 +209,9 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
 @settings(deadline=None)  # Another process may have the machine meanwhile.
 @given(count=st.integers(1, 3), operations=OPERATIONS)
-def test_engine_slots_go_by_rank_and_are_never_lost(loop: str, count: int, operations: list[tuple[str, int]]) -> None:
+def test_engine_slots_go_by_rank_and_are_never_lost(count: int, operations: list[tuple[str, int]]) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as running:
             model = ModelledSlots(count, running)
@@ -241,7 +239,7 @@ def test_engine_slots_go_by_rank_and_are_never_lost(loop: str, count: int, opera
                 assert all(user.has_slot for user in users)
                 last_users.cancel_scope.cancel()
 
-    anyio.run(main, backend=loop)
+    anyio.run(main)
 
 
 async def test_long_waiting_rollout_lets_exactly_one_more_start() -> None:

@@ -18,11 +18,6 @@ ROOT = Path(__file__).parents[2]
 WHOSE: ContextVar[str] = ContextVar("whose", default="nobody's")
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def thread() -> Iterator[WorkerThread]:
     with WorkerThread("mine") as thread:

@@ -23,7 +23,7 @@ from trainer.rollout.rollout import Rollout
 
 CREDITS_FILE = "credits.jsonl"
 GROUP_STEP = re.compile(r"(\d+)-\d+-\d+$")
-"""The group name `step-draw-number` of a training run, from which the step of older rollouts is read."""
+"""The group name `step-draw-number` of a training run, from which the step of most rollouts is read."""
 LINE_START = re.compile(rb'\{"step":(\d+),')
 """The start of a line that `dump_credits` wrote."""
 CreditSpan = tuple[int, float, float]

@@ -79,7 +79,7 @@ def newest_run() -> Path:
 
 
 def _start_number(run: Path) -> int:
-    """The number of a run's last start among the runs of its folder; 0 for runs of older versions."""
+    """The number of a run's last start among the runs of its folder; 0 for one that cannot be read."""
     number = read_run_info(run).get("start")
     return number if isinstance(number, int) else 0
 
@@ -253,7 +253,7 @@ def load_run_settings(run: Path) -> TrainSettings:
 
 
 def read_mismatch(run: Path) -> dict[int, MismatchSettings]:
-    """How a run corrected the engine's logprobs, by the first steps that did; empty for runs of older versions.
+    """How a run corrected the engine's logprobs, by the first steps that did; empty before its first start.
 
     It depends on the engine, too, which may be another after a resume.
     """

@@ -38,11 +38,6 @@ def template() -> Template:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def gateway(anyio_backend: str) -> AsyncIterator[AnyGateway]:
     """One for all tests: it starts three servers."""
     async with make_gateway(BaseRolloutSettings(tools=str(FOLDER))) as opened:

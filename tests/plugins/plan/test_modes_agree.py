@@ -8,12 +8,12 @@ from typing import Any
 
 import anyio
 import pytest
-import trio.testing
 
 from mtrl_plugins.plan.simulate import simulate
 from mtrl_plugins.plan.simulated_rollouts import SimulatedGroup, SimulatedRollouts
 from mtrl_plugins.plan.speeds import Cluster, EngineSpeed, TrainerSpeed
 from mtrl_plugins.plan.workload import JobLimits, RolloutScript, TurnScript, Workload
+from tests.virtual_clock import VIRTUAL_CLOCK
 from trainer.data.curriculum import TaskDraw
 from trainer.ledger import Author, Entry, Ledger
 from trainer.reward.scorer import ScoredGroup, ScoredRollout
@@ -95,18 +95,8 @@ class InstantScorer:
         )
 
 
-class InOrder:
-    """In place of trio's random numbers, by which it shuffles the tasks of one moment; asyncio does not."""
-
-    def shuffle(self, tasks: list[Any]) -> None:
-        """The last one of the list runs first, and the oldest task is to."""
-        tasks.reverse()
-
-
-def run_real_modes(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+def run_real_modes(settings: TrainSettings) -> list[Step]:
     """The steps of the trainer's own sources, as the training loop uses them."""
-    monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
-    monkeypatch.setattr("trio._core._run._r", InOrder())
     runner, steps = ScriptedRunner(), list[Step]()
     stream = SimpleNamespace(draw=lambda: TaskDraw(None, 0, Task("task", ())))
     collector = StepCollector(runner, InstantScorer(), settings, lambda extra: None)  # type: ignore[arg-type]
@@ -116,15 +106,13 @@ def run_real_modes(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> 
             for step in range(1, settings.steps + 1):
                 taken = await source.take(step)
                 oldest = taken.staleness_metrics(runner.version)["staleness/max"]
-                steps.append((anyio.current_time() - started, len(taken.dropped), int(oldest)))
+                steps.append((anyio.current_time(), len(taken.dropped), int(oldest)))
                 await anyio.sleep(UPDATE_S)
                 await source.wait_until_idle()
                 runner.version = step
                 source.on_published()
 
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    started = clock.current_time()
-    anyio.run(main, backend="trio", backend_options={"clock": clock})
+    anyio.run(main, backend_options=VIRTUAL_CLOCK)
     return steps
 
 
@@ -149,6 +137,6 @@ def run_simulated_modes(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", JOBS)
 def test_simulated_steps_are_the_real_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_settings(JOBS[name])
-    real, simulated = run_real_modes(settings, monkeypatch), run_simulated_modes(settings, monkeypatch)
+    real, simulated = run_real_modes(settings), run_simulated_modes(settings, monkeypatch)
     assert [step[1:] for step in simulated] == [step[1:] for step in real]
     assert [step[0] for step in simulated] == pytest.approx([step[0] for step in real], abs=0.02)

@@ -45,11 +45,6 @@ SCHEDULERS = """
 """
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_scheduler_on_its_own_base_class_runs(write: Write) -> None:
     file = write("plugin.py", SCHEDULERS)
     rollout = await run_scheduler(f"{file}:Again", ["8", "9"], max_turns=2)

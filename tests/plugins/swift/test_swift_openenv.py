@@ -69,11 +69,6 @@ def read_closed() -> str:
     return Path("closed").read_text()
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"  # As ms-swift's own, whose subclasses call asyncio.
-
-
 async def test_environment_gets_actions_and_its_rewards_are_summed(write: Write) -> None:
     file = write("plugin.py", SCHEDULER)
     task = replace(TASK, columns=ROW | {"env_config": {"system_message": "Count."}})

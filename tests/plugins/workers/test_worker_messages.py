@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import pytest
-from trio.testing import MockClock
 
 from gateway.types import Audio, Image
 from gateway.types import Task as SessionTask
@@ -31,6 +30,7 @@ from mtrl_plugins.workers.plain_values import (
 )
 from mtrl_plugins.workers.worker_job import EngineLimits
 from mtrl_plugins.workers.worker_process import account_queueing
+from tests.virtual_clock import VIRTUAL_CLOCK
 from trainer.engine.base import Capabilities, Generation, Sampling
 from trainer.ledger import Ledger
 from trainer.rollout.rollout import Rollout, Span, StopReason
@@ -204,13 +204,11 @@ class SlowStream(OneWay):
         await super().send(data)
 
 
-def on_virtual_clock() -> pytest.MarkDecorator:
-    clock = MockClock(autojump_threshold=0)
-    return pytest.mark.parametrize("anyio_backend", [pytest.param(("trio", {"clock": clock}), id="virtual")])
+on_virtual_clock = pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", VIRTUAL_CLOCK), id="virtual")])
 
 
 @pytest.mark.anyio
-@on_virtual_clock()
+@on_virtual_clock
 async def test_slow_connection_that_moves_has_not_stalled() -> None:
     stream = SlowStream(b'{"a"', b":", b"1}\n")
     channel = LineChannel(stream)  # type: ignore[arg-type]
@@ -224,7 +222,7 @@ async def test_slow_connection_that_moves_has_not_stalled() -> None:
 
 
 @pytest.mark.anyio
-@on_virtual_clock()
+@on_virtual_clock
 async def test_stranger_who_greets_byte_by_byte_is_refused() -> None:
     channel = LineChannel(SlowStream(*[b"x"] * 9))  # type: ignore[arg-type]
     with pytest.raises(ChannelError, match="did not greet within 30 s"):

@@ -43,11 +43,6 @@ LONG_S = 150.0
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tools(tmp_path_factory.mktemp("workers"))
 

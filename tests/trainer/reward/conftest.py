@@ -9,12 +9,6 @@ import pytest
 from tests.trainer.reward.attempts import Write
 
 
-@pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Both backends: scoring does not need torch."""
-    return str(request.param)
-
-
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     """A function that writes my_rewards.py, and returns its folder."""

@@ -28,11 +28,6 @@ REWARD = {"components": {"agent": {"function": "agent"}}}
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def tools(tmp_path: Path) -> str:
     for file, text in NATIVE.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)

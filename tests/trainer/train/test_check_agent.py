@@ -13,13 +13,13 @@ from gateway.types import Task as SessionTask
 from mtrl_plugins.agents.check_agent import check_agent
 from mtrl_plugins.agents.find_mistakes import find_agent_mistakes
 from tests.trainer.train.jobs import small_job
-from tests.trainer.train.test_agent_training import AGENT, agent_job, anyio_backend, tools
+from tests.trainer.train.test_agent_training import AGENT, agent_job, tools
 from tests.trainer.train.test_modes import string_console
 from trainer.rollout.task import Task
 from trainer.train.dry_run import dry_run
 
 pytestmark = pytest.mark.anyio
-__all__ = ["anyio_backend", "tools"]
+__all__ = ["tools"]
 
 
 async def never_asks(base_url: str, task: Any, session: Any) -> float:

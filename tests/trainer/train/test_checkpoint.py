@@ -236,11 +236,9 @@ def test_failure_in_the_background_is_raised_once_and_leaves_the_previous_checkp
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
 
 
-@pytest.mark.parametrize("is_earlier", [False, True])
-def test_half_written_checkpoint_is_removed_by_the_next_start(tmp_path: Path, is_earlier: bool) -> None:
-    name = ".writing" if is_earlier else unfinished_name(2)  # Earlier versions had one name for all.
+def test_half_written_checkpoint_is_removed_by_the_next_start(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
-    (tmp_path / "checkpoints" / name / "shards").mkdir(parents=True)
+    (tmp_path / "checkpoints" / unfinished_name(2) / "shards").mkdir(parents=True)
     (tmp_path / RUN_INFO_FILE).write_text("{}")
     with RunFolder(tmp_path) as folder:
         found = folder.checkpoints.find_latest()

@@ -74,11 +74,6 @@ def rollouts_by_step(run: Path) -> dict[int, list[Rollout]]:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def off(tools: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> Path:
     run = tmp_path_factory.mktemp("off") / "run"
     await train(make_job(tools, "one_step_off"), run, string_console())

@@ -26,11 +26,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def job(anyio_backend: str) -> AsyncIterator[Job]:
     async with open_job(small_job()) as job:
         yield job

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.train.jobs import demo_model
-from tests.trainer.train.test_agent_training import AGENT, STEPS, agent_job, anyio_backend, tools
+from tests.trainer.train.test_agent_training import AGENT, STEPS, agent_job, tools
 from tests.trainer.train.test_modes import read_lines, string_console
 from trainer.collect_rollouts import collect_rollouts
 from trainer.replay_rollouts import replay_rollouts
@@ -18,7 +18,7 @@ from trainer.train.replay_step import replay_step
 from trainer.train.start import train
 
 pytestmark = pytest.mark.anyio
-__all__ = ["anyio_backend", "tools"]
+__all__ = ["tools"]
 
 
 @pytest.fixture

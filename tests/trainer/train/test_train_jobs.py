@@ -41,11 +41,6 @@ def test_shipped_jobs_have_valid_settings(file: Path) -> None:
     TrainSettings.model_validate(load_run_file(file.stem))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k_feedback"])
 async def test_gsm8k_job_trains_a_stand_in_of_the_same_architecture(
     name: str, tmp_path: Path, one_thread: None

@@ -22,7 +22,7 @@ from trainer.train.evaluate import compare_run
 from trainer.train.replay_step import replay_step
 from trainer.train.run_folder import RunFolder
 from trainer.train.start import train
-from trainer.view.metrics import is_repeated
+from trainer.view.metrics import describe_metric, is_repeated
 from trainer.view.progress import RolloutProgress
 
 
@@ -34,11 +34,6 @@ def read_metrics_without_times(run: Path) -> list[dict[str, Any]]:
     """What the run's numbers are, less those of the machine."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if is_repeated(name)} for line in lines]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class StatusReader(io.StringIO):
@@ -76,6 +71,11 @@ def test_time_of_reward_functions_and_mix_of_kinds_are_metrics(run: Path) -> Non
     for metrics in read_metrics(run / "metrics.jsonl")[1:]:
         assert 0 <= metrics["time/rewards/outcome/mean_s"] <= metrics["time/rewards/outcome/max_s"]
         assert metrics["rollout/kind/fact"] + metrics["rollout/kind/sum"] == pytest.approx(1)
+
+
+def test_every_metric_of_a_run_has_a_description(run: Path) -> None:
+    names = {name for line in read_metrics(run / "metrics.jsonl") for name in line}
+    assert [name for name in sorted(names) if describe_metric(name) is None] == []
 
 
 async def test_run_folder_has_the_documented_files(run: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import sys
 
 import anyio
-import pytest
 
 from gateway.build import build_plan
 from gateway.check import run_checks
@@ -46,7 +45,6 @@ def _write_files(write: Write) -> None:
     write("tools.yaml", TOOLS)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_search_results_and_errors_of_a_server_reach_the_policy(write: Write) -> None:
     _write_files(write)
     with anyio.fail_after(60):
@@ -60,7 +58,6 @@ async def test_search_results_and_errors_of_a_server_reach_the_policy(write: Wri
     assert "no index is loaded" in failed.text
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_check_tells_stand_ins_and_keys_of_other_clients(write: Write) -> None:
     _write_files(write)
     with anyio.fail_after(60):
