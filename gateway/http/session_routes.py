@@ -134,9 +134,7 @@ class HeldSession:
         try:
             await send({"type": "http.response.start", "status": 201, "headers": headers})
             first = await built_response(self._build, is_large=are_large(self.http_session.session.specs))
-            for piece in first.pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await _send_line(send, b"")
+            await _send_line(send, first.body)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._close_on_disconnect, receive)
                 tasks.start_soon(_send_heartbeats, send)

@@ -38,7 +38,7 @@ from gateway.mcp_server.call_tasks import has_tasks
 from gateway.mcp_server.client_context import ANSWERING_CAPABILITIES, upstream_request_meta
 from gateway.mcp_server.server import GatewayMcpServer, call_tool
 from gateway.types import Context, Text, ToolCall
-from gateway.wire import dump_pieces, dumps, is_large_answer
+from gateway.wire import dumps, dumps_large, is_large_answer
 
 PING_S = 15.0
 """Interval of comments in the answer to a long call, so that no proxy closes the connection."""
@@ -133,7 +133,7 @@ class PlainCalls:
             raw["_meta"] = {SERVER_INFO_META_KEY: self._server_info, **(raw.get("_meta") or {})}
             answer["result"] = raw
             if is_large_answer(result):
-                return b"".join(await run_beside(lambda: dump_pieces(answer))), 200
+                return await run_beside(dumps_large, answer), 200
             return dumps(answer), 200
         except Exception as error:  # boundary: what a handler raises is an answer
             data = modern_error_data(error)
