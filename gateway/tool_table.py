@@ -8,6 +8,7 @@ from itertools import count
 from typing import Literal
 
 from gateway.errors import ConfigError, ConfigErrors, SessionError
+from gateway.limits import timeout_of
 from gateway.media.media_filter import MediaFilter
 from gateway.schema import ArgumentChecker, SchemaError, checker_for, safe_name
 from gateway.toolset import Toolset, name_collision
@@ -51,6 +52,10 @@ class OfferedTool:
     """Its name in the source."""
     source: Source
     checker: ArgumentChecker
+
+    def timeout_s(self) -> float:
+        """What one call may take; infinite if nothing limits it."""
+        return timeout_of(self.source.toolset, self.source_name)
 
 
 @dataclass(frozen=True, slots=True)

