@@ -1,8 +1,10 @@
 """OAuth credentials of one server: stored tokens of a person's login, or tokens for a job; refreshed when needed.
 
-The SDK's provider holds a lock over each request, answers included, which would make concurrent calls wait for each
-other; keeps no expiry times; and refreshes at the MCP server's own address after a restart. So only its models, its
-rules and its signing are used here.
+The SDK's provider (2.3.0) cannot keep what docs/authorization.md promises, so only its models, its rules and its
+signing are used here. It holds a lock over each request, answers included: 20 calls of 0.1 s at once take 2.1 s. After
+a restart it knows no expiry time and no token endpoint, and sends the refresh token and the client's secret to `/token`
+of the MCP server itself, whoever issued them. A rejected token makes it ask a person to log in where a refresh would
+do, and two processes spend one refresh token twice.
 """
 
 from __future__ import annotations
