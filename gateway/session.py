@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol, TypeGuard
 import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
-from gateway.elicitation import ElicitationAnswers
 from gateway.errors import SessionError
 from gateway.limits import call_began
 from gateway.session_protocols import AnyGateway as AnyGateway
@@ -129,6 +128,11 @@ class GatewaySession:
         """The sources that this session uses, in the gateway's order."""
         return list(dict.fromkeys(tool.source for tool in self._tools.values()))
 
+    @property
+    def feedback_name(self) -> str | None:
+        """The name of its interaction."""
+        return self.task.feedback or (None if self.feedback_session is None else self.feedback_session.name)
+
     def task_for(self, source: Source) -> Task:
         """The task with tools under the names that a source uses."""
         own_tools = {name: tool for name, tool in self._tools.items() if tool.source is source}
@@ -217,9 +221,8 @@ class GatewaySession:
 
     def _with_interaction(self, tool: OfferedTool, context: Context) -> Context:
         """The context with the interaction as the one who answers the tool's questions, where that is configured."""
-        answers = getattr(tool.source.backend, "answers", None)
-        is_free = context.answer_request is None and self.feedback_session is not None
-        if not is_free or not isinstance(answers, ElicitationAnswers):
+        answers = tool.source.answers
+        if answers is None or context.answer_request is not None or self.feedback_session is None:
             return context
         return answers.with_interaction(context, self._ask_interaction)
 

@@ -63,6 +63,8 @@ async def not_found_app(scope: Scope, receive: Receive, send: Send) -> None:
 def make_router(apps: Mapping[str, ASGIApp]) -> Router:
     """Sends each request to the application of its path; `{name}` in a path stands for one segment."""
     routes = [Route(path, app) for path, app in apps.items()]
+    for route, app in zip(routes, apps.values(), strict=True):
+        route.app, route.methods = app, None  # Starlette takes a function for the handler of a GET request
     return Router(routes, redirect_slashes=False, default=not_found_app)
 
 

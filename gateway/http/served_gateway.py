@@ -39,8 +39,8 @@ class ServedSession(AnySession, Protocol):
     def age_s(self) -> float: ...
 
     @property
-    def feedback_session(self) -> object | None:
-        """The source session that gives feedback, if there is one."""
+    def feedback_name(self) -> str | None:
+        """The name of its interaction."""
         ...
 
     @property

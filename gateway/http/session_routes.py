@@ -52,7 +52,7 @@ async def open_session(app: AppState, request: Request) -> ASGIApp:
         return {
             "id": http_session.session.id,
             "tools": specs_to_json(specs, options.form, strict=options.strict),
-            "feedback": http_session.feedback,
+            "feedback": http_session.session.feedback_name,
             "expires_at": http_session.expires_at,
         }
 
@@ -100,7 +100,7 @@ async def get_session(app: AppState, request: Request) -> ASGIApp:
             "id": session.id,
             "task_id": session.task.id,
             "tools": [spec.name for spec in session.specs],
-            "feedback": http_session.feedback,
+            "feedback": http_session.session.feedback_name,
             "strict": http_session.is_strict,
             "calls": http_session.calls,
             "rewards": http_session.rewards,
