@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from gateway.gateway import ReloadRefusal
 from gateway.loop_watchdog import LoopWatchdog
-from gateway.mcp_client.server_log import ServerLog
-from gateway.mcp_client.server_status import ServerStatus
+from gateway.mcp_client.server_status import ServerLog, ServerStatus
 from gateway.server_start import ServerStart
 from gateway.session import AnySession, Observer, RunningCall
 from gateway.tool_table import Source, ToolTable

@@ -42,7 +42,7 @@ from gateway.mcp_client.messages import (
     serialize,
 )
 from gateway.mcp_client.reaper import Reaper
-from gateway.mcp_client.server_log import ServerLog
+from gateway.mcp_client.server_status import ServerLog
 from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes, wait_for_exit
 
 _STDERR_TAIL_BYTES = 4096

@@ -20,7 +20,7 @@ from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
 from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.rollout_folder import LISTING, RolloutIdentity, StartSettings, open_folder, resolve_start
 from gateway.mcp_client.sandboxed_server import open_sandboxed
-from gateway.mcp_client.server_log import ServerLog
+from gateway.mcp_client.server_status import ServerLog
 from gateway.mcp_client.sse import sse_client
 from gateway.mcp_client.state_overlay import RolloutFolder
 from gateway.mcp_client.streamable_http import streamable_client

@@ -11,8 +11,7 @@ from gateway.config.models import Limits
 from gateway.gateway import Gateway
 from gateway.http.metrics import OTHER, Metrics
 from gateway.limits import LimitedToolset
-from gateway.mcp_client.server_log import ServerLog
-from gateway.mcp_client.server_status import ServerStatus, State
+from gateway.mcp_client.server_status import ServerLog, ServerStatus, State
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.session import ObservedCall
