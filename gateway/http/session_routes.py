@@ -224,7 +224,7 @@ async def _run_feedback_turn(http_session: HttpSession, options: FeedbackRequest
     except SessionError as error:
         if http_session.session.closed:
             raise session_not_found() from None
-        remedy = "Name an interaction when the session is http_session (`feedback`)."
+        remedy = "Name an interaction when you open the session (`feedback`)."
         raise Problem(409, "conflict", str(error), remedy=remedy) from None
 
 
