@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import anyio
 
-from gateway.bounded_json import loads_large
+from gateway.bounded_json import loads
 from gateway.native.function import FunctionPath
 from gateway.native.process_pool import ProcessPool
 from gateway.schema import ArgumentChecker, SchemaError, SlowCheckError
@@ -76,7 +76,7 @@ def explain_in_child(parameters: str, arguments: str) -> str:
     """What is wrong with arguments, in a child process; empty if nothing is. Too long a check ends the process."""
     signal.setitimer(signal.ITIMER_PROF, CHECK_CPU_S)
     try:
-        loads_large(arguments or "{}", MAX_VALUES)
+        loads(arguments or "{}", MAX_VALUES)
         return ArgumentChecker(json.loads(parameters)).explain_error(arguments) or ""
     except SchemaError as error:
         return f"The arguments cannot be checked: {error}."

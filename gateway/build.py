@@ -270,8 +270,16 @@ def _build_server_source(entry: ConfiguredServer, services: Services, store: Med
     breaker = CircuitBreaker() if entry.server.isolation == "shared" else None
     limited = LimitedToolset(toolset, lambda name: _limits_of_tool(entry, name), breaker, store)
     renamed = RenamedToolset(limited, lambda spec: _offered_name(entry, spec))
-    key, on_clash = _source_key("server", entry), entry.server.on_clash
-    return Source(key, renamed, toolset, trusted=False, admit=None, name=entry.name, on_clash=on_clash)
+    return Source(
+        _source_key("server", entry),
+        renamed,
+        toolset,
+        trusted=False,
+        admit=None,
+        name=entry.name,
+        on_clash=entry.server.on_clash,
+        answers=toolset.answers,
+    )
 
 
 def _parse_hooks(entry: ConfiguredServer) -> dict[str, ResultParser]:

@@ -211,70 +211,50 @@ class _LimitedSession:
         return await hash_session_state(self._session)
 
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
-        limiter = self._owner.limiter(call.name)
-        limits = limiter.limits
-        queued_at = monotonic()
-        began_at = call_began.get() or queued_at
+        limiter, breaker = self._owner.limiter(call.name), self._owner.breaker
+        limits, queued_at = limiter.limits, monotonic()
+        began_at, started_at, delay_s = call_began.get() or queued_at, None, FIRST_RETRY_DELAY_S
         call_began.set(None)  # Calls that the tool makes begin when they are made.
         token = call_time.set(CallTime(limits.timeout_s))
         try:
-            return await self._call_within(limiter, call, context, queued_at, began_at)
+            with anyio.move_on_after(limits.timeout_s - (queued_at - began_at)):
+                if not await limiter.acquire():
+                    waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"
+                    return unavailable_result(waiting)
+                try:
+                    started_at = monotonic()
+                    for attempt in range(1, limits.retries + 2):
+                        if breaker is None:
+                            result = await self._session.call(call, context)
+                        elif breaker.admit():
+                            sent_at = anyio.current_time()
+                            result = await self._session.call(call, context)
+                            breaker.record(result.outcome, sent_at)
+                        else:
+                            result = unavailable_result(
+                                "the server failed many times in a row; calls are paused for a moment"
+                            )
+                        if attempt > limits.retries or not self._is_retryable(call.name, result.outcome):
+                            break
+                        await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
+                        delay_s *= 2
+                    result = _with_queue_time(result, started_at - queued_at, attempt)
+                    return await limiter.admit(await limiter.truncate(result))
+                finally:
+                    limiter.slots.release()
         finally:
             call_time.reset(token)
-
-    async def _call_within(
-        self, limiter: ToolLimiter, call: ToolCall, context: Context, queued_at: float, began_at: float
-    ) -> ToolResult:
-        limits = limiter.limits
-        started_at: float | None = None
-        with anyio.move_on_after(limits.timeout_s - (queued_at - began_at)):
-            if not await limiter.acquire():
-                waiting = f"{limits.queue_limit} calls of {call.name!r} are waiting already (`queue_limit`)"
-                return unavailable_result(waiting)
-            try:
-                started_at = monotonic()
-                result = await self._call_with_retries(call, context, limits.retries)
-                return await limiter.admit(
-                    await limiter.truncate(_with_queue_time(result, queue=started_at - queued_at))
-                )
-            finally:
-                limiter.slots.release()
         if started_at is None:
             return unavailable_result(f"no slot for {call.name!r} became free within {limits.timeout_s:g} s")
-        return self._time_out(call, limits.timeout_s)
-
-    def _time_out(self, call: ToolCall, limit_s: float) -> ToolResult:
-        if self._owner.breaker is not None:
-            self._owner.breaker.record(Outcome.TIMEOUT)
-        text = f"The tool {(call.policy_name or call.name)!r} did not answer within {limit_s:g} seconds."
-        return ToolResult((Text(text),), Outcome.TIMEOUT, reason=f"no answer within {limit_s:g} s")
-
-    async def _call_with_retries(self, call: ToolCall, context: Context, retries: int) -> ToolResult:
-        delay_s = FIRST_RETRY_DELAY_S
-        attempt = 1
-        result = await self._call_once(call, context)
-        while attempt <= retries and self._is_retryable(call.name, result.outcome):
-            await anyio.sleep(delay_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter is no secret
-            delay_s *= 2
-            attempt += 1
-            result = await self._call_once(call, context)
-        return result if attempt == 1 else replace(result, attempts=attempt)
+        if breaker is not None:
+            breaker.record(Outcome.TIMEOUT)
+        text = f"The tool {(call.policy_name or call.name)!r} did not answer within {limits.timeout_s:g} seconds."
+        return ToolResult((Text(text),), Outcome.TIMEOUT, reason=f"no answer within {limits.timeout_s:g} s")
 
     def _is_retryable(self, name: str, outcome: Outcome) -> bool:
         if outcome is not Outcome.UNKNOWN:
             return outcome is Outcome.UNAVAILABLE
         return any(spec.hints.repeatable for spec in self._owner.specs if spec.name == name)
-
-    async def _call_once(self, call: ToolCall, context: Context) -> ToolResult:
-        breaker = self._owner.breaker
-        if breaker is None:
-            return await self._session.call(call, context)
-        if not breaker.admit():
-            return unavailable_result("the server failed many times in a row; calls are paused for a moment")
-        started_at = anyio.current_time()
-        result = await self._session.call(call, context)
-        breaker.record(result.outcome, started_at)
-        return result
 
 
 def unavailable_result(reason: str) -> ToolResult:
@@ -282,5 +262,7 @@ def unavailable_result(reason: str) -> ToolResult:
     return ToolResult((Text("The tool is not available right now."),), Outcome.UNAVAILABLE, reason=reason)
 
 
-def _with_queue_time(result: ToolResult, queue: float) -> ToolResult:
-    return replace(result, timing={**result.timing, "queue": queue}) if queue > 0.0005 or result.timing else result
+def _with_queue_time(result: ToolResult, queue_s: float, attempts: int) -> ToolResult:
+    if attempts > 1:
+        result = replace(result, attempts=attempts)
+    return replace(result, timing={**result.timing, "queue": queue_s}) if queue_s > 0.0005 or result.timing else result

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from gateway.bounded_json import loads_small
+from gateway.bounded_json import loads
 
 MAX_LINE_BYTES = 256 << 20
 """The longest line of our own files, such as rollouts and tapes, that is read."""
@@ -57,4 +58,4 @@ def _skip_line(stream: BinaryIO, end: int, piece: bytes) -> tuple[int, bool]:
 
 def parse_json_line(data: bytes | str) -> Any:
     """The JSON value of a line; raises ValueError, also for one that is nested too deep."""
-    return loads_small(data)
+    return loads(data, max_values=sys.maxsize)

@@ -15,8 +15,7 @@ from gateway.config.configured_server import ConfiguredServer
 from gateway.errors import GatewayError
 from gateway.mcp_client.auth.browser_login import log_in, log_out
 from gateway.mcp_client.auth.credentials import AuthError, Challenge
-from gateway.mcp_client.auth.oauth_credentials import PersonCredentials
-from gateway.mcp_client.auth.server_credentials import NoCredentials, build_credentials
+from gateway.mcp_client.auth.oauth_credentials import NoCredentials, PersonCredentials, build_credentials
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.server_status import ServerStatus
 from gateway.mcp_client.transport import Services

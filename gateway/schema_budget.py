@@ -1,7 +1,9 @@
 """Budgets of JSON Schemas: what a schema may cost to compile, and how many steps a check of one value takes.
 
-A small schema can ask for an exponential number of steps: each level of `anyOf` over `$ref` doubles them. Steps are
-therefore counted before a validator runs, which cannot be interrupted and holds the event loop.
+A small schema can ask for an exponential number of steps: each level of `anyOf` over `$ref` doubles them (20 levels in
+1,400 bytes take 6 ms, 30 take 6 s). Steps are therefore counted before a validator runs, which cannot be interrupted
+and holds the event loop. To check everything in a child process instead would cost 172 us of processor time and 1 ms in
+place of 32 us.
 """
 
 from __future__ import annotations

@@ -7,16 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from typing import Any, Literal, Protocol, TypeGuard
 
 import anyio
 
 from gateway.argument_checks import ArgumentChecks, CheckTimeoutError
-from gateway.elicitation import ElicitationAnswers
 from gateway.errors import SessionError
-from gateway.limits import call_began, timeout_of
+from gateway.limits import call_began
 from gateway.session_protocols import AnyGateway as AnyGateway
 from gateway.session_protocols import AnySession as AnySession
 from gateway.session_protocols import Reward as Reward
@@ -130,6 +128,11 @@ class GatewaySession:
         """The sources that this session uses, in the gateway's order."""
         return list(dict.fromkeys(tool.source for tool in self._tools.values()))
 
+    @property
+    def feedback_name(self) -> str | None:
+        """The name of its interaction."""
+        return self.task.feedback or (None if self.feedback_session is None else self.feedback_session.name)
+
     def task_for(self, source: Source) -> Task:
         """The task with tools under the names that a source uses."""
         own_tools = {name: tool for name, tool in self._tools.items() if tool.source is source}
@@ -140,20 +143,37 @@ class GatewaySession:
     async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
         """Runs one call. Never raises for what a tool did: every way to end is an outcome."""
         self._touch()
-        started = time.perf_counter()
+        began_at = time.monotonic()
         tool = self._tools.get(call.name)
         if tool is not None and tool.spec.audience == "loop" and context.audience != "loop":
             tool = None
         result = CANCELLED
-        try:
-            result = (
-                self._missing_tool_result(call.name)
-                if tool is None
-                else await self._check_and_call(tool, call, context)
-            )
-        finally:
-            result = replace(result, elapsed_s=time.perf_counter() - started)
-            self._record_result(call, tool, result)
+        with anyio.CancelScope() as scope:
+            self._scopes[scope] = RunningCall(call.name, began_at)
+            token = call_began.set(began_at)
+            try:
+                if tool is None:
+                    result = self._missing_tool_result(call.name)
+                elif problem := await self._checks.explain_error(tool.checker, call.arguments, tool.timeout_s):
+                    result = ToolResult((Text(problem),), Outcome.INVALID, reason="arguments do not match the schema")
+                else:
+                    inner, admit = self.source_sessions[id(tool.source)], tool.source.admit
+                    answer = await inner.call(call.renamed(tool.source_name), self._with_interaction(tool, context))
+                    result = WITHDRAWN if answer.reason == NO_SUCH_TOOL else await admit(answer) if admit else answer
+            except CheckTimeoutError as error:
+                result = ToolResult(
+                    (Text(str(error)),), Outcome.TIMEOUT, reason="the arguments were not checked in time"
+                )
+            except Exception as error:
+                # Boundary: a source that raises breaks its contract, but must not end the rollout.
+                log.exception("source of %r failed", call.name)
+                text, reason = "The tool failed unexpectedly.", f"{type(error).__name__}: {error}"
+                result = ToolResult((Text(text),), Outcome.UNKNOWN, reason=reason)
+            finally:
+                call_began.reset(token)
+                self._end_call(scope)
+                result = replace(result, elapsed_s=time.monotonic() - began_at)
+                self._record_result(call, tool, result)
         return result
 
     def _missing_tool_result(self, name: str) -> ToolResult:
@@ -199,46 +219,10 @@ class GatewaySession:
             runs.setdefault(tool.source.key if tool is not None and tool.source.in_order else index, []).append(index)
         return [*runs.values()]
 
-    async def _check_and_call(self, tool: OfferedTool, call: ToolCall, context: Context) -> ToolResult:
-        inner = self.source_sessions[id(tool.source)]
-        with anyio.CancelScope() as scope:
-            self._scopes[scope] = RunningCall(call.name, time.monotonic())
-            try:
-                began_at = time.monotonic()
-                timeout = partial(timeout_of, tool.source.toolset, tool.source_name)
-                problem = await self._checks.explain_error(tool.checker, call.arguments, timeout)
-                if problem is not None:
-                    return ToolResult((Text(problem),), Outcome.INVALID, reason="arguments do not match the schema")
-                context = self._with_interaction(tool, context)
-                result = await self._call_since(began_at, inner, call.renamed(tool.source_name), context)
-                if result.reason == NO_SUCH_TOOL:
-                    return WITHDRAWN
-                return result if tool.source.admit is None else await tool.source.admit(result)
-            except CheckTimeoutError as error:
-                return ToolResult((Text(str(error)),), Outcome.TIMEOUT, reason="the arguments were not checked in time")
-            except (
-                Exception
-            ) as error:  # boundary: a source that raises breaks its contract, but must not end the rollout
-                log.exception("source of %r failed", call.name)
-                text = "The tool failed unexpectedly."
-                return ToolResult((Text(text),), Outcome.UNKNOWN, reason=f"{type(error).__name__}: {error}")
-            finally:
-                self._end_call(scope)
-        return CANCELLED
-
-    @staticmethod
-    async def _call_since(began_at: float, inner: Session, call: ToolCall, context: Context) -> ToolResult:
-        token = call_began.set(began_at)
-        try:
-            return await inner.call(call, context)
-        finally:
-            call_began.reset(token)
-
     def _with_interaction(self, tool: OfferedTool, context: Context) -> Context:
         """The context with the interaction as the one who answers the tool's questions, where that is configured."""
-        answers = getattr(tool.source.backend, "answers", None)
-        is_free = context.answer_request is None and self.feedback_session is not None
-        if not is_free or not isinstance(answers, ElicitationAnswers):
+        answers = tool.source.answers
+        if answers is None or context.answer_request is not None or self.feedback_session is None:
             return context
         return answers.with_interaction(context, self._ask_interaction)
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Literal
 
+from gateway.elicitation import ElicitationAnswers
 from gateway.errors import ConfigError, ConfigErrors, SessionError
+from gateway.limits import timeout_of
 from gateway.media.media_filter import MediaFilter
 from gateway.schema import ArgumentChecker, SchemaError, checker_for, safe_name
 from gateway.toolset import Toolset, name_collision
@@ -33,6 +35,8 @@ class Source:
     """The name of its state, where it has no server."""
     on_clash: Literal["prefix", "refuse", "first"] = "refuse"
     """What happens to a tool whose name an earlier source has."""
+    answers: ElicitationAnswers | None = None
+    """The operator's answers to questions of its server."""
     in_order: bool = False
     """Whether the calls of one message run one after the other, each checked after the one before it has ended."""
 
@@ -51,6 +55,10 @@ class OfferedTool:
     """Its name in the source."""
     source: Source
     checker: ArgumentChecker
+
+    def timeout_s(self) -> float:
+        """What one call may take; infinite if nothing limits it."""
+        return timeout_of(self.source.toolset, self.source_name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import binascii
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.large_json import TEXT_STYLE, JsonStyle, collect_pieces, is_large
+from gateway.large_json import TEXT_ENCODER, is_large, write_json
 from gateway.policy_text import repeatable
 from gateway.schema import strict_schema
 from gateway.types import (
@@ -69,7 +70,7 @@ def sorted_set(values: Iterable[Any]) -> list[Any]:
 
 def to_json(value: Any) -> str:
     """JSON text for a policy, without escapes for printable characters."""
-    return "".join(TEXT_STYLE.pieces(to_plain(value)))
+    return write_json(TEXT_ENCODER, to_plain(value))
 
 
 def is_array(value: Any) -> bool:
@@ -84,7 +85,7 @@ def raw_bytes(value: Any) -> bytes | None:
     return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else None
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 _MEDIA: Mapping[str, type[Image | Audio | Video]] = {"image": Image, "audio": Audio, "video": Video}
 _MEDIA_NAMES = {kind: name for name, kind in _MEDIA.items()}
@@ -96,19 +97,19 @@ class WireError(ValueError):
 
 def dumps(value: Json) -> bytes:
     """Encodes JSON. Values of tools that JSON lacks become null (non-finite numbers) or text (objects)."""
-    return _encode_any(value).encode()
+    return _encode_any(_ENCODER.encode, value).encode()
 
 
-def dump_pieces(value: Json) -> list[bytes]:
+def dumps_large(value: Json) -> bytes:
     """The same for a value of any size, in a thread: holds the interpreter for no long time."""
-    return collect_pieces(_STYLE.pieces(value))
+    return _encode_any(partial(write_json, _ENCODER), value).encode()
 
 
-def _encode_any(value: Json) -> str:
+def _encode_any(encode: Callable[[Any], str], value: Json) -> str:
     try:
-        return _encode(value)
+        return encode(value)
     except (TypeError, ValueError):
-        return _encode(_nonfinite_to_null(to_plain(value)))
+        return encode(_nonfinite_to_null(to_plain(value)))
 
 
 def _nonfinite_to_null(value: Json) -> Json:
@@ -117,9 +118,6 @@ def _nonfinite_to_null(value: Json) -> Json:
     if isinstance(value, list):
         return [_nonfinite_to_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-_STYLE = JsonStyle(_encode_any)
 
 
 def is_large_answer(answer: ToolResult | Feedback) -> bool:

@@ -99,12 +99,11 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
 
 def _session_to_json(id: str, session: ServedSession) -> Line:
     task = session.task
-    name = task.feedback or getattr(session.feedback_session, "name", None)
     return {
         "id": session_digest(id),
         "task_id": task.id,
         "tools": [spec.name for spec in session.specs],
-        "feedback": name if isinstance(name, str) else None,
+        "feedback": session.feedback_name,
         "calls": session.finished_calls,
         "running": [call.name for call in session.running],
         "rewards": [asdict(reward) for reward in session.rewards],

@@ -1,73 +1,149 @@
-"""The gateway's ASGI application: the route table, mounted applications and the security middleware."""
+"""The gateway's ASGI application: the table of operations, mounted applications and the security middleware."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import cache, partial
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from gateway.http import activity_routes, info_routes, server_routes, session_routes, tape_routes
-from gateway.http.endpoint import DisconnectWatcher, Endpoint, Handler, not_found_app
-from gateway.http.exchange import Request
-from gateway.http.info_routes import get_docs, get_health, get_metrics, get_openapi, list_tools
+from gateway.http import activity_routes, api_models, info_routes, session_routes, tape_routes
+from gateway.http.endpoint import DisconnectWatcher, Endpoint, Handler, make_router
+from gateway.http.exchange import Request, Response
+from gateway.http.openapi import STREAM, Operation, openapi_document
 from gateway.http.security import SecurityMiddleware
 from gateway.http.served_gateway import ServedGateway
 from gateway.http.settings import Settings
 from gateway.http.state import AppState
+from gateway.wire import dumps
 
-RouteHandler = Callable[[AppState, Request], Awaitable[ASGIApp]]
-
-
-ROUTES: Mapping[str, Mapping[str, RouteHandler]] = {
-    "/v1/sessions/{id}/calls": {"POST": session_routes.call_tools},
-    "/v1/sessions/{id}/feedback": {"POST": session_routes.get_feedback},
-    "/v1/sessions/{id}": {"GET": session_routes.get_session, "DELETE": session_routes.close_session},
-    "/v1/sessions": {"POST": session_routes.open_session},
-    "/v1/calls": {"POST": session_routes.call_pure_tools},
-    "/v1/tools": {"GET": list_tools},
-    "/v1/live/calls": {"GET": activity_routes.stream_calls},
-    "/v1/live/sessions": {"GET": activity_routes.list_sessions},
-    "/v1/live/sessions/{id}": {"DELETE": activity_routes.close_session},
-    "/v1/servers/{id}": {"GET": server_routes.get_server},
-    "/v1/servers/{id}/restart": {"POST": server_routes.restart_server},
-    "/v1/tapes": {"GET": tape_routes.list_tapes},
-    "/v1/tapes/{id}": {"GET": tape_routes.read_tape},
-    "/healthz": {"GET": get_health},
-    "/metrics": {"GET": get_metrics},
-    "/openapi.json": {"GET": get_openapi},
-    "/docs": {"GET": get_docs},
-    "/ui": {"GET": info_routes.get_ui_page},
-    "/ui/{id}": {"GET": info_routes.get_ui_file},
-}
-"""The busiest paths first, because those with an id are tried in order."""
+_BODY_ERRORS = (413, 415, 422)
+_FILES = "text/javascript, text/css, text/html, image/svg+xml"
 
 
-class PathTable:
-    """The application of each path. A path has at most one `{id}`, which stands for one segment."""
+async def get_openapi(app: AppState, request: Request) -> ASGIApp:
+    """GET /openapi.json."""
+    return Response(_openapi_json())
 
-    def __init__(self, apps: Mapping[str, ASGIApp]) -> None:
-        self._exact = {path: app for path, app in apps.items() if "{id}" not in path}
-        patterns = ((*path.partition("{id}")[::2], app) for path, app in apps.items() if "{id}" in path)
-        self._patterns = tuple(patterns)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._find(scope) or not_found_app)(scope, receive, send)
+@cache
+def _openapi_json() -> bytes:
+    return dumps(openapi_document(OPERATIONS))
 
-    def _find(self, scope: Scope) -> ASGIApp | None:
-        """The application of the request's path; its id and itself are noted in the scope."""
-        path: str = scope["path"]
-        app, id = self._exact.get(path), ""
-        if app is None:
-            for prefix, suffix, candidate in self._patterns:
-                id = path[len(prefix) : len(path) - len(suffix)]
-                if id and "/" not in id and path.startswith(prefix) and path.endswith(suffix):
-                    app = candidate
-                    break
-            else:
-                return None
-        scope["path_params"], scope["endpoint"] = {"id": id}, app
-        return app
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/sessions/{id}/calls",
+        session_routes.call_tools,
+        "Run the tool calls of an assistant message",
+        api_models.CallsResponse,
+        api_models.CallsRequest,
+        errors=(*_BODY_ERRORS, 404, 409),
+    ),
+    Operation(
+        "POST",
+        "/v1/sessions/{id}/feedback",
+        session_routes.get_feedback,
+        "Get the next turn of the session's interaction",
+        api_models.FeedbackResponse,
+        api_models.FeedbackRequest,
+        errors=(*_BODY_ERRORS, 404, 409),
+    ),
+    Operation(
+        "POST",
+        "/v1/sessions",
+        session_routes.open_session,
+        "Open a session for one rollout",
+        api_models.SessionResponse,
+        api_models.SessionRequest,
+        status=201,
+        errors=(*_BODY_ERRORS, 409, 503),
+        query={"hold": ("false", "true")},
+    ),
+    Operation(
+        "GET",
+        "/v1/sessions/{id}",
+        session_routes.get_session,
+        "Get the state of a session",
+        api_models.SessionState,
+        errors=(404,),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/sessions/{id}",
+        session_routes.close_session,
+        "Close a session and release its resources",
+        api_models.ClosedSession,
+        errors=(404,),
+    ),
+    Operation(
+        "POST",
+        "/v1/calls",
+        session_routes.call_pure_tools,
+        "Run calls of pure tools without a session",
+        api_models.CallsResponse,
+        api_models.CallsRequest,
+        errors=(*_BODY_ERRORS, 409, 503),
+    ),
+    Operation(
+        "GET",
+        "/v1/tools",
+        info_routes.list_tools,
+        "List the tools as function schemas",
+        api_models.Tools,
+        errors=(422,),
+        query={"strict": ("false", "true"), "audience": ("policy", "loop", "all"), "form": ("openai", "spec")},
+    ),
+    Operation(
+        "GET", "/v1/live/calls", activity_routes.stream_calls, "Stream recent, running and finished calls", STREAM
+    ),
+    Operation(
+        "GET", "/v1/live/sessions", activity_routes.list_sessions, "List all open sessions", api_models.LiveSessions
+    ),
+    Operation(
+        "DELETE",
+        "/v1/live/sessions/{id}",
+        activity_routes.close_session,
+        "Close any session, by its digest",
+        api_models.ClosedSession,
+        errors=(404,),
+    ),
+    Operation(
+        "GET",
+        "/v1/servers/{id}",
+        info_routes.get_server,
+        "Get the state and the log of a server",
+        api_models.ServerDetails,
+        errors=(404,),
+    ),
+    Operation(
+        "POST",
+        "/v1/servers/{id}/restart",
+        info_routes.restart_server,
+        "Restart a server, or connect to it again",
+        api_models.ServerDetails,
+        status=202,
+        errors=(404,),
+    ),
+    Operation("GET", "/v1/tapes", tape_routes.list_tapes, "List the tapes", api_models.Tapes),
+    Operation(
+        "GET",
+        "/v1/tapes/{id}",
+        tape_routes.read_tape,
+        "Read the sessions on a tape",
+        api_models.TapeContents,
+        errors=(404, 409, 422),
+        query={"from": ("0",)},
+    ),
+    Operation("GET", "/healthz", info_routes.get_health, "Health of the gateway and its servers", api_models.Health),
+    Operation("GET", "/metrics", info_routes.get_metrics, "Prometheus metrics", "text/plain"),
+    Operation("GET", "/openapi.json", get_openapi, "This document", "application/json"),
+    Operation("GET", "/docs", info_routes.get_docs, "This document as a web page", "text/html"),
+    Operation("GET", "/ui", info_routes.get_ui_page, "The web UI", "text/html"),
+    Operation("GET", "/ui/{id}", info_routes.get_ui_file, "A file of the web UI", _FILES, errors=(404,)),
+)
+"""What the API can do. The busiest paths come first, because they are tried in order."""
 
 
 def build_app(
@@ -78,9 +154,8 @@ def build_app(
 ) -> ASGIApp:
     """Builds the application over an entered gateway and a running disconnect watcher."""
     app = AppState(gateway, settings, disconnects)
-    endpoints: dict[str, ASGIApp] = {path: Endpoint(_bind_handlers(app, handlers)) for path, handlers in ROUTES.items()}
-    return SecurityMiddleware(PathTable(endpoints | dict(mounts or {})), settings)
-
-
-def _bind_handlers(app: AppState, handlers: Mapping[str, RouteHandler]) -> dict[str, Handler]:
-    return {method: partial(handler, app) for method, handler in handlers.items()}
+    handlers: dict[str, dict[str, Handler]] = {}
+    for operation in OPERATIONS:
+        handlers.setdefault(operation.path, {})[operation.method] = partial(operation.handler, app)
+    endpoints: dict[str, ASGIApp] = {path: Endpoint(by_method) for path, by_method in handlers.items()}
+    return SecurityMiddleware(make_router(endpoints | dict(mounts or {})), settings)

@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol with limits on heads and bodies, which hold before the application sees a request.
 
 uvicorn waits without end for the end of a head, keeps headers of any size, and lets a body trickle. No token is looked
-at by then, so anybody who can connect could use up memory and connections.
+at by then, so anybody who can connect could use up memory and connections. h11 bounds the size of a head, but no time,
+and a call then takes 370 us of processor time in place of 275 (with 64 callers, 450 in place of 225).
 """
 
 from __future__ import annotations

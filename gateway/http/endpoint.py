@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import anyio
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ReplayError, SessionError, TooManySessions, Unavailable
@@ -57,6 +58,14 @@ async def not_found_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers 404 for paths without a route."""
     if scope["type"] == "http":
         await not_found(scope["path"]).response(scope, receive, send)
+
+
+def make_router(apps: Mapping[str, ASGIApp]) -> Router:
+    """Sends each request to the application of its path; `{name}` in a path stands for one segment."""
+    routes = [Route(path, app) for path, app in apps.items()]
+    for route, app in zip(routes, apps.values(), strict=True):
+        route.app, route.methods = app, None  # Starlette takes a function for the handler of a GET request
+    return Router(routes, redirect_slashes=False, default=not_found_app)
 
 
 T = TypeVar("T")

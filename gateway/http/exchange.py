@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
@@ -11,13 +11,15 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from gateway.bounded_json import SMALL_LENGTH, JsonDepthError, JsonLimitError, loads_large
+from gateway.bounded_json import SMALL_LENGTH, JsonDepthError, JsonLimitError, loads
 from gateway.large_json import run_beside
-from gateway.wire import dump_pieces, dumps
+from gateway.wire import dumps, dumps_large
 
 Headers = tuple[tuple[bytes, bytes], ...]
 MAX_QUERY_NUMBER = 999_999_999
 """The highest number in a query."""
+PIECE_BYTES = 262_144
+"""A larger body is sent in several pieces, between which other requests are served."""
 ErrorType = Literal[
     "invalid_request",
     "unauthorized",
@@ -36,37 +38,32 @@ ErrorType = Literal[
 class Response:
     """A complete response, as an ASGI application."""
 
-    __slots__ = ("content_type", "headers", "pieces", "status")
+    __slots__ = ("body", "content_type", "headers", "status")
 
     def __init__(
         self,
-        body: bytes | Sequence[bytes],
+        body: bytes,
         status: int = 200,
         content_type: bytes = b"application/json",
         headers: Headers = (),
     ) -> None:
-        """A large body is given in pieces, which are sent one by one."""
-        self.pieces = [body] if isinstance(body, bytes) else body
-        self.status, self.content_type, self.headers = status, content_type, headers
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.pieces)
+        self.body, self.status, self.content_type, self.headers = body, status, content_type, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = (
             (b"content-type", self.content_type),
-            (b"content-length", b"%d" % sum(map(len, self.pieces))),
+            (b"content-length", b"%d" % len(self.body)),
             (b"cache-control", b"no-store"),
             (b"x-content-type-options", b"nosniff"),
             *self.headers,
         )
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        *pieces, last = self.pieces or (b"",)
-        for piece in pieces:
+        last = max(0, len(self.body) - 1) // PIECE_BYTES * PIECE_BYTES
+        for start in range(0, last, PIECE_BYTES):
+            piece = self.body[start : start + PIECE_BYTES]
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await checkpoint()
-        await send({"type": "http.response.body", "body": last})
+        await send({"type": "http.response.body", "body": self.body[last:]})
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -78,7 +75,7 @@ async def built_response(build: Callable[[], Any], status: int = 200, *, is_larg
     """A response with what `build` returns as JSON; if that is large, it is built and encoded beside the event loop."""
     if not is_large:
         return json_response(build(), status)
-    return Response(await run_beside(lambda: dump_pieces(build())), status)
+    return Response(await run_beside(lambda: dumps_large(build())), status)
 
 
 class Problem(Exception):
@@ -150,7 +147,7 @@ class Request:
         body = await self.receive_body()
         if len(body) > SMALL_LENGTH:
             try:
-                await to_thread.run_sync(loads_large, body, abandon_on_cancel=True)
+                await to_thread.run_sync(loads, body, abandon_on_cancel=True)
             except JsonLimitError as error:
                 is_deep = isinstance(error, JsonDepthError)
                 kind: ErrorType = "invalid_request" if is_deep else "too_large"

@@ -1,4 +1,4 @@
-"""Routes about the gateway itself: the tool list, health, metrics, /openapi.json, /docs and the web UI.
+"""Routes about the gateway itself: the tool list, its servers, health, metrics, /docs and the web UI.
 
 The web UI's files and /docs contain no data, so they need no token, and they load nothing from other hosts.
 """
@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
+import anyio
 from starlette.types import ASGIApp
 
-from gateway.http.exchange import Headers, Request, Response, built_response, not_found
-from gateway.http.openapi import openapi_document
-from gateway.http.served_gateway import server_statuses
-from gateway.http.server_routes import status_to_json
+from gateway.http.exchange import Headers, Problem, Request, Response, built_response, json_response, not_found
+from gateway.http.served_gateway import RestartableServer, restartable_servers
 from gateway.http.session_routes import MAX_QUICK_TOOLS, are_large, specs_to_json
 from gateway.http.state import AppState
 from gateway.large_json import run_beside
+from gateway.mcp_client.server_status import ServerStatus
 from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.web.static_files import SHARED_PACKAGE, find_file
-from gateway.wire import dumps
 
 MAX_REFUSAL_CHARS = 16_384
 """How much is given of the errors in refused files."""
@@ -48,7 +48,9 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
 
     Without a valid token, the response contains only the status.
     """
-    servers = {status.name: status_to_json(status) for status in server_statuses(app.gateway)}
+    servers = {
+        status.name: status_to_json(status) for status in (server.status for server in restartable_servers(app.gateway))
+    }
     all_up = all(server["state"] == "up" for server in servers.values())
     value: dict[str, Any] = {"status": "ok" if all_up else "degraded"}
     if request.scope.get("trusted"):
@@ -67,16 +69,61 @@ async def get_health(app: AppState, request: Request) -> ASGIApp:
     return await built_response(lambda: value, is_large=count > MAX_QUICK_TOOLS)
 
 
+async def get_server(app: AppState, request: Request) -> ASGIApp:
+    """GET /v1/servers/{id}."""
+    return json_response(_details_to_json(_find_server(app, request)))
+
+
+async def restart_server(app: AppState, request: Request) -> ASGIApp:
+    """POST /v1/servers/{id}/restart: begins a restart, which the state then follows."""
+    server = _find_server(app, request)
+    server.restart()
+    return json_response(_details_to_json(server), 202)
+
+
+def _find_server(app: AppState, request: Request) -> RestartableServer:
+    name = request.path_params["id"]
+    server = next((one for one in restartable_servers(app.gateway) if one.name == name), None)
+    if server is None:
+        remedy = "GET /healthz names the servers."
+        raise Problem(404, "not_found", f"There is no server {name[:200]!r}.", remedy=remedy, param="id")
+    return server
+
+
+def status_to_json(status: ServerStatus) -> dict[str, Any]:
+    """A server's state, as GET /healthz gives it."""
+    return {
+        "state": status.state,
+        "reason": status.reason,
+        "remedy": status.remedy,
+        "tools": status.tools,
+        "transport": status.transport,
+        "protocol": status.protocol_version,
+        "reconnects": status.reconnects,
+        "cut": sum(status.cuts.values()),
+        "last_loss": status.last_loss,
+        "quarantined": dict(status.quarantined),
+    }
+
+
+def _details_to_json(server: RestartableServer) -> dict[str, Any]:
+    status = server.status
+    return {
+        "name": server.name,
+        **status_to_json(status),
+        "state_since": time.time() - (anyio.current_time() - status.since),
+        "processes": list(status.children),
+        "cuts": dict(status.cuts),
+        "log": server.log.text,
+    }
+
+
 async def get_metrics(app: AppState, request: Request) -> ASGIApp:
     """GET /metrics, in the Prometheus text format."""
     text = await run_beside(lambda: app.metrics.text)
-    return Response(
-        [text[start : start + _PIECE_BYTES] for start in range(0, len(text), _PIECE_BYTES)],
-        content_type=b"text/plain; version=0.0.4; charset=utf-8",
-    )
+    return Response(text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
 
-_PIECE_BYTES = 262_144
 UI_PAGE = "gateway.html"
 
 
@@ -98,16 +145,6 @@ async def get_docs(app: AppState, request: Request) -> ASGIApp:
     """GET /docs: the OpenAPI document as a page."""
     page, headers = _docs_page()
     return Response(page, content_type=b"text/html; charset=utf-8", headers=headers)
-
-
-async def get_openapi(app: AppState, request: Request) -> ASGIApp:
-    """GET /openapi.json."""
-    return Response(_openapi_json())
-
-
-@cache
-def _openapi_json() -> bytes:
-    return dumps(openapi_document())
 
 
 @cache

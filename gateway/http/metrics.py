@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.http.served_gateway import ServedGateway, server_statuses
+from gateway.http.served_gateway import ServedGateway, restartable_servers
 from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.session import ObservedCall
 from gateway.types import Part, Resource, Text, ToolResult
@@ -102,9 +102,9 @@ class _ServerCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         up, cut = families = _server_families()
-        for status in server_statuses(self._gateway):
+        for status in (server.status for server in restartable_servers(self._gateway)):
             up.add_metric([status.name], float(status.state == "up"))
-            for reason, count in getattr(status, "cuts", {}).items():
+            for reason, count in status.cuts.items():
                 cut.add_metric([status.name, reason], count)
         return families
 

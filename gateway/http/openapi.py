@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.types import ASGIApp
 
-from gateway.http import api_models, server_models
-from gateway.http.exchange import MAX_QUERY_NUMBER
+from gateway.http import api_models
+from gateway.http.exchange import MAX_QUERY_NUMBER, Request
+from gateway.http.state import AppState
 from gateway.version import installed_version
 
 Schema = dict[str, Any]
+STREAM = "application/x-ndjson"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Operation:
 
     method: str
     path: str
+    handler: Callable[[AppState, Request], Awaitable[ASGIApp]]
     summary: str
     response: type[BaseModel] | str
     """A model, or the media types of a response that is not JSON."""
@@ -31,94 +35,6 @@ class Operation:
     query: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Allowed values by parameter, the default first; `("0",)` means any number from 0 on."""
 
-
-_BODY_ERRORS = (413, 415, 422)
-_STREAM = "application/x-ndjson"
-_FILES = "text/javascript, text/css, text/html, image/svg+xml"
-
-OPERATIONS = (
-    Operation(
-        "get",
-        "/v1/tools",
-        "List the tools as function schemas",
-        api_models.Tools,
-        errors=(422,),
-        query={"strict": ("false", "true"), "audience": ("policy", "loop", "all"), "form": ("openai", "spec")},
-    ),
-    Operation(
-        "post",
-        "/v1/sessions",
-        "Open a session for one rollout",
-        api_models.SessionResponse,
-        api_models.SessionRequest,
-        status=201,
-        errors=(*_BODY_ERRORS, 409, 503),
-        query={"hold": ("false", "true")},
-    ),
-    Operation("get", "/v1/sessions/{id}", "Get the state of a session", api_models.SessionState, errors=(404,)),
-    Operation(
-        "delete",
-        "/v1/sessions/{id}",
-        "Close a session and release its resources",
-        api_models.ClosedSession,
-        errors=(404,),
-    ),
-    Operation(
-        "post",
-        "/v1/sessions/{id}/calls",
-        "Run the tool calls of an assistant message",
-        api_models.CallsResponse,
-        api_models.CallsRequest,
-        errors=(*_BODY_ERRORS, 404, 409),
-    ),
-    Operation(
-        "post",
-        "/v1/sessions/{id}/feedback",
-        "Get the next turn of the session's interaction",
-        api_models.FeedbackResponse,
-        api_models.FeedbackRequest,
-        errors=(*_BODY_ERRORS, 404, 409),
-    ),
-    Operation(
-        "post",
-        "/v1/calls",
-        "Run calls of pure tools without a session",
-        api_models.CallsResponse,
-        api_models.CallsRequest,
-        errors=(*_BODY_ERRORS, 409, 503),
-    ),
-    Operation("get", "/v1/live/calls", "Stream recent, running and finished calls", _STREAM),
-    Operation("get", "/v1/live/sessions", "List all open sessions", api_models.LiveSessions),
-    Operation(
-        "delete", "/v1/live/sessions/{id}", "Close any session, by its digest", api_models.ClosedSession, errors=(404,)
-    ),
-    Operation(
-        "get", "/v1/servers/{id}", "Get the state and the log of a server", server_models.ServerDetails, errors=(404,)
-    ),
-    Operation(
-        "post",
-        "/v1/servers/{id}/restart",
-        "Restart a server, or connect to it again",
-        server_models.ServerDetails,
-        status=202,
-        errors=(404,),
-    ),
-    Operation("get", "/v1/tapes", "List the tapes", api_models.Tapes),
-    Operation(
-        "get",
-        "/v1/tapes/{id}",
-        "Read the sessions on a tape",
-        api_models.TapeContents,
-        errors=(404, 409, 422),
-        query={"from": ("0",)},
-    ),
-    Operation("get", "/healthz", "Health of the gateway and its servers", server_models.Health),
-    Operation("get", "/metrics", "Prometheus metrics", "text/plain"),
-    Operation("get", "/openapi.json", "This document", "application/json"),
-    Operation("get", "/docs", "This document as a web page", "text/html"),
-    Operation("get", "/ui", "The web UI", "text/html"),
-    Operation("get", "/ui/{id}", "A file of the web UI", _FILES, errors=(404,)),
-)
 
 _ERROR_TEXTS = {
     400: "The body is not JSON, or a header that must be single occurs twice.",
@@ -136,11 +52,11 @@ _ERROR_TEXTS = {
 _COMMON_ERRORS = (400, 401, 403, 500)
 
 
-def openapi_document() -> Schema:
+def openapi_document(operations: Sequence[Operation]) -> Schema:
     """The document that GET /openapi.json returns."""
     models = {
         model
-        for operation in OPERATIONS
+        for operation in operations
         for model in (operation.request, operation.response)
         if isinstance(model, type)
     }
@@ -149,8 +65,8 @@ def openapi_document() -> Schema:
     ]
     _, schemas = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     paths: dict[str, Schema] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = _operation_schema(operation)
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation_schema(operation)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -184,7 +100,7 @@ def _operation_schema(operation: Operation) -> Schema:
 
 def _operation_id(operation: Operation) -> str:
     words = [word.strip("{}").removesuffix(".json") for word in operation.path.split("/") if word and word != "v1"]
-    return "_".join([operation.method, *words])
+    return "_".join([operation.method.lower(), *words])
 
 
 def _parameters(operation: Operation) -> list[Schema]:
@@ -212,7 +128,7 @@ def _response_content(operation: Operation) -> Schema:
         schema = {"type": "object"} if operation.response == "application/json" else {"type": "string"}
         return {kind: {"schema": schema} for kind in operation.response.split(", ")}
     content = _json_content(_ref(operation.response))
-    return content | {_STREAM: {"schema": {"type": "string"}}} if "hold" in operation.query else content
+    return content | {STREAM: {"schema": {"type": "string"}}} if "hold" in operation.query else content
 
 
 def _json_content(schema: Schema) -> Schema:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from gateway.gateway import ReloadRefusal
 from gateway.loop_watchdog import LoopWatchdog
-from gateway.mcp_client.server_log import ServerLog
+from gateway.mcp_client.server_status import ServerLog, ServerStatus
 from gateway.server_start import ServerStart
 from gateway.session import AnySession, Observer, RunningCall
 from gateway.tool_table import Source, ToolTable
@@ -38,8 +38,8 @@ class ServedSession(AnySession, Protocol):
     def age_s(self) -> float: ...
 
     @property
-    def feedback_session(self) -> object | None:
-        """The source session that gives feedback, if there is one."""
+    def feedback_name(self) -> str | None:
+        """The name of its interaction."""
         ...
 
     @property
@@ -94,28 +94,6 @@ class ServedGateway(Protocol):
     def open(self, task: Task) -> AbstractAsyncContextManager[AnySession]: ...
 
 
-class ServerStatus(Protocol):
-    """The state of the MCP server behind a source."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def remedy(self) -> str: ...
-
-    @property
-    def tools(self) -> int: ...
-
-    @property
-    def quarantined(self) -> Mapping[str, str]: ...
-
-
 @runtime_checkable
 class RestartableServer(Protocol):
     """The MCP server behind a source."""
@@ -132,13 +110,6 @@ class RestartableServer(Protocol):
         ...
 
 
-def find_server(gateway: ServedGateway, name: str) -> RestartableServer | None:
-    """The server with this name."""
-    backends = (source.backend for source in gateway.sources)
-    return next((one for one in backends if isinstance(one, RestartableServer) and one.name == name), None)
-
-
-def server_statuses(gateway: ServedGateway) -> list[ServerStatus]:
-    """The status of each source that has a server behind it."""
-    statuses = (getattr(source.backend, "status", None) for source in gateway.sources)
-    return [status for status in statuses if status is not None]
+def restartable_servers(gateway: ServedGateway) -> list[RestartableServer]:
+    """The servers behind the gateway's sources."""
+    return [source.backend for source in gateway.sources if isinstance(source.backend, RestartableServer)]

@@ -52,7 +52,7 @@ async def open_session(app: AppState, request: Request) -> ASGIApp:
         return {
             "id": http_session.session.id,
             "tools": specs_to_json(specs, options.form, strict=options.strict),
-            "feedback": http_session.feedback,
+            "feedback": http_session.session.feedback_name,
             "expires_at": http_session.expires_at,
         }
 
@@ -100,7 +100,7 @@ async def get_session(app: AppState, request: Request) -> ASGIApp:
             "id": session.id,
             "task_id": session.task.id,
             "tools": [spec.name for spec in session.specs],
-            "feedback": http_session.feedback,
+            "feedback": http_session.session.feedback_name,
             "strict": http_session.is_strict,
             "calls": http_session.calls,
             "rewards": http_session.rewards,
@@ -134,9 +134,7 @@ class HeldSession:
         try:
             await send({"type": "http.response.start", "status": 201, "headers": headers})
             first = await built_response(self._build, is_large=are_large(self.http_session.session.specs))
-            for piece in first.pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await _send_line(send, b"")
+            await _send_line(send, first.body)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._close_on_disconnect, receive)
                 tasks.start_soon(_send_heartbeats, send)
@@ -226,7 +224,7 @@ async def _run_feedback_turn(http_session: HttpSession, options: FeedbackRequest
     except SessionError as error:
         if http_session.session.closed:
             raise session_not_found() from None
-        remedy = "Name an interaction when the session is http_session (`feedback`)."
+        remedy = "Name an interaction when you open the session (`feedback`)."
         raise Problem(409, "conflict", str(error), remedy=remedy) from None
 
 

@@ -36,12 +36,6 @@ class HttpSession:
     calls: int = 0
 
     @property
-    def feedback(self) -> str | None:
-        """The name of the session's interaction."""
-        name = self.session.task.feedback or getattr(self.session.feedback_session, "name", None)
-        return name if isinstance(name, str) else None
-
-    @property
     def expires_at(self) -> float | None:
         remaining_s = self.session.remaining_s
         return None if remaining_s is None else time.time() + remaining_s

@@ -1,25 +1,24 @@
-"""Stdio MCP servers as child processes, with the streams that the SDK reads and writes.
+"""Stdio MCP servers as child processes, whose messages go to and come from a dispatcher.
 
 Stopping a server ends all its processes in bounded time. The tail of its standard error is kept for messages.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from contextvars import copy_context
 from pathlib import Path
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
-from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCNotification, JSONRPCRequest
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request, record_cut
 from gateway.mcp_client.flood_limits import (
     CHUNK_S,
@@ -33,17 +32,17 @@ from gateway.mcp_client.flood_limits import (
     StreamFlood,
     split_pieces,
 )
-from gateway.mcp_client.framing import Inbox, InboxItem, LineSplitter, OversizedLine, put_item
+from gateway.mcp_client.framing import LineSplitter, OversizedLine, put_item
 from gateway.mcp_client.messages import (
+    GUESS_BYTES,
     UnreadableMessageError,
     error_response,
     find_request_id,
     read_messages,
     serialize,
 )
-from gateway.mcp_client.open_requests import OpenRequests
 from gateway.mcp_client.reaper import Reaper
-from gateway.mcp_client.server_log import ServerLog
+from gateway.mcp_client.server_status import ServerLog
 from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes, wait_for_exit
 
 _STDERR_TAIL_BYTES = 4096
@@ -57,13 +56,60 @@ _LAST_OUTPUT_S = 0.3
 _WRITE_BATCH_BYTES = 65536
 """No further line is added to a write of more bytes than this."""
 _MAX_WAITING_ANSWERS = 1_000
+_ANSWER = re.compile(rb'\s*(?:\[\s*)?\{\s*"(?:jsonrpc|id|result|error)"\s*:')
+_METHOD = re.compile(rb'"method"\s*:')
+MAX_UNASSIGNED = 64
+RequestId = str | int
 _PIPE_ERRORS = (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, OSError)
 
 OutgoingLine = tuple[bytes, PendingRequest | None]
 
 
+class OpenRequests:
+    """Requests that were sent and not answered, and broken answers that may be for several of them.
+
+    Lines that are no answers, such as a server's log, are left alone. An answer that nobody can assign ends no other
+    call: it is held against those that were open then, until only one of them is left.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[RequestId] = set()
+        self._broken: list[tuple[set[RequestId], str]] = []
+
+    def note_sent(self, message: JSONRPCMessage) -> None:
+        """Notes a message to the server: a request is open, one that is cancelled is not any more."""
+        if isinstance(message, JSONRPCRequest):
+            self._open.add(message.id)
+        elif isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
+            request_id = (message.params or {}).get("requestId")
+            if isinstance(request_id, str | int):
+                self._open.discard(request_id)
+
+    def note_answered(self, message: JSONRPCMessage) -> None:
+        """Notes a message of the server: a request that it answers is not open any more."""
+        if isinstance(message, JSONRPCResponse | JSONRPCError) and message.id is not None:
+            self._open.discard(message.id)
+
+    def note_broken(self, line: bytes, problem: str) -> None:
+        """Notes a line that cannot be read, if it was meant as an answer."""
+        is_answer = _ANSWER.match(line) and not _METHOD.search(line, 0, GUESS_BYTES)
+        if is_answer and self._open and len(self._broken) < MAX_UNASSIGNED:
+            self._broken.append((set(self._open), problem))
+
+    def take_lost(self) -> Iterator[tuple[RequestId, str]]:
+        """The requests whose answers were broken, with the problem: those left when as many answers were broken."""
+        self._broken = [(rest, problem) for ids, problem in self._broken if (rest := ids & self._open)]
+        candidates = {request_id for ids, _ in self._broken for request_id in ids}
+        if not candidates or len(self._broken) < len(candidates):
+            return
+        problems = [problem for _, problem in self._broken]
+        self._broken.clear()
+        self._open -= candidates
+        yield from zip(sorted(candidates, key=str), problems, strict=False)
+
+
 class ChildProcess:
-    """A stdio MCP server as a child process, with the pair of streams that the SDK reads and writes."""
+    """A stdio MCP server as a child process."""
 
     transport = "stdio"
 
@@ -104,23 +150,24 @@ class ChildProcess:
         return self.process.returncode if self.process is not None else None
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[Inbox, StdinWriter]]:
+    async def open(self, dispatcher: Dispatcher) -> AsyncIterator[None]:
+        """Starts the server for the length of the block, with `dispatcher` at its other end."""
         await self.reaper.start()
         supervised = await SupervisedProcess.start(self.command, self.env, self.cwd, self.reaper)
         process = supervised.process
         self.process, self._server_pid = process, supervised.server_pid
         self.log.note(f"process {self._server_pid} started")
         is_ended = False
-        inbox, read = anyio.create_memory_object_stream[InboxItem](64)
         write, outgoing = anyio.create_memory_object_stream[OutgoingLine](64)
+        dispatcher.outbox = StdinWriter(write, self.requests)
         try:
-            async with anyio.create_task_group() as tasks, inbox, read, write, outgoing:
-                tasks.start_soon(self._read_stdout, process, inbox)
+            async with anyio.create_task_group() as tasks, write, outgoing:
+                tasks.start_soon(self._read_stdout, process, dispatcher)
                 tasks.start_soon(self._write_stdin, process, outgoing)
                 tasks.start_soon(self._read_stderr, process)
                 tasks.start_soon(self._end_after_exit, process)
                 try:
-                    yield Inbox(read), StdinWriter(write, self.requests)
+                    yield
                 finally:
                     # As the MCP specification asks: closes stdin, then sends SIGTERM, then kills.
                     await _close_stdin(process)
@@ -132,46 +179,37 @@ class ChildProcess:
                 await supervised.end(0.0)
             close_pipes(process)
 
-    async def _read_stdout(self, process: Process, inbox: MemoryObjectSendStream[InboxItem]) -> None:
-        """Reads messages until the pipe ends or overflows, closes `inbox`, then only drains the pipe."""
+    async def _read_stdout(self, process: Process, dispatcher: Dispatcher) -> None:
+        """Reads messages until the pipe ends or overflows, then only drains the pipe."""
         stdout = cast(ByteReceiveStream, process.stdout)
-        with suppress(*_PIPE_ERRORS):
-            async with inbox:
-                with self._reading:
-                    await self._read_messages(stdout, inbox)
+        with suppress(*_PIPE_ERRORS), self._reading:
+            await self._read_messages(stdout, dispatcher)
+        dispatcher.end()
         pacer = Pacer()
         with suppress(*_PIPE_ERRORS):
             while True:
                 await stdout.receive()
                 await pacer.work(READ_S)
 
-    async def _read_messages(self, stdout: ByteReceiveStream, inbox: MemoryObjectSendStream[InboxItem]) -> None:
+    async def _read_messages(self, stdout: ByteReceiveStream, dispatcher: Dispatcher) -> None:
         lines, pacer = LineSplitter(self.max_bytes), Pacer()
         try:
             while self.overflow is None:
                 chunk = await stdout.receive()
                 await pacer.work(CHUNK_S)
                 for piece in split_pieces(chunk):
-                    await self._read_piece(piece, lines, pacer, inbox)
+                    for line in lines.feed(piece):
+                        if line:
+                            await self._handle_line(line, dispatcher, pacer)
+                        else:
+                            self._strays.spend(LINE_COST)
+                            await pacer.work(LINE_S)
+                    if lines.line_size > self.max_bytes + ENDLESS_LINE_BYTES:
+                        record_cut("line")
+                        limit = self.max_bytes + ENDLESS_LINE_BYTES
+                        raise StreamFlood(f"the server sent a line of more than {limit} bytes")
         except StreamFlood as error:
             self.overflow = str(error)
-
-    async def _read_piece(
-        self,
-        piece: bytes,
-        lines: LineSplitter,
-        pacer: Pacer,
-        inbox: MemoryObjectSendStream[InboxItem],
-    ) -> None:
-        for line in lines.feed(piece):
-            if line:
-                await self._handle_line(line, inbox, pacer)
-            else:
-                self._strays.spend(LINE_COST)
-                await pacer.work(LINE_S)
-        if lines.line_size > self.max_bytes + ENDLESS_LINE_BYTES:
-            record_cut("line")
-            raise StreamFlood(f"the server sent a line of more than {self.max_bytes + ENDLESS_LINE_BYTES} bytes")
 
     async def _end_after_exit(self, process: Process) -> None:
         """Ends the reading when the process has exited: a process that it left behind may hold the pipe for ever."""
@@ -180,9 +218,7 @@ class ChildProcess:
         await anyio.sleep(_LAST_OUTPUT_S)
         self._reading.cancel()
 
-    async def _handle_line(
-        self, line: bytes | OversizedLine, inbox: MemoryObjectSendStream[InboxItem], pacer: Pacer
-    ) -> None:
+    async def _handle_line(self, line: bytes | OversizedLine, dispatcher: Dispatcher, pacer: Pacer) -> None:
         if isinstance(line, OversizedLine):
             request_id = find_request_id(line.head, line.tail)
             text = f"the answer is too large: more than {self.max_bytes} bytes"
@@ -190,7 +226,7 @@ class ChildProcess:
                 record_cut("line")
                 self.overflow = f"the server wrote a line of more than {self.max_bytes} bytes"
             else:
-                await put_item(inbox, (copy_context(), SessionMessage(error_response(request_id, text))))
+                await dispatcher.receive(error_response(request_id, text))
             return
         try:
             parsed = await read_messages(line)
@@ -216,7 +252,7 @@ class ChildProcess:
         lost = [error_response(request_id, problem) for request_id, problem in self.requests.take_lost()]
         for message in (*parsed, *lost):
             await pacer.work(EVENT_S)
-            await put_item(inbox, (copy_context(), SessionMessage(message)))
+            await dispatcher.receive(message)
 
     async def _write_stdin(self, process: Process, outgoing: MemoryObjectReceiveStream[OutgoingLine]) -> None:
         stdin = cast(ByteSendStream, process.stdin)
@@ -275,14 +311,14 @@ class StdinWriter:
         self._lines, self._requests = lines, requests
         self._waiting_answers = 0
 
-    async def send(self, item: SessionMessage, /) -> None:
-        self._requests.note_sent(item.message)
-        line = (serialize(item.message) + b"\n", current_request.get())
-        if isinstance(item.message, JSONRPCNotification) and item.message.method == "notifications/cancelled":
+    async def send(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
+        self._requests.note_sent(message)
+        line = (serialize(message) + b"\n", current_request.get())
+        if isinstance(message, JSONRPCNotification) and message.method == "notifications/cancelled":
             # A server that stopped reading will not hear it, and the caller's deadline has already passed.
             with suppress(anyio.WouldBlock):
                 self._lines.send_nowait(line)
-        elif isinstance(item.message, JSONRPCRequest | JSONRPCNotification):
+        elif isinstance(message, JSONRPCRequest | JSONRPCNotification):
             await put_item(self._lines, line)
         elif self._waiting_answers < _MAX_WAITING_ANSWERS:
             self._waiting_answers += 1
@@ -290,17 +326,6 @@ class StdinWriter:
                 await put_item(self._lines, line)
             finally:
                 self._waiting_answers -= 1
-
-    async def aclose(self) -> None:
-        await self._lines.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def _excerpt(line: bytes, max_bytes: int = 200) -> str:

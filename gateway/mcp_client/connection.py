@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import anyio
-from anyio.abc import TaskGroup, TaskStatus
-from mcp.client._transport import TransportStreams
-from mcp.shared.dispatcher import CallOptions, DispatchContext, ProgressFnT
+from anyio.abc import TaskGroup
+from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
-from mcp.shared.transport_context import TransportContext
 from mcp_types import CONNECTION_CLOSED
 
 from gateway.mcp_client.dispatcher import Dispatcher
@@ -34,7 +32,7 @@ from gateway.mcp_client.health import ConnectionHealth
 from gateway.mcp_client.late_answers import LateAnswers
 from gateway.mcp_client.protocol_version import NegotiatedProtocol, negotiate
 from gateway.mcp_client.rollout_folder import FolderError
-from gateway.mcp_client.server_requests import answer_server_request, request_with_inputs
+from gateway.mcp_client.server_requests import answer_server_request, give_inputs
 from gateway.mcp_client.subscriptions import Subscriptions
 from gateway.mcp_client.tasks import await_task
 from gateway.mcp_client.transport import Transport
@@ -74,13 +72,12 @@ class Connection:
         self.close_reason: CloseReason | None = None
         self.retire_reason: str | None = None
         self.pending, self.health = set[PendingRequest](), ConnectionHealth(transport.config, cuts)
-        self._stopping, self._draining = anyio.Event(), anyio.Event()
+        self._draining = anyio.Event()
         self._has_sent_calls, self.late_answers = False, LateAnswers()
         self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=cuts)
         self._refused_request: PendingRequest | None = None
         """Of the handshake. A server that wants a login may fail the next request in another way."""
-        self._stream_error: Exception | None = None
-        self._dispatcher: Dispatcher
+        self._dispatcher = Dispatcher(self._handle_request, self._handle_notification)
 
     async def run(self) -> None:
         """Opens the connection, serves it and closes it. Connecting has a deadline, serving has none."""
@@ -88,15 +85,16 @@ class Connection:
         try:
             with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as connect_scope:
                 current_request.set(self._handshake_request)
-                try:
-                    async with self.transport.open() as streams:
+                async with anyio.create_task_group() as tasks:
+                    self._dispatcher.tasks = tasks
+                    async with self.transport.open(self._dispatcher):
                         try:
-                            await self._run_streams(streams, connect_scope)
+                            await self._use(tasks, connect_scope)
                         finally:
                             if connect_scope.cancel_called:
                                 self._set_close_reason(self._timeout_reason(timeout_s))
-                except TimeoutError as error:
-                    self._set_close_reason(self._open_failure(error))
+                            self._dispatcher.end()
+                    tasks.cancel_scope.cancel()
             if connect_scope.cancelled_caught:
                 self._set_close_reason(self._timeout_reason(timeout_s))
         except Exception as error:
@@ -106,37 +104,25 @@ class Connection:
             self._set_close_reason(CloseReason("closed"))
             self.released.set()
 
-    async def _run_streams(self, streams: TransportStreams, connect_scope: anyio.CancelScope) -> None:
-        self._dispatcher = Dispatcher(*streams, on_stream_exception=self._record_stream_error)
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self._dispatch)
-            try:
-                timeout_s = self.transport.config.connect_timeout_s
-                self.protocol = await negotiate(
-                    self._send_handshake, self._dispatcher.notify, timeout_s, version=self.transport.version
-                )
-            except (MCPError, UpstreamError) as error:
-                self._set_close_reason(await self._handshake_failure(error))
-            else:
-                connect_scope.deadline = math.inf
-                await self._wait_until_stopped(tasks)
-            tasks.cancel_scope.cancel()
-
-    async def _wait_until_stopped(self, tasks: TaskGroup) -> None:
+    async def _use(self, tasks: TaskGroup, connect_scope: anyio.CancelScope) -> None:
+        """Agrees on a protocol, and serves the connection until it is to be closed, or ends."""
+        try:
+            timeout_s = self.transport.config.connect_timeout_s
+            self.protocol = await negotiate(
+                self._send_handshake, self._dispatcher.notify, timeout_s, version=self.transport.version
+            )
+        except (MCPError, UpstreamError) as error:
+            self._set_close_reason(await self._handshake_failure(error))
+            return
+        connect_scope.deadline = math.inf
         self.subscriptions = Subscriptions(self.protocol, self._dispatcher, self._cuts)
         if self.protocol.is_modern:
             tasks.start_soon(self.subscriptions.listen)
         tasks.start_soon(self.health.watch, self, self._dispatcher)
         self.handshake_done.set()
-        await self._stopping.wait()
+        await self._dispatcher.ended.wait()
         if self.close_reason is None:
             self._set_close_reason(await self._loss_reason())
-
-    async def _dispatch(self, *, task_status: TaskStatus[None]) -> None:
-        try:
-            await self._dispatcher.run(self._handle_request, self._handle_notification, task_status=task_status)
-        finally:
-            self._stopping.set()
 
     async def _send_handshake(self, method: str, params: dict[str, Any], options: CallOptions) -> dict[str, Any]:
         request = self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=self._cuts)
@@ -152,21 +138,19 @@ class Connection:
                 self._refused_request = request
 
     async def request(
-        self, method: str, params: Mapping[str, Any], context: Context = DEFAULT_CONTEXT
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        context: Context = DEFAULT_CONTEXT,
+        *,
+        follow: bool = True,
     ) -> dict[str, Any]:
-        """Sends a request and returns its raw result; raises `UpstreamError`. Cancellation reaches the server."""
+        """Sends a request and returns its raw result; raises `UpstreamError`. Cancellation reaches the server.
+
+        `follow`: a server that asks for inputs gets them, and one that answers with a task is polled.
+        """
         if (answer := self.subscriptions.answer_locally(method, params)) is not None:
             return answer
-        if not self.protocol.is_modern or method not in _METHODS_WITH_INPUT:
-            return await self._request_once(method, params, context)
-        result = await request_with_inputs(lambda more: self._request_once(method, more, context), params, context)
-        if result.get("resultType") != "task":
-            return result
-        if context.on_task is not None:
-            context.on_task()
-        return await await_task(lambda name, more: self._request_once(name, more, context), result, context)
-
-    async def _request_once(self, method: str, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
         if self.close_reason is not None:
             if self.close_reason.policy_doing:
                 raise ended_by_policy(self.close_reason)
@@ -174,18 +158,22 @@ class Connection:
         prepared, options = self.protocol.prepare_request(method, params, context)
         if context.on_progress is not None:
             options["on_progress"] = cast(ProgressFnT, context.on_progress)
+        self._has_sent_calls = self._has_sent_calls or method == "tools/call"
         pending = PendingRequest(context, cuts=self._cuts)
         token = current_request.set(pending)
         self.pending.add(pending)
+        # In a sandbox it has a little less time than the call, so that a late answer is told.
+        answer_s = math.inf if self.transport.sandbox is None else answer_time_s()
+        result = None
         try:
-            self._has_sent_calls = self._has_sent_calls or method == "tools/call"
             with (
                 self.late_answers.request(pending, self.transport.sandbox),
-                anyio.move_on_after(self._answer_time_s()),
+                anyio.move_on_after(answer_s),
                 self.health.watch_request(pending),
             ):
-                return await self._dispatcher.send_raw_request(method, prepared, options)
-            raise self.late_answers.late_error(pending)
+                result = await self._dispatcher.send_raw_request(method, prepared, options)
+            if result is None:
+                raise self.late_answers.late_error(pending)
         except MCPError as error:
             raise await self._to_upstream_error(error, pending) from None
         finally:
@@ -194,10 +182,22 @@ class Connection:
             self.health.record_end()
             if self.retire_reason is not None and not self.pending:
                 self.close(self.retire_reason)
+        if follow and self.protocol.is_modern and method in _METHODS_WITH_INPUT and "resultType" in result:
+            return await self._follow_up(result, method, params, context)
+        return result
 
-    def _answer_time_s(self) -> float:
-        """How long the server may take: in a sandbox a little less than the call, so that a late answer is told."""
-        return math.inf if self.transport.sandbox is None else answer_time_s()
+    async def _follow_up(
+        self, result: dict[str, Any], method: str, params: Mapping[str, Any], context: Context
+    ) -> dict[str, Any]:
+        """The final result of a request whose first one asks for inputs, or names a task."""
+        result = await give_inputs(
+            result, lambda more: self.request(method, more, context, follow=False), params, context
+        )
+        if result.get("resultType") != "task":
+            return result
+        if context.on_task is not None:
+            context.on_task()
+        return await await_task(lambda name, more: self.request(name, more, context, follow=False), result, context)
 
     async def _to_upstream_error(self, error: MCPError, pending: PendingRequest) -> UpstreamError:
         if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:
@@ -228,7 +228,7 @@ class Connection:
         unless the server waits for something outside."""
         is_policys = self._is_policys and not self.late_answers.excuses_hang
         self._set_close_reason(CloseReason(reason, policy_doing="it hangs" if is_policys else ""))
-        self._stopping.set()
+        self._dispatcher.end()
 
     @property
     def _is_policys(self) -> bool:
@@ -237,7 +237,7 @@ class Connection:
 
     def close(self, reason: str = "closed") -> None:
         self._set_close_reason(CloseReason(reason))
-        self._stopping.set()
+        self._dispatcher.end()
 
     def _set_close_reason(self, close_reason: CloseReason) -> None:
         """Stores the reason, unless there is one: the first is the cause of the others."""
@@ -247,23 +247,18 @@ class Connection:
             self.closed.set()
             self._draining.set()
 
-    async def _handle_request(
-        self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
+    async def _handle_request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         self.health.hear()
         related = self._related_request()
         with self.late_answers.questions.wait():
             return await answer_server_request(method, params, related, self.pending, is_shared=self._shared)
 
-    async def _handle_notification(
-        self, _: DispatchContext[TransportContext], method: str, params: Mapping[str, Any] | None
-    ) -> None:
+    async def _handle_notification(self, method: str, params: Mapping[str, Any]) -> None:
         self.health.hear()
         if method == "notifications/subscriptions/acknowledged" and self.subscriptions.was_interrupted():
             self._on_notification(self, "notifications/tools/list_changed", {})
         if method in _IGNORED_NOTIFICATIONS:
             return
-        params = params or {}
         self._on_notification(self, method, params)
         related = self._related_request() or (next(iter(self.pending)) if len(self.pending) == 1 else None)
         if method == "notifications/message" and related is not None and related.context.on_log is not None:
@@ -273,9 +268,6 @@ class Connection:
         """The call that an incoming message belongs to, if the transport knows it."""
         return pending if (pending := current_request.get()) in self.pending else None
 
-    async def _record_stream_error(self, error: Exception) -> None:
-        self._stream_error = error
-
     async def _loss_reason(self) -> CloseReason:
         if (child := self.transport.child) is not None:
             reason, sandbox = await child.describe_exit(), self.transport.sandbox
@@ -283,7 +275,7 @@ class Connection:
             is_policy = self._is_policys and (child.exit_code is None or child.exit_code >= 0)
             doing = (sandbox.find_limit() or "its processes ended it") if sandbox is not None and is_policy else ""
             return CloseReason(reason, _COMMAND_REMEDY, policy_doing=doing)
-        error = self._stream_error
+        error = self._dispatcher.error
         return CloseReason(f"the connection was lost: {error}" if error else "the server closed the connection")
 
     async def _handshake_failure(self, error: MCPError | UpstreamError) -> CloseReason:
@@ -293,7 +285,7 @@ class Connection:
             return CloseReason(error.reason)
         if error.code == CONNECTION_CLOSED and error.message == SDK_CLOSED_MESSAGE:
             with anyio.move_on_after(_CLOSE_REASON_S):
-                await self._stopping.wait()
+                await self._dispatcher.ended.wait()
             return await self._loss_reason()
         if self._refused_request is not None:
             return close_reason_of_refusal(self._refused_request)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mcp_types import SERVER_INFO_META_KEY
 
-from gateway.large_json import TEXT_STYLE, is_large
+from gateway.large_json import TEXT_ENCODER, is_large, write_json
 from gateway.types import EMPTY, Audio, Image, Outcome, Part, Resource, Text, ToolResult, Video
 
 _UNREADABLE_METRIC = "unreadable_parts"
@@ -38,7 +38,7 @@ def to_result(raw: Mapping[str, Any]) -> ToolResult:
     parts, unreadable = _decode_parts(raw.get("content"))
     structured = raw.get("structuredContent")
     if structured is not None and not any(isinstance(part, Text) for part in parts):
-        parts.append(Text("".join(TEXT_STYLE.pieces(structured))))
+        parts.append(Text(write_json(TEXT_ENCODER, structured)))
     meta = raw.get("_meta")
     meta = meta if isinstance(meta, Mapping) else EMPTY
     metrics = meta.get(f"{_META_PREFIX}metrics")

@@ -1,4 +1,4 @@
-"""Framing of JSON-RPC messages: bounded lines, server-sent events, and the inbox that the SDK's dispatcher reads.
+"""Framing of JSON-RPC messages: bounded lines, server-sent events, and what of them is for the dispatcher.
 
 Splitting takes linear time and holds at most one bounded line. Data that is no message is dropped; an invalid
 response becomes an error for the request it answers.
@@ -7,19 +7,15 @@ response becomes an error for the request it answers.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from contextvars import Context as Variables
-from contextvars import copy_context
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.shared.message import SessionMessage
+from anyio.streams.memory import MemoryObjectSendStream
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
+from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import record_cut
 from gateway.mcp_client.flood_limits import (
     ENDLESS_LINE_BYTES,
@@ -199,7 +195,6 @@ def _to_resumable_id(value: bytes) -> str:
     return value.decode("utf-8", "replace") if is_header else ""
 
 
-InboxItem = tuple[Variables, SessionMessage | Exception]
 T = TypeVar("T")
 
 
@@ -212,51 +207,10 @@ async def put_item(stream: MemoryObjectSendStream[T], item: T) -> None:
 
 
 class Inbox:
-    """The reading end of an HTTP connection; the SDK's dispatcher runs each message in its sender's context."""
+    """Where an HTTP transport puts what it has read, for the dispatcher."""
 
-    def __init__(self, stream: MemoryObjectReceiveStream[InboxItem]) -> None:
-        self._stream = stream
-        self.last_context: Variables | None = None
-
-    async def receive(self) -> SessionMessage | Exception:
-        # It gives way to other tasks for each message, so that what messages start begins in their order.
-        self.last_context, item = await self._stream.receive()
-        return item
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class InboxWriter:
-    """The writing end of an inbox, where a transport puts the messages it has read."""
-
-    def __init__(self, stream: MemoryObjectSendStream[InboxItem], max_bytes: int) -> None:
-        self._stream, self.max_bytes = stream, max_bytes
-
-    async def put(self, message: JSONRPCMessage | Exception) -> None:
-        """Queues a message; drops it if the reader is gone."""
-        item = message if isinstance(message, Exception) else SessionMessage(message)
-        try:
-            await put_item(self._stream, (copy_context(), item))
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return
+    def __init__(self, dispatcher: Dispatcher, max_bytes: int) -> None:
+        self.dispatcher, self.max_bytes = dispatcher, max_bytes
 
     async def put_messages(self, data: bytes, request_id: str | int | None = None) -> bool:
         """Queues the messages in `data`; whether one answers `request_id`. An error without an id counts as one."""
@@ -265,7 +219,7 @@ class InboxWriter:
         except UnreadableMessageError as error:
             if error.request_id is None or request_id not in (None, error.request_id):
                 return False
-            await self.put(error_response(error.request_id, str(error)))
+            await self.dispatcher.receive(error_response(error.request_id, str(error)))
             return error.request_id == request_id
         return await self.put_all(messages, request_id)
 
@@ -277,7 +231,7 @@ class InboxWriter:
                 message.id = request_id
             if isinstance(message, JSONRPCResponse | JSONRPCError):
                 is_answered = is_answered or message.id == request_id
-            await self.put(message)
+            await self.dispatcher.receive(message)
         return is_answered
 
     async def put_event(self, event: ServerSentEvent, request_id: str | int | None = None) -> bool:
@@ -286,20 +240,9 @@ class InboxWriter:
         if not isinstance(event.data, OversizedLine):
             return await self.put_messages(event.data, request_id)
         owner_id = request_id if request_id is not None else find_request_id(event.data.head, event.data.tail)
-        await self.put(error_response(owner_id, self.too_large_message))
+        await self.dispatcher.receive(error_response(owner_id, self.too_large_message))
         return owner_id == request_id
 
     @property
     def too_large_message(self) -> str:
         return f"the answer is too large: more than {self.max_bytes} bytes"
-
-    async def close(self) -> None:
-        await self._stream.aclose()
-
-
-@asynccontextmanager
-async def open_inbox(max_bytes: int) -> AsyncIterator[tuple[InboxWriter, Inbox]]:
-    """Both ends of a new inbox, for the length of a block."""
-    send, receive = anyio.create_memory_object_stream[InboxItem](64)
-    async with send, receive:
-        yield InboxWriter(send, max_bytes), Inbox(receive)

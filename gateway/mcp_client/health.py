@@ -12,12 +12,11 @@ from typing import Protocol
 
 import anyio
 from mcp.shared.exceptions import MCPError
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.transport_context import TransportContext
 from mcp_types import CONNECTION_CLOSED
 
 from gateway.config.models import Server
 from gateway.mcp_client.child_process import ChildProcess
+from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.protocol_version import NegotiatedProtocol
 from gateway.types import DEFAULT_CONTEXT
@@ -88,7 +87,7 @@ class ConnectionHealth:
     def record_end(self) -> None:
         self._news.set()
 
-    async def watch(self, connection: WatchedConnection, dispatcher: JSONRPCDispatcher[TransportContext]) -> None:
+    async def watch(self, connection: WatchedConnection, dispatcher: Dispatcher) -> None:
         """Closes the connection once its server is found to hang."""
         while (failure := await self._check_once(connection, dispatcher)) is None:
             pass
@@ -97,9 +96,7 @@ class ConnectionHealth:
             connection.transport.child.stop_timeout_s = _HUNG_STOP_S
         connection.close_hung(failure)
 
-    async def _check_once(
-        self, connection: WatchedConnection, dispatcher: JSONRPCDispatcher[TransportContext]
-    ) -> str | None:
+    async def _check_once(self, connection: WatchedConnection, dispatcher: Dispatcher) -> str | None:
         """Waits for a timeout or for a long silence, then pings; returns why the server counts as hung."""
         with anyio.move_on_after(self._config.ping_s):
             await self._check_wanted.wait()
@@ -117,7 +114,7 @@ class ConnectionHealth:
         self.doubt = None
         return None if failure is None else f"it hangs: {doubt}, and {failure}"
 
-    async def _ping(self, connection: WatchedConnection, dispatcher: JSONRPCDispatcher[TransportContext]) -> str | None:
+    async def _ping(self, connection: WatchedConnection, dispatcher: Dispatcher) -> str | None:
         """Why no answer came, or None if anything was heard."""
         asked_at, busy = anyio.current_time(), set(connection.pending)
         asked = {method: PendingRequest(DEFAULT_CONTEXT, cuts=self._cuts) for method in self._questions(connection)}
@@ -155,7 +152,7 @@ class ConnectionHealth:
     async def _ask(
         self,
         connection: WatchedConnection,
-        dispatcher: JSONRPCDispatcher[TransportContext],
+        dispatcher: Dispatcher,
         method: str,
         pending: PendingRequest,
     ) -> str | None:

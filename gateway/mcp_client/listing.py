@@ -15,7 +15,6 @@ from typing import Any
 from anyio import to_thread
 from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 
-from gateway.large_json import JsonStyle
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.protocol_version import HeaderMap
 from gateway.mcp_client.rollout_folder import to_policy
@@ -92,9 +91,6 @@ class ToolListing:
     @cached_property
     def by_name(self) -> Mapping[str, ToolSpec]:
         return {spec.name: spec for spec in self.specs}
-
-
-_STYLE = JsonStyle(json.dumps, comma=", ", colon=": ")
 
 
 class _MalformedTool(ValueError):
@@ -200,7 +196,7 @@ def _parse_tool(tool: Any, owner: str) -> tuple[ToolSpec, int]:
         raise _MalformedTool("it has no `inputSchema`")
     if parameters.get("type") != "object":
         raise _MalformedTool("its `inputSchema` is not of `type: object`")
-    size = sum(map(len, _STYLE.pieces(tool)))
+    size = len(json.dumps(tool))
     if size > MAX_TOOL_BYTES:
         raise _MalformedTool(f"its description and schema take {size} bytes, more than {MAX_TOOL_BYTES}")
     if (reference := find_ref_cycle(parameters)) is not None:

@@ -1,4 +1,4 @@
-"""One rollout's session on an MCP server: sends tool calls; a server that dies in a call ends it as `unavailable`."""
+"""One rollout's session on an MCP server: sends tool calls, and turns answers and failures into results."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gateway.config.rollout_variables import find_rollout_problem, needs_folder
 from gateway.elicitation import ElicitationAnswers
 from gateway.errors import ConfigError
 from gateway.mcp_client.auth.credentials import Credentials
-from gateway.mcp_client.auth.server_credentials import build_credentials
+from gateway.mcp_client.auth.oauth_credentials import build_credentials
 from gateway.mcp_client.catalog_tools import add_catalog_tools
 from gateway.mcp_client.connection import Connection
 from gateway.mcp_client.errors import CloseReason, UpstreamError
@@ -31,9 +31,8 @@ from gateway.mcp_client.listing import ToolListing, read_listing
 from gateway.mcp_client.mcp_session import McpSession, ResultParser, ResultParsers
 from gateway.mcp_client.pool import ConnectionPool, LeasedConnections, SharedConnection, unavailable_error
 from gateway.mcp_client.rollout_folder import RolloutIdentity, to_policy
-from gateway.mcp_client.server_log import ServerLog
 from gateway.mcp_client.server_requests import with_answers
-from gateway.mcp_client.server_status import RESTARTED_BY_HAND, ServerStatus, StateTracker
+from gateway.mcp_client.server_status import RESTARTED_BY_HAND, ServerLog, ServerStatus, StateTracker
 from gateway.mcp_client.transport import Services, Transport, TransportName, candidate_transports
 from gateway.state.prepared_state import PreparedStates
 from gateway.toolset import Session

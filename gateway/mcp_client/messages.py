@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio
@@ -23,7 +23,7 @@ from mcp_types import (
     JSONRPCResponse,
 )
 
-from gateway.bounded_json import SMALL_LENGTH, loads_large, loads_small
+from gateway.bounded_json import SMALL_LENGTH, loads
 
 EDGE_BYTES = 256
 """How much of both ends of an oversized message is kept, to find its id."""
@@ -41,7 +41,7 @@ class UnreadableMessageError(ValueError):
         self.request_id = request_id
 
 
-def parse_messages(data: bytes, load: Callable[[bytes], Any] = loads_small) -> list[JSONRPCMessage]:
+def parse_messages(data: bytes) -> list[JSONRPCMessage]:
     """The messages in `data` (several for a batch); none if it is not JSON-RPC.
 
     Raises `UnreadableMessageError` for JSON that is malformed or exceeds a limit.
@@ -49,7 +49,7 @@ def parse_messages(data: bytes, load: Callable[[bytes], Any] = loads_small) -> l
     if not data[:EDGE_BYTES].lstrip().startswith((b"{", b"[")):
         return []
     try:
-        value = load(data)
+        value = loads(data)
     except ValueError as error:
         raise UnreadableMessageError(_describe_problem(error), guess_request_id(data)) from error
     if isinstance(value, list) and len(value) > MAX_BATCH:
@@ -71,7 +71,7 @@ async def read_messages(data: bytes) -> list[JSONRPCMessage]:
     if limiter is None:
         limiter = anyio.CapacityLimiter(MAX_LARGE_PARSES)
         _large_parses.set(limiter)
-    return await to_thread.run_sync(parse_messages, data, loads_large, abandon_on_cancel=True, limiter=limiter)
+    return await to_thread.run_sync(parse_messages, data, abandon_on_cancel=True, limiter=limiter)
 
 
 def _describe_problem(error: ValueError) -> str:

@@ -78,9 +78,10 @@ def _choose_handler(method: str, candidates: list[PendingRequest]) -> RequestHan
 SendRequest = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
-async def request_with_inputs(send: SendRequest, params: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Sends a request, and repeats it with the requested inputs until the server has all it needs."""
-    result = await send(params)
+async def give_inputs(
+    result: dict[str, Any], send: SendRequest, params: Mapping[str, Any], context: Context
+) -> dict[str, Any]:
+    """Repeats a request, whose first result is given, with the requested inputs until the server has all it needs."""
     for _ in range(MAX_INPUT_ROUNDS):
         if result.get("resultType") != "input_required":
             return result

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
-from typing import Self
 from urllib.parse import urljoin
 
 import anyio
 import httpx2
 from anyio.abc import TaskGroup, TaskStatus
-from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.flood_limits import MAX_OPEN_ANSWERS, Pacer
-from gateway.mcp_client.framing import EventParser, Inbox, InboxWriter, OversizedLine, ServerSentEvent, open_inbox
+from gateway.mcp_client.framing import EventParser, Inbox, OversizedLine, ServerSentEvent
 from gateway.mcp_client.http_client import AuthorizedClient, open_response, read_body, read_chunks, record_failure
 from gateway.mcp_client.messages import error_response, serialize
 from gateway.types import DEFAULT_CONTEXT
@@ -31,13 +28,13 @@ class SSEError(Exception):
 
 @asynccontextmanager
 async def sse_client(
-    url: str, client: AuthorizedClient, headers: Mapping[str, str], max_bytes: int
-) -> AsyncIterator[tuple[Inbox, SSEWriter]]:
-    """Opens the transport; yields its reading and writing ends."""
-    async with open_inbox(max_bytes) as (inbox, read), anyio.create_task_group() as tasks:
+    url: str, client: AuthorizedClient, headers: Mapping[str, str], inbox: Inbox
+) -> AsyncIterator[SSEWriter]:
+    """Opens the transport; yields its writing end."""
+    async with anyio.create_task_group() as tasks:
         writer = SSEWriter(url, client, headers, inbox, tasks)
         await tasks.start(writer.read_stream)
-        yield read, writer
+        yield writer
         tasks.cancel_scope.cancel()
 
 
@@ -45,7 +42,7 @@ class SSEWriter:
     """The writing end, and the task that reads the stream. POSTs run concurrently, so a slow one delays no other."""
 
     def __init__(
-        self, url: str, client: AuthorizedClient, headers: Mapping[str, str], inbox: InboxWriter, tasks: TaskGroup
+        self, url: str, client: AuthorizedClient, headers: Mapping[str, str], inbox: Inbox, tasks: TaskGroup
     ) -> None:
         self._url, self._client, self._inbox, self._tasks = url, client, inbox, tasks
         self._base_headers = dict(headers)
@@ -85,18 +82,18 @@ class SSEWriter:
             problem = record_failure(pending or PendingRequest(DEFAULT_CONTEXT), error, httpx2.URL(self._url))
             if self._endpoint is None:
                 raise SSEError(problem) from error
-            await self._inbox.put(error)
+            self._inbox.dispatcher.end(error)
         if self._endpoint is None:
             raise SSEError("the stream ended before it named an endpoint")
-        await self._inbox.close()
+        self._inbox.dispatcher.end()
 
-    async def send(self, item: SessionMessage, /) -> None:
+    async def send(self, message: JSONRPCMessage, headers: Mapping[str, str]) -> None:
         """Posts a message. Answers to a server that asks without end and takes none are dropped."""
-        if isinstance(item.message, JSONRPCRequest | JSONRPCNotification):
-            self._tasks.start_soon(self._post, item.message)
+        if isinstance(message, JSONRPCRequest | JSONRPCNotification):
+            self._tasks.start_soon(self._post, message)
         elif self._open_answers < MAX_OPEN_ANSWERS:
             self._open_answers += 1
-            self._tasks.start_soon(self._post_answer, item.message)
+            self._tasks.start_soon(self._post_answer, message)
 
     async def _post_answer(self, message: JSONRPCMessage) -> None:
         try:
@@ -120,18 +117,7 @@ class SSEWriter:
         except (httpx2.TransportError, httpx2.StreamError) as error:
             problem = record_failure(pending, error, httpx2.URL(self._url))
         if problem is not None and isinstance(message, JSONRPCRequest):
-            await self._inbox.put(error_response(message.id, problem))
-
-    async def aclose(self) -> None:
-        """Does nothing: closing the stream ends the session."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
+            await self._inbox.dispatcher.receive(error_response(message.id, problem))
 
 
 def _record_refusal(response: httpx2.Response, pending: PendingRequest) -> str:

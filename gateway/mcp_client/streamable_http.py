@@ -9,20 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import httpx2
 from anyio.abc import TaskGroup
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
-from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import CONNECTION_CLOSED, JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.flood_limits import MAX_OPEN_ANSWERS, Pacer, StreamFlood
-from gateway.mcp_client.framing import EventParser, Inbox, InboxWriter, open_inbox
+from gateway.mcp_client.framing import EventParser, Inbox
 from gateway.mcp_client.http_client import AuthorizedClient, open_response, read_body, read_chunks, record_failure
 from gateway.mcp_client.messages import UnreadableMessageError, error_response, read_messages, serialize
 from gateway.types import DEFAULT_CONTEXT
@@ -40,13 +38,13 @@ _SESSION_ID = re.compile(rf"[\x21-\x7e]{{1,{_MAX_SESSION_ID_CHARS}}}")
 
 @asynccontextmanager
 async def streamable_client(
-    url: str, client: AuthorizedClient, headers: Mapping[str, str], max_bytes: int
-) -> AsyncIterator[tuple[Inbox, StreamableHttpWriter]]:
-    """Opens the transport; yields its reading and writing ends, and ends the session at the end."""
-    async with open_inbox(max_bytes) as (inbox, read), anyio.create_task_group() as tasks:
+    url: str, client: AuthorizedClient, headers: Mapping[str, str], inbox: Inbox
+) -> AsyncIterator[StreamableHttpWriter]:
+    """Opens the transport; yields its writing end, and ends the session at the end."""
+    async with anyio.create_task_group() as tasks:
         writer = StreamableHttpWriter(url, client, headers, inbox, tasks)
         try:
-            yield read, writer
+            yield writer
         finally:
             tasks.cancel_scope.cancel()
             with anyio.move_on_after(_DELETE_S, shield=True):
@@ -57,7 +55,7 @@ class StreamableHttpWriter:
     """The writing end. Each request runs in a task of its own, which inherits its sender's context."""
 
     def __init__(
-        self, url: str, client: AuthorizedClient, headers: Mapping[str, str], inbox: InboxWriter, tasks: TaskGroup
+        self, url: str, client: AuthorizedClient, headers: Mapping[str, str], inbox: Inbox, tasks: TaskGroup
     ) -> None:
         self._url, self._client, self._inbox, self._tasks = url, client, inbox, tasks
         self._base_headers = {**headers, **_POST_HEADERS}
@@ -66,9 +64,7 @@ class StreamableHttpWriter:
         self._scopes: dict[Any, anyio.CancelScope] = {}
         self._open_answers = 0
 
-    async def send(self, item: SessionMessage, /) -> None:
-        message, metadata = item.message, item.metadata
-        extra = metadata.headers if isinstance(metadata, ClientMessageMetadata) else None
+    async def send(self, message: JSONRPCMessage, extra: Mapping[str, str]) -> None:
         if isinstance(message, JSONRPCRequest):
             if message.method == "initialize":
                 self._version = None
@@ -115,7 +111,7 @@ class StreamableHttpWriter:
         finally:
             self._scopes.pop(message.id, None)
         if problem is not None:
-            await self._inbox.put(error_response(message.id, problem))
+            await self._inbox.dispatcher.receive(error_response(message.id, problem))
 
     async def _read_response(
         self, message: JSONRPCRequest, response: httpx2.Response, pending: PendingRequest
@@ -158,7 +154,7 @@ class StreamableHttpWriter:
         pending.session_lost = lost and SESSION_HEADER in response.request.headers
         if refusal is not None:
             error = refusal.error
-            await self._inbox.put(error_response(message.id, error.message, error.code, error.data))
+            await self._inbox.dispatcher.receive(error_response(message.id, error.message, error.code, error.data))
             return None
         if status in (500, 502, 504):
             pending.lost_reason = f"HTTP {status}"
@@ -257,14 +253,3 @@ class StreamableHttpWriter:
                     await read_body(response, self._inbox.max_bytes)
             except (httpx2.TransportError, httpx2.StreamError):
                 return
-
-    async def aclose(self) -> None:
-        """Does nothing: requests under way end with the transport's task group."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

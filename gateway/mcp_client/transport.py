@@ -10,16 +10,17 @@ from types import TracebackType
 from typing import Literal, Self
 
 import anyio
-from mcp.client._transport import TransportStreams
 
 from gateway.config.models import Server
 from gateway.mcp_client.auth.credentials import Credentials
 from gateway.mcp_client.child_process import ChildProcess
+from gateway.mcp_client.dispatcher import Dispatcher
+from gateway.mcp_client.framing import Inbox
 from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
 from gateway.mcp_client.reaper import Reaper
 from gateway.mcp_client.rollout_folder import LISTING, RolloutIdentity, StartSettings, open_folder, resolve_start
 from gateway.mcp_client.sandboxed_server import open_sandboxed
-from gateway.mcp_client.server_log import ServerLog
+from gateway.mcp_client.server_status import ServerLog
 from gateway.mcp_client.sse import sse_client
 from gateway.mcp_client.state_overlay import RolloutFolder
 from gateway.mcp_client.streamable_http import streamable_client
@@ -91,13 +92,14 @@ class Transport:
         return self.child.pid if self.has_overlay and self.child is not None else None
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[TransportStreams]:
+    async def open(self, dispatcher: Dispatcher) -> AsyncIterator[None]:
+        """Passes what comes to the dispatcher during the block, and takes what it sends."""
         if self.name == "stdio":
             folder = open_folder(self.config, self.rollout, self.services.reaper)
             async with self.services.child_slots, folder as made:
                 self.folder, self.has_overlay = made.path, made.state is not None
-                async with self._open_child(made) as streams:
-                    yield streams
+                async with self._open_child(made, dispatcher):
+                    yield
             return
         config, url = self.config, self.config.url or ""
         headers = {name: value.get_secret_value() for name, value in config.headers.items()}
@@ -105,22 +107,22 @@ class Transport:
             headers["Authorization"] = f"Bearer {config.auth_token.get_secret_value()}"
         client = AuthorizedClient(await self.services.http_clients.get_client(url), self.credentials)
         open_client = sse_client if self.name == "sse" else streamable_client
-        async with open_client(url, client, headers, config.result_bytes) as streams:
-            yield streams
+        async with open_client(url, client, headers, Inbox(dispatcher, config.result_bytes)) as dispatcher.outbox:
+            yield
 
     @asynccontextmanager
-    async def _open_child(self, folder: RolloutFolder) -> AsyncIterator[TransportStreams]:
+    async def _open_child(self, folder: RolloutFolder, dispatcher: Dispatcher) -> AsyncIterator[None]:
         start, reaper = resolve_start(self.config, self.rollout, folder), self.services.reaper
         if self.config.isolation == "sandbox":
             sandbox = open_sandboxed(self.config, start, folder, reaper)
-            async with sandbox as (confined, self.sandbox), self._create_child(confined).open() as streams:
-                yield streams
+            async with sandbox as (confined, self.sandbox), self._create_child(confined).open(dispatcher):
+                yield
             return
         if folder.state is not None:
             command = folder.mount_first(start.command, start.cwd)
             start = replace(start, command=command, cwd=None if folder.has(start.cwd) else start.cwd)
-        async with self._create_child(start).open() as streams:
-            yield streams
+        async with self._create_child(start).open(dispatcher):
+            yield
 
     def _create_child(self, start: StartSettings) -> ChildProcess:
         self.child = ChildProcess(

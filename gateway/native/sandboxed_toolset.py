@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import anyio
 
-from gateway.bounded_json import SMALL_LENGTH, loads_large
+from gateway.bounded_json import SMALL_LENGTH, loads
 from gateway.errors import Unavailable
 from gateway.large_json import run_beside
 from gateway.mcp_client.reaper import Reaper
@@ -213,7 +213,7 @@ class _SandboxedSession:
 async def _read_result(body: bytes) -> ToolResult:
     """The result in an answer, in which anything may be written."""
     try:
-        value = json.loads(body) if len(body) <= SMALL_LENGTH else await run_beside(loads_large, body, MAX_VALUES)
+        value = json.loads(body) if len(body) <= SMALL_LENGTH else await run_beside(loads, body, MAX_VALUES)
         outcome = Outcome(value["outcome"])
         parts = tuple(part_from_json(part) for part in value["parts"])
         reason, metrics = value["reason"], value["metrics"]

@@ -7,9 +7,9 @@ import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from gateway.bounded_json import loads_large
+from gateway.bounded_json import loads
 from gateway.large_json import is_large, run_beside
-from gateway.wire import dump_pieces
+from gateway.wire import dumps_large
 
 LARGE_BYTES = 65536
 """Longer values are encoded and parsed in a thread."""
@@ -26,12 +26,12 @@ async def encode_message(message: Any) -> bytes:
     """A message as JSON."""
     if not is_large(message, LARGE_BYTES):
         return json.dumps(message).encode()
-    return await run_beside(lambda: b"".join(dump_pieces(message)))
+    return await run_beside(lambda: dumps_large(message))
 
 
 async def parse_message(body: bytes) -> Any:
     """The value of a JSON text, in which anything may be written; raises ValueError and RecursionError."""
-    return json.loads(body) if len(body) <= LARGE_BYTES else await run_beside(loads_large, body)
+    return json.loads(body) if len(body) <= LARGE_BYTES else await run_beside(loads, body)
 
 
 async def encode_base64(data: bytes) -> str:

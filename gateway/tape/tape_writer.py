@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from gateway.disk_errors import require_linked, write_atomically, write_error_remedy
 from gateway.errors import ConfigError, GatewayError
-from gateway.large_json import JsonStyle, collect_pieces
+from gateway.large_json import write_json
 from gateway.tape.line_format import FORMAT, Answer, TapeLine, encode_answer, encode_specs
 from gateway.types import Text, ToolSpec
 from gateway.version import installed_version
@@ -22,8 +22,7 @@ from gateway.wire import is_large_answer
 
 log = logging.getLogger(__name__)
 
-_encode_line = json.JSONEncoder(separators=(",", ":")).encode
-_LINES = JsonStyle(_encode_line)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class TapeWriter:
@@ -60,25 +59,24 @@ class TapeWriter:
         self._session_count += 1
         return self._session_count
 
-    async def encode_answered(self, line: TapeLine, answer: Answer) -> list[bytes]:
+    async def encode_answered(self, line: TapeLine, answer: Answer) -> bytes:
         """The line of an answered request, its answer's media written to disk; in a thread if that takes long."""
         if all(isinstance(part, Text) for part in answer.parts) and not is_large_answer(answer):
-            return [_encode_line(line | {"answer": encode_answer(answer, {})}).encode()]
+            return _ENCODER.encode(line | {"answer": encode_answer(answer, {})}).encode()
         return await to_thread.run_sync(self._encode_with_blobs, line, answer)
 
     def write(self, *lines: TapeLine) -> None:
         """Appends lines. Not in a thread: a small write is faster than a switch to a thread and back."""
-        self.write_encoded([_encode_line(line).encode()] for line in lines)
+        self.write_encoded(_ENCODER.encode(line).encode() for line in lines)
 
-    def write_encoded(self, lines: Iterable[list[bytes]]) -> None:
-        """Appends lines that are encoded already, each in pieces."""
+    def write_encoded(self, lines: Iterable[bytes]) -> None:
+        """Appends lines that are encoded already."""
         if self.failure is not None:
             raise GatewayError(self.failure)
         size = 0
         try:
-            for piece in chain.from_iterable([*line, b"\n"] for line in lines):
-                size += len(piece)
-                unwritten = piece
+            for unwritten in chain.from_iterable((line, b"\n") for line in lines):
+                size += len(unwritten)
                 while unwritten:
                     unwritten = unwritten[self._file.write(unwritten) :]
             require_linked(self._file.fileno(), self.path / "tape.jsonl")
@@ -99,14 +97,14 @@ class TapeWriter:
         """Closes the file."""
         self._file.close()
 
-    def _encode_with_blobs(self, line: TapeLine, answer: Answer) -> list[bytes]:
+    def _encode_with_blobs(self, line: TapeLine, answer: Answer) -> bytes:
         blobs: dict[str, bytes] = {}
         line = line | {"answer": encode_answer(answer, blobs)}
         for digest, data in blobs.items():
             if digest not in self._blobs:
                 self._write_blob(digest, data)
                 self._blobs.add(digest)
-        return collect_pieces(_LINES.pieces(line))
+        return write_json(_ENCODER, line).encode()
 
     def _write_blob(self, digest: str, data: bytes) -> None:
         """Writes a blob, renamed into place when complete: two sessions may write the same one at once."""

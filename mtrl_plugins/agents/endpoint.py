@@ -26,7 +26,7 @@ from anyio import to_thread
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.bounded_json import JsonDepthError, JsonLimitError, loads_large, loads_small
+from gateway.bounded_json import JsonDepthError, JsonLimitError, loads
 from gateway.http.endpoint import DisconnectWatcher, Endpoint
 from gateway.http.exchange import ClientDisconnected, Request, Response, json_response
 from gateway.mcp_server.session_app import SessionMcpApp
@@ -230,9 +230,9 @@ async def read_body(request: Request) -> Mapping[str, Any]:
     data = await request.receive_body()
     try:
         if len(data) <= DIRECT_LENGTH:
-            body = loads_small(data or b"{}")
+            body = loads(data or b"{}")
         else:
-            body = await to_thread.run_sync(loads_large, data)
+            body = await to_thread.run_sync(loads, data)
     except JsonLimitError as error:
         kind: ProblemKind = "invalid_request" if isinstance(error, JsonDepthError) else "too_large"
         raise PolicyProblem(kind, f"the body is too much: {error}") from error

@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from gateway.cli import app as gateway_app
 from gateway.config.editor_schema import schema_texts
+from gateway.http.app import OPERATIONS
 from gateway.http.openapi import openapi_document
 from gateway.loop_watchdog import LoopWatchdog
 from tests.docs.public_api import PUBLIC
@@ -249,7 +250,7 @@ def _referenced(value: Any, schemas: Mapping[str, Any], found: set[str]) -> set[
 
 def http() -> str:
     """The page of the gateway's HTTP paths, with the bodies of sessions and calls."""
-    document = openapi_document()
+    document = openapi_document(OPERATIONS)
     rows = (
         (f"`{verb.upper()} {path}`", operation.get("summary", ""), _body(operation, "requestBody"))
         for path, operations in document["paths"].items()

@@ -30,7 +30,7 @@ ANSWERS: dict[str, Callable[[Any], bytes]] = {
     "batch": batch,
     "objects": lambda id: result(id, b"[" + b"{}," * 5_000_000 + b"{}]"),
     "keys": lambda id: result(id, b'{"a":' + b'{"b":[1,2,3],"c":' * 150 + b"1" + b"}" * 150 + b"}"),
-    "deep": lambda id: result(id, b"[" * 100_000 + b"]" * 100_000),
+    "deep": lambda id: result(id, b"[" * 90_000 + b"]" * 90_000),
     "not_utf8": lambda id: result(id, b'{"a":"\xff\xfe"}'),
     "huge_number": lambda id: result(id, b"9" * 20_000),
     "huge_fraction": lambda id: result(id, b"0." + b"9" * 5_000_000),
@@ -39,7 +39,7 @@ ANSWERS: dict[str, Callable[[Any], bytes]] = {
     "spaces": lambda id: result(id, b" " * 10_000_000 + b"1"),
     "no_id_torn": lambda id: b'{"jsonrpc":"2.0","result":{"content":[{"type":"text"',
     "no_id_not_utf8": lambda id: b'{"jsonrpc":"2.0","result":{"a":"\xff\xfe"}}',
-    "no_id_deep": lambda id: b'{"jsonrpc":"2.0","result":' + b"[" * 100_000,
+    "no_id_deep": lambda id: b'{"jsonrpc":"2.0","result":' + b"[" * 90_000,
     "no_id_huge": lambda id: b'{"result":{"a":' + b"9" * 20_000,
     "logs": lambda id: (
         b'[12:00] {"id": started\n{INFO} caf\xe9\n{"level": "info", "msg": \n{"jsonrpc":"2.0","method":"x\n'

@@ -11,7 +11,7 @@ from tests.live_server import live_server_async
 
 BODIES = {
     "values": (b'{"tool_calls":[' + b"{}," * 2_000_000 + b"{}]}", 413),
-    "depth": (b'{"messages":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}", 400),
+    "depth": (b'{"messages":' + b"[" * 90_000 + b"]" * 90_000 + b"}", 400),
 }
 
 

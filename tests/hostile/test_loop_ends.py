@@ -11,7 +11,7 @@ from mcp_types import JSONRPCRequest
 
 from gateway.config.models import Limits
 from gateway.limits import LimitedToolset
-from gateway.mcp_client.open_requests import OpenRequests
+from gateway.mcp_client.child_process import OpenRequests
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source

@@ -11,6 +11,7 @@ from gateway.config.models import Limits
 from gateway.gateway import Gateway
 from gateway.http.metrics import OTHER, Metrics
 from gateway.limits import LimitedToolset
+from gateway.mcp_client.server_status import ServerLog, ServerStatus, State
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.session import ObservedCall
@@ -77,14 +78,14 @@ async def test_metrics_of_excess_tools_share_one_label(monkeypatch: pytest.Monke
 
 
 async def test_metrics_and_health_report_server_state() -> None:
-    def state(name: str, state: str, reason: str = "") -> SimpleNamespace:
-        status = SimpleNamespace(name=name, state=state, reason=reason, remedy="", tools=1, quarantined={})
-        return SimpleNamespace(status=status)
+    def backend(name: str, state: State, reason: str = "") -> SimpleNamespace:
+        status = ServerStatus(name, state, reason, tools=1)
+        return SimpleNamespace(name=name, log=ServerLog(), status=status, restart=lambda: None)
 
     def make() -> Gateway:
         limited = LimitedToolset(NativeToolset([FunctionTool(add)]), Limits())
-        far = Source("far", NativeToolset([]), backend=state("far", "down", "connection refused"))
-        return Gateway([Source("near", limited, backend=state("near", "up")), far])
+        far = Source("far", NativeToolset([]), backend=backend("far", "down", "connection refused"))
+        return Gateway([Source("near", limited, backend=backend("near", "up")), far])
 
     async with live_server_async(make) as server:
         client = ApiClient(server.url)

@@ -14,7 +14,7 @@ from gateway.config.models import Limits, Server
 from gateway.gateway import Gateway, ReloadRefusal
 from gateway.limits import LimitedToolset
 from gateway.mcp_client.mcp_toolset import McpToolset
-from gateway.mcp_client.server_log import MAX_LOG_BYTES
+from gateway.mcp_client.server_status import MAX_LOG_BYTES
 from gateway.mcp_client.transport import Services
 from gateway.tool_table import Source
 from tests.http.api_client import ApiClient

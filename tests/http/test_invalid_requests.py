@@ -66,7 +66,7 @@ async def test_arbitrary_bytes_never_break_the_other_routes(client: ApiClient, i
         (b"{", 400),
         (b"\xff\xfe", 400),
         (b'{"tool_calls": "\xff"}', 400),
-        (b"[" * 100_000, 400),
+        (b"[" * 90_000, 400),
         (b'{"tool_calls":' * 50_000, 400),
         (b'{"tool_calls": [' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"]}", 400),
         (b"null", 422),

@@ -8,7 +8,6 @@ from typing import Any, cast
 import anyio
 import pytest
 from anyio.abc import TaskGroup
-from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, JSONRPCResponse
 
 from gateway.mcp_client.flood_limits import MAX_OPEN_ANSWERS
@@ -41,11 +40,11 @@ async def test_answers_on_their_way_are_bounded(transport: str, monkeypatch: pyt
         monkeypatch.setattr(writer, post, hang)
         for number in range(3 * MAX_OPEN_ANSWERS):
             answer = JSONRPCResponse(jsonrpc="2.0", id=number, result={})
-            tasks.start_soon(writer.send, SessionMessage(answer))
+            tasks.start_soon(writer.send, answer, {})
         await anyio.wait_all_tasks_blocked()
         assert len(posted) == MAX_OPEN_ANSWERS
         notice = JSONRPCNotification(jsonrpc="2.0", method="notifications/progress", params={})
-        tasks.start_soon(writer.send, SessionMessage(notice))
+        tasks.start_soon(writer.send, notice, {})
         await anyio.wait_all_tasks_blocked()
         assert posted[-1] is notice
         tasks.cancel_scope.cancel()

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import anyio
 import httpx2
 import pytest
-from mcp.shared.message import ClientMessageMetadata, SessionMessage
 from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.framing import Inbox
 from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
@@ -25,27 +25,41 @@ Respond = Callable[[httpx2.Request], httpx2.Response]
 OK = {"jsonrpc": "2.0", "id": 1, "result": {"fine": True}}
 
 
+class Messages(Dispatcher):
+    """Keeps what its transport passes to it."""
+
+    def __init__(self) -> None:
+        self._put, self._messages = anyio.create_memory_object_stream[JSONRPCMessage](100)
+
+    async def receive(self, message: JSONRPCMessage) -> None:
+        self._put.send_nowait(message)
+
+    async def next(self) -> JSONRPCMessage:
+        with anyio.fail_after(PATIENCE_S):
+            return await self._messages.receive()
+
+    def close(self) -> None:
+        self._put.close()
+        self._messages.close()
+
+
 @dataclass
 class Exchange:
     """A transport whose server is a function."""
 
-    inbox: Inbox
+    messages: Messages
     writer: StreamableHttpWriter
     requests: list[httpx2.Request] = field(default_factory=list)
 
     async def send(self, message: JSONRPCMessage, version: str = "2025-11-25") -> None:
-        headers = {"mcp-protocol-version": version}
-        await self.writer.send(SessionMessage(message, ClientMessageMetadata(headers=headers)))
+        await self.writer.send(message, {"mcp-protocol-version": version})
 
     async def request(self, method: str = "tools/call", request_id: int = 1) -> tuple[JSONRPCMessage, PendingRequest]:
         pending = PendingRequest(DEFAULT_CONTEXT)
         token = current_request.set(pending)
         await self.send(JSONRPCRequest(jsonrpc="2.0", id=request_id, method=method))
         current_request.reset(token)
-        with anyio.fail_after(PATIENCE_S):
-            item = await self.inbox.receive()
-        assert isinstance(item, SessionMessage)
-        return item.message, pending
+        return await self.messages.next(), pending
 
 
 @asynccontextmanager
@@ -62,8 +76,11 @@ async def connect_to_function(respond: Respond, max_bytes: int = 10_000) -> Asyn
 
     client = httpx2.AsyncClient(transport=httpx2.MockTransport(record))
     secret = {"authorization": "Bearer s3cret"}
-    async with client, streamable_client(URL, AuthorizedClient(client), secret, max_bytes) as (inbox, writer):
-        yield Exchange(inbox, writer, requests)
+    messages = Messages()
+    inbox = Inbox(messages, max_bytes)
+    async with client, streamable_client(URL, AuthorizedClient(client), secret, inbox) as writer:
+        yield Exchange(messages, writer, requests)
+    messages.close()
 
 
 def event_stream(*events: str) -> httpx2.Response:
@@ -179,9 +196,7 @@ async def test_body_without_the_answer_is_an_error(content: bytes) -> None:
     async with connect_to_function(lambda request: httpx2.Response(200, content=content)) as exchange:
         message, _ = await exchange.request()
         while not isinstance(message, JSONRPCError):
-            item = await exchange.inbox.receive()
-            assert isinstance(item, SessionMessage)
-            message = item.message
+            message = await exchange.messages.next()
         assert "is not JSON-RPC" in message.error.message
 
 

@@ -86,7 +86,9 @@ def eliciting_source(upstream: str, services: Services, *, is_only: bool = True,
     config = Server(command=sys.executable, args=(str(ELICITING_SERVER), *flags), **options)
     toolset = McpToolset(name, config, services=services)
     limited = LimitedToolset(toolset, Limits(retries=0))
-    return Source(name, limited if is_only else add_prefix(limited, f"{name}_"), toolset, trusted=False)
+    return Source(
+        name, limited if is_only else add_prefix(limited, f"{name}_"), toolset, trusted=False, answers=toolset.answers
+    )
 
 
 def text_of(result: Any) -> str:

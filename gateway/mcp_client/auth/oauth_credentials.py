@@ -1,8 +1,10 @@
-"""OAuth credentials of one server: stored tokens of a person's login, or tokens for a job; refreshed when needed.
+"""The credentials of one server: stored tokens of a person's login, or tokens for a job, refreshed when needed.
 
-The SDK's provider holds a lock over each request, answers included, which would make concurrent calls wait for each
-other; keeps no expiry times; and refreshes at the MCP server's own address after a restart. So only its models, its
-rules and its signing are used here.
+The SDK's provider (2.3.0) cannot keep what docs/authorization.md promises, so only its models, its rules and its
+signing are used here. It holds a lock over each request, answers included: 20 calls of 0.1 s at once take 2.1 s. After
+a restart it knows no expiry time and no token endpoint, and sends the refresh token and the client's secret to `/token`
+of the MCP server itself, whoever issued them. A rejected token makes it ask a person to log in where a refresh would
+do, and two processes spend one refresh token twice.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import ClassVar
 
 from mcp.shared.auth import OAuthClientInformationFull
 
+from gateway.config.models import Server
 from gateway.config.server_auth import OAuth
+from gateway.mcp_client.auth.auth_command import CommandCredentials
 from gateway.mcp_client.auth.credentials import AuthError, Challenge, Credentials
 from gateway.mcp_client.auth.discovery import Authorization, discover
 from gateway.mcp_client.auth.oauth_http import GetClient, OAuthHttp, quote_text
@@ -169,3 +173,31 @@ class PersonCredentials(OAuthCredentials):
     def _refusal(self, what: str, challenge: Challenge) -> AuthError:
         asks = f" (it asks for: {quote_text(challenge.header)})" if challenge.header else ""
         return AuthError(f"the server {what}: HTTP {challenge.status}{asks}", self.remedy)
+
+
+def build_credentials(name: str, config: Server, get_client: GetClient) -> Credentials | None:
+    """The credentials of a server; None if its headers are fixed, or it is a child process."""
+    if config.url is None or config.auth_token is not None:
+        return None
+    if config.auth_command:
+        return CommandCredentials(config.auth_command, config.auth_refresh_s)
+    if any(header.lower() == "authorization" for header in config.headers):
+        return None
+    if config.oauth is not None and config.oauth.grant == "client_credentials":
+        return JobCredentials(name, config.url, config.oauth, get_client)
+    return PersonCredentials(name, config.url, config.oauth, get_client)
+
+
+class NoCredentials(Credentials):
+    """Sends requests as they are, and keeps what a refusal asks for: the first step of a login."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.challenge: Challenge | None = None
+
+    def needs_renewal(self) -> bool:
+        return False
+
+    async def fetch(self, challenge: Challenge | None) -> Mapping[str, str]:
+        self.challenge = challenge or self.challenge
+        raise AuthError("it asks for a login")
