@@ -1,5 +1,5 @@
 """Fixtures of plug-ins' tests: those of the trainer."""
 
-from tests.trainer.conftest import anyio_backend, model, one_thread, place, run
+from tests.trainer.conftest import model, one_thread, place, run
 
-__all__ = ["anyio_backend", "model", "one_thread", "place", "run"]
+__all__ = ["model", "one_thread", "place", "run"]
