@@ -15,7 +15,6 @@ import pytest
 
 from gateway.plugins import SHIPPED, installed_plugins
 from mtrl_plugins.demo.facts.facts_tasks import draw_problems
-from tests.docs.blocks import blocks_of
 from tests.trainer.train.jobs import demo_model
 
 ROOT = Path(__file__).parents[2]
@@ -163,14 +162,6 @@ def test_start_of_a_run_imports_a_third_of_the_product_at_most() -> None:
     command = [sys.executable, "-c", COUNT, "gateway", "trainer", "mtrl_plugins"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) <= MAX_LINES
-
-
-def test_documented_plugin_is_the_example() -> None:
-    titled = {block.title: block.text for block in blocks_of(ROOT / "docs" / "plugins.md") if block.title}
-    files = {
-        file.relative_to(EXAMPLE).as_posix(): file.read_text() for file in EXAMPLE.rglob("*.*") if "__" not in file.name
-    }
-    assert {name: code.strip() for name, code in titled.items()} == {name: text.strip() for name, text in files.items()}
 
 
 def test_plugin_modules_import_only_the_registry() -> None:
