@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import anyio
-from anyio.abc import TaskGroup
 from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED
@@ -89,7 +88,7 @@ class Connection:
                     self._dispatcher.tasks = tasks
                     async with self.transport.open(self._dispatcher):
                         try:
-                            await self._use(tasks, connect_scope)
+                            await self._use(connect_scope)
                         finally:
                             if connect_scope.cancel_called:
                                 self._set_close_reason(self._timeout_reason(timeout_s))
@@ -104,7 +103,7 @@ class Connection:
             self._set_close_reason(CloseReason("closed"))
             self.released.set()
 
-    async def _use(self, tasks: TaskGroup, connect_scope: anyio.CancelScope) -> None:
+    async def _use(self, connect_scope: anyio.CancelScope) -> None:
         """Agrees on a protocol, and serves the connection until it is to be closed, or ends."""
         try:
             timeout_s = self.transport.config.connect_timeout_s
@@ -116,13 +115,15 @@ class Connection:
             return
         connect_scope.deadline = math.inf
         self.subscriptions = Subscriptions(self.protocol, self._dispatcher, self._cuts)
-        if self.protocol.is_modern:
-            tasks.start_soon(self.subscriptions.listen)
-        tasks.start_soon(self.health.watch, self, self._dispatcher)
-        self.handshake_done.set()
-        await self._dispatcher.ended.wait()
-        if self.close_reason is None:
-            self._set_close_reason(await self._loss_reason())
+        async with anyio.create_task_group() as tasks:
+            if self.protocol.is_modern:
+                tasks.start_soon(self.subscriptions.listen)
+            tasks.start_soon(self.health.watch, self, self._dispatcher)
+            self.handshake_done.set()
+            await self._dispatcher.ended.wait()
+            if self.close_reason is None:
+                self._set_close_reason(await self._loss_reason())
+            tasks.cancel_scope.cancel()
 
     async def _send_handshake(self, method: str, params: dict[str, Any], options: CallOptions) -> dict[str, Any]:
         request = self._handshake_request = PendingRequest(DEFAULT_CONTEXT, cuts=self._cuts)
