@@ -7,6 +7,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from gateway.errors import ConfigError
 from gateway.plugins import Plugin, find_missing, installed_plugins, load_name
 
 
@@ -28,6 +29,9 @@ class PluginGroup(TyperGroup):
 
 def load_commands(select: Callable[[Plugin], Iterable[str]]) -> None:
     """Imports the modules with which plug-ins add commands to a program."""
-    for plugin in installed_plugins():
-        for module in select(plugin):
-            load_name(module)
+    try:
+        for plugin in installed_plugins():
+            for module in select(plugin):
+                load_name(module)
+    except ConfigError as error:  # No command can report it: there is none yet.
+        raise SystemExit(f"mtrl: {error}") from None

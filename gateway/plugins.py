@@ -15,6 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway.errors import ConfigError, format_error
+
 if TYPE_CHECKING:
     from gateway.import_hook import StandInFinder
 
@@ -69,13 +71,20 @@ class Plugin:
 @cache
 def installed_plugins() -> tuple[Plugin, ...]:
     """The plug-ins of this Python, by name. One whose module is gone is left out."""
-    plugins = {}
+    plugins: dict[str, Plugin] = {}
     for entry in entry_points(group=GROUP):
+        package = entry.dist.name if entry.dist else entry.module
         try:
-            plugins[entry.name] = entry.load()
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{entry.module}.".startswith(f"{error.name}."):
-                raise
+            plugin = entry.load()
+        except Exception as error:  # boundary: a third party's module may raise anything
+            if isinstance(error, ModuleNotFoundError) and f"{entry.module}.".startswith(f"{error.name}."):
+                continue
+            problem = f"the plug-in {entry.name!r} cannot be loaded: {format_error(error)}"
+            raise ConfigError(problem, remedy=f"update {package}, or uninstall it") from error
+        if not isinstance(plugin, Plugin):
+            problem = f"the plug-in {entry.name!r} is no gateway.plugins.Plugin, but a {type(plugin).__name__}"
+            raise ConfigError(problem, remedy=f"update {package}, or uninstall it")
+        plugins[entry.name] = plugin
     return tuple(plugins[name] for name in sorted(plugins))
 
 
@@ -86,8 +95,14 @@ def load_name(name: str) -> Any:
 
 
 def find_all(select: Callable[[Plugin], Mapping[str, str]]) -> dict[str, str]:
-    """What all plug-ins add of one kind, by name."""
-    return {key: name for plugin in installed_plugins() for key, name in select(plugin).items()}
+    """What all plug-ins add of one kind, by name. Raises ConfigError if two add the same name."""
+    found: dict[str, str] = {}
+    for plugin in installed_plugins():
+        if twice := found.keys() & select(plugin).keys():
+            problem = f"the plug-in {plugin.name!r} adds what another one adds, too: {', '.join(sorted(twice))}"
+            raise ConfigError(problem, remedy="uninstall one of them")
+        found |= select(plugin)
+    return found
 
 
 def find_missing(word: str) -> str | None:

@@ -164,6 +164,26 @@ def test_start_of_a_run_imports_a_third_of_the_product_at_most() -> None:
     assert int(done.stdout) <= MAX_LINES
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("PLUGIN =", "1 / 0\nPLUGIN ="), "the plug-in 'dice' cannot be loaded: ZeroDivisionError"),
+        (("PLUGIN = Plugin(", "PLUGIN = dict("), "the plug-in 'dice' is no gateway.plugins.Plugin, but a dict"),
+        (('{"dice":', '{"agent":'), "the plug-in 'dice' adds what another one adds, too: agent"),
+    ],
+)
+def test_broken_plugin_is_named_with_its_package(
+    dice: Path, tmp_path: Path, change: tuple[str, str], problem: str
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(dice, broken)
+    module = broken / "mtrl_dice" / "plugin.py"
+    module.write_text(module.read_text().replace(*change))
+    code = 2 if "adds what" in problem else 1
+    printed = run_command(tmp_path, "--config", "none.yaml", code=code, path=[broken, ROOT])
+    assert problem in printed and "uninstall" in printed and "Traceback" not in printed
+
+
 def test_plugin_modules_import_only_the_registry() -> None:
     for file in (ROOT / "mtrl_plugins").glob("*/plugin.py"):
         imported = {node.module for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)}
