@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -71,19 +72,30 @@ def compute_token_advantages(
         advantages_T = credit.spread_over_tokens(credit_turns(turn_rewards, settings), batch.turn_T)
     if ALGORITHMS[settings.name].whiten:
         advantages_T = whiten(advantages_T, _flatten([sequence.weights for sequence in batch.sequences]) > 0)
+    weight_of: dict[int, float] = defaultdict(float)
+    ledgers_of = Counter(sequence.rollout_index for sequence in batch.sequences)
+    for sequence in batch.sequences:
+        weight_of[sequence.rollout_index] += fsum(sequence.weights)
     all_rows = [
-        _build_row(sequence, advantages, batch.groups[sequence.rollout_index])
+        _build_row(
+            sequence,
+            advantages,
+            batch.groups[sequence.rollout_index],
+            weight_of[sequence.rollout_index] if ledgers_of[sequence.rollout_index] > 1 else None,
+        )
         for sequence, advantages in zip(batch.sequences, _split_by_sequence(advantages_T, batch.sequences), strict=True)
     ]
     weight = fsum(weight for row in all_rows for weight in row.weights)
-    totals = StepTotals(weight, sum(any(row.weights) for row in all_rows))
-    needed = [index for index, row in enumerate(all_rows) if totals.sequences and _has_gradient(row, settings)]
+    totals = StepTotals(weight, sum(weight > 0 for weight in weight_of.values()))
+    needed = [index for index, row in enumerate(all_rows) if totals.rollouts and _has_gradient(row, settings)]
     rows = tuple(all_rows[index] for index in needed)
     needed_returns = tuple(returns[index] for index in needed) if returns else ()
     return TokenAdvantages(rows, totals, len(all_rows) - len(rows), needed_returns, tuple(all_rows))
 
 
-def _build_row(sequence: TrainSequence, advantages: Sequence[float], group: int) -> BatchRow:
+def _build_row(
+    sequence: TrainSequence, advantages: Sequence[float], group: int, rollout_weight: float | None
+) -> BatchRow:
     return BatchRow(
         sequence.name,
         sequence.ids,
@@ -94,6 +106,7 @@ def _build_row(sequence: TrainSequence, advantages: Sequence[float], group: int)
         group,
         sequence.stale,
         sequence.media_spans,
+        rollout_weight,
     )
 
 

@@ -18,18 +18,19 @@ class StepTotals:
 
     weight: float
     """The weights of all trained tokens together."""
-    sequences: int
-    """How many sequences have a trained token."""
+    rollouts: int
+    """How many rollouts have a trained token. One of several ledgers counts once, however its tokens are split."""
 
     @classmethod
     def from_batches(cls, batches: Iterable[Batch]) -> StepTotals:
-        weight, sequences = 0.0, 0
+        """The totals of batches whose sequences are rollouts of one ledger each."""
+        weight, rollouts = 0.0, 0
         for batch in batches:
             weight += float(batch.weights_T.double().sum())
-            sequences += int((batch.sum_by_sequence(batch.weights_T) > 0).sum())
-        if not sequences:
+            rollouts += int((batch.sum_by_sequence(batch.weights_T) > 0).sum())
+        if not rollouts:
             raise ValueError("nothing in these batches is trained: no token of the policy has a weight")
-        return cls(weight, sequences)
+        return cls(weight, rollouts)
 
 
 def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation, totals: StepTotals, length: int = 1) -> Tensor:
@@ -38,7 +39,7 @@ def aggregate_loss(losses_T: Tensor, batch: Batch, kind: Aggregation, totals: St
     if kind == "token":
         return weighted_T.sum() / totals.weight
     if kind == "constant":
-        return weighted_T.sum() / (totals.sequences * length)
-    weight_S = batch.sum_by_sequence(batch.weights_T)
+        return weighted_T.sum() / (totals.rollouts * length)
+    weight_S = batch.sum_by_sequence(batch.weights_T) if batch.rollout_weight_S is None else batch.rollout_weight_S
     mean_S = batch.sum_by_sequence(weighted_T) / torch.where(weight_S > 0, weight_S, 1)
-    return mean_S.sum() / totals.sequences
+    return mean_S.sum() / totals.rollouts

@@ -118,6 +118,8 @@ class BatchRow:
     """The tokens that were sampled by older weights than those being trained; empty if there are none."""
     media_spans: Sequence[MediaSpan] = ()
     """Where images stand among the ids, as wide as the model sees them."""
+    rollout_weight: float | None = None
+    """The weights of all trained tokens of its rollout; by default those of this row, the rollout's only one."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class Batch:
     """The reference policy's logprobs, if a KL term needs them."""
     stale_T: Tensor | None = None
     """Tokens that were sampled by older weights than those being trained; None if there are none."""
+    rollout_weight_S: Tensor | None = None
+    """The weights of the trained tokens of each sequence's rollout; None if each sequence is a rollout of its own."""
     images: tuple[Image, ...] = ()
     """The images, each once. An id below 0 is a position in one of them: -1 is the first of the first image."""
 
@@ -241,8 +245,16 @@ def pack(rows: Sequence[BatchRow]) -> Batch:
         group_S=torch.tensor([row.group for row in rows], dtype=torch.long),
         names_S=tuple(row.name for row in rows),
         stale_T=torch.tensor(stale, dtype=torch.bool) if any(stale) else None,
+        rollout_weight_S=_pack_rollout_weights(rows),
         images=images,
     )
+
+
+def _pack_rollout_weights(rows: Sequence[BatchRow]) -> Tensor | None:
+    if all(row.rollout_weight is None for row in rows):
+        return None
+    weights = [sum(row.weights) if row.rollout_weight is None else row.rollout_weight for row in rows]
+    return torch.tensor(weights, dtype=torch.float32)
 
 
 def number_image_tokens(rows: Sequence[BatchRow]) -> tuple[list[int], tuple[Image, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from dataclasses import replace
 from random import Random
 
@@ -14,13 +15,13 @@ from hypothesis import strategies as st
 
 from tests.trainer.algorithms.scored_groups import group, groups, outcomes, scored
 from trainer.algorithms.advantages import TokenAdvantages, compute_token_advantages
-from trainer.algorithms.aggregate import StepTotals
+from trainer.algorithms.aggregate import StepTotals, aggregate_loss
 from trainer.algorithms.loss import compute_loss
 from trainer.algorithms.packing import Batch, NotFiniteError, pack
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.table import ALGORITHMS
 from trainer.algorithms.token_weights import weigh_all_turns, weigh_last_turn
-from trainer.algorithms.train_batch import TrainBatch, build_train_batch
+from trainer.algorithms.train_batch import TrainBatch, TrainSequence, build_train_batch
 from trainer.reward.scorer import ScoredGroup
 
 KINDS = ["outcome", "discounted", "scores", "turns", "gae"]
@@ -229,12 +230,52 @@ def test_skipping_rows_without_gradient_changes_nothing(name: str) -> None:
     result = compute_token_advantages(batch, settings)
     everything = compute_token_advantages(batch, make_settings(name=name, **with_kl()))
     assert (len(result.rows), result.skipped, len(everything.rows), everything.skipped) == (5, 2, 7, 0)
-    assert result.totals == everything.totals == StepTotals.from_batches([pack(everything.rows)])
+    weight = StepTotals.from_batches([pack(everything.rows)]).weight
+    assert result.totals == everything.totals == StepTotals(weight, 6), "a rollout in two ledgers counts once"
     skipped = everything.rows[2:4]
     assert not any(any(row.advantages) for row in skipped)
     full = gradient_by_row(everything, settings)
     assert gradient_by_row(result, settings) == [*full[:2], *full[4:]]
     assert not any(value for row in full[2:4] for values in row.values() for value in values)
+
+
+def token_factors(batch: TrainBatch, settings: AlgorithmSettings) -> dict[tuple[str, int], float]:
+    """How much each token's loss counts in the loss of the step, by rollout and position."""
+    result = compute_token_advantages(batch, settings)
+    packed = pack(result.all_rows)
+    losses_T = torch.zeros(len(packed.ids_T), requires_grad=True)
+    aggregate_loss(losses_T, packed, settings.aggregate or "token", result.totals, 7).backward()
+    assert losses_T.grad is not None
+    factors: dict[tuple[str, int], float] = defaultdict(float)
+    position, names = Counter[int](), packed.names_S
+    for sequence, factor in zip(packed.sequence_T.tolist(), losses_T.grad.tolist(), strict=True):
+        factors[names[sequence], position[sequence]] += factor
+        position[sequence] += 1
+    return factors
+
+
+def cut(sequence: TrainSequence, random: Random) -> list[TrainSequence]:
+    """The rollout of a sequence in several ledgers, as an agent that branched leaves them: each trains some tokens."""
+    owners = [random.randrange(3) for _ in sequence.ids]
+    weights = [
+        [weight * (owner == ledger) for weight, owner in zip(sequence.weights, owners, strict=True)]
+        for ledger in range(3)
+    ]
+    return [replace(sequence, weights=each) for each in weights]
+
+
+@pytest.mark.parametrize("aggregate", ["sequence", "token", "constant"])
+@given(step=STEPS, seed=st.integers(0, 99))
+@hypothesis(max_examples=30, deadline=None)
+def test_tokens_count_alike_however_their_rollout_is_cut_into_ledgers(
+    aggregate: str, step: list[ScoredGroup], seed: int
+) -> None:
+    settings, random = make_settings(aggregate=aggregate, length=7), Random(seed)
+    batch = build_train_batch(step, settings, weigh_all_turns)
+    pieces = [piece for sequence in batch.sequences for piece in cut(sequence, random)]
+    if any(any(sequence.weights) for sequence in batch.sequences):
+        whole, in_pieces = (token_factors(each, settings) for each in (batch, replace(batch, sequences=pieces)))
+        assert in_pieces == pytest.approx(whole, rel=1e-5, abs=1e-9)
 
 
 def test_skipped_rows_are_counted() -> None:
