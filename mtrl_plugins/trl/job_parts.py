@@ -11,8 +11,8 @@ from typing import Any
 
 from gateway.errors import ConfigError
 from gateway.tool_table import Source
-from mtrl_plugins.trl.argument_values import UNLIMITED
 from mtrl_plugins.trl.caller_thread import CallerThread
+from mtrl_plugins.trl.conversions import UNLIMITED
 from mtrl_plugins.trl.environments import Environments, EnvironmentStepper, EnvironmentToolset
 from mtrl_plugins.trl.function_tools import CallerTools, make_function_source, make_function_tools, make_source
 from mtrl_plugins.trl.prepare_model import text_template

@@ -9,11 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from gateway.errors import ConfigError
-from mtrl_plugins.trl.argument_values import ROWS
-from mtrl_plugins.trl.table import TRL_TABLE
-from mtrl_plugins.verl.key_rule import Rule
-from mtrl_plugins.verl.read_config import Keys, PlacedValue
-from mtrl_plugins.verl.translate import Translation, translate
+from mtrl_plugins.scripts.key_table import Keys, PlacedValue, Rule
+from mtrl_plugins.scripts.translate import Translation, translate
+from mtrl_plugins.trl.conversions import ROWS, TRL_TABLE
 
 PLACE = "args"
 """Where errors say that an argument is."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.swift.read_script import is_swift, read_command
-from mtrl_plugins.swift.table import SWIFT_TABLE
-from mtrl_plugins.verl.translate import Translation, format_report, format_run_file, format_table, translate
+from mtrl_plugins.scripts.script_reader import is_swift
+from mtrl_plugins.scripts.translate import Translation, format_report, format_run_file, format_table, translate
+from mtrl_plugins.swift.conversions import SWIFT_TABLE
+from mtrl_plugins.swift.read_script import read_command
 from tests.conftest import Write
 from trainer.ledger import Author, Entry, Ledger
 from trainer.load_plugin import load_object
@@ -241,10 +242,10 @@ def test_loss_scale_becomes_token_weights(scale: str) -> None:
 
 REJECTED = {
     "--rlhf_type dpo": "rlhf_type: 'dpo' is not supported",
-    "--lr_scheduler_type polynomial": "write --lr_scheduler_type cosine, linear, or constant",
+    "--lr_scheduler_type polynomial": "write linear, cosine or constant",
     "--overlong_filter true --loss_scale default+ignore_empty_think": "cannot be combined with --overlong_filter",
     "--loss_type real": "unknown loss 'real'",
-    "--loss_type cispo": "write --epsilon_high 5",
+    "--loss_type cispo": "set epsilon_high to 5",
     "--loss_type cispo --epsilon_high 0.28": "epsilon_high: cispo caps weights at 0.28",
     "--advantage_estimator reinforce_plus_plus --scale_rewards group": "cannot be combined with another loss",
     "--system prompt.txt": "system: cannot be read: [Errno 2] No such file or directory: 'prompt.txt'",
@@ -261,7 +262,7 @@ REJECTED = {
     "--repetition_penalty 1.1": "repetition_penalty",
     "--max_turn 3": "did you mean `max_turns`?",
     "--tuner_type longlora": "write --tuner_type lora, or full",
-    "--torch_dtype float16": "write --torch_dtype bfloat16",
+    "--torch_dtype float16": "write one of bfloat16, float32",
 }
 
 

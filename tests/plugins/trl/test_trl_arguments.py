@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError, ConfigErrors
-from mtrl_plugins.trl.loss_arguments import not_truncated
+from mtrl_plugins.trl.conversions import not_truncated
 from mtrl_plugins.trl.read_arguments import read_arguments, translate_arguments
 from trainer.ledger import Author, Entry, Ledger
 from trainer.train.settings import TrainSettings
@@ -75,7 +75,7 @@ def test_other_arguments() -> None:
     assert made.report == ("wandb",) and made.checkpoint.keep == 2 and made.evaluation.every == 5
     assert made.update.dtype == "float32" and made.update.lora is not None
     assert (made.update.lora.rank, made.update.lora.alpha, made.update.lora.targets) == (4, 8.0, ("q_proj", "v_proj"))
-    assert made.algorithm.credit.rounds == "mtrl_plugins.trl.loss_arguments:not_truncated"
+    assert made.algorithm.credit.rounds == "mtrl_plugins.trl.conversions:not_truncated"
     assert not made.curriculum.shuffled and made.template.chat_template_kwargs == {"enable_thinking": False}
 
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from gateway.errors import ConfigError
-from mtrl_plugins.verl.key_rule import Effect
+from mtrl_plugins.scripts.key_table import Effect
+from mtrl_plugins.scripts.translate import Translation, format_report, format_run_file, format_table, translate
+from mtrl_plugins.verl.conversions import VERL_TABLE
 from mtrl_plugins.verl.read_config import read_command, read_keys
-from mtrl_plugins.verl.table import RULES
-from mtrl_plugins.verl.translate import Translation, format_report, format_run_file, format_table, translate
 from trainer.train.settings import TrainSettings
 
 MINIMAL = (
@@ -27,7 +27,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def translate_words(*words: str) -> Translation:
-    return translate(read_keys(None, [*MINIMAL, *words]))
+    return translate(read_keys(None, [*MINIMAL, *words]), VERL_TABLE)
 
 
 def get_setting(translation: Translation, setting: str) -> Any:
@@ -277,7 +277,7 @@ def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: p
         """)
     )
     with pytest.raises(ConfigError) as caught:
-        translate(read_keys(Path("run.yaml"), MINIMAL))
+        translate(read_keys(Path("run.yaml"), MINIMAL), VERL_TABLE)
     message = str(caught.value)
     assert "run.yaml:3: data.truncation: " in message
     assert "run.yaml:4: data.shufle: unknown key" in message
@@ -323,9 +323,9 @@ def test_report_has_every_key() -> None:
 
 
 def test_table_has_unique_keys_and_existing_settings() -> None:
-    names = [name for rule in RULES for name in rule.names]
+    names = [name for rule in VERL_TABLE.rules for name in rule.names]
     assert len(names) == len(set(names))
-    for rule in RULES:
+    for rule in VERL_TABLE.rules:
         fields: Any = TrainSettings.model_fields
         for step in filter(None, rule.setting.split(".")):
             assert step in fields, rule.setting
@@ -333,13 +333,13 @@ def test_table_has_unique_keys_and_existing_settings() -> None:
             inner = inner if isinstance(inner, type) else inner.__args__[0]
             fields = getattr(inner, "model_fields", {})
         assert rule.note or rule.setting or rule.effect is Effect.FIXED, rule.name
-    lines = format_table().splitlines()
-    assert len(lines) == len(RULES) + 2
+    lines = format_table(VERL_TABLE).splitlines()
+    assert len(lines) == len(VERL_TABLE.rules) + 2
     assert all(line.startswith("| ") and line.endswith(" |") for line in (lines[0], *lines[2:]))
 
 
 def test_complete_command_is_translated() -> None:
     translation = translate(
-        read_command(["python3", "-m", "verl.trainer.main_ppo", *MINIMAL, "data.train_batch_size=512"])
+        read_command(["python3", "-m", "verl.trainer.main_ppo", *MINIMAL, "data.train_batch_size=512"]), VERL_TABLE
     )
     assert translation.settings["prompts"] == 512

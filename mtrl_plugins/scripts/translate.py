@@ -16,10 +16,9 @@ from pydantic import ValidationError
 from gateway.config.diagnostics import closest_match
 from gateway.config.environment import format_loc
 from gateway.errors import ConfigError, ConfigErrors
+from mtrl_plugins.scripts.key_table import COMMAND_LINE, Effect, Keys, KeyTable, Rule, SourceConfig, UnsupportedValue
+from mtrl_plugins.scripts.references import resolve_references
 from mtrl_plugins.scripts.word import UNKNOWN_TEXT
-from mtrl_plugins.verl.key_rule import Effect, KeyTable, Rule, SourceConfig, UnsupportedValue
-from mtrl_plugins.verl.read_config import COMMAND_LINE, Keys, resolve_references
-from mtrl_plugins.verl.table import VERL_TABLE
 from trainer.train.settings import TrainSettings
 
 SHELL_ONLY = "only a shell can evaluate "
@@ -47,7 +46,7 @@ class Translation:
     table: KeyTable
 
 
-def translate(keys: Keys, table: KeyTable = VERL_TABLE) -> Translation:
+def translate(keys: Keys, table: KeyTable) -> Translation:
     """Raises ConfigErrors with all unknown keys and all values that are not supported."""
     errors: list[ConfigError] = []
     config = _collect_keys(keys, table, errors)
@@ -222,7 +221,7 @@ def _to_yaml_scalar(value: Any) -> str:
     return json.dumps(value)
 
 
-def format_table(table: KeyTable = VERL_TABLE) -> str:
+def format_table(table: KeyTable) -> str:
     """A Markdown table of all keys: the other trainer's, mtrl's setting, and the differences."""
     rows = [f"| {table.framework} | mtrl | what differs, and why |", "|---|---|---|"]
     for rule in table.rules:
