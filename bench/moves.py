@@ -24,9 +24,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway.errors import ConfigError, ConfigErrors  # noqa: E402
+from mtrl_plugins.scripts.launches import UNKNOWN_TEXT  # noqa: E402
 from mtrl_plugins.scripts.script_reader import ScriptReader, read_script_text  # noqa: E402
 from mtrl_plugins.scripts.translate import translate  # noqa: E402
-from mtrl_plugins.scripts.word import UNKNOWN_TEXT  # noqa: E402
 from mtrl_plugins.swift import read_script as swift  # noqa: E402
 from mtrl_plugins.swift.conversions import SWIFT_TABLE  # noqa: E402
 from mtrl_plugins.verl import read_config as verl  # noqa: E402

@@ -9,10 +9,16 @@ from math import sqrt
 from statistics import median
 
 from gateway.errors import ConfigError
-from mtrl_plugins.plan.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, Device
-from mtrl_plugins.plan.distributions import MeasuredRun, TimedTurn
-from mtrl_plugins.plan.memory import HALF_BYTES, ModelSize
-from mtrl_plugins.plan.speeds import EngineSpeed, TrainerSpeed
+from mtrl_plugins.plan.speeds import (
+    BANDWIDTH_EFFICIENCY,
+    COMPUTE_EFFICIENCY,
+    HALF_BYTES,
+    Device,
+    EngineSpeed,
+    ModelSize,
+    TrainerSpeed,
+)
+from mtrl_plugins.plan.workload import MeasuredRun, TimedTurn
 from trainer.policy.memory_plan import FLOAT_BYTES
 from trainer.train.settings import TrainSettings
 

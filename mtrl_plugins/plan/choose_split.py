@@ -9,10 +9,8 @@ from statistics import fmean
 
 from gateway.errors import ConfigError
 from mtrl_plugins.plan.calibrate import engine_speed, trainer_speed
-from mtrl_plugins.plan.devices import Device
-from mtrl_plugins.plan.memory import ModelSize, cache_room, plan_rank, plan_server
 from mtrl_plugins.plan.simulate import Simulation, simulate
-from mtrl_plugins.plan.speeds import Cluster
+from mtrl_plugins.plan.speeds import Cluster, Device, ModelSize, cache_room, plan_rank, plan_server
 from mtrl_plugins.plan.workload import JobLimits, Workload
 from mtrl_plugins.workers.settings import WorkerSettings
 from trainer.policy.memory_parts import MemoryPlan

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl_plugins.plan.choose_split import MODES, PlannedSplit
-from mtrl_plugins.plan.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, CPU
 from mtrl_plugins.plan.plan_run import PlannedRun
+from mtrl_plugins.plan.speeds import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, CPU
 from trainer.policy.memory_parts import GIB
 
 COLUMNS = ("mode", "train", "serve", "step s", "engine idle", "trainer idle", "tokens/s", "stale")

@@ -12,8 +12,16 @@ from pathlib import Path
 from gateway.config.entries import display_path
 from gateway.errors import ConfigError, ConfigErrors
 from mtrl_plugins.scripts import confine, stubs
-from mtrl_plugins.scripts.launches import Records, Run, bash_errors, merge_unknown, place_launch
-from mtrl_plugins.scripts.word import UNKNOWN_TEXT, Launch, show_text
+from mtrl_plugins.scripts.launches import (
+    UNKNOWN_TEXT,
+    Launch,
+    Records,
+    Run,
+    bash_errors,
+    merge_unknown,
+    place_launch,
+    show_text,
+)
 
 VARIANTS = (("", ()), ("7\n", ()), ("unknown\n", stubs.QUIET_COMMANDS))
 """What stubs print and which are missing: a command that is the same each time depends on none of it."""

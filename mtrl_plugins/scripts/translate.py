@@ -17,8 +17,8 @@ from gateway.config.diagnostics import closest_match
 from gateway.config.environment import format_loc
 from gateway.errors import ConfigError, ConfigErrors
 from mtrl_plugins.scripts.key_table import COMMAND_LINE, Effect, Keys, KeyTable, Rule, SourceConfig, UnsupportedValue
+from mtrl_plugins.scripts.launches import UNKNOWN_TEXT
 from mtrl_plugins.scripts.references import resolve_references
-from mtrl_plugins.scripts.word import UNKNOWN_TEXT
 from trainer.train.settings import TrainSettings
 
 SHELL_ONLY = "only a shell can evaluate "

@@ -46,6 +46,10 @@ def init(
     Every line of the run file is explained in it. Nothing is overwritten.
     """
     with report_errors(stopped=lambda: "nothing was written"):
+        for needed in ("demo", "scripts", source[0]):
+            if plugin := find_missing(needed):
+                remedy = "install mtrl with all its plug-ins"
+                raise ConfigError(f"`init` needs the plug-in {plugin!r}, which is not installed", remedy=remedy)
         from mtrl_plugins.starter.write_job import write_job
 
         if not name:
@@ -76,10 +80,6 @@ def _translate(framework: str, file: str) -> Translation:
         raise ConfigError(f"{framework!r} is no framework that can be translated", field="--from", remedy=remedy)
     if not Path(file).is_file():
         raise ConfigError("there is no such file", file=file, field="--from", remedy="correct the path")
-    for needed in ("scripts", framework):
-        if plugin := find_missing(needed):
-            problem = f"--from {framework} needs the plug-in {plugin!r}, which is not installed"
-            raise ConfigError(problem, field="--from", remedy="install mtrl with all its plug-ins")
     from mtrl_plugins.scripts.script_reader import is_swift
     from mtrl_plugins.scripts.translate import format_report
     from mtrl_plugins.scripts.translate_command import refuse_run_file, translate_command

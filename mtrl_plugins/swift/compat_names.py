@@ -86,20 +86,20 @@ _ENGINES = {
 _TEMPLATE = {"Template": "mtrl_plugins.swift.compat_names:Template"}
 _DEVICE = {"to_device": "mtrl_plugins.swift.compat_names:to_device"}
 _TURNS = {
-    "MultiTurnScheduler": "mtrl_plugins.swift.multi_turn_scheduler:MultiTurnScheduler",
-    "RolloutScheduler": "mtrl_plugins.swift.multi_turn_scheduler:RolloutScheduler",
-    "multi_turns": "mtrl_plugins.swift.gym:multi_turns",
+    "MultiTurnScheduler": "mtrl_plugins.swift.schedulers:MultiTurnScheduler",
+    "RolloutScheduler": "mtrl_plugins.swift.schedulers:RolloutScheduler",
+    "multi_turns": "mtrl_plugins.swift.schedulers:multi_turns",
 }
 _SCHEDULERS = {
-    "GYMScheduler": "mtrl_plugins.swift.gym:GYMScheduler",
-    "OpenEnvScheduler": "mtrl_plugins.swift.openenv:OpenEnvScheduler",
-    "MathTipsScheduler": "mtrl_plugins.swift.tip_schedulers:MathTipsScheduler",
-    "ThinkingModelTipsScheduler": "mtrl_plugins.swift.tip_schedulers:ThinkingModelTipsScheduler",
+    "GYMScheduler": "mtrl_plugins.swift.schedulers:GYMScheduler",
+    "OpenEnvScheduler": "mtrl_plugins.swift.schedulers:OpenEnvScheduler",
+    "MathTipsScheduler": "mtrl_plugins.swift.schedulers:MathTipsScheduler",
+    "ThinkingModelTipsScheduler": "mtrl_plugins.swift.schedulers:ThinkingModelTipsScheduler",
 }
-_ENV = {"Env": "mtrl_plugins.swift.gym:Env", "envs": "mtrl_plugins.swift.gym:envs"}
+_ENV = {"Env": "mtrl_plugins.swift.schedulers:Env", "envs": "mtrl_plugins.swift.schedulers:envs"}
 _CONTEXT = {
-    "ContextManager": "mtrl_plugins.swift.gym:ContextManager",
-    "context_managers": "mtrl_plugins.swift.gym:context_managers",
+    "ContextManager": "mtrl_plugins.swift.schedulers:ContextManager",
+    "context_managers": "mtrl_plugins.swift.schedulers:context_managers",
 }
 _REWARDS = {name: f"mtrl_plugins.swift.orm:{name}" for name in ("ORM", "AsyncORM", "orms")}
 _SHIPPED = {
@@ -135,7 +135,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     # Release 4.
     "swift.rollout": {**_TURNS, **_ENV},
     "swift.rollout.multi_turn": {**_TURNS, **_SCHEDULERS, **_MESSAGES},
-    "swift.rollout.openenv_wrapper": {"OpenEnvWrapper": "mtrl_plugins.swift.openenv:OpenEnvWrapper"},
+    "swift.rollout.openenv_wrapper": {"OpenEnvWrapper": "mtrl_plugins.swift.schedulers:OpenEnvWrapper"},
     "swift.rollout.gym_env": {**_ENV, **_CONTEXT},
     "swift.rewards": {**_REWARDS, **_MODELS},
     "swift.rewards.orm": {**_REWARDS, **_SHIPPED},

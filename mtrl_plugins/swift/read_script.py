@@ -14,6 +14,7 @@ from gateway.config.entries import display_path
 from gateway.config.reader import parse_value
 from gateway.errors import ConfigError
 from mtrl_plugins.scripts.key_table import COMMAND_LINE, Keys, PlacedValue
+from mtrl_plugins.scripts.launches import Launch, Word
 from mtrl_plugins.scripts.script_reader import (
     NO_TRAINING,
     SWIFT_COMMAND,
@@ -22,7 +23,6 @@ from mtrl_plugins.scripts.script_reader import (
     read_if_text,
     split_choice,
 )
-from mtrl_plugins.scripts.word import Launch, Word
 
 MEGATRON_DEFAULTS = {"global_batch_size": 16, "tuner_type": "full"}
 """Defaults of `megatron rlhf` that differ from those of `swift rlhf`."""

@@ -11,8 +11,8 @@ from gateway.config.entries import display_path
 from gateway.config.reader import parse_value, read_with_lines
 from gateway.errors import ConfigError
 from mtrl_plugins.scripts.key_table import COMMAND_LINE, Keys, PlacedValue
+from mtrl_plugins.scripts.launches import Word
 from mtrl_plugins.scripts.script_reader import NO_TRAINING, ScriptReader
-from mtrl_plugins.scripts.word import Word
 
 TRAIN_MODULE = re.compile(r"(?:.*[./])?main_(ppo|dapo)(\.py)?")
 """verl's training programs."""

@@ -10,8 +10,7 @@ import anyio
 import pytest
 import trio.testing
 
-from mtrl_plugins.plan.simulate import simulate
-from mtrl_plugins.plan.simulated_rollouts import SimulatedGroup, SimulatedRollouts
+from mtrl_plugins.plan.simulate import SimulatedGroup, SimulatedRollouts, simulate
 from mtrl_plugins.plan.speeds import Cluster, EngineSpeed, TrainerSpeed
 from mtrl_plugins.plan.workload import JobLimits, RolloutScript, TurnScript, Workload
 from trainer.data.curriculum import TaskDraw

@@ -125,8 +125,7 @@ def test_unregistered_function_is_reported_before_the_run(write: Write) -> None:
 
 
 def test_builtin_functions_are_registered_and_score(write: Write) -> None:
-    from mtrl_plugins.swift.orm import orms
-    from mtrl_plugins.swift.plugin_files import build_arguments
+    from mtrl_plugins.swift.orm import build_arguments, orms
 
     said = ["<think>a</think> <answer>b</answer>", "<answer>b</answer>", "so so so so"]
     assert orms["format"]()(completions=said) == [1.0, 0.0, 0.0]

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import ConfigError, ConfigErrors
 from mtrl_plugins.trl.conversions import not_truncated
-from mtrl_plugins.trl.read_arguments import read_arguments, translate_arguments
+from mtrl_plugins.trl.job_parts import read_arguments, translate_arguments
 from trainer.ledger import Author, Entry, Ledger
 from trainer.train.settings import TrainSettings
 
