@@ -6,12 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mtrl_plugins.task_maker.server_sessions import CallResult, Server
+from mtrl_plugins.task_maker.server_sessions import CallResult, Dropped, Server
 from mtrl_plugins.task_maker.values import Path, Scalar, Value, look_up
-
-
-class Dropped(Exception):
-    """A chain that makes no task, and why."""
 
 
 @dataclass(frozen=True, slots=True)

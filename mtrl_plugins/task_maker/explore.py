@@ -14,8 +14,15 @@ from random import Random
 from typing import Any
 
 from gateway.errors import ConfigError
-from mtrl_plugins.task_maker.chain import Chain, Dropped, Step, prune
-from mtrl_plugins.task_maker.server_sessions import MAX_RESULT, CallResult, Server, ServerSession, run_concurrently
+from mtrl_plugins.task_maker.chain import Chain, Step, prune
+from mtrl_plugins.task_maker.server_sessions import (
+    MAX_RESULT,
+    CallResult,
+    Dropped,
+    Server,
+    ServerSession,
+    run_concurrently,
+)
 from mtrl_plugins.task_maker.values import (
     ArgumentWriter,
     Path,

@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 from gateway.errors import ConfigError
-from mtrl_plugins.task_maker.chain import Chain, Dropped, check_again, find_shorter
+from mtrl_plugins.task_maker.chain import Chain, check_again, find_shorter
 from mtrl_plugins.task_maker.explore import Examples, Explorer, KnowsNothing, try_random_policies
 from mtrl_plugins.task_maker.questions import MAX_QUESTION, Rewording, tells_answer, write_question
-from mtrl_plugins.task_maker.server_sessions import AT_ONCE, Server, run_concurrently
+from mtrl_plugins.task_maker.server_sessions import AT_ONCE, Dropped, Server, run_concurrently
 from mtrl_plugins.task_maker.values import split_of
 
 MOST_WITHOUT = 200

@@ -18,7 +18,6 @@ from gateway.errors import ConfigError, GatewayError, Unavailable, unwrap_error
 from gateway.large_json import is_large
 from gateway.state.state_hash import POLICY_PATH, has_hash_form
 from gateway.types import Outcome, Task, ToolCall, ToolSpec
-from mtrl_plugins.task_maker.chain import Dropped
 from mtrl_plugins.task_maker.values import Value, is_usable, parse_result, reports_error
 from trainer.setup import ServerGateway, open_server_gateway
 
@@ -48,6 +47,10 @@ async def run_concurrently(count: int, work: Callable[[int], Awaitable[T]]) -> l
     except ExceptionGroup as group:
         raise unwrap_error(group) from group
     return [results[number] for number in range(count)]
+
+
+class Dropped(Exception):
+    """A chain that makes no task, and why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from gateway.mcp_client import mcp_session
 from gateway.native import native_toolset
 from mtrl_plugins.environments import episode_toolset
 from mtrl_plugins.swift import schedulers
-from mtrl_plugins.swift import schedulers
 from mtrl_plugins.trl.caller_thread import CallerThread
 from tests.hostile.doors import DOORS, open_door
 from tests.hostile.gateway_doors import PATIENCE

@@ -17,12 +17,13 @@ from gateway.state import state_hash
 from gateway.types import Outcome, ToolCall, ToolSpec
 from mtrl_plugins.demo.shelves.shelves_demo import FILES, FOLDER
 from mtrl_plugins.task_maker import explore, make_tasks, server_sessions
-from mtrl_plugins.task_maker.chain import Chain, Dropped, Step, check_again, execute, find_shorter
+from mtrl_plugins.task_maker.chain import Chain, Step, check_again, execute, find_shorter
 from mtrl_plugins.task_maker.explore import Explorer
 from mtrl_plugins.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker, count_shared_values
 from mtrl_plugins.task_maker.output import held_out_file, write_tasks
 from mtrl_plugins.task_maker.server_sessions import (
     CallResult,
+    Dropped,
     Server,
     ServerSession,
     describe_server,
