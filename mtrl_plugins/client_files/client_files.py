@@ -203,7 +203,9 @@ class _Translator:
             elif key in COMPUTED:
                 for target, computed in self._compute(key, value, raw, origin):
                     self._put(server, name, target, computed, origin)
-            elif (key in IGNORED and not _is_own_sandbox(key, raw)) or (key not in ours and suggest_key(key) is None):
+            elif (key in IGNORED and not (key == "sandbox" and raw.get("isolation") == "sandbox")) or (
+                key not in ours and suggest_key(key) is None
+            ):  # `sandbox` is a key of ours, too.
                 self._note_once(origin, f"`{key}` is ignored: {IGNORED.get(key, 'it is not a key of ours')}")
             else:
                 self._put(server, name, key, value, origin, replaces=True)
@@ -270,11 +272,6 @@ def is_milliseconds(value: float, keys: Any) -> bool:
     if value > MAX_TIMEOUT_S or MILLISECOND_KEYS & keys:
         return True
     return value >= MIN_TIMEOUT_MS and not SECOND_KEYS & keys
-
-
-def _is_own_sandbox(key: str, raw: dict[str, Any]) -> bool:
-    """Whether a key that another client has, too, is meant as our own."""
-    return key == "sandbox" and raw.get("isolation") == "sandbox"
 
 
 def _unreachable_type(raw: dict[str, Any]) -> str | None:

@@ -153,17 +153,14 @@ def plan_split(question: Question, split: Split, part: float, steps: int) -> Pla
 def _search_mode(question: Question, mode: str) -> list[PlannedSplit]:
     part = min(1.0, SEARCHED_ROLLOUTS / (question.settings.prompts * question.settings.n))
     splits = [split for split in _splits(question, mode) if _fits(question, split)]
-    found = {split: plan_split(question, split, part, SEARCHED_STEPS) for split in _every_second(splits)}
+    tried = splits if len(splits) <= PARTS // 2 else [*splits[::2], *splits[-1:]]
+    found = {split: plan_split(question, split, part, SEARCHED_STEPS) for split in tried}
     if found:
         best = find_best(list(found.values())).split
         place = splits.index(best)
         for split in splits[max(0, place - 1) : place + 2]:
             found.setdefault(split, plan_split(question, split, part, SEARCHED_STEPS))
     return sorted(found.values(), key=lambda planned: planned.split.trainer)
-
-
-def _every_second(splits: Sequence[Split]) -> Sequence[Split]:
-    return splits if len(splits) <= PARTS // 2 else [*splits[::2], *splits[-1:]]
 
 
 def _splits(question: Question, mode: str) -> Iterator[Split]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.errors import ConfigError
 from trainer.ledger import Author, Entry
-from trainer.rollout.rollout import Rollout, Span
+from trainer.rollout.rollout import Rollout
 from trainer.storage.rollout_file import Rollouts
 from trainer.storage.run_files import METRICS_FILE, StepMetrics, read_metrics
 from trainer.train.run_folder import load_run_settings
@@ -189,26 +189,20 @@ def read_run(folder: Path, skip: int = 1) -> MeasuredRun:
     steps: dict[int, dict[str, list[list[TimedTurn]]]] = defaultdict(lambda: defaultdict(list))
     gaps: list[float] = []
     for rollout in Rollouts(folder)[-MAX_ROLLOUTS:]:
-        step = _step_of(rollout)
+        # The step whose name the group has; in asynchronous mode, the step that used it.
+        step = rollout.step if rollout.step is not None else int(rollout.group.partition("-")[0] or 0)
         turns = list(_read_turns(rollout))
         if turns and not rollout.stop.is_infrastructure and (step in known or settings.mode == "asynchronous"):
             steps[step][rollout.group].append(turns)
-            gaps += _gaps(rollout.timeline)
+            gaps += (
+                max(0.0, after.start_s - before.start_s - before.duration_s)
+                for before, after in pairwise(rollout.timeline)
+                if before.phase == "generating"
+            )
     if not steps:
         remedy = "name a run in which rollouts ended; or leave the run out to plan with stated defaults"
         raise ConfigError("no rollout of the run can be used", file=folder, remedy=remedy)
     return MeasuredRun(folder, settings, tuple(metrics), steps, median(gaps) if gaps else HOST_TURN_S)
-
-
-def _step_of(rollout: Rollout) -> int:
-    """The step whose name the group has; in asynchronous mode, the step that used it."""
-    return rollout.step if rollout.step is not None else int(rollout.group.partition("-")[0] or 0)
-
-
-def _gaps(timeline: Sequence[Span]) -> Iterator[float]:
-    for before, after in pairwise(timeline):
-        if before.phase == "generating":
-            yield max(0.0, after.start_s - before.start_s - before.duration_s)
 
 
 def _read_turns(rollout: Rollout) -> Iterator[TimedTurn]:

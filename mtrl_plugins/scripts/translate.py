@@ -160,19 +160,15 @@ YAML_KEYWORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "n
 
 def format_report(translation: Translation) -> str:
     """All keys of the configuration, grouped by what they do here."""
-    sections = [
-        _format_section(title, [key for key in translation.keys if key.rule.effect is effect])
-        for effect, title in REPORT_SECTIONS
-    ]
+    sections = []
+    for effect, title in REPORT_SECTIONS:
+        if lines := [f"  {_format_key(key)}" for key in translation.keys if key.rule.effect is effect]:
+            sections.append("\n".join([title, *lines]))
     extra = "\n".join(
         f"  {setting}: {_to_yaml_scalar(value)} - {why}"
         for setting, (value, why) in translation.table.extra_settings.items()
     )
-    return "\n\n".join([*filter(None, sections), f"Set in addition\n{extra}"])
-
-
-def _format_section(title: str, keys: list[TranslatedKey]) -> str:
-    return "\n".join([title, *(f"  {_format_key(key)}" for key in keys)]) if keys else ""
+    return "\n\n".join([*sections, f"Set in addition\n{extra}"])
 
 
 def _format_key(key: TranslatedKey) -> str:

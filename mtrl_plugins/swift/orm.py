@@ -35,14 +35,16 @@ def load_plugin_files(plugins: str | Sequence[str], field: str) -> list[Path]:
     return [Path(file) for file in files]
 
 
-def find_registered(registry: Mapping[str, Any], name: str, files: Sequence[Path], field: str, what: str) -> Any:
+def find_registered(registry: Mapping[str, Any], name: Any, field: str, what: str, files: Sequence[Path] = ()) -> Any:
     """The object registered under a name; raises ConfigError with similar names."""
     if name in registry:
         return registry[name]
-    near = closest_match(name, registry)
+    near = closest_match(str(name), registry)
     hint = f"did you mean {near!r}?" if near else f"registered are {', '.join(registry) or 'none'}"
     place = ", ".join(map(str, files)) or None
-    raise ConfigError(f"does not register a {what} {name!r}", file=place, field=field, remedy=f"register it; {hint}")
+    raise ConfigError(
+        f"unknown {what} {name!r}", file=place, field=field, remedy=f"register it in a plug-in file; {hint}"
+    )
 
 
 def instantiate(plugin: Any, field: str, **arguments: Any) -> Any:
@@ -169,7 +171,7 @@ class RegisteredReward:
         if key not in self._functions:
             field = "reward.components"
             files = load_plugin_files(plugins, f"{field}.args.plugins")
-            registered = find_registered(orms, name, files, f"{field}.args.name", "reward function")
+            registered = find_registered(orms, name, f"{field}.args.name", "reward function", files)
             function = instantiate(
                 registered, f"{field}.args.name", args=build_arguments(options or {}), **(options or {})
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from gateway.config.entries import display_path
@@ -97,31 +98,23 @@ def read_command(words: Sequence[str], reader: ScriptReader | None = None) -> Ke
     return keys | implicit_defaults(keys, [read_if_text(Path(str(file))) for file in files])
 
 
+SHARED_FLAGS = ("model", "max_turns", "multi_turn_scheduler", "gym_env", "use_gym_env", "vllm_max_model_len")
+"""Flags of which the trainer and the rollout server must have the same value."""
+
+
 def _read_scripts(words: Sequence[str], reader: ScriptReader) -> Keys:
     """The keys of all scripts; those of `swift rlhf` override those of `swift rollout`."""
     keys: Keys = {}
-    files = list(_leading_files(words))
+    files = list(takewhile(lambda word: not word.startswith("-"), words))
     commands = [command for file in files for command in _read_script(file, reader)]
     for command in sorted(commands, key=lambda command: find_program(command.texts) == "rlhf"):
         script_keys = _read_launch(command)
         for name in set(script_keys) & set(keys):
-            if _is_shared_flag(name) and script_keys[name].value != keys[name].value:
+            if name in SHARED_FLAGS and script_keys[name].value != keys[name].value:
                 problem = f"conflicts with its value at {keys[name].place}"
                 raise ConfigError(problem, file=script_keys[name].place, field=f"--{name}", remedy="keep one of them")
         keys |= script_keys
     return keys | _read_flags([Word(word, COMMAND_LINE) for word in words[len(files) :]])
-
-
-def _is_shared_flag(name: str) -> bool:
-    """True if the trainer and the rollout server must have the same value."""
-    return name in ("model", "max_turns", "multi_turn_scheduler", "gym_env", "use_gym_env", "vllm_max_model_len")
-
-
-def _leading_files(words: Sequence[str]) -> Iterator[str]:
-    for word in words:
-        if word.startswith("-"):
-            return
-        yield word
 
 
 def _read_script(name: str, reader: ScriptReader) -> list[Launch]:

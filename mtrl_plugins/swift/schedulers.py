@@ -16,7 +16,7 @@ import anyio
 
 from gateway.errors import ConfigError, safe_repr
 from gateway.native.thread_pool import shared_threads
-from mtrl_plugins.swift.orm import MathAccuracy
+from mtrl_plugins.swift.orm import MathAccuracy, find_registered
 from mtrl_plugins.swift.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
@@ -403,13 +403,11 @@ class GYMScheduler(MultiTurnScheduler):
 
     def _create_env(self, env_config: dict[str, Any]) -> Any:
         name = env_config.get("name") or self.gym_env_name
-        return _find_registered(envs, name, "environment", "envs", "env_config.name")(env_config)
+        return find_registered(envs, name, "env_config.name", "environment")(env_config)
 
     def _create_context_manager(self, ctx_config: dict[str, Any]) -> Any:
         name = ctx_config.get("name") or self.context_manager_name or "dummyContextManager"
-        return _find_registered(context_managers, name, "context manager", "context_managers", "ctx_config.name")(
-            ctx_config
-        )
+        return find_registered(context_managers, name, "ctx_config.name", "context manager")(ctx_config)
 
     async def run(
         self, infer_request: RolloutInferRequest, request_config: RequestConfig, **kwargs: Any
@@ -460,14 +458,6 @@ class GYMScheduler(MultiTurnScheduler):
         request.messages = list(
             await call_user_function(episode.context.manage_context, request.messages, request.uuid)
         )
-
-
-def _find_registered(known: dict[str, Any], name: Any, what: str, registry: str, field: str) -> Any:
-    if name not in known:
-        problem = f"unknown {what} {name!r}"
-        remedy = f"write `{registry}[{name!r}] = ...` in a plug-in file; registered are {', '.join(known) or 'none'}"
-        raise ConfigError(problem, field=field, remedy=remedy)
-    return known[name]
 
 
 THINKING_ENDS = ("<answer>", "</think>")

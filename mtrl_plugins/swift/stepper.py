@@ -110,11 +110,17 @@ def _text_to_parts(content: Any, images: Iterator[Any]) -> Any:
     return [part for part in parts if part.get("text") != ""]
 
 
-def split_open_turn(messages: Sequence[dict[str, Any]]) -> tuple[Messages, str]:
-    """The chat without a final assistant message, and the text of that message, which the policy continues."""
+def drop_empty_turns(messages: Sequence[dict[str, Any]]) -> Messages:
+    """The chat without empty assistant messages at its end, which mean that the turn before them continues."""
     chat = list(messages)
     while chat and chat[-1].get("role") == "assistant" and not chat[-1].get("content"):
-        chat.pop()  # An empty message means that the turn before it continues.
+        chat.pop()
+    return chat
+
+
+def split_open_turn(messages: Sequence[dict[str, Any]]) -> tuple[Messages, str]:
+    """The chat without a final assistant message, and the text of that message, which the policy continues."""
+    chat = drop_empty_turns(messages)
     if chat and chat[-1].get("role") == "assistant":
         return chat[:-1], str(chat[-1]["content"])
     return chat, ""
@@ -153,7 +159,7 @@ def next_step(
 ) -> tuple[ChatState, Step]:
     """The next state and step, from the difference between the known chat and the scheduler's."""
     length = len(state.chat)
-    chat = _drop_empty_turns(request.messages)
+    chat = drop_empty_turns(request.messages)
     turn = chat[length].get("content") if len(chat) > length and chat[length].get("role") == "assistant" else None
     if chat[:length] != state.chat or not isinstance(turn, str):
         return start_history(request)
@@ -189,13 +195,6 @@ def _count_kept_ids(state: ChatState, after: str, decode: Callable[[Sequence[int
     while low and not after.startswith(decode(state.ids[:low])):
         low -= 1
     return low
-
-
-def _drop_empty_turns(messages: Sequence[dict[str, Any]]) -> Messages:
-    chat = list(messages)
-    while chat and chat[-1].get("role") == "assistant" and not chat[-1].get("content"):
-        chat.pop()
-    return chat
 
 
 def find_masked_spans(
@@ -501,5 +500,5 @@ def wrap_plain_scheduler(plugin: Any, field: str = "stepper") -> SchedulerSteppe
 def named(name: str, plugins: str | Sequence[str] = (), **options: Any) -> Any:
     """The stepper for a scheduler that a plug-in file registers in `multi_turns`."""
     files = load_plugin_files(plugins, "stepper_args.plugins")
-    plugin = find_registered(multi_turns, name, files, "stepper_args.name", "scheduler")
+    plugin = find_registered(multi_turns, name, "stepper_args.name", "scheduler", files)
     return wrap_scheduler(plugin, "stepper_args.name", **options)

@@ -190,7 +190,10 @@ class Explorer:
                 known = [value for value in known if value.step is None or value.step < kept]
                 continue
             stated |= {str(literal) for literal in written.literals}
-            steps.append(_make_step(tool, written, result, writes=after != passed[-1]))
+            writes = after != passed[-1]
+            steps.append(
+                Step(tool, written.arguments, written.links, written.literals, result.value, writes, result.text)
+            )
             known += [
                 replace(value, step=len(steps) - 1)
                 for value in new_values(result.value, tool, stated)
@@ -265,10 +268,6 @@ def _is_plain(value: Value) -> bool:
     """Whether a value is one to ask for: no aligned columns, and no message of an error."""
     is_error = any(str(step).lower().startswith("error") for step in value.path) or "error" in value.text.lower()
     return "  " not in value.text and not is_error
-
-
-def _make_step(tool: str, written: Written, result: CallResult, *, writes: bool) -> Step:
-    return Step(tool, written.arguments, written.links, written.literals, result.value, writes, result.text)
 
 
 RANDOM_CALLS = 24

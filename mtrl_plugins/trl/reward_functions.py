@@ -252,7 +252,9 @@ def name_functions(functions: Any) -> dict[str, RewardFunction]:
             kind = "a reward model" if isinstance(function, str) or callable(function) else "not a function"
             remedy = "pass a function that asks the model, such as over HTTP"
             raise ConfigError(f"{function!r:.60} is {kind}", field=f"reward_funcs[{index}]", remedy=remedy)
-        named[unique_name(_function_name(function), named)] = function
+        inner = function.func if isinstance(function, partial) else function
+        name = str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
+        named[unique_name(name, named)] = function
     return named
 
 
@@ -262,11 +264,6 @@ def unique_name(name: str, taken: Mapping[str, Any]) -> str:
     plain = f"{plain}_reward" if plain in ("mean", "std", "failed") else plain
     numbers = (f"{plain}_{number}" for number in range(2, len(taken) + 3))
     return plain if plain not in taken else next(name for name in numbers if name not in taken)
-
-
-def _function_name(function: Any) -> str:
-    named = function.func if isinstance(function, partial) else function
-    return str(getattr(named, "__name__", type(named).__name__)).strip("<>")
 
 
 def _is_async(function: RewardFunction) -> bool:

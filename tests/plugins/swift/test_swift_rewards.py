@@ -119,7 +119,7 @@ async def test_failing_function_fails_its_rollouts_with_its_line(write: Write) -
 
 def test_unregistered_function_is_reported_before_the_run(write: Write) -> None:
     file = write("plugin.py", PLUGIN)
-    with pytest.raises(ConfigError, match="does not register a reward function 'solve'") as caught:
+    with pytest.raises(ConfigError, match="unknown reward function 'solve'") as caught:
         scorer(file, "solve")
     assert "did you mean 'solves'" in str(caught.value) and str(file) in str(caught.value)
 
