@@ -24,12 +24,13 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway.errors import ConfigError, ConfigErrors  # noqa: E402
+from mtrl_plugins.scripts.launches import UNKNOWN_TEXT  # noqa: E402
 from mtrl_plugins.scripts.script_reader import ScriptReader, read_script_text  # noqa: E402
-from mtrl_plugins.scripts.word import UNKNOWN_TEXT  # noqa: E402
+from mtrl_plugins.scripts.translate import translate  # noqa: E402
 from mtrl_plugins.swift import read_script as swift  # noqa: E402
-from mtrl_plugins.swift.table import SWIFT_TABLE  # noqa: E402
+from mtrl_plugins.swift.conversions import SWIFT_TABLE  # noqa: E402
 from mtrl_plugins.verl import read_config as verl  # noqa: E402
-from mtrl_plugins.verl.translate import translate  # noqa: E402
+from mtrl_plugins.verl.conversions import VERL_TABLE  # noqa: E402
 
 PROGRAMS = ("python", "python3", "ray", "swift", "megatron", "torchrun", "nohup", "accelerate", "deepspeed", "srun")
 QUIET = (
@@ -108,7 +109,7 @@ def check_script(file: Path, *, added: Sequence[str]) -> Row:
         if is_swift:
             translate(swift.read_command([name, *added], reader), SWIFT_TABLE)
         else:
-            translate(verl.read_command([name, *added], reader))
+            translate(verl.read_command([name, *added], reader), VERL_TABLE)
     except ConfigError as error:
         return Row(str(file), argv, "refused", reasons(error))
     return Row(str(file), argv, "translated", [])

@@ -26,10 +26,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from mtrl_plugins.plan.distributions import read_run  # noqa: E402
 from mtrl_plugins.plan.plan_run import PlanOptions, make_workload, measured_cluster  # noqa: E402
 from mtrl_plugins.plan.simulate import simulate  # noqa: E402
-from mtrl_plugins.plan.workload import JobLimits  # noqa: E402
+from mtrl_plugins.plan.workload import JobLimits, read_run  # noqa: E402
 from trainer.train.run_folder import load_run_settings  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"

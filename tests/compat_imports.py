@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from mtrl_plugins.swift import gym, orm
+from mtrl_plugins.swift import orm, schedulers
 from mtrl_plugins.swift.compat_names import FINDER as SWIFT
 from mtrl_plugins.verl.compat_names import FINDER as VERL
 
-REGISTRIES = (gym.multi_turns, gym.envs, gym.context_managers, orm.orms)
+REGISTRIES = (schedulers.multi_turns, schedulers.envs, schedulers.context_managers, orm.orms)
 """Registries that ms-swift's plugin files modify."""
 
 

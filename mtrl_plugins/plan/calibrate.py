@@ -5,14 +5,21 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import combinations
-from math import sqrt
 from statistics import median
 
+import numpy
+
 from gateway.errors import ConfigError
-from mtrl_plugins.plan.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, Device
-from mtrl_plugins.plan.distributions import MeasuredRun, TimedTurn
-from mtrl_plugins.plan.memory import HALF_BYTES, ModelSize
-from mtrl_plugins.plan.speeds import EngineSpeed, TrainerSpeed
+from mtrl_plugins.plan.speeds import (
+    BANDWIDTH_EFFICIENCY,
+    COMPUTE_EFFICIENCY,
+    HALF_BYTES,
+    Device,
+    EngineSpeed,
+    ModelSize,
+    TrainerSpeed,
+)
+from mtrl_plugins.plan.workload import MeasuredRun, TimedTurn
 from trainer.policy.memory_plan import FLOAT_BYTES
 from trainer.train.settings import TrainSettings
 
@@ -140,35 +147,12 @@ def fit_costs(rows: Sequence[tuple[tuple[float, ...], float]]) -> tuple[float, .
     turn counts no more than its length."""
     columns = range(len(rows[0][0]))
     best, least = tuple(0.0 for _ in columns), float("inf")
-    weighed = [(tuple(value / sqrt(cost) for value in values), sqrt(cost)) for values, cost in rows if cost > 0]
-    for count in range(1, len(columns) + 1):
-        for chosen in combinations(columns, count):
-            solved = _solve(
-                [[sum(v[a] * v[b] for v, _ in weighed) for b in chosen] for a in chosen],
-                [sum(v[a] * cost for v, cost in weighed) for a in chosen],
-            )
-            if solved is None or min(solved) < 0:
-                continue
-            costs = tuple(solved[chosen.index(column)] if column in chosen else 0.0 for column in columns)
-            error = sum(
-                (sum(v * c for v, c in zip(values, costs, strict=True)) - cost) ** 2 for values, cost in weighed
-            )
-            if error < least:
-                best, least = costs, error
+    seconds = numpy.sqrt([cost for _, cost in rows if cost > 0])
+    values = numpy.array([values for values, cost in rows if cost > 0]).reshape(-1, len(columns)) / seconds[:, None]
+    for chosen in (list(some) for count in columns for some in combinations(columns, count + 1)):
+        solved, _, rank, _ = numpy.linalg.lstsq(values[:, chosen], seconds, rcond=1e-9)
+        error = float(((values[:, chosen] @ solved - seconds) ** 2).sum())
+        if rank == len(chosen) and solved.min() >= 0 and error < least:
+            found = dict(zip(chosen, map(float, solved), strict=True))
+            best, least = tuple(found.get(column, 0.0) for column in columns), error
     return best
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Solves linear equations; None if they have no single solution."""
-    size = len(right)
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda index: abs(rows[index][column]))
-        if abs(rows[pivot][column]) < 1e-12 * (1 + abs(matrix[column][column])):
-            return None
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        for other in range(size):
-            if other != column:
-                factor = rows[other][column] / rows[column][column]
-                rows[other] = [a - factor * b for a, b in zip(rows[other], rows[column], strict=True)]
-    return [rows[index][size] / rows[index][index] for index in range(size)]

@@ -9,10 +9,8 @@ from statistics import fmean
 
 from gateway.errors import ConfigError
 from mtrl_plugins.plan.calibrate import engine_speed, trainer_speed
-from mtrl_plugins.plan.devices import Device
-from mtrl_plugins.plan.memory import ModelSize, cache_room, plan_rank, plan_server
 from mtrl_plugins.plan.simulate import Simulation, simulate
-from mtrl_plugins.plan.speeds import Cluster
+from mtrl_plugins.plan.speeds import Cluster, Device, ModelSize, cache_room, plan_rank, plan_server
 from mtrl_plugins.plan.workload import JobLimits, Workload
 from mtrl_plugins.workers.settings import WorkerSettings
 from trainer.policy.memory_parts import MemoryPlan
@@ -155,17 +153,14 @@ def plan_split(question: Question, split: Split, part: float, steps: int) -> Pla
 def _search_mode(question: Question, mode: str) -> list[PlannedSplit]:
     part = min(1.0, SEARCHED_ROLLOUTS / (question.settings.prompts * question.settings.n))
     splits = [split for split in _splits(question, mode) if _fits(question, split)]
-    found = {split: plan_split(question, split, part, SEARCHED_STEPS) for split in _every_second(splits)}
+    tried = splits if len(splits) <= PARTS // 2 else [*splits[::2], *splits[-1:]]
+    found = {split: plan_split(question, split, part, SEARCHED_STEPS) for split in tried}
     if found:
         best = find_best(list(found.values())).split
         place = splits.index(best)
         for split in splits[max(0, place - 1) : place + 2]:
             found.setdefault(split, plan_split(question, split, part, SEARCHED_STEPS))
     return sorted(found.values(), key=lambda planned: planned.split.trainer)
-
-
-def _every_second(splits: Sequence[Split]) -> Sequence[Split]:
-    return splits if len(splits) <= PARTS // 2 else [*splits[::2], *splits[-1:]]
 
 
 def _splits(question: Question, mode: str) -> Iterator[Split]:

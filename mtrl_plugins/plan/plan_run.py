@@ -18,18 +18,17 @@ from mtrl_plugins.plan.choose_split import (
     choose_split,
     find_best,
 )
-from mtrl_plugins.plan.devices import CPU, find_device
-from mtrl_plugins.plan.distributions import (
+from mtrl_plugins.plan.simulate import simulate
+from mtrl_plugins.plan.speeds import CPU, Cluster, find_device, measure_model
+from mtrl_plugins.plan.workload import (
+    JobLimits,
     MeasuredRun,
+    Workload,
     default_workload,
     describe_defaults,
     describe_workload,
     read_run,
 )
-from mtrl_plugins.plan.memory import measure_model
-from mtrl_plugins.plan.simulate import simulate
-from mtrl_plugins.plan.speeds import Cluster
-from mtrl_plugins.plan.workload import JobLimits, Workload
 from trainer.distributed.settings import DistributedSettings
 from trainer.policy.memory_parts import MemoryPlan
 from trainer.policy.memory_plan import plan_memory

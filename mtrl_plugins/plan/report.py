@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl_plugins.plan.choose_split import MODES, PlannedSplit
-from mtrl_plugins.plan.devices import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, CPU
 from mtrl_plugins.plan.plan_run import PlannedRun
+from mtrl_plugins.plan.speeds import BANDWIDTH_EFFICIENCY, COMPUTE_EFFICIENCY, CPU
 from trainer.policy.memory_parts import GIB
 
 COLUMNS = ("mode", "train", "serve", "step s", "engine idle", "trainer idle", "tokens/s", "stale")
@@ -32,8 +32,10 @@ def print_plan(planned: PlannedRun, console: Console) -> None:
     of_mode = [each for each in plan.splits if each.split.mode == mode]
     if len(of_mode) > 1:
         console.print(_table(f"splits of `mode: {mode}`", of_mode, planned))
-    for line in _memory_lines(plan.recommended):
-        console.print(Text(line))
+    best = plan.recommended
+    for name, memory in (("each rank", best.rank), ("each device of a server", best.server)):
+        parts = ", ".join(f"{part.name} {part.size / GIB:.2f}" for part in memory.parts)
+        console.print(Text(f"{name}: {memory.needed / GIB:.1f} of {memory.available / GIB:.1f} GiB: {parts}"))
     if any(each.part < 1 for each in plan.splits):
         console.print(Text("~ compared by a part of the job; the recommended split was simulated in full"))
     for note in (*planned.notes, *((ASSUMED,) if planned.options.device.lower() != CPU else ())):
@@ -115,9 +117,3 @@ def _cells(row: PlannedSplit, tp: int) -> Iterator[str]:
     yield f"{row.tokens_per_s:,.0f}"
     dropped = f" ({simulation.dropped} dropped)" if simulation.dropped else ""
     yield f"{simulation.staleness}{dropped}"
-
-
-def _memory_lines(best: PlannedSplit) -> Iterator[str]:
-    for name, plan in (("each rank", best.rank), ("each device of a server", best.server)):
-        parts = ", ".join(f"{part.name} {part.size / GIB:.2f}" for part in plan.parts)
-        yield f"{name}: {plan.needed / GIB:.1f} of {plan.available / GIB:.1f} GiB: {parts}"

@@ -12,8 +12,16 @@ from pathlib import Path
 from gateway.config.entries import display_path
 from gateway.errors import ConfigError, ConfigErrors
 from mtrl_plugins.scripts import confine, stubs
-from mtrl_plugins.scripts.launches import Records, Run, bash_errors, merge_unknown, place_launch
-from mtrl_plugins.scripts.word import UNKNOWN_TEXT, Launch, show_text
+from mtrl_plugins.scripts.launches import (
+    UNKNOWN_TEXT,
+    Launch,
+    Records,
+    Run,
+    bash_errors,
+    merge_unknown,
+    place_launch,
+    show_text,
+)
 
 VARIANTS = (("", ()), ("7\n", ()), ("unknown\n", stubs.QUIET_COMMANDS))
 """What stubs print and which are missing: a command that is the same each time depends on none of it."""
@@ -25,6 +33,10 @@ HARMLESS_SOURCES = re.compile(
     r"(?:.*/)?(activate|set_env\.sh|setvars\.sh|conda\.sh|\.?bashrc|\.bash_profile|\.profile|profile)"
 )
 """Files that set up an environment of programs; no argument depends on them."""
+NO_TRAINING = "neither `python3 -m verl.trainer.main_ppo` nor `swift rlhf`"
+SWIFT_COMMAND = re.compile(
+    r"^(?!\s*#).*\b((swift|megatron)\s+|swift[./]cli[./](_megatron[./])?)(rlhf|rollout)\b", re.MULTILINE
+)
 WRITE_VALUE = "write its lines into the script, or the command without the script"
 
 
@@ -37,6 +49,20 @@ def split_choice(name: str) -> tuple[Path, int | None]:
     """The file and the number of `run.sh#2`, which means the second training command of `run.sh`."""
     match = _CHOICE.fullmatch(name)
     return (Path(match[1]), int(match[2])) if match and not Path(name).exists() else (Path(name), None)
+
+
+def read_if_text(file: Path) -> str:
+    """The text of a file; nothing if it cannot be read as text."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        return ""
+
+
+def is_swift(words: Sequence[str]) -> bool:
+    """True if the words, or a file among them, have a command of ms-swift."""
+    files = (split_choice(word)[0] for word in words if Path(word).suffix not in (".yaml", ".yml"))
+    return any(SWIFT_COMMAND.search(text) for text in (" ".join(words), *map(read_if_text, files)))
 
 
 @dataclass(frozen=True, slots=True)

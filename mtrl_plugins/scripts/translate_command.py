@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.errors import ConfigError
+from gateway.plugins import find_missing, load_name
 from trainer.cli.errors import report_errors
 from trainer.cli.options import MODEL_PANEL, TrainOption, add_train_option, app
 
 if TYPE_CHECKING:
-    from mtrl_plugins.verl.translate import Translation
+    from mtrl_plugins.scripts.key_table import KeyTable
+    from mtrl_plugins.scripts.translate import Translation
 
-NO_SHELL_HELP = "Read scripts of verl and ms-swift without bash, and refuse what only bash understands"
 VERL_KEY = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*=.*|~[A-Za-z_][\w.@/-]*)", re.DOTALL)
 PASS_UNKNOWN_OPTIONS = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 """The words may be a command with options of another program."""
@@ -39,12 +40,10 @@ def translate(
 ) -> None:
     """Translate a configuration of verl or ms-swift to a run file, and report how each key was translated."""
     with report_errors():
-        from mtrl_plugins.swift.table import SWIFT_TABLE
-        from mtrl_plugins.verl.table import VERL_TABLE
-        from mtrl_plugins.verl.translate import format_report, format_run_file, format_table
+        from mtrl_plugins.scripts.translate import format_report, format_run_file, format_table
 
         if table:
-            sys.stdout.write(format_table(SWIFT_TABLE if words == ["swift"] else VERL_TABLE) + "\n")
+            sys.stdout.write(format_table(load_table("swift" if words == ["swift"] else "verl")) + "\n")
             return
         if not words:
             raise ConfigError("there is no input", field="translate", remedy="name a YAML file, a script, or a command")
@@ -79,23 +78,30 @@ def refuse_run_file(file: Path) -> None:
         raise ConfigError("is a run file of mtrl already; there is nothing to translate", file=file, remedy=remedy)
 
 
+def load_table(framework: str) -> KeyTable:
+    """The keys of a framework; raises ConfigError if its plug-in is not installed."""
+    if plugin := find_missing(framework):
+        remedy = "install mtrl with all its plug-ins"
+        raise ConfigError(f"{framework} needs the plug-in {plugin!r}, which is not installed", remedy=remedy)
+    table: KeyTable = load_name(f"mtrl_plugins.{framework}.conversions:{framework.upper()}_TABLE")
+    return table
+
+
 def translate_command(words: list[str]) -> Translation:
     """Translates a configuration of verl or ms-swift, whichever the words are for."""
-    from mtrl_plugins.swift import read_script as swift
-    from mtrl_plugins.swift.table import SWIFT_TABLE
-    from mtrl_plugins.verl import read_config as verl
-    from mtrl_plugins.verl.translate import translate as translate_keys
+    from mtrl_plugins.scripts.script_reader import is_swift
+    from mtrl_plugins.scripts.translate import translate as translate_keys
 
     if words:
         refuse_run_file(Path(words[0]))
-    if swift.is_swift(words):
-        return translate_keys(swift.read_command(words), SWIFT_TABLE)
-    return translate_keys(verl.read_command(words))
+    framework, reader = ("swift", "read_script") if is_swift(words) else ("verl", "read_config")
+    table = load_table(framework)
+    return translate_keys(load_name(f"mtrl_plugins.{framework}.{reader}:read_command")(words), table)
 
 
 def translate_to_settings(words: list[str]) -> dict[str, Any]:
     """The settings that a configuration of verl or ms-swift translates to; prints the report."""
-    from mtrl_plugins.verl.translate import format_report
+    from mtrl_plugins.scripts.translate import format_report
 
     translation = translate_command(words)
     sys.stderr.write(format_report(translation) + "\n\n")

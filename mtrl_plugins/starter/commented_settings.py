@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from mtrl_plugins.verl.translate import format_flow_yaml
+from mtrl_plugins.scripts.translate import format_flow_yaml
 from trainer.train.run_schema import describe_field
 from trainer.train.settings import TrainSettings
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.errors import ConfigError
+from gateway.plugins import find_missing
 from trainer.cli.errors import report_errors
 from trainer.cli.options import app
 
 if TYPE_CHECKING:
-    from mtrl_plugins.verl.translate import Translation
+    from mtrl_plugins.scripts.translate import Translation
 
 FRAMEWORKS = ("trl", "verl", "swift")
 
@@ -45,6 +46,10 @@ def init(
     Every line of the run file is explained in it. Nothing is overwritten.
     """
     with report_errors(stopped=lambda: "nothing was written"):
+        for needed in ("demo", "scripts", source[0]):
+            if plugin := find_missing(needed):
+                remedy = "install mtrl with all its plug-ins"
+                raise ConfigError(f"`init` needs the plug-in {plugin!r}, which is not installed", remedy=remedy)
         from mtrl_plugins.starter.write_job import write_job
 
         if not name:
@@ -70,15 +75,15 @@ def init(
 
 def _translate(framework: str, file: str) -> Translation:
     """Translates a file of another framework, and prints how each of its keys was translated."""
-    from mtrl_plugins.scripts.translate_command import refuse_run_file, translate_command
-    from mtrl_plugins.swift.read_script import is_swift
-    from mtrl_plugins.verl.translate import format_report
-
     if framework not in FRAMEWORKS:
         remedy = f"write --from {'|'.join(FRAMEWORKS)} FILE"
         raise ConfigError(f"{framework!r} is no framework that can be translated", field="--from", remedy=remedy)
     if not Path(file).is_file():
         raise ConfigError("there is no such file", file=file, field="--from", remedy="correct the path")
+    from mtrl_plugins.scripts.script_reader import is_swift
+    from mtrl_plugins.scripts.translate import format_report
+    from mtrl_plugins.scripts.translate_command import refuse_run_file, translate_command
+
     refuse_run_file(Path(file))
     if framework == "trl":
         from mtrl_plugins.trl.read_trl_file import translate_trl_file

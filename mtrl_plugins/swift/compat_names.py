@@ -61,58 +61,30 @@ def get_logger(name: str = "swift", *args: Any, **kwargs: Any) -> logging.Logger
 
 
 VERSION = "4.5"
-_PROTOCOL = {
-    name: f"mtrl_plugins.swift.protocol:{name}"
-    for name in (
-        "ChatCompletionMessageToolCall",
-        "ChatCompletionResponse",
-        "ChatCompletionResponseChoice",
-        "ChatMessage",
-        "Function",
-        "InferRequest",
-        "RequestConfig",
-        "RolloutInferRequest",
-        "RolloutOutput",
-        "RolloutResponseChoice",
-        "UsageInfo",
-    )
-}
-_MESSAGES = {"Messages": "mtrl_plugins.swift.protocol:Messages"}
-_REMOVE = {"remove_response": "mtrl_plugins.swift.protocol:remove_response"}
-_ENGINES = {
-    name: f"mtrl_plugins.swift.compat_names:{name}"
-    for name in ("GRPOVllmEngine", "InferEngine", "PtEngine", "TransformersEngine", "VllmEngine")
-}
-_TEMPLATE = {"Template": "mtrl_plugins.swift.compat_names:Template"}
-_DEVICE = {"to_device": "mtrl_plugins.swift.compat_names:to_device"}
-_TURNS = {
-    "MultiTurnScheduler": "mtrl_plugins.swift.multi_turn_scheduler:MultiTurnScheduler",
-    "RolloutScheduler": "mtrl_plugins.swift.multi_turn_scheduler:RolloutScheduler",
-    "multi_turns": "mtrl_plugins.swift.gym:multi_turns",
-}
-_SCHEDULERS = {
-    "GYMScheduler": "mtrl_plugins.swift.gym:GYMScheduler",
-    "OpenEnvScheduler": "mtrl_plugins.swift.openenv:OpenEnvScheduler",
-    "MathTipsScheduler": "mtrl_plugins.swift.tip_schedulers:MathTipsScheduler",
-    "ThinkingModelTipsScheduler": "mtrl_plugins.swift.tip_schedulers:ThinkingModelTipsScheduler",
-}
-_ENV = {"Env": "mtrl_plugins.swift.gym:Env", "envs": "mtrl_plugins.swift.gym:envs"}
-_CONTEXT = {
-    "ContextManager": "mtrl_plugins.swift.gym:ContextManager",
-    "context_managers": "mtrl_plugins.swift.gym:context_managers",
-}
-_REWARDS = {name: f"mtrl_plugins.swift.orm:{name}" for name in ("ORM", "AsyncORM", "orms")}
-_SHIPPED = {
-    name: f"mtrl_plugins.swift.orm:{name}"
-    for name in ("Format", "MathAccuracy", "ReActFormat", "RepetitionPenalty", "SoftOverlong")
-}
-_MODELS = {name: f"mtrl_plugins.swift.compat_names:{name}" for name in ("rm_plugins", "prms", "PRM")}
-_PLUGIN = {
-    "rm_plugins": "mtrl_plugins.swift.compat_names:rm_plugins",
-    "DefaultRMPlugin": "mtrl_plugins.swift.compat_names:DefaultRMPlugin",
-}
-_PRM = {"prms": "mtrl_plugins.swift.compat_names:prms", "PRM": "mtrl_plugins.swift.compat_names:PRM"}
-_LOGGER = {"get_logger": "mtrl_plugins.swift.compat_names:get_logger"}
+
+
+def _names(module: str, *names: str) -> dict[str, str]:
+    return {name: f"mtrl_plugins.swift.{module}:{name}" for name in names}
+
+
+_PROTOCOL = _names(
+    "protocol", "ChatCompletionMessageToolCall", "ChatCompletionResponse", "ChatCompletionResponseChoice",
+    "ChatMessage", "Function", "InferRequest", "RequestConfig", "RolloutInferRequest", "RolloutOutput",
+    "RolloutResponseChoice", "UsageInfo",
+)  # fmt: skip
+_MESSAGES, _REMOVE = _names("protocol", "Messages"), _names("protocol", "remove_response")
+_ENGINES = _names("compat_names", "GRPOVllmEngine", "InferEngine", "PtEngine", "TransformersEngine", "VllmEngine")
+_TEMPLATE, _DEVICE = _names("compat_names", "Template"), _names("compat_names", "to_device")
+_LOGGER, _PRM = _names("compat_names", "get_logger"), _names("compat_names", "prms", "PRM")
+_PLUGIN = _names("compat_names", "rm_plugins", "DefaultRMPlugin")
+_MODELS = _names("compat_names", "rm_plugins", "prms", "PRM")
+_TURNS = _names("schedulers", "MultiTurnScheduler", "RolloutScheduler", "multi_turns")
+_SCHEDULERS = _names(
+    "schedulers", "GYMScheduler", "OpenEnvScheduler", "MathTipsScheduler", "ThinkingModelTipsScheduler"
+)
+_ENV, _CONTEXT = _names("schedulers", "Env", "envs"), _names("schedulers", "ContextManager", "context_managers")
+_REWARDS = _names("orm", "ORM", "AsyncORM", "orms")
+_SHIPPED = _names("orm", "Format", "MathAccuracy", "ReActFormat", "RepetitionPenalty", "SoftOverlong")
 
 OFFERED: Mapping[str, Mapping[str, str]] = {
     "swift": {},
@@ -135,7 +107,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     # Release 4.
     "swift.rollout": {**_TURNS, **_ENV},
     "swift.rollout.multi_turn": {**_TURNS, **_SCHEDULERS, **_MESSAGES},
-    "swift.rollout.openenv_wrapper": {"OpenEnvWrapper": "mtrl_plugins.swift.openenv:OpenEnvWrapper"},
+    "swift.rollout.openenv_wrapper": {"OpenEnvWrapper": "mtrl_plugins.swift.schedulers:OpenEnvWrapper"},
     "swift.rollout.gym_env": {**_ENV, **_CONTEXT},
     "swift.rewards": {**_REWARDS, **_MODELS},
     "swift.rewards.orm": {**_REWARDS, **_SHIPPED},

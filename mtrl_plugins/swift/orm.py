@@ -5,14 +5,73 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.errors import ConfigError
+from gateway.config.diagnostics import closest_match
+from gateway.errors import ConfigError, describe_exception
 from mtrl_plugins.swift.math_accuracy import AnswerComparer
-from mtrl_plugins.swift.plugin_files import build_arguments, find_registered, instantiate, load_plugin_files
-from mtrl_plugins.swift.trajectory import CHAT_INFO
+from mtrl_plugins.swift.protocol import CHAT_INFO
+from trainer.load_plugin import load_plugin
 from trainer.reward.attempt import Attempt
+
+DEFAULT_ARGUMENTS: Mapping[str, Any] = {
+    "soft_max_length": None,
+    "soft_cache_length": None,
+    "repetition_n_grams": 3,
+    "repetition_max_penalty": -1.0,
+    "reward_model_plugin": None,
+    "seed": 42,
+}
+"""Arguments of a run that reward functions read, with ms-swift's defaults."""
+
+
+def load_plugin_files(plugins: str | Sequence[str], field: str) -> list[Path]:
+    """Runs the plug-in files, each once."""
+    files = [plugins] if isinstance(plugins, str) else list(plugins)
+    for file in files:
+        load_plugin(f"{file}:__name__", field)
+    return [Path(file) for file in files]
+
+
+def find_registered(registry: Mapping[str, Any], name: Any, field: str, what: str, files: Sequence[Path] = ()) -> Any:
+    """The object registered under a name; raises ConfigError with similar names."""
+    if name in registry:
+        return registry[name]
+    near = closest_match(str(name), registry)
+    hint = f"did you mean {near!r}?" if near else f"registered are {', '.join(registry) or 'none'}"
+    place = ", ".join(map(str, files)) or None
+    raise ConfigError(
+        f"unknown {what} {name!r}", file=place, field=field, remedy=f"register it in a plug-in file; {hint}"
+    )
+
+
+def instantiate(plugin: Any, field: str, **arguments: Any) -> Any:
+    """An instance of a class, with those arguments that its `__init__` accepts; other objects are returned as is."""
+    if not isinstance(plugin, type):
+        return plugin
+    try:
+        return plugin(**_accepted_arguments(plugin, arguments))
+    except ConfigError:
+        raise
+    except Exception as error:  # boundary: a user's own `__init__` may raise anything
+        place = inspect.getsourcefile(plugin) if plugin.__module__ != "builtins" else None
+        problem = f"{plugin.__name__} cannot be instantiated: {describe_exception(error)}"
+        raise ConfigError(problem, file=place, field=field, remedy="see its `__init__`") from error
+
+
+def build_arguments(options: Mapping[str, Any]) -> SimpleNamespace:
+    """The run's arguments for reward functions."""
+    return SimpleNamespace(**{**DEFAULT_ARGUMENTS, **options})
+
+
+def _accepted_arguments(plugin: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(plugin).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(arguments)
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 class ORM:
@@ -112,7 +171,7 @@ class RegisteredReward:
         if key not in self._functions:
             field = "reward.components"
             files = load_plugin_files(plugins, f"{field}.args.plugins")
-            registered = find_registered(orms, name, files, f"{field}.args.name", "reward function")
+            registered = find_registered(orms, name, f"{field}.args.name", "reward function", files)
             function = instantiate(
                 registered, f"{field}.args.name", args=build_arguments(options or {}), **(options or {})
             )

@@ -10,6 +10,8 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, field_validator
 
 Messages = list[dict[str, Any]]
+CHAT_INFO = "swift_messages"
+"""The key of a rollout's infos with the scheduler's chat."""
 
 
 def _name(kind: str) -> str:

@@ -8,14 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from gateway.config.entries import display_path
 from gateway.config.reader import parse_value
 from gateway.errors import ConfigError
-from mtrl_plugins.scripts.script_reader import ScriptReader, choose_launch, split_choice
-from mtrl_plugins.scripts.word import Launch, Word
-from mtrl_plugins.verl.read_config import COMMAND_LINE, NO_TRAINING, Keys, PlacedValue
+from mtrl_plugins.scripts.key_table import COMMAND_LINE, Keys, PlacedValue
+from mtrl_plugins.scripts.launches import Launch, Word
+from mtrl_plugins.scripts.script_reader import (
+    NO_TRAINING,
+    SWIFT_COMMAND,
+    ScriptReader,
+    choose_launch,
+    read_if_text,
+    split_choice,
+)
 
 MEGATRON_DEFAULTS = {"global_batch_size": 16, "tuner_type": "full"}
 """Defaults of `megatron rlhf` that differ from those of `swift rlhf`."""
@@ -50,9 +58,6 @@ def _is_release_3(keys: Keys, plugins: Iterable[str]) -> bool:
     return "tuner_type" not in keys and any(RELEASE_3_IMPORT.search(text) for text in plugins)
 
 
-SWIFT_COMMAND = re.compile(
-    r"^(?!\s*#).*\b((swift|megatron)\s+|swift[./]cli[./](_megatron[./])?)(rlhf|rollout)\b", re.MULTILINE
-)
 SWIFT_PROGRAMS = ("swift", "megatron")
 SWIFT_MODULE = re.compile(r"(?:.*[./])?swift[./]cli[./](?:_megatron[./])?(rlhf|rollout)(?:\.py)?")
 PROCESS_VARIABLES = ("NPROC_PER_NODE", "NNODES")
@@ -63,17 +68,6 @@ _VARIABLE = re.compile(r"([A-Z_]+)=(.*)")
 _TYPED_VALUE = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?|true|false|none|null|[\[{].*", re.DOTALL | re.IGNORECASE)
 """Values that are parsed; all others are text."""
 _FLAG = re.compile(r"--([A-Za-z_][\w-]*)(?:=(.*))?", re.DOTALL)
-
-
-def is_swift(words: Sequence[str]) -> bool:
-    """True if the words, or a file among them, have a command of ms-swift."""
-    if SWIFT_COMMAND.search(" ".join(words)):
-        return True
-    return any(
-        SWIFT_COMMAND.search(_read_text(split_choice(word)[0]))
-        for word in words
-        if Path(word).suffix not in (".yaml", ".yml")
-    )
 
 
 def find_program(words: Sequence[str]) -> str | None:
@@ -101,41 +95,26 @@ def read_command(words: Sequence[str], reader: ScriptReader | None = None) -> Ke
     )
     plugins = keys["external_plugins"].value if "external_plugins" in keys else []
     files = plugins if isinstance(plugins, list) else [plugins]
-    return keys | implicit_defaults(keys, [_read_text(Path(str(file))) for file in files])
+    return keys | implicit_defaults(keys, [read_if_text(Path(str(file))) for file in files])
+
+
+SHARED_FLAGS = ("model", "max_turns", "multi_turn_scheduler", "gym_env", "use_gym_env", "vllm_max_model_len")
+"""Flags of which the trainer and the rollout server must have the same value."""
 
 
 def _read_scripts(words: Sequence[str], reader: ScriptReader) -> Keys:
     """The keys of all scripts; those of `swift rlhf` override those of `swift rollout`."""
     keys: Keys = {}
-    files = list(_leading_files(words))
+    files = list(takewhile(lambda word: not word.startswith("-"), words))
     commands = [command for file in files for command in _read_script(file, reader)]
     for command in sorted(commands, key=lambda command: find_program(command.texts) == "rlhf"):
         script_keys = _read_launch(command)
         for name in set(script_keys) & set(keys):
-            if _is_shared_flag(name) and script_keys[name].value != keys[name].value:
+            if name in SHARED_FLAGS and script_keys[name].value != keys[name].value:
                 problem = f"conflicts with its value at {keys[name].place}"
                 raise ConfigError(problem, file=script_keys[name].place, field=f"--{name}", remedy="keep one of them")
         keys |= script_keys
     return keys | _read_flags([Word(word, COMMAND_LINE) for word in words[len(files) :]])
-
-
-def _is_shared_flag(name: str) -> bool:
-    """True if the trainer and the rollout server must have the same value."""
-    return name in ("model", "max_turns", "multi_turn_scheduler", "gym_env", "use_gym_env", "vllm_max_model_len")
-
-
-def _leading_files(words: Sequence[str]) -> Iterator[str]:
-    for word in words:
-        if word.startswith("-"):
-            return
-        yield word
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeError):
-        return ""
 
 
 def _read_script(name: str, reader: ScriptReader) -> list[Launch]:

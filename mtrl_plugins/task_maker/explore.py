@@ -7,16 +7,32 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from math import sqrt
 from random import Random
 from typing import Any
 
 from gateway.errors import ConfigError
-from mtrl_plugins.task_maker.arguments import ArgumentWriter, SourceStatistics, Written
-from mtrl_plugins.task_maker.chain import Chain, Dropped, Step, prune
-from mtrl_plugins.task_maker.server_sessions import MAX_RESULT, CallResult, Server, ServerSession
-from mtrl_plugins.task_maker.values import Path, Scalar, Value, leaves, split_of
+from mtrl_plugins.task_maker.chain import Chain, Step, prune
+from mtrl_plugins.task_maker.server_sessions import (
+    MAX_RESULT,
+    CallResult,
+    Dropped,
+    Server,
+    ServerSession,
+    run_concurrently,
+)
+from mtrl_plugins.task_maker.values import (
+    ArgumentWriter,
+    Path,
+    Scalar,
+    SourceStatistics,
+    Value,
+    Written,
+    leaves,
+    split_of,
+)
 
 SURVEY_SESSIONS = 12
 SURVEY_CALLS = 24
@@ -174,7 +190,10 @@ class Explorer:
                 known = [value for value in known if value.step is None or value.step < kept]
                 continue
             stated |= {str(literal) for literal in written.literals}
-            steps.append(_make_step(tool, written, result, writes=after != passed[-1]))
+            writes = after != passed[-1]
+            steps.append(
+                Step(tool, written.arguments, written.links, written.literals, result.value, writes, result.text)
+            )
             known += [
                 replace(value, step=len(steps) - 1)
                 for value in new_values(result.value, tool, stated)
@@ -251,5 +270,62 @@ def _is_plain(value: Value) -> bool:
     return "  " not in value.text and not is_error
 
 
-def _make_step(tool: str, written: Written, result: CallResult, *, writes: bool) -> Step:
-    return Step(tool, written.arguments, written.links, written.literals, result.value, writes, result.text)
+RANDOM_CALLS = 24
+"""Random calls that are executed from each prepared state; every task is held against all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomTry:
+    """What a random call left, and the answer that was then drawn from its result."""
+
+    end_state: Mapping[str, str]
+    answer: str
+
+    def has_answer(self, answer: Value) -> bool:
+        """Whether the drawn answer is right."""
+        return self.answer.casefold() == answer.text.casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class KnowsNothing:
+    """What policies that know nothing reach from each prepared state; all was executed."""
+
+    untouched: Mapping[str, Mapping[str, str]]
+    tries: Mapping[str, tuple[RandomTry, ...]]
+
+    def find_problem(self, chain: Chain) -> str | None:
+        """How such a policy solves a task, or the part of it that is graded by state; None if it does not."""
+        if chain.answer is None and chain.end_state == self.untouched[chain.state]:
+            return "solved by doing nothing"
+        for one in self.tries[chain.state]:
+            if chain.end_state and one.end_state == chain.end_state:
+                is_solved = chain.answer is None or one.has_answer(chain.answer)
+                return "solved by one random call" if is_solved else "one random call leaves its end state"
+            if not chain.end_state and chain.answer is not None and one.has_answer(chain.answer):
+                return "solved by one random call"
+        return None
+
+
+async def try_random_policies(explorer: Explorer) -> KnowsNothing:
+    """Executes nothing, and random calls, each in a fresh state."""
+    untouched, tries = {}, {}
+    for state in explorer.server.states:
+        try:
+            async with explorer.server.open(state) as session:
+                untouched[state] = await session.state()
+        except Dropped as error:
+            raise ConfigError(
+                f"server {explorer.server.name!r}: {error}", remedy="give it a smaller `state`"
+            ) from error
+        tries[state] = tuple(await run_concurrently(RANDOM_CALLS, partial(_try_once, explorer, state)))
+    return KnowsNothing(untouched, tries)
+
+
+async def _try_once(explorer: Explorer, state: str, number: int) -> RandomTry:
+    try:
+        result, end = await explorer.random_call(state, number)
+    except Dropped:  # It ended the server.
+        return RandomTry({}, "")
+    draw = Random(f"{explorer.seed}/answer/{state}/{number}")  # noqa: S311 - not security-relevant
+    found = [str(value) for _, _, value in leaves(result.value)]
+    return RandomTry(end, draw.choice(found) if found else "")

@@ -10,13 +10,10 @@ from random import Random
 from typing import Any
 
 from gateway.errors import ConfigError
-from mtrl_plugins.task_maker.chain import Chain, Dropped
-from mtrl_plugins.task_maker.execute import check_again, find_shorter
-from mtrl_plugins.task_maker.explore import Examples, Explorer
-from mtrl_plugins.task_maker.questions import MAX_QUESTION, tells_answer, write_question
-from mtrl_plugins.task_maker.random_policy import KnowsNothing, try_random_policies
-from mtrl_plugins.task_maker.rewording import Rewording
-from mtrl_plugins.task_maker.server_sessions import AT_ONCE, Server, run_concurrently
+from mtrl_plugins.task_maker.chain import Chain, check_again, find_shorter
+from mtrl_plugins.task_maker.explore import Examples, Explorer, KnowsNothing, try_random_policies
+from mtrl_plugins.task_maker.questions import MAX_QUESTION, Rewording, tells_answer, write_question
+from mtrl_plugins.task_maker.server_sessions import AT_ONCE, Dropped, Server, run_concurrently
 from mtrl_plugins.task_maker.values import split_of
 
 MOST_WITHOUT = 200
@@ -118,7 +115,9 @@ class TaskMaker:
             self._without = 0 if len(self.made) > before else self._without + len(batch)
             self._progress(len(self.made), self._settings.n, f"{self.report.dropped.total()} chains dropped")
         if not self.made:
-            raise ConfigError(_no_tasks_problem(self.report), remedy=NO_TASKS_REMEDY)
+            reasons = "; ".join(f"{reason} ({number})" for reason, number in self.report.dropped.most_common(3))
+            problem = f"no chain of {self.report.explored} makes a task: {reasons or 'no call worked'}"
+            raise ConfigError(problem, remedy=NO_TASKS_REMEDY)
 
     @property
     def unused_tools(self) -> list[str]:
@@ -227,11 +226,6 @@ NO_TASKS_REMEDY = (
     "give it a `state` with something in it, tools that read or change it, and `--examples` for arguments that no"
     " schema tells, such as SQL"
 )
-
-
-def _no_tasks_problem(report: Report) -> str:
-    reasons = "; ".join(f"{reason} ({number})" for reason, number in report.dropped.most_common(3))
-    return f"no chain of {report.explored} makes a task: {reasons or 'no call worked'}"
 
 
 def _quotas(settings: MakeSettings) -> dict[tuple[int, str], int]:

@@ -80,7 +80,7 @@ def _describe_stop(written: list[Path]) -> str:
 def _read_options(n: int, levels: str, held_out: float, seed: int, examples: Path | None) -> MakeSettings:
     from gateway.errors import ConfigError
     from mtrl_plugins.task_maker.make_tasks import MakeSettings
-    from mtrl_plugins.task_maker.open_server import read_examples
+    from mtrl_plugins.task_maker.server_sessions import read_examples
 
     try:
         numbers = tuple(dict.fromkeys(int(level) for level in levels.split(",")))
@@ -99,9 +99,9 @@ async def _make(
     reword: tuple[str | None, str], console: Console, written: list[Path],
 ) -> None:  # fmt: skip
     from mtrl_plugins.task_maker.make_tasks import TaskMaker
-    from mtrl_plugins.task_maker.open_server import describe_server, open_server
     from mtrl_plugins.task_maker.output import check_output
-    from mtrl_plugins.task_maker.rewording import Rewording
+    from mtrl_plugins.task_maker.questions import Rewording
+    from mtrl_plugins.task_maker.server_sessions import describe_server, open_server
     from trainer.view.progress import show_task_making
 
     check_output(out)

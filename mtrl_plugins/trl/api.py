@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from gateway.errors import ConfigError, unwrap_error
-from mtrl_plugins.trl.job_parts import Given, JobParts
-from mtrl_plugins.trl.prepare_model import name_model
+from mtrl_plugins.trl.job_parts import Given, JobParts, name_model
 from mtrl_plugins.trl.reward_functions import RewardFunction
 from trainer.model import require_whole_model
 from trainer.storage.run_files import METRICS_FILE, RUN_INFO_FILE, find_run_folder, read_metrics

@@ -2,25 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from math import ceil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gateway.errors import ConfigError
 from gateway.tool_table import Source
-from mtrl_plugins.trl.argument_values import UNLIMITED
+from mtrl_plugins.scripts.key_table import Keys, PlacedValue, Rule
+from mtrl_plugins.scripts.translate import Translation, translate
 from mtrl_plugins.trl.caller_thread import CallerThread
+from mtrl_plugins.trl.conversions import ROWS, TRL_TABLE, UNLIMITED
 from mtrl_plugins.trl.environments import Environments, EnvironmentStepper, EnvironmentToolset
 from mtrl_plugins.trl.function_tools import CallerTools, make_function_source, make_function_tools, make_source
-from mtrl_plugins.trl.prepare_model import text_template
-from mtrl_plugins.trl.read_arguments import read_arguments, translate_arguments
 from mtrl_plugins.trl.reward_functions import PREFIX, Progress, RewardFunctions, name_functions, unique_name
 from mtrl_plugins.trl.rows import EMPTY_PROMPT, PROMPT, DatasetTasks, open_dataset
 from trainer.train.job import JobObjects
-from trainer.train.settings import TrainSettings
+from trainer.train.settings import DEMO, TrainSettings
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+INITIAL_MODEL = "initial_model"
+"""The folder in a run in which a loaded model is saved."""
+TEXT_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def name_model(model: Any, run: Path, processing_class: Any = None) -> str:
+    """The setting `model` for what a trainer was given. A loaded model is saved into the run's folder first."""
+    if model is None:
+        return DEMO
+    if isinstance(model, str | Path):
+        if processing_class is not None:
+            remedy = "leave it out: the model's folder has its own"
+            raise ConfigError("goes with a loaded model only", field="processing_class", remedy=remedy)
+        return str(_find_folder(str(model)))
+    if not hasattr(model, "save_pretrained") or hasattr(model, "peft_config"):
+        remedy = "pass a model's folder, and adapters as `peft_config`"
+        raise ConfigError(f"is a {type(model).__name__}", field="model", remedy=remedy)
+    folder = run / INITIAL_MODEL
+    if not (folder / "config.json").exists():
+        if processing_class is None:
+            remedy = "pass the model's tokenizer or processor, or the model's folder"
+            raise ConfigError("is needed beside a loaded model", field="processing_class", remedy=remedy)
+        model.save_pretrained(folder)
+        processing_class.save_pretrained(folder)
+    return str(folder)
+
+
+def _find_folder(name: str) -> Path:
+    folder = Path(name).expanduser()
+    if folder.exists() or not HUB_NAME.fullmatch(name):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(MODEL_FILES)))
+    except Exception as error:  # boundary: the network and the hub may fail in any way
+        problem = f"{name!r} is no folder here, and cannot be fetched ({type(error).__name__})"
+        raise ConfigError(problem, field="model", remedy="download the model, and pass its folder") from error
+
+
+def text_template(model: str, prompts: Iterable[str]) -> str:
+    """A chat template for prompts that are texts: the policy continues them as they are.
+
+    It begins with the token that the model's tokenizer puts before every text, if there is one. Raises ConfigError if a
+    chat template was applied to the prompts already, since control tokens in data are read as plain text.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError):  # The demo, or a folder whose problems are reported later.
+        return TEXT_TEMPLATE
+    for prompt in prompts:
+        if token := next((token for token in tokenizer.all_special_tokens if token in prompt), None):
+            problem = f"a prompt holds the control token {token!r}, as if a chat template was applied to it"
+            raise ConfigError(problem, field="train_dataset", remedy="pass the messages themselves as `prompt`")
+    begins = bool(tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id])
+    return ("{{ bos_token }}" if begins else "") + TEXT_TEMPLATE
+
+
+PLACE = "args"
+"""Where errors say that an argument is."""
+
+
+def translate_arguments(args: Any, peft_config: Any = None, rows: int | None = None) -> Translation:
+    """The settings for the trainer's arguments; `rows` is the length of the data, if it has one.
+
+    Raises ConfigErrors with all arguments that are unknown or not supported.
+    """
+    keys: Keys = {name: PlacedValue(value, PLACE) for name, value in read_arguments(args).items()}
+    if rows is not None:
+        keys[ROWS] = PlacedValue(rows, PLACE)
+    if peft_config is not None:
+        keys["peft_config"] = PlacedValue(peft_config, "GRPO")
+    table = dataclasses.replace(TRL_TABLE, rules=(*TRL_TABLE.rules, Rule([ROWS])))
+    return translate(keys, table)
+
+
+def read_arguments(args: Any) -> dict[str, Any]:
+    """The arguments by name; of a dataclass, those that differ from its defaults."""
+    if args is None:
+        return {}
+    if isinstance(args, Mapping):
+        values = dict(args)
+    elif dataclasses.is_dataclass(args) and not isinstance(args, type):
+        values = {name: getattr(args, name) for name in _changed_fields(args)}
+    elif isinstance(args, SimpleNamespace):
+        values = dict(vars(args))
+    else:
+        remedy = "pass a GRPOConfig, or a dict with its names"
+        raise ConfigError(f"is a {type(args).__name__}", field=PLACE, remedy=remedy)
+    return {str(name): _to_plain(value) for name, value in values.items()}
+
+
+def _changed_fields(args: Any) -> Iterable[str]:
+    """The fields of a dataclass that differ from those of a new instance, which fills in defaults in the same way."""
+    fields = [field for field in dataclasses.fields(args) if field.init]
+    required = {
+        field.name: getattr(args, field.name)
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    try:
+        default = type(args)(**required)
+    except Exception:  # boundary: a class of the user's own may refuse what it is given
+        default = None
+    for each in fields:
+        before = _declared_default(each) if default is None else getattr(default, each.name)
+        if each.name in required or not _equal(getattr(args, each.name), before):
+            yield each.name
+
+
+def _declared_default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _equal(value: Any, other: Any) -> bool:
+    try:
+        return value is other or bool(value == other)
+    except Exception:  # boundary: values of any kind, such as arrays, may not compare to a truth value
+        return False
+
+
+def _to_plain(value: Any) -> Any:
+    """Enumerations, such as transformers' schedulers, as their values; tuples as lists."""
+    if isinstance(value, Enum):
+        return value.value
+    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
 
 TRAIN, EVALUATION = "train_dataset", "eval_dataset"
 PROMPT_ROOM = 1024

@@ -11,13 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.config.reader import read_text, read_with_lines
+from gateway.config.reader import read_file, read_text, read_with_lines
 from gateway.errors import ConfigError, ConfigErrors
-from mtrl_plugins.trl import argument_values as values
-from mtrl_plugins.trl.table import TRL_TABLE
-from mtrl_plugins.verl.key_rule import Effect, Rule
-from mtrl_plugins.verl.read_config import Keys, PlacedValue
-from mtrl_plugins.verl.translate import Translation, translate
+from mtrl_plugins.scripts.key_table import Keys, PlacedValue, make_rules
+from mtrl_plugins.scripts.translate import Translation, translate
+from mtrl_plugins.trl import conversions
 
 CONFIG, TRAINER, LORA = "GRPOConfig", "GRPOTrainer", "LoraConfig"
 POSITIONS = {
@@ -34,31 +32,6 @@ SHOWN_CHARACTERS = 80
 DEFAULT_STEPS = 100
 """Steps of a run whose file says how many epochs it has: the length of the data is not known here."""
 LORA_KEYS = {"r": "r", "lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules"}
-COMMAND_RULES = (
-    Rule(["model_name_or_path"], "model", Effect.SAME, "a folder as `save_pretrained` writes it, or a name on the hub"),
-    Rule(["dataset_name"], "data", Effect.SAME, "a data set's name, or a file of rows"),
-    Rule(["dataset_train_split", "dataset_test_split", "dataset_streaming", "attn_implementation", "use_peft",
-          "load_in_4bit", "load_in_8bit", "lora_dropout", "lora_task_type", "task_type", "bias"],
-         "", Effect.IGNORED, "it does not change what is trained here"),
-    Rule(["torch_dtype", "dtype"], "update.dtype", Effect.CHANGED,
-         "that of matrix products; weights and optimizer stay float32",
-         convert=lambda value, _: value if value in values.DTYPES else None),
-    Rule(["dataset_config"], "", Effect.CHANGED, "write it into `data`, as `name:config`"),
-    Rule(["reward_model_name_or_path"], "", Effect.CHANGED,
-         "name a function that asks it in `reward.components`: `rewards.py:name`"),
-)  # fmt: skip
-"""Keys of `trl grpo --config` besides those of `GRPOConfig`."""
-OBJECT_RULES = (
-    Rule(["reward_funcs"], "", Effect.CHANGED, "name your functions in `reward.components`: `rewards.py:name`"),
-    Rule(["model"], "", Effect.CHANGED, "is computed there: name a model's folder in `model`"),
-    Rule(["train_dataset"], "", Effect.CHANGED, "a Python object: write its rows into a file, and name it in `data`"),
-    Rule(["eval_dataset"], "", Effect.CHANGED,
-         "a Python object: write its rows into a file, and name it in `evaluation.data`"),
-    Rule(["tools", "environment_factory"], "", Effect.CHANGED, "Python objects: name them in a file of `tools`"),
-    Rule(["processing_class", "reward_processing_classes", "callbacks", "optimizers", "rollout_func"], "",
-         Effect.CHANGED, "a Python object, which settings cannot name: docs/migration-trl.md runs the script itself"),
-)  # fmt: skip
-"""Python objects, which a run file can only name; the table's rules on them are for those who pass them to `GRPO`."""
 
 
 def translate_trl_file(file: Path) -> Translation:
@@ -72,11 +45,11 @@ def translate_trl_file(file: Path) -> Translation:
         keys["peft_config"] = PlacedValue(lora, str(file))
     if "max_steps" not in keys:
         keys["max_steps"] = PlacedValue(DEFAULT_STEPS, "the length of the data is not known")
-    objects = {name for rule in OBJECT_RULES for name in rule.names}
-    table = tuple(rule for rule in TRL_TABLE.rules if not objects & {*rule.names})
-    known = {name for rule in table for name in rule.names}
-    rules = tuple(rule for rule in COMMAND_RULES if not known & {*rule.names})
-    return translate(keys, replace(TRL_TABLE, rules=(*table, *rules, *OBJECT_RULES)))
+    rows: Any = read_file(conversions.TABLE_FILE)
+    objects, commands = (make_rules(rows[section], vars(conversions)) for section in ("objects", "command"))
+    named = {name for rule in objects for name in rule.names}
+    table = (rule for rule in conversions.TRL_TABLE.rules if named.isdisjoint(rule.names))
+    return translate(keys, replace(conversions.TRL_TABLE, rules=(*table, *commands, *objects)))
 
 
 def _read_yaml(file: Path) -> Keys:

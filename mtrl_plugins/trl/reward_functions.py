@@ -3,26 +3,124 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from math import fsum
 from typing import Any
 
 import anyio
 from anyio import to_thread
+from PIL import Image as Pillow
 from transformers import TrainerState
 
 from gateway.await_user_code import await_user_code
 from gateway.errors import ConfigError, safe_repr
+from gateway.types import Image
 from gateway.user_code import UserCode
 from gateway.wire import to_plain
 from mtrl_plugins.trl.caller_thread import CallerThread, DeadlinePassed
-from mtrl_plugins.trl.reward_arguments import reward_arguments
+from mtrl_plugins.trl.rows import PROMPT
+from trainer.ledger import Message
 from trainer.reward.attempt import Attempt
 from trainer.reward.scorer import GivenRewards
 from trainer.rollout.rollout import Rollout
+
+OWN_ARGUMENTS = (PROMPT, "completion", "completion_ids")
+"""Columns that are not passed on."""
+Chat = list[dict[str, Any]]
+
+
+def reward_arguments(attempts: Sequence[Attempt], columns: Sequence[str]) -> dict[str, Any]:
+    """The arguments for a group's attempts; `columns` are those of the data set."""
+    names = [name for name in columns if name not in OWN_ARGUMENTS]
+    return {
+        "prompts": [_prompt(attempt) for attempt in attempts],
+        "completions": [_completion(attempt) for attempt in attempts],
+        "completion_ids": [attempt.response_ids[0] for attempt in attempts],
+        **{name: [attempt.columns.get(name) for attempt in attempts] for name in names},
+    }
+
+
+def has_text_prompt(attempt: Attempt) -> bool:
+    """Whether the row's prompt is a text, and not a chat."""
+    return isinstance(attempt.columns.get(PROMPT), str)
+
+
+def _prompt(attempt: Attempt) -> str | Chat:
+    if has_text_prompt(attempt):
+        return str(attempt.columns[PROMPT])
+    media = iter(attempt.images)
+    return [_with_images(message, media) for message in _opening(attempt)]
+
+
+def _opening(attempt: Attempt) -> tuple[Message, ...]:
+    """The chat before the policy's first turn, with what an environment added to it."""
+    return attempt.rollout.ledgers[0].entries[0].messages
+
+
+def _completion(attempt: Attempt) -> str | Chat:
+    if has_text_prompt(attempt):
+        return attempt.response
+    opening = _opening(attempt)
+    media = iter(attempt.images[_count_images(opening) :])
+    names: dict[str, str] = {}
+    read = [message for entry in attempt.ledger if entry.ids for message in entry.messages]
+    return [
+        _assistant_message(message, names)
+        if message["role"] == "assistant"
+        else _with_images(_tool_message(message, names), media)
+        for message in read[len(opening) :]
+    ]
+
+
+def _assistant_message(message: Message, names: dict[str, str]) -> dict[str, Any]:
+    """A turn of the policy, with its calls as TRL has them; their names are kept for the answers."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        names[call["id"]] = function["name"]
+        calls.append({"type": "function", "function": {**function, "arguments": _arguments(function["arguments"])}})
+    reasoning = {key: message[key] for key in ("reasoning_content",) if key in message}
+    content = {"role": "assistant", "content": message.get("content") or ""} | reasoning
+    return content | {"tool_calls": calls} if calls else content
+
+
+def _arguments(text: Any) -> Any:
+    try:
+        return json.loads(text or "{}") if isinstance(text, str) else text
+    except ValueError:  # The policy's text is not JSON, and stays as it is.
+        return text
+
+
+def _tool_message(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+    if message["role"] != "tool":
+        return dict(message)
+    return {"role": "tool", "name": names.get(message.get("tool_call_id", ""), ""), "content": message["content"]}
+
+
+def _with_images(message: Message, media: Any) -> dict[str, Any]:
+    """The message with PIL images where its placeholders are."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return dict(message)
+    parts = [_image_part(next(media, None)) if part.get("type") == "image" else dict(part) for part in content]
+    return {**message, "content": parts}
+
+
+def _image_part(image: Image | None) -> dict[str, Any]:
+    if image is None:
+        return {"type": "image"}
+    return {"type": "image", "image": Pillow.open(BytesIO(image.data))}
+
+
+def _count_images(messages: Sequence[Message]) -> int:
+    contents = [message.get("content") for message in messages]
+    return sum(part.get("type") == "image" for content in contents if isinstance(content, list) for part in content)
+
 
 RewardFunction = Callable[..., Any]
 PREFIX = "reward_funcs"
@@ -154,7 +252,9 @@ def name_functions(functions: Any) -> dict[str, RewardFunction]:
             kind = "a reward model" if isinstance(function, str) or callable(function) else "not a function"
             remedy = "pass a function that asks the model, such as over HTTP"
             raise ConfigError(f"{function!r:.60} is {kind}", field=f"reward_funcs[{index}]", remedy=remedy)
-        named[unique_name(_function_name(function), named)] = function
+        inner = function.func if isinstance(function, partial) else function
+        name = str(getattr(inner, "__name__", type(inner).__name__)).strip("<>")
+        named[unique_name(name, named)] = function
     return named
 
 
@@ -164,11 +264,6 @@ def unique_name(name: str, taken: Mapping[str, Any]) -> str:
     plain = f"{plain}_reward" if plain in ("mean", "std", "failed") else plain
     numbers = (f"{plain}_{number}" for number in range(2, len(taken) + 3))
     return plain if plain not in taken else next(name for name in numbers if name not in taken)
-
-
-def _function_name(function: Any) -> str:
-    named = function.func if isinstance(function, partial) else function
-    return str(getattr(named, "__name__", type(named).__name__)).strip("<>")
 
 
 def _is_async(function: RewardFunction) -> bool:

@@ -1,108 +1,28 @@
-"""Reads a configuration of verl from YAML, a launch script or a command line, as dotted keys with values and places.
-
-`${...}` references to other keys and to the environment are resolved; those that cannot be are errors.
-"""
+"""Reads a configuration of verl from YAML, a launch script or a command line, as dotted keys with values and places."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gateway.config.entries import display_path
 from gateway.config.reader import parse_value, read_with_lines
 from gateway.errors import ConfigError
-from mtrl_plugins.scripts.script_reader import ScriptReader
-from mtrl_plugins.scripts.word import Word
+from mtrl_plugins.scripts.key_table import COMMAND_LINE, Keys, PlacedValue
+from mtrl_plugins.scripts.launches import Word
+from mtrl_plugins.scripts.script_reader import NO_TRAINING, ScriptReader
 
-REFERENCE = re.compile(
-    r"\$\{(?:(?P<resolver>oc\.env|oc\.select):)?\s*(?P<name>[\w.@/-]+)\s*(?:,\s*(?P<default>[^{}]*))?\}"
-)
-MAX_REFERENCE_DEPTH = 20
-"""Deeper references are taken for a cycle."""
-COMMAND_LINE = "the command line"
 TRAIN_MODULE = re.compile(r"(?:.*[./])?main_(ppo|dapo)(\.py)?")
 """verl's training programs."""
 RECIPE = "recipe"
 """Stands for a key: the package that the training program is in, if it is one of verl's recipes."""
 _RECIPE_MODULE = re.compile(r"recipe[./](\w+)[./]main_ppo(?:\.py)?")
-NO_TRAINING = "neither `python3 -m verl.trainer.main_ppo` nor `swift rlhf`"
 VERL_DEFAULT_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
 """verl's own complete configurations; their values are the defaults in `table.py`."""
 OVERRIDE = re.compile(r"(?P<prefix>\+{0,2}|~)(?P<key>[A-Za-z_][\w.@/-]*)(=(?P<value>.*))?", re.DOTALL)
 HYDRA_ONLY_KEYS = ("hydra", "defaults", "_target_")
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedValue:
-    """A value with the place where it was written, such as `run.yaml:12`."""
-
-    value: Any
-    place: str
-
-
-Keys = dict[str, PlacedValue]
-
-
-def resolve_references(keys: Keys, defaults: Mapping[str, Any]) -> Keys:
-    """The keys with all `${...}` in their values resolved."""
-    return {
-        key: PlacedValue(_Resolver(key, placed, keys, defaults).resolve(placed.value), placed.place)
-        for key, placed in keys.items()
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolver:
-    """Resolves the references in the value of one key."""
-
-    key: str
-    placed: PlacedValue
-    keys: Keys
-    defaults: Mapping[str, Any]
-
-    def resolve(self, value: Any, depth: int = 0) -> Any:
-        if isinstance(value, list):
-            return [self.resolve(item, depth) for item in value]
-        if not isinstance(value, str) or "${" not in value:
-            return value
-        if match := REFERENCE.fullmatch(value):
-            return self._resolve_match(match, depth)
-        text = REFERENCE.sub(lambda match: str(self._resolve_match(match, depth)), value)
-        if "${" in text:
-            raise self._error(f"{value!r} cannot be resolved")
-        return text
-
-    def _resolve_match(self, match: re.Match[str], depth: int) -> Any:
-        if depth > MAX_REFERENCE_DEPTH:
-            raise self._error(f"{match[0]} refers to itself")
-        name, default = self._absolute_name(match["name"]), match["default"]
-        if match["resolver"] == "oc.env":
-            text = os.environ.get(name, default)
-        elif name in self.keys:
-            placed = self.keys[name]
-            return replace(self, key=name, placed=placed).resolve(placed.value, depth + 1)
-        elif name in self.defaults:
-            return self.defaults[name]
-        else:
-            text = default
-        if text is None and match["resolver"] == "oc.select":
-            return None
-        if text is None:
-            raise self._error(f"{match[0]} refers to an unknown key or variable")
-        return parse_value(text, Path(self.placed.place))
-
-    def _absolute_name(self, name: str) -> str:
-        """Leading dots are relative to the key, as in OmegaConf."""
-        bare = name.lstrip(".")
-        above = self.key.split(".")[: len(bare) - len(name)] if bare != name else []
-        return ".".join((*above, bare))
-
-    def _error(self, problem: str) -> ConfigError:
-        return ConfigError(problem, file=self.placed.place, field=self.key, remedy="write the value")
 
 
 def read_keys(source: Path | None, words: Sequence[str], reader: ScriptReader | None = None) -> Keys:

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from mtrl_plugins.scripts.key_table import Effect, KeyTable
 from mtrl_plugins.swift import compat_names as swift_names
-from mtrl_plugins.swift.table import SWIFT_TABLE as SWIFT_FLAGS
-from mtrl_plugins.trl.table import TRL_TABLE as TRL_ARGUMENTS
+from mtrl_plugins.swift.conversions import SWIFT_TABLE as SWIFT_FLAGS
+from mtrl_plugins.trl.conversions import TRL_TABLE as TRL_ARGUMENTS
 from mtrl_plugins.verl import compat_names as verl_names
-from mtrl_plugins.verl.key_rule import Effect, KeyTable
-from mtrl_plugins.verl.table import VERL_TABLE as VERL_KEYS
+from mtrl_plugins.verl.conversions import VERL_TABLE as VERL_KEYS
 from tests.docs.blocks import ROOT
 
 VERL, SWIFT, TRL = (ROOT / "docs" / f"migration-{framework}.md" for framework in ("verl", "swift", "trl"))

@@ -16,9 +16,8 @@ import anyio
 from mtrl_plugins.agents.agent_host import AgentHost
 from mtrl_plugins.agents.agent_runner import AgentRunner
 from mtrl_plugins.agents.settings import AgentSettings
-from mtrl_plugins.swift.gym import Env, GYMScheduler, envs
-from mtrl_plugins.swift.multi_turn_scheduler import MultiTurnScheduler
 from mtrl_plugins.swift.protocol import RolloutInferRequest
+from mtrl_plugins.swift.schedulers import Env, GYMScheduler, MultiTurnScheduler, envs
 from mtrl_plugins.swift.stepper import wrap_scheduler
 from tests.hostile.gateway_doors import (
     PATIENCE,

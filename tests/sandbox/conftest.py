@@ -6,7 +6,6 @@ import ctypes
 import os
 import secrets
 import socket
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,23 +13,14 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio import from_thread
-from pydantic import SecretStr
 
-from gateway.http.settings import Settings
-from gateway.http.uvicorn_server import StopSignal
 from gateway.mcp_client.reaper import Reaper
-from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.provider import BubblewrapProvider
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_toolset import SandboxToolset
 from gateway.toolset import Session
 from gateway.types import Task
-from mtrl_plugins.sandboxes.sandbox_server import SandboxServer, serving
 
-TOKEN, MOST, LEASE_S = "a-token-of-the-tests", 2, 1.0
-ALLOWED = ("pypi.org", "*.example.org:8443", "10.0.0.5:8080")
-ENGINE = str(Path(__file__).with_name("container_engine.py"))
 SMALL = SandboxSettings(memory_mb=192, processes=40, disk_mb=16, files=500, output_bytes=65536)
 
 
@@ -76,25 +66,3 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     shared.unlink()
     libc.shmctl(segment, 0, None)
     assert (folder / "secret").read_text() == "secret"
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> SandboxSettings:
-    container = {"image": "an-image", "engine": f"{sys.executable} {ENGINE} {tmp_path}", "python": sys.executable}
-    values = {"env": {"TOKEN": "s3cret"}, "memory_mb": 100, "processes": 12, "container": container}
-    return SandboxSettings.model_validate(values)
-
-
-Served = tuple[SandboxSettings, SandboxServer]
-
-
-@pytest.fixture
-def server() -> Iterator[Served]:
-    """A server of sandboxes with an event loop of its own, since it needs asyncio; and the settings that lead to it."""
-    http = Settings(port=0, token=SecretStr(TOKEN))
-    with from_thread.start_blocking_portal("asyncio") as portal:
-        context = portal.wrap_async_context_manager(
-            serving(http, MOST, LEASE_S, portal.call(StopSignal), allowed_hosts=HostRules(ALLOWED))
-        )
-        with context as (url, running):
-            yield SandboxSettings.model_validate({"remote": {"url": url, "token": TOKEN}}), running

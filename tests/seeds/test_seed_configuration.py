@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigErrors
+from mtrl_plugins.scripts.translate import translate
+from mtrl_plugins.verl.conversions import VERL_TABLE
 from mtrl_plugins.verl.read_config import read_command
-from mtrl_plugins.verl.translate import translate
 from tests.sample_images import png
 from tests.seeds.conftest import Lay
 from tests.seeds.seed_rollouts import feedback_texts, load_tasks, open_runners
@@ -28,7 +29,7 @@ interaction:
 
 
 def settings(*words: str) -> TrainSettings:
-    return TrainSettings.model_validate(translate(read_command([*words, *NEEDED])).settings)
+    return TrainSettings.model_validate(translate(read_command([*words, *NEEDED]), VERL_TABLE).settings)
 
 
 SETUP = """
@@ -94,7 +95,7 @@ def test_training_command_becomes_run_file(goes_on: str, lay: Lay) -> None:
         "config/interaction.yaml": INTERACTION,
         "rows.jsonl": "\n".join([json.dumps({"prompt": "2 + 2?", "data_source": "openai/gsm8k"})] * 1024),
     })  # fmt: skip
-    found = TrainSettings.model_validate(translate(read_command(["train.sh"])).settings)
+    found = TrainSettings.model_validate(translate(read_command(["train.sh"]), VERL_TABLE).settings)
     assert (found.algorithm.name, found.prompts, found.n) == ("grpo", 512, 8)
     assert found.tools == (str(folder / "config/interaction.yaml"),)
     assert found.steps == 15 * 2, "fifteen epochs of two batches"

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.gateway import Gateway
 from mtrl_plugins.scripts.translate_command import translate_command
-from mtrl_plugins.swift import gym, orm
+from mtrl_plugins.swift import orm, schedulers
 from tests.seeds.conftest import Lay
 from tests.seeds.seed_rollouts import LIMITS, RolloutRunners, load_tasks, make_template, score_group, trained_texts
 from trainer.algorithms.token_weights import compute_token_weights, load_token_weight_fn
@@ -34,7 +34,7 @@ NAMED = "mtrl_plugins.swift.stepper:named"
 
 @pytest.fixture(autouse=True)
 def unregistered() -> Iterator[None]:
-    registries = [gym.multi_turns, gym.envs, orm.orms]
+    registries = [schedulers.multi_turns, schedulers.envs, orm.orms]
     before = [dict(one) for one in registries]
     yield
     for registry, known in zip(registries, before, strict=True):

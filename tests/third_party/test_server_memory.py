@@ -18,9 +18,9 @@ from gateway.check import Finding, run_checks
 from gateway.gateway import Gateway
 from gateway.session import GatewaySession
 from gateway.types import Outcome, Task, ToolCall
-from mtrl_plugins.task_maker import explore, random_policy
+from mtrl_plugins.task_maker import explore
 from mtrl_plugins.task_maker.make_tasks import MakeSettings, TaskMaker
-from mtrl_plugins.task_maker.open_server import open_server
+from mtrl_plugins.task_maker.server_sessions import open_server
 
 SERVER = Path(__file__).parents[2] / ".npm-peers/node_modules/@modelcontextprotocol/server-memory/dist/index.js"
 OWN_FILE = {"MEMORY_FILE_PATH": "${MTRL_ROLLOUT_DIR}/memory.jsonl"}
@@ -81,7 +81,7 @@ async def test_memory_begins_with_the_state(tmp_path: Path) -> None:
 
 async def test_tasks_are_made_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explore, "SURVEY_SESSIONS", 2)
-    monkeypatch.setattr(random_policy, "RANDOM_CALLS", 2)
+    monkeypatch.setattr(explore, "RANDOM_CALLS", 2)
     (tmp_path / "state").mkdir()
     lines = [{"type": "entity", "name": f"Person{n}", "entityType": "person", "observations": []} for n in range(9)]
     (tmp_path / "state" / "memory.jsonl").write_text("\n".join(map(json.dumps, lines)))

@@ -9,8 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mtrl_plugins.plan.simulate import simulate
-from mtrl_plugins.plan.simulated_rollouts import SimulatedGroup, SimulatedRollouts
+from mtrl_plugins.plan.simulate import SimulatedGroup, SimulatedRollouts, simulate
 from mtrl_plugins.plan.speeds import Cluster, EngineSpeed, TrainerSpeed
 from mtrl_plugins.plan.workload import JobLimits, RolloutScript, TurnScript, Workload
 from tests.virtual_clock import VIRTUAL_CLOCK

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from mtrl_plugins.plan.calibrate import fit_costs, measured_engine_speed, measured_trainer_speed
-from mtrl_plugins.plan.devices import DEVICES
-from mtrl_plugins.plan.distributions import read_run
-from mtrl_plugins.plan.event_queue import EventQueue
-from mtrl_plugins.plan.memory import cache_room, measure_model, plan_rank
 from mtrl_plugins.plan.plan_run import PlanOptions, plan_run
+from mtrl_plugins.plan.simulate import EventQueue
+from mtrl_plugins.plan.speeds import DEVICES, cache_room, measure_model, plan_rank
+from mtrl_plugins.plan.workload import read_run
 from tests.trainer.cli_data import RunCommand
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, Span, StopReason

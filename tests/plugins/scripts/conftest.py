@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mtrl_plugins.scripts import confine
+from mtrl_plugins.scripts.launches import Launch
 from mtrl_plugins.scripts.script_reader import ScriptReader
-from mtrl_plugins.scripts.word import Launch
 from mtrl_plugins.verl.read_config import is_training
 from tests.conftest import Write
 from tests.plugins.scripts.confinements import WORKING

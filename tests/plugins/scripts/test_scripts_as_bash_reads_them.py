@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.scripts.script_reader import ScriptReader
-from mtrl_plugins.scripts.word import UNKNOWN_TEXT
-from mtrl_plugins.verl.read_config import NO_TRAINING, is_training
+from mtrl_plugins.scripts.launches import UNKNOWN_TEXT
+from mtrl_plugins.scripts.script_reader import NO_TRAINING, ScriptReader
+from mtrl_plugins.verl.read_config import is_training
 from tests.conftest import Write
 from tests.plugins.scripts.conftest import ReadScript
 

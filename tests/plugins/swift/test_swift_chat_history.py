@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.types import Image
-from mtrl_plugins.swift.chat_history import ChatState, build_request, find_masked_spans, next_step, to_template_messages
 from mtrl_plugins.swift.protocol import RolloutInferRequest
+from mtrl_plugins.swift.stepper import ChatState, build_request, find_masked_spans, next_step, to_template_messages
 from trainer.engine.base import Sampling
 from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import RolloutStart

@@ -104,4 +104,4 @@ async def test_unknown_environment_is_reported_with_registered_ones(write: Write
     row = task(env_config={"name": "count"})
     rollout = await run_scheduler(NAMED, [], row, name="gym_scheduler", plugins=[str(file)])
     assert rollout.stop is StopReason.ERROR and "unknown environment 'count'" in rollout.reason
-    assert "registered are counts" in rollout.reason
+    assert "did you mean 'counts'" in rollout.reason

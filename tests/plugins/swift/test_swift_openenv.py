@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mtrl_plugins.swift.openenv import OpenEnvScheduler
 from mtrl_plugins.swift.orm import gym
+from mtrl_plugins.swift.schedulers import OpenEnvScheduler
 from tests.conftest import Write
 from tests.plugins.swift.scheduler_rollouts import ROW, TASK, other_texts, policy_texts, run_scheduler
 from trainer.reward.attempt import Attempt

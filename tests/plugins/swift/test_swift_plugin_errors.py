@@ -71,7 +71,7 @@ def test_unavailable_import_is_reported_with_its_line_and_alternatives(write: Wr
 def test_unregistered_scheduler_is_reported_with_closest_name(write: Write) -> None:
     file = write("plugin.py", HEAD + "    pass\nmulti_turns['wrong_one'] = Wrong\n")
     args = {"plugins": [str(file)], "name": "wrong_on"}
-    with pytest.raises(ConfigError, match="does not register a scheduler 'wrong_on'") as caught:
+    with pytest.raises(ConfigError, match="unknown scheduler 'wrong_on'") as caught:
         make_stepper(BaseRolloutSettings(stepper="mtrl_plugins.swift.stepper:named", stepper_args=args))
     assert str(file) in str(caught.value) and "did you mean 'wrong_one'" in str(caught.value)
 

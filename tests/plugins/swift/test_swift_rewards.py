@@ -119,14 +119,13 @@ async def test_failing_function_fails_its_rollouts_with_its_line(write: Write) -
 
 def test_unregistered_function_is_reported_before_the_run(write: Write) -> None:
     file = write("plugin.py", PLUGIN)
-    with pytest.raises(ConfigError, match="does not register a reward function 'solve'") as caught:
+    with pytest.raises(ConfigError, match="unknown reward function 'solve'") as caught:
         scorer(file, "solve")
     assert "did you mean 'solves'" in str(caught.value) and str(file) in str(caught.value)
 
 
 def test_builtin_functions_are_registered_and_score(write: Write) -> None:
-    from mtrl_plugins.swift.orm import orms
-    from mtrl_plugins.swift.plugin_files import build_arguments
+    from mtrl_plugins.swift.orm import build_arguments, orms
 
     said = ["<think>a</think> <answer>b</answer>", "<answer>b</answer>", "so so so so"]
     assert orms["format"]()(completions=said) == [1.0, 0.0, 0.0]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.swift.flag_values import BUILTIN_SCHEDULERS
-from mtrl_plugins.swift.gym import multi_turns
+from mtrl_plugins.swift.conversions import BUILTIN_SCHEDULERS
+from mtrl_plugins.swift.schedulers import multi_turns
 from tests.conftest import Write
 from tests.plugins.swift.scheduler_rollouts import TASK, other_texts, policy_texts, run_scheduler
 from trainer.rollout.rollout import StopReason

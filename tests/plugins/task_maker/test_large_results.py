@@ -12,10 +12,8 @@ import pytest
 
 from gateway.errors import ConfigError
 from mtrl_plugins.task_maker import explore
-from mtrl_plugins.task_maker.chain import Dropped
 from mtrl_plugins.task_maker.explore import Explorer
-from mtrl_plugins.task_maker.open_server import open_server
-from mtrl_plugins.task_maker.server_sessions import CallResult, ServerSession
+from mtrl_plugins.task_maker.server_sessions import CallResult, Dropped, ServerSession, open_server
 from mtrl_plugins.task_maker.values import Value
 from tests.plugins.task_maker.test_make_tasks import make, quick  # noqa: F401 - a fixture
 

@@ -16,14 +16,20 @@ from gateway.errors import ConfigError
 from gateway.state import state_hash
 from gateway.types import Outcome, ToolCall, ToolSpec
 from mtrl_plugins.demo.shelves.shelves_demo import FILES, FOLDER
-from mtrl_plugins.task_maker import explore, make_tasks, random_policy, server_sessions
-from mtrl_plugins.task_maker.chain import Chain, Dropped, Step
-from mtrl_plugins.task_maker.execute import check_again, execute, find_shorter
+from mtrl_plugins.task_maker import explore, make_tasks, server_sessions
+from mtrl_plugins.task_maker.chain import Chain, Step, check_again, execute, find_shorter
 from mtrl_plugins.task_maker.explore import Explorer
 from mtrl_plugins.task_maker.make_tasks import MadeTask, MakeSettings, Report, TaskMaker, count_shared_values
-from mtrl_plugins.task_maker.open_server import describe_server, open_server, read_examples
 from mtrl_plugins.task_maker.output import held_out_file, write_tasks
-from mtrl_plugins.task_maker.server_sessions import CallResult, Server, ServerSession
+from mtrl_plugins.task_maker.server_sessions import (
+    CallResult,
+    Dropped,
+    Server,
+    ServerSession,
+    describe_server,
+    open_server,
+    read_examples,
+)
 from mtrl_plugins.task_maker.values import split_of
 from tests.waiting import PATIENCE_S
 from trainer.data.tasks import load_rows
@@ -36,7 +42,7 @@ SERVERS = FOLDER / "servers.json"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short survey, and few random calls."""
     monkeypatch.setattr(explore, "SURVEY_SESSIONS", 3)
-    monkeypatch.setattr(random_policy, "RANDOM_CALLS", 4)
+    monkeypatch.setattr(explore, "RANDOM_CALLS", 4)
 
 
 async def make(n: int, seed: int = 0, file: Path = SERVERS, name: str = "shelves") -> tuple[list[MadeTask], Report]:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gateway.errors import ConfigError
 from mtrl_plugins.demo.shelves.shelves_demo import FOLDER
-from mtrl_plugins.task_maker import explore, random_policy
+from mtrl_plugins.task_maker import explore
 from mtrl_plugins.task_maker.make_tasks import TaskMaker
 from tests.plugins.task_maker.chat_server import ChatHandler
 from trainer.cli import app
@@ -22,7 +22,7 @@ from trainer.cli import app
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explore, "SURVEY_SESSIONS", 2)
-    monkeypatch.setattr(random_policy, "RANDOM_CALLS", 2)
+    monkeypatch.setattr(explore, "RANDOM_CALLS", 2)
 
 
 def run(*words: str) -> tuple[int, str]:

@@ -8,11 +8,10 @@ import anyio
 import pytest
 
 from mtrl_plugins.demo.shelves.shelves_demo import FILES, FOLDER
-from mtrl_plugins.task_maker import explore, random_policy
+from mtrl_plugins.task_maker import explore
 from mtrl_plugins.task_maker.chain import Chain, Step
-from mtrl_plugins.task_maker.explore import Explorer
-from mtrl_plugins.task_maker.open_server import open_server
-from mtrl_plugins.task_maker.random_policy import KnowsNothing, RandomTry
+from mtrl_plugins.task_maker.explore import Explorer, KnowsNothing, RandomTry
+from mtrl_plugins.task_maker.server_sessions import open_server
 from mtrl_plugins.task_maker.values import Value
 from tests.waiting import PATIENCE_S
 
@@ -44,9 +43,9 @@ async def test_shipped_tasks_are_not_solved_by_doing_nothing_or_by_one_random_ca
         async with open_server(FOLDER / "servers.json", "shelves", None, ()) as server:
             explorer = Explorer(server, 77)
             await explorer.survey(lambda _: None)
-            knows_nothing = await random_policy.try_random_policies(explorer)
+            knows_nothing = await explore.try_random_policies(explorer)
     untouched, tries = knows_nothing.untouched[""], knows_nothing.tries[""]
-    assert len(tries) == random_policy.RANDOM_CALLS and any(one.end_state != untouched for one in tries)
+    assert len(tries) == explore.RANDOM_CALLS and any(one.end_state != untouched for one in tries)
     rows = [json.loads(line) for file in FILES.values() for line in (FOLDER / file).read_text().splitlines()]
     changing = [row for row in rows if "end_state" in row]
     assert len(changing) > 0.9 * len(rows) and all("ground_truth" in row for row in rows if row not in changing)

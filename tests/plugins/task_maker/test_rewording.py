@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.task_maker import rewording as rewording_module
+from mtrl_plugins.task_maker import questions as rewording_module
 from mtrl_plugins.task_maker.chain import Chain, Step
-from mtrl_plugins.task_maker.rewording import Rewording
+from mtrl_plugins.task_maker.questions import Rewording
 from mtrl_plugins.task_maker.values import Value
 from tests.plugins.task_maker.chat_server import ChatHandler
 

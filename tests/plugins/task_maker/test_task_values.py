@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from gateway.types import ToolSpec
-from mtrl_plugins.task_maker.arguments import ArgumentWriter, SourceStatistics
 from mtrl_plugins.task_maker.chain import Chain, Step, prune, with_links, without_step
 from mtrl_plugins.task_maker.explore import Constants
 from mtrl_plugins.task_maker.questions import missing_values, tells_answer, write_question
 from mtrl_plugins.task_maker.values import (
+    ArgumentWriter,
+    SourceStatistics,
     Value,
     derived_value,
     key_fit,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError, ConfigErrors
-from mtrl_plugins.trl.loss_arguments import not_truncated
-from mtrl_plugins.trl.read_arguments import read_arguments, translate_arguments
+from mtrl_plugins.trl.conversions import not_truncated
+from mtrl_plugins.trl.job_parts import read_arguments, translate_arguments
 from trainer.ledger import Author, Entry, Ledger
 from trainer.train.settings import TrainSettings
 
@@ -75,7 +75,7 @@ def test_other_arguments() -> None:
     assert made.report == ("wandb",) and made.checkpoint.keep == 2 and made.evaluation.every == 5
     assert made.update.dtype == "float32" and made.update.lora is not None
     assert (made.update.lora.rank, made.update.lora.alpha, made.update.lora.targets) == (4, 8.0, ("q_proj", "v_proj"))
-    assert made.algorithm.credit.rounds == "mtrl_plugins.trl.loss_arguments:not_truncated"
+    assert made.algorithm.credit.rounds == "mtrl_plugins.trl.conversions:not_truncated"
     assert not made.curriculum.shuffled and made.template.chat_template_kwargs == {"enable_thinking": False}
 
 
@@ -100,14 +100,7 @@ def test_the_mismatch_with_vllm(args: dict[str, Any], expected: dict[str, Any]) 
         ({"num_generations": 3}, "cannot be divided into groups of 3"),
         ({"loss_type": "sapo"}, "write one of grpo"),
         ({"loss_type": "cispo"}, "epsilon_high"),
-        ({"fp16": True}, "use bf16"),
-        ({"top_entropy_quantile": 0.2}, "all tokens are trained"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, "sum_then_normalize"),
-        ({"generation_kwargs": {"top_a": 1}}, "sampled as it is"),
         ({"model_init_kwargs": {"revision": "x"}}, "save_pretrained"),
-        ({"sync_ref_model": True}, "the reference stays"),
-        ({"trust_remote_code": True}, "no code"),
-        ({"push_to_hub": True}, "upload the folder"),
         ({"peft_config": SimpleNamespace(p=1)}, "LoraConfig"),
         ({"temperature": 0.0}, "above 0"),
     ],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mtrl_plugins.scripts.script_reader import ScriptReader
+from mtrl_plugins.scripts.translate import translate
+from mtrl_plugins.verl.conversions import VERL_TABLE
 from mtrl_plugins.verl.read_config import read_command
-from mtrl_plugins.verl.translate import translate
 from tests.conftest import Write
 from tests.plugins.verl.test_verl_keys import ROLLOUT, get_error, get_setting, translate_words
 
@@ -45,7 +46,7 @@ def test_recipe_of_the_program_is_its_mode(write: Write) -> None:
     keys = "actor_rollout_ref.model.path=m data.train_files=d algorithm.adv_estimator=grpo rollout.nnodes=1"
     command = f"python3 -m recipe.one_step_off_policy.main_ppo {keys} trainer.total_training_steps=3"
     file = write("run.sh", f"export VLLM_USE_V1=1\n{command} actor_rollout_ref.actor.ppo_mini_batch_size=1024\n")
-    translation = translate(read_command([file.name], ScriptReader(tell=lambda line: None)))
+    translation = translate(read_command([file.name], ScriptReader(tell=lambda line: None)), VERL_TABLE)
     assert translation.settings["mode"] == "one_step_off"
     assert {key.key: key.place for key in translation.keys}["recipe"] == "run.sh:2"
 
@@ -56,5 +57,5 @@ def test_key_of_the_command_line_overrides_the_script_in_any_spelling(write: Wri
     )
     file = write("run.sh", f"python3 -m verl.trainer.main_ppo {keys} actor_rollout_ref.actor.grad_clip=0.5\n")
     words = ["actor_rollout_ref.actor.optim.clip_grad=0.25", "actor_rollout_ref.actor.ppo_mini_batch_size=1024"]
-    translation = translate(read_command([file.name, *words], ScriptReader(tell=lambda line: None)))
+    translation = translate(read_command([file.name, *words], ScriptReader(tell=lambda line: None)), VERL_TABLE)
     assert translation.settings["update"]["clip"] == 0.25

@@ -10,10 +10,9 @@ import pytest
 import yaml
 
 from gateway.errors import ConfigError
-from mtrl_plugins.verl.key_rule import Effect
+from mtrl_plugins.scripts.translate import Translation, format_report, format_run_file, translate
+from mtrl_plugins.verl.conversions import VERL_TABLE
 from mtrl_plugins.verl.read_config import read_command, read_keys
-from mtrl_plugins.verl.table import RULES
-from mtrl_plugins.verl.translate import Translation, format_report, format_run_file, format_table, translate
 from trainer.train.settings import TrainSettings
 
 MINIMAL = (
@@ -27,7 +26,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def translate_words(*words: str) -> Translation:
-    return translate(read_keys(None, [*MINIMAL, *words]))
+    return translate(read_keys(None, [*MINIMAL, *words]), VERL_TABLE)
 
 
 def get_setting(translation: Translation, setting: str) -> Any:
@@ -46,15 +45,12 @@ def get_error(*words: str) -> str:
 @pytest.mark.parametrize(
     ("word", "setting", "value"),
     [
-        ("data.train_batch_size=512", "prompts", 512),
         ("data.val_files=['v.parquet']", "evaluation.data", "v.parquet"),
         ("data.val_max_samples=64", "evaluation.few", 64),
-        ("data.seed=7", "seed", 7),
         ("data.train_files=['a','b']", "data", "a, b"),
         ("data.image_key=pictures", "columns", {"image_key": "pictures", "video_key": "videos"}),
         ("+data.apply_chat_template_kwargs.enable_thinking=False", "template.chat_template_kwargs",
          {"enable_thinking": False}),
-        (f"{ROLLOUT}.n=16", "n", 16),
         (f"{ROLLOUT}.temperature=0.7", "sampling.temperature", 0.7),
         (f"{ROLLOUT}.top_k=-1", "sampling.top_k", 0),
         (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml", "tools", ["tools.yaml"]),
@@ -75,10 +71,8 @@ def get_error(*words: str) -> str:
         ("actor_rollout_ref.actor.ppo_mini_batch_size=128", "update.minibatches", 8),
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000", "update.tokens", 24000),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "update.tokens", 4096),
-        ("actor_rollout_ref.actor.optim.lr=2e-6", "update.lr", 2e-6),
         ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.2", "update.warmup", 8),
         ("actor_rollout_ref.actor.optim.lr_warmup_steps=3 actor_rollout_ref.actor.ppo_epochs=2", "update.warmup", 24),
-        ("data.shuffle=False", "curriculum.shuffled", False),
         ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosine", "update.fall", "cosine"),
         ("actor_rollout_ref.actor.optim.warmup_style=cosine", "update.floor", 0.0),
         ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=32", "update.lora",
@@ -111,7 +105,6 @@ def get_error(*words: str) -> str:
         ("algorithm.rollout_correction.rollout_rs=geometric algorithm.rollout_correction.rollout_rs_threshold=4.0",
          "algorithm.mismatch", {"reject": "geometric", "high": 4.0, "low": 0.25}),
         ("actor_rollout_ref.actor.tis_imp_ratio_cap=5", "algorithm.mismatch", {"truncate": "token", "cap": 5}),
-        ("algorithm.filter_groups.enable=True", "algorithm.dynamic", True),
         ("algorithm.filter_groups.max_num_gen_batches=5", "draws", 5),
         ("reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=128", "algorithm.overlong",
          {"limit": 512, "margin": 128, "cost": 1.0}),
@@ -125,7 +118,6 @@ def get_error(*words: str) -> str:
         ("reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=64",
          "algorithm.overlong", {"limit": 512, "margin": 64, "cost": 1.0}),
         ("trainer.total_training_steps=33", "steps", 33),
-        ("trainer.default_local_dir=runs/mine", "out", "runs/mine"),
         ("trainer.save_freq=20", "checkpoint.every", 20),
         ("trainer.max_actor_ckpt_to_keep=1", "checkpoint.keep", 2),
         ("trainer.test_freq=5", "evaluation.every", 5),
@@ -203,9 +195,6 @@ def test_kept_side_becomes_removed_side(side: str, setting: str) -> None:
         ("data.train_batchsize=3", "unknown key\n  remedy: did you mean `data.train_batch_size`?"),
         ("data.truncation=left", "a truncated prompt is a different task\n  remedy: write `data.truncation=error`"),
         ("data.train_files=[3]", "3 is not a path"),
-        ("data.prompt_key=question", "remedy: name the column `prompt`"),
-        ("data.sampler.class_path=s.py", "remedy: order tasks with the setting `curriculum`"),
-        ("actor_rollout_ref.actor.entropy_coeff=0.01", "remedy: write 0: entropy is a metric"),
         ("actor_rollout_ref.actor.optim.lr_scheduler_type=wsd", "remedy: write constant or cosine"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=300", "300 prompts do not divide data.train_batch_size 1024"),
         ("actor_rollout_ref.actor.loss_agg_mode=median", "unknown aggregation 'median'"),
@@ -222,27 +211,12 @@ def test_kept_side_becomes_removed_side(side: str, setting: str) -> None:
          "unknown parser 'dialect'"),
         (f"{ROLLOUT}.multi_turn.enable=False {ROLLOUT}.multi_turn.tool_config_path=t.yaml",
          "turn it on, or remove them"),
-        (f"{ROLLOUT}.agent.agent_loop_config_path=loop.yaml", "the setting `stepper`"),
-        ("rollout.multiturn.environment.type=tool_calling", "multi_turn.tool_config_path"),
-        ("actor_rollout_ref.model.trust_remote_code=True", "code in a model's folder is never run"),
-        ("reward_model.enable=True", "call that model in a reward function"),
-        ("reward_model.reward_loop_source=importlib", "remedy: score in your own function: `custom_reward_function"),
-        ("reward_model.reward_loop_module_path=loops.py", "remedy: score in your own function"),
-        ("+actor_rollout_ref.actor.qat.enable=True", "actor_rollout_ref.actor.qat.enable: True is not supported"),
-        ("+actor_rollout_ref.model.mtp.enable=True", "actor_rollout_ref.model.mtp.enable: True is not supported"),
         ("reward_model.enable=False reward.reward_model.enable=True", "conflicts with its value at"),
-        ("reward.reward_manager.source=importlib", "remedy: score in your own function: `custom_reward_function"),
-        ("reward.reward_manager.module.path=managers.py", "remedy: score in your own function"),
-        ("reward.reward_model.enable=True", "call that model in a reward function"),
-        ("reward.sandbox_fusion.url=http://box/run", "run programs in your own function"),
-        ("reward_model.reward_loop_class_name=Loop", "remedy: score in your own function"),
-        (f"{ROLLOUT}.agent.default_agent_loop=my_agent", "'my_agent' is not supported"),
         (
             f"{ROLLOUT}.agent.default_agent_loop=single_turn_agent {ROLLOUT}.multi_turn.tool_config_path=t.yaml",
             "default_agent_loop: is single_turn_agent, which has no tools, but tools or an interaction are named\n"
             "  remedy: write tool_agent, or remove them",
         ),
-        ("+actor_rollout_ref.ref.model.path=another", "the reference is the policy before training"),
         ("algorithm.adv_estimator=gae critic.model.path=another",
          "remedy: remove it: the critic starts from the policy's weights"),
         ("algorithm.adv_estimator=gae critic.model.lora_rank=8", "critic.model.lora_rank: 8 is not supported"),
@@ -251,7 +225,6 @@ def test_kept_side_becomes_removed_side(side: str, setting: str) -> None:
         ("algorithm.adv_estimator=gae critic.optim.betas=[0.9,0.95]", "remove it: the policy's are used"),
         ("reward_model.reward_manager=batch", "define `compute_score(data_source, solution_str"),
         ("trainer.logger=swanlap", "unknown tracker 'swanlap'"),
-        ("trainer.val_only=True", "remedy: run `mtrl-train eval RUN`"),
         ("trainer.total_training_steps=null", "cannot compute the steps of 30 epochs"),
         ("data.train_batch_size=many", "'many' is not an integer"),
         (f"{ROLLOUT}.top_p=1.5", "less than or equal to 1 (here: sampling.top_p)"),
@@ -277,7 +250,7 @@ def test_all_errors_are_reported_with_their_lines(tmp_path: Path, monkeypatch: p
         """)
     )
     with pytest.raises(ConfigError) as caught:
-        translate(read_keys(Path("run.yaml"), MINIMAL))
+        translate(read_keys(Path("run.yaml"), MINIMAL), VERL_TABLE)
     message = str(caught.value)
     assert "run.yaml:3: data.truncation: " in message
     assert "run.yaml:4: data.shufle: unknown key" in message
@@ -322,24 +295,8 @@ def test_report_has_every_key() -> None:
     assert "further calls of a turn are answered with an error" in expected
 
 
-def test_table_has_unique_keys_and_existing_settings() -> None:
-    names = [name for rule in RULES for name in rule.names]
-    assert len(names) == len(set(names))
-    for rule in RULES:
-        fields: Any = TrainSettings.model_fields
-        for step in filter(None, rule.setting.split(".")):
-            assert step in fields, rule.setting
-            inner = fields[step].annotation
-            inner = inner if isinstance(inner, type) else inner.__args__[0]
-            fields = getattr(inner, "model_fields", {})
-        assert rule.note or rule.setting or rule.effect is Effect.FIXED, rule.name
-    lines = format_table().splitlines()
-    assert len(lines) == len(RULES) + 2
-    assert all(line.startswith("| ") and line.endswith(" |") for line in (lines[0], *lines[2:]))
-
-
 def test_complete_command_is_translated() -> None:
     translation = translate(
-        read_command(["python3", "-m", "verl.trainer.main_ppo", *MINIMAL, "data.train_batch_size=512"])
+        read_command(["python3", "-m", "verl.trainer.main_ppo", *MINIMAL, "data.train_batch_size=512"]), VERL_TABLE
     )
     assert translation.settings["prompts"] == 512

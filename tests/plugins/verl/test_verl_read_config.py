@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from gateway.errors import ConfigError
+from mtrl_plugins.scripts.translate import Translation, translate
+from mtrl_plugins.verl.conversions import VERL_TABLE
 from mtrl_plugins.verl.read_config import read_command, read_keys
-from mtrl_plugins.verl.translate import Translation, translate
 from tests.conftest import Write
 from tests.trainer.cli_data import RunCommand
 from trainer.cli.run_file import load_settings
@@ -18,7 +19,7 @@ from trainer.train.settings import TrainSettings
 
 
 def translate_words(*words: str) -> Translation:
-    return translate(read_command(words))
+    return translate(read_command(words), VERL_TABLE)
 
 
 CONFIG = """
@@ -135,7 +136,7 @@ def test_config_with_defaults_references_and_overrides(write: Write) -> None:
         trainer: {total_training_steps: 5}
         """,
     )
-    settings: Any = translate(read_keys(Path("mine.yaml"), ["data.train_batch_size=512"])).settings
+    settings: Any = translate(read_keys(Path("mine.yaml"), ["data.train_batch_size=512"]), VERL_TABLE).settings
     assert settings["prompts"] == 512
     assert settings["limits"]["rollout_tokens"] == 1024 + 2048
     assert settings["data"] == settings["evaluation"]["data"] == "rows.parquet"

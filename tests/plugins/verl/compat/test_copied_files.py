@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
-
 import anyio
 import pytest
 
@@ -110,20 +107,6 @@ async def test_functions_of_ray_are_refused(write: Write) -> None:
     file = write("my_remote_function.py", "import ray\n@ray.remote\ndef work():\n    return 1")
     with pytest.raises(ConfigError, match="only classes can be remote"):
         load_object("my_remote_function.work", file)
-
-
-def test_search_tool_keeps_the_results_and_counts_queries_and_titles() -> None:
-    tool = load_object("verl.tools.mcp_search_tool.MCPSearchTool")({}, None)
-    answer = {"query": "gnu", "results": [{"title": "A", "url": "a"}, {"title": "B", "url": "b"}]}
-    content = [
-        SimpleNamespace(type="text", text=json.dumps(answer)),
-        SimpleNamespace(type="image", text=None),
-        SimpleNamespace(type="text", text="{'query': 'gnat', 'results': []}"),
-    ]
-    text, metrics = tool._parse_tool_result(content)
-    assert text == '[{"title": "A", "url": "a"}, {"title": "B", "url": "b"}][]'
-    expected = {"status": "success", "query_count": 2, "queries": ["gnu", "gnat"], "total_results": 2}
-    assert metrics == expected | {"api_request_error": ""}
 
 
 def test_subclass_of_verls_mcp_tool_keeps_state_by_instance() -> None:

@@ -1,4 +1,4 @@
-"""Tests of the scores that stand in for verl's: the same values as verl 0.7's own functions give."""
+"""The rules that stand in for verl's, beyond the scores, which the laws compare with verl's own."""
 
 from __future__ import annotations
 
@@ -9,42 +9,10 @@ import pytest
 
 from gateway.config.load_object import load_object
 from gateway.feedback import gsm8k as by_value
-from mtrl_plugins.verl import geo3k_rule, gsm8k_rule
-from mtrl_plugins.verl.registry import default_compute_score
+from mtrl_plugins.verl import gsm8k_rule
 
 FAR = "so it goes " * 40
 """More text than the rule reads."""
-
-
-@pytest.mark.parametrize(
-    ("text", "truth", "strict", "flexible"),
-    [
-        ("#### 42", "42", 1.0, 1.0),
-        ("It is 42", "42", 0, 1.0),
-        ("#### 1,000", "1000", 1.0, 0.1),
-        ("#### 42.0", "42", 0.1, 0.1),
-        ("#### 42.", "42", 0.1, 0.1),
-        ("#### $42", "42", 0, 1.0),
-        ("#### +42", "42", 0, 1.0),
-        ("#### -5", "-5", 1.0, 1.0),
-        ("#### 3 then #### 4", "4", 1.0, 1.0),
-        ("#### 3 then 4", "3", 1.0, 0.1),
-        ("####42", "42", 0, 1.0),
-        ("#### 42" + FAR, "42", 0, 0),
-        (FAR + "#### 42", "42", 1.0, 1.0),
-        ("10-7=3", "3", 0, 1.0),
-        ("5-3", "3", 0, 0.1),
-        ("#### .", ".", 1.0, 1.0),
-        ("4 . .", "4", 0, 1.0),
-        ("4 ..", "4", 0, 0.1),
-        ("no number", "4", 0, 0),
-        ("", "4", 0, 0),
-    ],
-)
-def test_gsm8k_scores_as_verl_does(text: str, truth: str, strict: float, flexible: float) -> None:
-    scores = [gsm8k_rule.compute_score(text, truth, method, format_score=0.1) for method in ("strict", "flexible")]
-    assert scores == [strict, flexible]
-    assert default_compute_score("openai/gsm8k", text, truth) == (1.0 if strict == 1.0 else 0.0)
 
 
 def test_gsm8k_refuses_a_number_as_ground_truth() -> None:
@@ -54,24 +22,6 @@ def test_gsm8k_refuses_a_number_as_ground_truth() -> None:
 
 def test_our_own_rule_compares_numbers_of_the_whole_text() -> None:
     assert by_value.compute_score("#### 42.0" + FAR, "42") == 1.0
-
-
-@pytest.mark.parametrize(
-    ("text", "truth", "score"),
-    [
-        (r"<think>hm</think> so \boxed{3}", "3", 1.0),
-        (r"<think>hm</think> so \boxed{4}", "3", 0.1),
-        (r"so \boxed{3}", "3", 0.9),
-        ("3", "3", 0.0),
-        (r"\boxed{\frac{1}{2}}", "0.5", 0.9),
-    ],
-)
-def test_geometry3k_scores_as_verl_does(text: str, truth: str, score: float) -> None:
-    assert default_compute_score("hiyouga/geometry3k", text, truth) == pytest.approx(score)
-
-
-def test_geometry3k_reads_the_whole_text_without_a_box() -> None:
-    assert geo3k_rule.compute_score("3", "3", use_boxed=False, format_score=0.0) == 1.0
 
 
 @pytest.fixture

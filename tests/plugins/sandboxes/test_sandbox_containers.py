@@ -12,7 +12,7 @@ from gateway.errors import Unavailable
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.toolset import hash_session_state
 from gateway.types import Outcome, ToolResult
-from tests.sandbox.test_sandbox_providers import call, engine_calls, find_processes, open_tools
+from tests.plugins.sandboxes.test_sandbox_providers import call, engine_calls, find_processes, open_tools
 from tests.waiting import wait_until
 
 

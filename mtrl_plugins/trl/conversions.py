@@ -1,19 +1,18 @@
-"""Converts arguments of TRL's GRPOConfig for batches, steps, learning rate, limits, trackers and adapters."""
+"""Converts arguments of TRL's GRPOConfig; `keys.yaml` names the function of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from mtrl_plugins.verl.key_rule import SourceConfig, UnsupportedValue, parse_count, parse_number
-from mtrl_plugins.verl.model_keys import BUILTIN_REPORTERS, REPORTERS
+from mtrl_plugins.scripts import conversions as shared
+from mtrl_plugins.scripts.conversions import AGGREGATES, UNLIMITED, lr_decay
+from mtrl_plugins.scripts.key_table import KeyTable, SourceConfig, UnsupportedValue, parse_count, parse_number
+from trainer.ledger import Author, Ledger
 
-UNLIMITED = 1_000_000
-"""Stands for no limit; the engine's context still applies."""
 ROWS = "train_dataset_rows"
 """The key for the number of rows of `train_dataset`, from which epochs become steps."""
-LR_SCHEDULES = {"linear": "line", "cosine": "cosine"}
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 DTYPES = ("auto", "float32", "bfloat16")
 MODEL_DTYPE_KEYS = ("dtype", "torch_dtype")
 
@@ -100,22 +99,10 @@ def warmup(value: Any, config: SourceConfig) -> int:
 
 def lr_schedule(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     """The decay of the learning rate; None if it is constant."""
-    if value in ("constant", "constant_with_warmup"):
+    if (fall := lr_decay(value)) is None:
         return None
-    if value not in LR_SCHEDULES:
-        raise UnsupportedValue(f"unknown schedule {value!r}", "write linear, cosine or constant")
     total = steps(config["max_steps"], config) * updates_per_step(config)
-    return {"steps": total, "floor": 0.0, "fall": LR_SCHEDULES[value]}
-
-
-def betas(value: Any, config: SourceConfig) -> list[float]:
-    """The betas of Adam."""
-    return [parse_number(value), config.number("adam_beta2")]
-
-
-def dtype(value: Any, config: SourceConfig) -> str | None:
-    """The dtype of matrix products."""
-    return None if value is None else "bfloat16" if value else "float32"
+    return {"steps": total, "floor": 0.0, "fall": fall}
 
 
 def token_limits(value: Any, config: SourceConfig) -> dict[str, int]:
@@ -126,20 +113,6 @@ def token_limits(value: Any, config: SourceConfig) -> dict[str, int]:
 def assistant_turns(value: Any, config: SourceConfig) -> int:
     """The most turns of the policy: one more than the rounds of calls."""
     return UNLIMITED if value is None else parse_count(value) + 1
-
-
-def report(value: Any, config: SourceConfig) -> list[str] | None:
-    """The trackers besides metrics.jsonl and TensorBoard."""
-    names = [value] if isinstance(value, str) else [str(name) for name in value or ()]
-    if unknown := [name for name in names if name not in (*REPORTERS, *BUILTIN_REPORTERS, "none")]:
-        known = ", ".join((*REPORTERS, "tensorboard", "none"))
-        raise UnsupportedValue(f"unknown tracker {unknown[0]!r}", f"write some of {known}")
-    return [name for name in names if name in REPORTERS] or None
-
-
-def keep_checkpoints(value: Any, config: SourceConfig) -> int | None:
-    """How many checkpoints are kept: at least two, so that one is whole while another is written."""
-    return None if value is None else max(2, parse_count(value))
 
 
 def chat_template_kwargs(value: Any, config: SourceConfig) -> dict[str, Any] | None:
@@ -172,3 +145,83 @@ def lora(value: Any, config: SourceConfig) -> dict[str, Any] | None:
         raise UnsupportedValue(f"target_modules={targets!r} is a pattern", "list the layers' names")
     settings: dict[str, Any] = {"rank": fields["r"], "alpha": float(fields.get("lora_alpha") or 8)}
     return settings if targets is None or isinstance(targets, str) else settings | {"targets": sorted(targets)}
+
+
+MISMATCH_MODES = {
+    "token_truncate": {"truncate": "token"},
+    "sequence_truncate": {"truncate": "sequence"},
+    "token_mask": {"truncate": "token", "reject": "token"},
+    "sequence_mask": {"truncate": "sequence", "reject": "sequence"},
+}
+NO_LOWER_BOUND, NO_UPPER_BOUND = 1e-6, 1e6
+"""Bounds of a ratio that is not bounded there."""
+
+
+def algorithm(value: Any, config: SourceConfig) -> dict[str, Any]:
+    """The algorithm for TRL's loss type, and how it averages token losses."""
+    length = {"length": config.count("max_completion_length")} if value == "dr_grpo" else {}
+    return {"name": _algorithm_name(value, config), "aggregate": AGGREGATES[value], **length}
+
+
+def _algorithm_name(value: Any, config: SourceConfig) -> str:
+    level, scale = config["importance_sampling_level"], config["scale_rewards"]
+    scale = {True: "group", False: "none"}.get(scale, scale)
+    if value not in AGGREGATES:
+        raise UnsupportedValue(f"the loss {value!r} is not here", f"write one of {', '.join(AGGREGATES)}")
+    if level not in ("token", "sequence"):
+        raise UnsupportedValue(f"unknown level {level!r}", "write token or sequence", "importance_sampling_level")
+    if scale not in ("group", "none", "batch"):
+        raise UnsupportedValue(f"unknown scaling {scale!r}", "write group, batch or none", "scale_rewards")
+    special = "cispo" if value == "cispo" else "gspo" if level == "sequence" else ""
+    if special and (scale != "group" or (value == "cispo" and level == "sequence")):
+        problem = f"{special} is here with scaling by group only, and cispo and sequence level exclude each other"
+        raise UnsupportedValue(problem, "remove one of the arguments", "scale_rewards")
+    unscaled = {"none": "dr_grpo", "batch": "reinforce_pp_baseline"}.get(scale)
+    return special or unscaled or ("dapo" if value == "dapo" else "grpo")
+
+
+def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
+    """The KL term of the loss."""
+    if not parse_number(value):
+        return None
+    return {"coefficient": parse_number(value), "estimator": "k3+" if config["use_bias_correction_kl"] else "k3"}
+
+
+def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
+    """The correction of the mismatch between engine and trainer, which TRL makes with vLLM only."""
+    if not value or not config["use_vllm"]:
+        return None
+    mode = config["vllm_importance_sampling_mode"]
+    if mode not in MISMATCH_MODES:
+        problem, known = f"unknown mode {mode!r}", ", ".join(MISMATCH_MODES)
+        raise UnsupportedValue(problem, f"write one of {known}", "vllm_importance_sampling_mode")
+    high, low = config["vllm_importance_sampling_clip_max"], config["vllm_importance_sampling_clip_min"]
+    high = NO_UPPER_BOUND if high is None else parse_number(high, "vllm_importance_sampling_clip_max")
+    if "reject" not in MISMATCH_MODES[mode]:
+        if low is not None:
+            problem = "weights have no lower bound here, where they are truncated"
+            raise UnsupportedValue(problem, "remove it", "vllm_importance_sampling_clip_min")
+        return MISMATCH_MODES[mode] | {"cap": high}
+    low = NO_LOWER_BOUND if low is None else parse_number(low, "vllm_importance_sampling_clip_min")
+    return MISMATCH_MODES[mode] | {"cap": high, "high": high, "low": low}
+
+
+def credit_rounds(value: Any, config: SourceConfig) -> str | None:
+    """The token weights that leave out truncated rollouts."""
+    return f"{not_truncated.__module__}:{not_truncated.__name__}" if value else None
+
+
+def not_truncated(ledger: Ledger) -> list[float]:
+    """Weighs the policy's tokens 1, or 0 if its last turn was truncated."""
+    turns = ledger.turns
+    is_whole = bool(turns) and turns[-1].finish_reason != "length"
+    return [float(is_whole and entry.author is Author.POLICY) for entry in ledger for _ in entry.ids]
+
+
+def known_dtype(value: Any, config: SourceConfig) -> str | None:
+    """The dtype of a model, where updates have it too."""
+    return value if value in DTYPES else None
+
+
+TABLE_FILE = Path(__file__).with_name("keys.yaml")
+TRL_TABLE = KeyTable.read(TABLE_FILE, vars(shared) | globals())

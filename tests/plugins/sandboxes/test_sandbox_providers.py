@@ -28,7 +28,7 @@ from gateway.toolset import Session, hash_session_state
 from gateway.types import Image, Outcome, Task, ToolCall, ToolResult
 from mtrl_plugins.sandboxes import remote_provider
 from tests.conftest import Write
-from tests.sandbox.conftest import LEASE_S, Served
+from tests.plugins.sandboxes.conftest import LEASE_S, Served
 from tests.waiting import PATIENCE_S, wait_until
 
 PNG = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nNone"
@@ -140,7 +140,7 @@ async def test_engine_that_is_ended_in_a_call_is_no_failure_of_the_policy(
 KILLED_GATEWAY = """
 import anyio, sys
 from gateway.sandbox.sandbox_settings import SandboxSettings
-from tests.sandbox.test_sandbox_providers import call, open_tools
+from tests.plugins.sandboxes.test_sandbox_providers import call, open_tools
 async def main():
     async with open_tools(SandboxSettings.model_validate_json(sys.argv[1])) as session:
         print((await call(session, "python", code="1")).text, flush=True)
@@ -151,7 +151,7 @@ anyio.run(main)
 
 def test_container_of_a_gateway_that_is_killed_is_removed(engine: SandboxSettings, tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED_GATEWAY, engine.model_dump_json()]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as gateway:
         assert gateway.stdout is not None
         printed = gateway.stdout.readline()

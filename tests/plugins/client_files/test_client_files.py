@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gateway.config.load import Config, load_config
 from gateway.config.reader import read_file
 from gateway.errors import ConfigErrors
-from mtrl_plugins.client_files.client_files import is_milliseconds, translate_file
-from mtrl_plugins.client_files.client_keys import IGNORED, RENAMED, SECTIONS
+from mtrl_plugins.client_files.client_files import IGNORED, RENAMED, SECTIONS, is_milliseconds, translate_file
 from tests.conftest import Write
 
 CLAUDE_DESKTOP = """{

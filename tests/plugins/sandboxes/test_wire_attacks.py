@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.types import Outcome
 from mtrl_plugins.sandboxes.remote_provider import PATH
-from tests.sandbox.conftest import TOKEN, Served
-from tests.sandbox.test_sandbox_providers import call, open_tools
+from tests.plugins.sandboxes.conftest import TOKEN, Served
+from tests.plugins.sandboxes.test_sandbox_providers import call, open_tools
 
 LATE = {"timeout_s": 5, "answer_within_s": 10}
 OUTSIDE = {

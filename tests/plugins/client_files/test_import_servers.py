@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config.load import load_config
-from mtrl_plugins.client_files.client_places import (
+from mtrl_plugins.client_files.import_servers import (
     HOME_FILES,
     PROJECT_FILES,
     SETTINGS_FILES,
+    find_servers,
     known_places,
     settings_folder,
 )
-from mtrl_plugins.client_files.import_servers import find_servers
 from tests.conftest import Write
 
 SECRET = "hunter2"

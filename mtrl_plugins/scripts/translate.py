@@ -16,10 +16,9 @@ from pydantic import ValidationError
 from gateway.config.diagnostics import closest_match
 from gateway.config.environment import format_loc
 from gateway.errors import ConfigError, ConfigErrors
-from mtrl_plugins.scripts.word import UNKNOWN_TEXT
-from mtrl_plugins.verl.key_rule import Effect, KeyTable, Rule, SourceConfig, UnsupportedValue
-from mtrl_plugins.verl.read_config import COMMAND_LINE, Keys, resolve_references
-from mtrl_plugins.verl.table import VERL_TABLE
+from mtrl_plugins.scripts.key_table import COMMAND_LINE, Effect, Keys, KeyTable, Rule, SourceConfig, UnsupportedValue
+from mtrl_plugins.scripts.launches import UNKNOWN_TEXT
+from mtrl_plugins.scripts.references import resolve_references
 from trainer.train.settings import TrainSettings
 
 SHELL_ONLY = "only a shell can evaluate "
@@ -47,7 +46,7 @@ class Translation:
     table: KeyTable
 
 
-def translate(keys: Keys, table: KeyTable = VERL_TABLE) -> Translation:
+def translate(keys: Keys, table: KeyTable) -> Translation:
     """Raises ConfigErrors with all unknown keys and all values that are not supported."""
     errors: list[ConfigError] = []
     config = _collect_keys(keys, table, errors)
@@ -161,19 +160,15 @@ YAML_KEYWORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "n
 
 def format_report(translation: Translation) -> str:
     """All keys of the configuration, grouped by what they do here."""
-    sections = [
-        _format_section(title, [key for key in translation.keys if key.rule.effect is effect])
-        for effect, title in REPORT_SECTIONS
-    ]
+    sections = []
+    for effect, title in REPORT_SECTIONS:
+        if lines := [f"  {_format_key(key)}" for key in translation.keys if key.rule.effect is effect]:
+            sections.append("\n".join([title, *lines]))
     extra = "\n".join(
         f"  {setting}: {_to_yaml_scalar(value)} - {why}"
         for setting, (value, why) in translation.table.extra_settings.items()
     )
-    return "\n\n".join([*filter(None, sections), f"Set in addition\n{extra}"])
-
-
-def _format_section(title: str, keys: list[TranslatedKey]) -> str:
-    return "\n".join([title, *(f"  {_format_key(key)}" for key in keys)]) if keys else ""
+    return "\n\n".join([*sections, f"Set in addition\n{extra}"])
 
 
 def _format_key(key: TranslatedKey) -> str:
@@ -222,7 +217,7 @@ def _to_yaml_scalar(value: Any) -> str:
     return json.dumps(value)
 
 
-def format_table(table: KeyTable = VERL_TABLE) -> str:
+def format_table(table: KeyTable) -> str:
     """A Markdown table of all keys: the other trainer's, mtrl's setting, and the differences."""
     rows = [f"| {table.framework} | mtrl | what differs, and why |", "|---|---|---|"]
     for rule in table.rules:

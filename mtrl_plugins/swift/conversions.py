@@ -1,4 +1,4 @@
-"""Converts ms-swift's flags for data, batches, steps, weights, rollouts and rewards."""
+"""Converts values of ms-swift's flags; `keys.yaml` names the function of each."""
 
 from __future__ import annotations
 
@@ -6,27 +6,20 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from mtrl_plugins.verl.key_rule import SourceConfig, UnsupportedValue, parse_count, parse_number
-from mtrl_plugins.verl.model_keys import choose_reporters, load_rows
+from mtrl_plugins.scripts import conversions as shared
+from mtrl_plugins.scripts.conversions import (
+    AGGREGATES,
+    UNLIMITED,
+    as_list,
+    load_rows,
+    lr_decay,
+)
+from mtrl_plugins.scripts.key_table import KeyTable, SourceConfig, UnsupportedValue, parse_count, parse_number
 
 STEPPER = "mtrl_plugins.swift.stepper:named"
 BUILTIN_SCHEDULERS = ("gym_scheduler", "math_tip_trick", "openenv_scheduler", "thinking_tips_scheduler")
 """Multi-turn schedulers that need no plug-in file."""
-UNLIMITED = 1_000_000
-"""Stands for no limit; the engine's context still applies."""
-LR_SCHEDULES = {"linear": "line", "cosine": "cosine"}
 REWARD_OPTIONS = ("soft_max_length", "soft_cache_length", "repetition_n_grams", "repetition_max_penalty", "seed")
-
-
-def as_list(value: Any) -> list[Any]:
-    """The values of a flag that may have none, one or several."""
-    return [] if value in (None, "") else list(value) if isinstance(value, list) else [value]
-
-
-def check_rlhf_type(value: Any, config: SourceConfig) -> None:
-    """Rejects everything but GRPO."""
-    if value != "grpo":
-        raise UnsupportedValue(f"{value!r} is not supported", "write --rlhf_type grpo")
 
 
 def data_files(value: Any, config: SourceConfig) -> str:
@@ -152,14 +145,12 @@ def warmup(value: Any, config: SourceConfig) -> int:
 
 def lr_schedule(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     """The decay of the learning rate; None if it is constant."""
-    if value in ("constant", "constant_with_warmup"):
+    if (fall := lr_decay(value)) is None:
         return None
-    if value not in LR_SCHEDULES:
-        raise UnsupportedValue(f"unknown schedule {value!r}", "write --lr_scheduler_type cosine, linear, or constant")
     return {
         "steps": steps(config["max_steps"], config) * updates_per_step(config),
         "floor": config.number("min_lr") / lr(config["learning_rate"], config),
-        "fall": LR_SCHEDULES[value],
+        "fall": fall,
     }
 
 
@@ -182,29 +173,12 @@ def lora(value: Any, config: SourceConfig) -> dict[str, Any] | None:
     return settings if targets in ([], ["all-linear"]) else settings | {"targets": targets}
 
 
-def dtype(value: Any, config: SourceConfig) -> str | None:
-    """The dtype of matrix products."""
-    if value not in (None, "bfloat16", "float32"):
-        raise UnsupportedValue(f"{value!r} is not supported", "write --torch_dtype bfloat16, or float32")
-    return value if isinstance(value, str) else None
-
-
-def betas(value: Any, config: SourceConfig) -> list[float]:
-    """The betas of Adam."""
-    return [parse_number(value), config.number("adam_beta2")]
-
-
 def vision(value: Any, config: SourceConfig) -> str:
     """Whether the vision encoder is frozen or trained."""
     if bool(value) != bool(config["freeze_aligner"]):
         problem = "the vision encoder and its aligner are frozen or trained together here"
         raise UnsupportedValue(problem, "set --freeze_vit and --freeze_aligner to the same value")
     return "frozen" if value else "trained"
-
-
-def report(value: Any, config: SourceConfig) -> list[str] | None:
-    """The trackers besides metrics.jsonl and TensorBoard."""
-    return choose_reporters([str(name) for name in as_list(value)])
 
 
 # Rollouts
@@ -284,3 +258,97 @@ def reward_options(config: SourceConfig) -> dict[str, Any]:
     if "soft_cache_length" in options:
         options.setdefault("soft_max_length", config.count("max_completion_length"))
     return options | {"max_steps": steps(config["max_steps"], config)}
+
+
+CORRECTIONS = {
+    "token_truncate": {"truncate": "token"},
+    "sequence_truncate": {"truncate": "sequence"},
+    "token_mask": {"reject": "token"},
+    "sequence_mask": {"reject": "sequence"},
+}
+REQUIRED_SCALING = {"rloo": "none", "reinforce_plus_plus": "batch"}
+"""Estimators that are separate algorithms, each with the only `scale_rewards` that it supports."""
+BASE_LOSS_SCALES = ("default", "last_round", "all")
+CALL_LOSS_SCALES = ("react", "hermes", "qwen", "agentflan", "alpha_umi", "base")
+"""Loss scales that weigh tool calls, which has no effect in GRPO."""
+
+
+def algorithm_name(value: Any, config: SourceConfig) -> str:
+    """The algorithm for ms-swift's estimator, loss type, importance sampling level and reward scaling."""
+    kind, level, scale = config["loss_type"], config["importance_sampling_level"], config["scale_rewards"]
+    if value == "rloo" and updates_per_step(config) > 1:
+        problem = "ms-swift clips the updates of rloo after the first, and mtrl does not"
+        raise UnsupportedValue(problem, "make one update per step: remove --steps_per_generation and --num_iterations")
+    if value in REQUIRED_SCALING:
+        if kind != "grpo" or level != "token" or scale not in (None, REQUIRED_SCALING[value]):
+            raise UnsupportedValue(
+                "cannot be combined with another loss", "remove --loss_type, --scale_rewards and the like"
+            )
+        return "rloo" if value == "rloo" else "reinforce_pp_baseline"
+    if value != "grpo":
+        raise UnsupportedValue(f"unknown estimator {value!r}", "write grpo, rloo or reinforce_plus_plus")
+    if level not in ("token", "sequence"):
+        raise UnsupportedValue(f"unknown level {level!r}", "write token or sequence", "importance_sampling_level")
+    if scale not in (None, "group", "none", True, False):
+        raise UnsupportedValue(f"unknown scaling {scale!r}", "write group or none", "scale_rewards")
+    is_unscaled = scale in ("none", False)
+    if (kind == "cispo" or level == "sequence") and (is_unscaled or (kind == "cispo" and level == "sequence")):
+        raise UnsupportedValue(
+            "cispo and sequence level need scaling by group, and exclude each other", "remove one of the flags"
+        )
+    return "cispo" if kind == "cispo" else "gspo" if level == "sequence" else "dr_grpo" if is_unscaled else "grpo"
+
+
+def aggregate(value: Any, config: SourceConfig) -> dict[str, Any]:
+    """How token losses are averaged."""
+    if value not in AGGREGATES:
+        raise UnsupportedValue(f"unknown loss {value!r}", f"write one of {', '.join(AGGREGATES)}")
+    length = {"length": config.count("max_completion_length")} if value == "dr_grpo" else {}
+    return {"aggregate": AGGREGATES[value], **length}
+
+
+def kl(value: Any, config: SourceConfig) -> dict[str, Any] | None:
+    """The KL settings, in the loss or in the reward."""
+    if not parse_number(value):
+        return None
+    in_reward = config["kl_in_reward"]
+    if in_reward is None:
+        in_reward = config["advantage_estimator"] != "grpo"
+    kind = {"estimator": "k1", "place": "reward"} if in_reward else {"estimator": "k3", "place": "loss"}
+    return {"coefficient": parse_number(value), **kind}
+
+
+def mismatch(value: Any, config: SourceConfig) -> dict[str, Any] | None:
+    """The correction of the mismatch between engine and trainer."""
+    if value is None:
+        return None
+    if value not in CORRECTIONS:
+        raise UnsupportedValue(f"unknown correction {value!r}", f"write one of {', '.join(CORRECTIONS)}")
+    threshold, correction = config.number("rollout_importance_sampling_threshold"), CORRECTIONS[value]
+    return {**correction, **({"cap": threshold} if "truncate" in correction else {"high": threshold, "low": 1e-9})}
+
+
+def credit_rounds(value: Any, config: SourceConfig) -> str:
+    """Which turns are trained, from ms-swift's loss scale."""
+    names = str(value).split("+") if value else ["default" if config["multi_turn_scheduler"] else "last_round"]
+    base = names.pop(0) if names[0] in BASE_LOSS_SCALES else "default"
+    base = "default" if base == "all" else base
+    if unknown := [
+        name for name in names if name not in (*CALL_LOSS_SCALES, "ignore_empty_think", "ignore_think_prefix")
+    ]:
+        raise UnsupportedValue(
+            f"unknown loss scale {unknown[0]!r}",
+            f"write some of {', '.join((*BASE_LOSS_SCALES, *CALL_LOSS_SCALES))}, joined by +",
+        )
+    if config["overlong_filter"]:
+        if names:
+            raise UnsupportedValue(
+                f"{names[0]!r} cannot be combined with --overlong_filter", "write --overlong_filter false", "loss_scale"
+            )
+        return f"mtrl_plugins.swift.loss_scale:{base}_overlong_filter"
+    if variants := [name for name in names if name.startswith("ignore")]:
+        return f"mtrl_plugins.swift.loss_scale:{'_'.join([base, *variants])}"
+    return "mtrl_plugins.swift.loss_scale:last_round" if base == "last_round" else "all"
+
+
+SWIFT_TABLE = KeyTable.read(Path(__file__).with_name("keys.yaml"), vars(shared) | globals())
