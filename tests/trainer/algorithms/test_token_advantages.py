@@ -157,39 +157,6 @@ def test_gae_runs_over_the_policys_tokens_of_all_ledgers() -> None:
     assert [returns[0][0], returns[0][3], *returns[1][:2], returns[2][0]] == [0.0] * 5
 
 
-def test_score_of_a_turn_without_tokens_goes_to_earlier_tokens() -> None:
-    rollout = scored("qa", 1.0, (0.0,))
-    turn = rollout.rollout.ledger.entries[1]
-    ledger = rollout.rollout.ledger + replace(turn, ids=(), logprobs=())
-    empty_turn = replace(
-        rollout, rollout=replace(rollout.rollout, ledger=ledger), turn_scores=(0.0, 0.5), reward_from_turns=0.5
-    )
-    settings = make_settings("gae")
-    batch = build_train_batch([group(empty_turn)], settings, weigh_all_turns)
-    assert compute_token_advantages(batch, settings, values=[[0.0, 0.0]]).rows[0].advantages == (0.0, 1.0)
-    reordered = replace(ledger, entries=(ledger.entries[0], ledger.entries[2], turn))
-    empty_turn = replace(empty_turn, rollout=replace(empty_turn.rollout, ledger=reordered), turn_scores=(0.5, 0.0))
-    step = [group(scored("qa", 0.0, group="1-1")), group(empty_turn)]
-    other, second = compute_token_advantages(
-        build_train_batch(step, settings, weigh_all_turns), settings, values=[[0.0, 0.0]] * 2
-    ).rows
-    assert (other.advantages, second.advantages) == ((0.0, 0.0), (0.0, 1.0))
-
-
-@pytest.mark.parametrize("values", [None, [], [[0.0] * 2], [[0.0] * 7, [0.0] * 8]])
-def test_critic_values_of_a_wrong_shape_raise(values: list[list[float]] | None) -> None:
-    batch = build_train_batch([outcomes(0.0, 1.0)], make_settings("gae"), weigh_all_turns)
-    with pytest.raises(ValueError, match="gae needs the critic's value of each token: 2 sequences, 14 tokens"):
-        compute_token_advantages(batch, make_settings("gae"), values=values)
-
-
-def test_critic_value_that_is_not_finite_names_the_rollout() -> None:
-    batch = build_train_batch([outcomes(0.0, 1.0, letters="qa")], make_settings("gae"), weigh_all_turns)
-    with pytest.raises(NotFiniteError, match="rollout 1-0/sum/1 has a critic's value of nan"):
-        compute_token_advantages(batch, make_settings("gae"), values=[[0.0, 0.0], [0.0, math.nan]])
-    assert compute_token_advantages(batch, make_settings("gae"), values=[[math.nan, 0.0]] * 2).rows
-
-
 def test_whitening_is_over_the_trained_tokens_of_the_step() -> None:
     settings = make_settings(name="reinforce_pp", **with_kl())
     step = [
@@ -235,34 +202,3 @@ def test_skipping_rows_without_gradient_changes_nothing(name: str) -> None:
     full = gradient_by_row(everything, settings)
     assert gradient_by_row(result, settings) == [*full[:2], *full[4:]]
     assert not any(value for row in full[2:4] for values in row.values() for value in values)
-
-
-def test_skipped_rows_are_counted() -> None:
-    result = compute_token_advantages(build_train_batch(STEP, make_settings(), weigh_last_turn), make_settings())
-    assert result.metrics == {"update/rows": 4.0, "update/idle": 3.0, "update/tokens": 6.0}
-    assert result.totals == StepTotals(8.0, 6)
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("outcome", name) for name in sorted(ALGORITHMS)] + [(kind, "grpo") for kind in ("discounted", "scores", "turns")],
-)
-def test_groups_without_variance_leave_no_rows(kind: str, name: str) -> None:
-    settings = make_settings(kind, name)
-    for step in ([outcomes(1.0)], [outcomes(0.1, 0.1, 0.1), outcomes(0.1)], []):
-        assert compute_token_advantages(build_train_batch(step, settings, weigh_all_turns), settings).rows == ()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_zero_token_weights_leave_no_rows(kind: str) -> None:
-    batch = build_train_batch([outcomes(0.0, 1.0)], make_settings(kind), lambda ledger: [0.0] * len(ledger))
-    result = compute_token_advantages(batch, make_settings(kind, **with_kl()), values=critic_values(batch))
-    assert result.rows == result.returns == () and result.skipped == 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_order_of_rollouts_does_not_change_rows(kind: str) -> None:
-    step = [group(*(scored("qatb", index / 7, (0.1 * index, 0.3), index=index) for index in range(5)))]
-    late = [group(*reversed(step[0].scored))]
-    for name in ALGORITHMS:
-        assert compute(step, make_settings(kind, name)) == compute(late, make_settings(kind, name))
