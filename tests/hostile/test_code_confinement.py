@@ -15,7 +15,7 @@ import pytest
 from gateway.errors import ConfigError, Unavailable
 from gateway.feedback import program_runner
 from gateway.feedback.code import CodeInteraction, CodeTest, ProgramLimits, run_python
-from gateway.sandbox.python_programs import CONFINEMENTS, Confinement, confines, find_confinement
+from gateway.sandbox.python_programs import CONFINEMENTS, Confinement, confines
 from tests.waiting import PATIENCE_S, wait_until
 
 WORKING = [confinement for confinement in CONFINEMENTS if confines(confinement)]
@@ -80,36 +80,12 @@ async def test_a_confined_program_reads_its_input_writes_to_its_folder_and_has_n
     assert (result.stdout, result.stderr) == ("seven []\n", "")
 
 
-@pytest.mark.parametrize("confinement", [kind for kind in WORKING if kind != "user"])
-async def test_a_confined_program_has_no_network(confinement: Confinement) -> None:
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        result = await run_python(
-            f"import socket; socket.create_connection(('127.0.0.1', {port}))", confinement=confinement
-        )
-    assert result.exit_status == 1 and "Error" in result.stderr
-
-
-@pytest.mark.parametrize("confinement", [kind for kind in WORKING if kind != "user"])
-@pytest.mark.parametrize("file", ["/etc/passwd", __file__, "{outside}"])
-async def test_a_confined_program_reads_no_file_of_the_machine(
-    file: str, confinement: Confinement, outside: Path
-) -> None:
-    path = file.format(outside=outside)
-    result = await run_python(f"print(open({path!r}).read())", confinement=confinement)
-    assert result.exit_status == 1 and "FileNotFoundError" in result.stderr
-
-
 @pytest.mark.parametrize("confinement", WORKING)
 async def test_limits_hold_inside_each_confinement(confinement: Confinement) -> None:
     result = await run_python("while True: pass", limits=ProgramLimits(20.0, 1), confinement=confinement)
     assert "1 s of CPU time" in result.stop_reason
     result = await run_python("import time; time.sleep(60)", limits=ProgramLimits(1.0), confinement=confinement)
     assert "longer than 1 s" in result.stop_reason
-
-
-def test_some_confinement_works_here() -> None:
-    assert find_confinement() in CONFINEMENTS
 
 
 def test_where_nothing_confines_the_checker_is_refused_unless_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:

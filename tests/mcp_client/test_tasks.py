@@ -156,14 +156,6 @@ async def test_task_is_polled_to_its_result_with_progress(write: Write, transpor
     assert not cancelled.exists()
 
 
-@pytest.mark.parametrize(("kind", "words"), [("fails", "the disk is full"), ("cancelled", "ended without a result")])
-async def test_task_without_a_result_is_an_error(kind: str, words: str, write: Write, transport: str) -> None:
-    async with _open(write, transport) as (session, _):
-        result = await _call(session, kind)
-    assert result.outcome is Outcome.ERROR
-    assert words in result.text
-
-
 async def test_question_of_a_task_is_answered_by_the_caller_or_ends_the_task(write: Write, transport: str) -> None:
     async def answer(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         return {"action": "accept", "content": {"colour": params["message"]}}

@@ -15,8 +15,6 @@ from mcp.client import Client
 
 from tests.mcp_server.clients import connect_to_eliciting_servers, protocol_pairs, text_of
 
-TWO_SERVERS = ("2026 left", "2025 right")
-
 
 @protocol_pairs
 async def test_resources_prompts_and_completions_pass_through(upstream: str, protocol: str) -> None:
@@ -37,34 +35,6 @@ async def test_resources_prompts_and_completions_pass_through(upstream: str, pro
         reference = types.PromptReference(name="greet")
         completed = await client.complete(reference, {"name": "word", "value": "a"})
         assert completed.completion.values == ["a-asker"]
-
-
-async def test_resources_of_two_servers_are_one_catalog() -> None:
-    async with connect_to_eliciting_servers("2025", *TWO_SERVERS) as (client, _):
-        uris = [resource.uri for resource in (await client.list_resources()).resources]
-        assert uris == ["left://one", "left://two", "all://same", "right://one", "right://two"]
-        for uri, owner in {
-            "left://one": "left",
-            "right://two": "right",
-            "all://same": "left",
-            "right://by/1": "right",
-        }.items():
-            (contents,) = (await client.read_resource(uri)).contents
-            assert isinstance(contents, types.TextResourceContents) and contents.text == f"{owner} has {uri}"
-        with pytest.raises(MCPError, match="left has no far://away"):
-            await client.read_resource("far://away")
-
-
-async def test_second_prompt_of_a_name_is_prefixed_with_its_server() -> None:
-    async with connect_to_eliciting_servers("2026", *TWO_SERVERS) as (client, _):
-        prompts = {prompt.name: prompt.description for prompt in (await client.list_prompts()).prompts}
-        assert prompts == {"greet": "left", "right_greet": "right"}
-        (message,) = (await client.get_prompt("right_greet", {"word": "you"})).messages
-        assert isinstance(message.content, types.TextContent) and message.content.text == "right greets you"
-        completed = await client.complete(types.PromptReference(name="right_greet"), {"name": "word", "value": "a"})
-        assert completed.completion.values == ["a-right"]
-        with pytest.raises(MCPError, match="Unknown prompt: other"):
-            await client.get_prompt("other")
 
 
 @protocol_pairs
