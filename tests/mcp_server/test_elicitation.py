@@ -16,6 +16,7 @@ from gateway.types import Outcome
 from tests.mcp_server.clients import (
     CLIENT_MODES,
     connect_to_eliciting_servers,
+    crossed_protocols,
     protocol_pairs,
     text_of,
 )
@@ -49,7 +50,7 @@ async def test_elicitation_sampling_and_roots_are_answered(upstream: str, protoc
         assert text_of(result) == "accept Ada; 4; file:///work" and not result.is_error
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_client_without_the_capability_gets_no_request(upstream: str, protocol: str) -> None:
     async with connect_to_eliciting_servers(protocol, upstream, elicitation_callback=answer_elicitation) as (client, _):
         try:

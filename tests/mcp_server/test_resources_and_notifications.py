@@ -13,10 +13,10 @@ import pytest
 from mcp import MCPError
 from mcp.client import Client
 
-from tests.mcp_server.clients import connect_to_eliciting_servers, protocol_pairs, text_of
+from tests.mcp_server.clients import connect_to_eliciting_servers, crossed_protocols, text_of
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_resources_prompts_and_completions_pass_through(upstream: str, protocol: str) -> None:
     async with connect_to_eliciting_servers(protocol, upstream) as (client, _):
         resources = (await client.list_resources()).resources
@@ -37,7 +37,7 @@ async def test_resources_prompts_and_completions_pass_through(upstream: str, pro
         assert completed.completion.values == ["a-asker"]
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol: str) -> None:
     progress: list[str | None] = []
     logged: list[Any] = []
@@ -64,7 +64,7 @@ async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol
     assert logged == ["warning 1", "warning 2"]
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_cancelled_call_is_cancelled_on_the_upstream_server(upstream: str, protocol: str) -> None:
     started = anyio.Event()
 
@@ -128,7 +128,7 @@ class ReceivedNotifications:
                 self.add(getattr(change, "uri", "prompts"))
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_subscriber_is_notified_of_resource_changes(upstream: str, protocol: str) -> None:
     received = ReceivedNotifications()
     async with connect_to_eliciting_servers(protocol, upstream, message_handler=received.message) as (client, _):

@@ -82,9 +82,7 @@ def test_full_disk_in_any_file_ends_the_run_with_one_error_and_it_can_be_resumed
     assert [rollout.name for rollout in Rollouts(Path("r"))] == [rollout.name for rollout in Rollouts(whole)]
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "call"), [(TapeWriter, "write", 9), (RolloutWriter, "_add", 6), (Policy, "save", 1)]
-)
+@pytest.mark.parametrize(("owner", "name", "call"), [(RolloutWriter, "_add", 6), (Policy, "save", 1)])
 def test_removed_run_folder_ends_the_run_with_one_error_and_is_not_made_anew(
     run: Run, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, call: int
 ) -> None:
