@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from tests.trainer import tiny_models
-from tests.trainer.torch_engines import LONG, SHORT, StepGate
+from tests.trainer.torch_engines import LONG, SHORT, StepGate, engine
 from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.torch import TorchEngine, continuous_batch
+
+__all__ = ["engine"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

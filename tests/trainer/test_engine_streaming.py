@@ -6,8 +6,11 @@ import anyio
 import pytest
 
 from tests.trainer import tiny_models
+from tests.trainer.torch_engines import engine
 from trainer.engine.base import Sampling
 from trainer.engine.torch.torch_engine import TorchEngine
+
+__all__ = ["engine"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tests.trainer import tiny_models
-from tests.trainer.torch_engines import SHORT
+from tests.trainer.torch_engines import SHORT, engine
 from trainer.engine.base import EngineError
 from trainer.engine.torch import TorchEngine
+
+__all__ = ["engine"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
