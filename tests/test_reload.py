@@ -118,3 +118,15 @@ async def test_name_collision_on_reload_leaves_the_gateway_unchanged() -> None:
             await gateway.reload([source("b", life, "one"), source("b", life, "other")])
         await wait_until_settled()
         assert names(gateway) == ["a"] and life == ["+a", "+b", "+b", "-b", "-b"]
+
+
+async def test_later_tool_cannot_take_over_a_name() -> None:
+    life: list[str] = []
+    late = source("z", life)
+    async with Gateway([late, source("a", life)]) as gateway:
+        assert names(gateway) == ["z", "a"]
+        late.toolset.specs = (*late.toolset.specs, *LoggedToolset("a", life).specs)  # type: ignore[misc]
+        assert names(gateway) == ["z", "a"]
+        async with gateway.open() as session:
+            assert (await session.call(ToolCall("1", "a"))).text == "a"
+        assert list(gateway.table.set_aside) == ["a of a"]

@@ -80,6 +80,26 @@ async def test_a_confined_program_reads_its_input_writes_to_its_folder_and_has_n
     assert (result.stdout, result.stderr) == ("seven []\n", "")
 
 
+@pytest.mark.parametrize("confinement", [kind for kind in WORKING if kind != "user"])
+async def test_a_confined_program_has_no_network(confinement: Confinement) -> None:
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        result = await run_python(
+            f"import socket; socket.create_connection(('127.0.0.1', {port}))", confinement=confinement
+        )
+    assert result.exit_status == 1 and "Error" in result.stderr
+
+
+@pytest.mark.parametrize("confinement", [kind for kind in WORKING if kind != "user"])
+@pytest.mark.parametrize("file", ["/etc/passwd", __file__, "{outside}"])
+async def test_a_confined_program_reads_no_file_of_the_machine(
+    file: str, confinement: Confinement, outside: Path
+) -> None:
+    path = file.format(outside=outside)
+    result = await run_python(f"print(open({path!r}).read())", confinement=confinement)
+    assert result.exit_status == 1 and "FileNotFoundError" in result.stderr
+
+
 @pytest.mark.parametrize("confinement", WORKING)
 async def test_limits_hold_inside_each_confinement(confinement: Confinement) -> None:
     result = await run_python("while True: pass", limits=ProgramLimits(20.0, 1), confinement=confinement)

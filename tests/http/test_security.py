@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.security import SecurityMiddleware
-from gateway.http.settings import Settings, read_token
+from gateway.http.settings import Settings, check_token_required, read_token
 from tests.http.api_client import ApiClient, http_sources
 from tests.live_server import LiveServer, live_server_async
 from tests.waiting import PATIENCE_S
@@ -77,6 +77,13 @@ async def test_excessive_chunked_body_is_refused_while_it_is_read(locked: LiveSe
                 await stream.send(b"3e8\r\n" + b" " * 1000 + b"\r\n")
             answer = await stream.receive()
     assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_public_address_needs_a_token() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)0\.0\.0\.0 can be reached.*--token-file"):
+        check_token_required(Settings(host="0.0.0.0"))
+    for fine in (Settings(host="::1"), Settings(host="localhost"), Settings(host="0.0.0.0", token=SecretStr(TOKEN))):
+        check_token_required(fine)
 
 
 def test_token_file_must_contain_one_token(tmp_path: Path) -> None:

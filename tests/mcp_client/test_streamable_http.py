@@ -15,7 +15,7 @@ from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPC
 from gateway.mcp_client.dispatcher import Dispatcher
 from gateway.mcp_client.errors import PendingRequest, current_request
 from gateway.mcp_client.framing import Inbox
-from gateway.mcp_client.http_client import AuthorizedClient
+from gateway.mcp_client.http_client import AuthorizedClient, HttpClients
 from gateway.mcp_client.streamable_http import StreamableHttpWriter, streamable_client
 from gateway.types import DEFAULT_CONTEXT
 from tests.waiting import PATIENCE_S
@@ -135,6 +135,16 @@ async def test_redirect_is_followed_only_within_its_origin(location: str) -> Non
             assert isinstance(message, JSONRPCResponse) and followed == ["http://here.test/other"]
         else:
             assert followed == [] and pending.undelivered_reason is not None and location in pending.undelivered_reason
+
+
+async def test_cookies_are_never_sent_back() -> None:
+    client = await HttpClients().get_client(URL)
+    assert client.cookies.jar._policy.is_not_allowed("here.test")  # type: ignore[attr-defined]
+    request = client.build_request("GET", URL)
+    response = httpx2.Response(200, headers={"set-cookie": "a=b"}, request=request)
+    client.cookies.extract_cookies(response)
+    assert "cookie" not in client.build_request("GET", URL).headers
+    await client.aclose()
 
 
 async def test_stream_without_the_answer_loses_it() -> None:

@@ -67,6 +67,17 @@ async def test_sandboxes_begin_from_states_and_end_with_the_hash_of_what_is_left
     assert hash_state(states) == before
 
 
+async def test_state_that_cannot_be_put_in_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "file").write_bytes(bytes(3 * 2**20))
+    state = shutil.make_archive(str(tmp_path / "large"), "tar", tmp_path / "large")  # It is unpacked, not overlaid.
+    with anyio.fail_after(100):
+        async with make_gateway(tmp_path, state=state, sandbox={"disk_mb": 1}) as gateway, gateway.open() as session:
+            for _ in range(2):
+                result = await session.call(ToolCall("1", "shell", '{"command": "ls"}'))
+                assert result.outcome is Outcome.UNAVAILABLE and "state" in str(result.reason), result
+
+
 @pytest.mark.parametrize("kind", ["folder", "folder of two owners", "archive", "folder that is sent"])
 async def test_siblings_begin_alike_and_do_not_see_each_others_changes(
     kind: str, tmp_path: Path, states: Path, monkeypatch: pytest.MonkeyPatch

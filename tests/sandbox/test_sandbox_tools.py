@@ -83,6 +83,14 @@ async def test_loop_is_interrupted_before_the_calls_deadline_and_its_variables_s
         assert await text(session, "python", code="x") == "7"
 
 
+async def test_deadline_ends_what_a_command_started() -> None:
+    async with open_session() as session:
+        with anyio.fail_after(5):
+            result = await call(session, "shell", command="(setsid sleep 1000 &) ; sleep 1000")
+        assert result.outcome is Outcome.ERROR, result
+        assert await text(session, "shell", command="pgrep -c sleep") == "0\n[exit status 1]"
+
+
 async def test_cancelled_call_ends_the_sandbox_and_the_next_one_gets_a_new_one() -> None:
     async with open_session() as session:
         await text(session, "python", code="x = 1")

@@ -44,6 +44,10 @@ def counting_gateway(pure: bool = False) -> Gateway:
     return Gateway([Source("count", NativeToolset([FunctionTool(count, hints=Hints(pure=pure))]))])
 
 
+def read_lines(tape: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tape / "tape.jsonl").read_text().splitlines()]
+
+
 async def test_all_part_types_are_replayed_unchanged(tmp_path: Path) -> None:
     async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
         recorded = await session.call(call("several"))
@@ -185,3 +189,18 @@ def test_tape_truncated_anywhere_keeps_all_whole_lines(
     )
     summary = summarize_tape(tape)
     assert (summary.calls, summary.torn) == (calls, is_truncated)
+
+
+async def test_blob_path_outside_the_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
+        await session.call(call("several"))
+    for line in read_lines(tmp_path / "tape"):
+        for part in line.get("answer", {}).get("parts", ()):
+            part.update({"blob": "../../secret"} if "blob" in part else {})
+        with (tmp_path / "forged.jsonl").open("a") as forged:
+            forged.write(json.dumps(line) + "\n")
+    (tmp_path / "forged.jsonl").replace(tmp_path / "tape" / "tape.jsonl")
+    with pytest.raises(ReplayError, match="is missing"):
+        async with ReplayGateway(tmp_path / "tape"):
+            pass

@@ -112,6 +112,25 @@ async def test_recorded_rollout_is_replayed_byte_for_byte_without_tools(tmp_path
     assert [type(answer).__name__ for answer in recorded].count("Feedback") == 2
 
 
+async def test_order_of_answers_to_parallel_calls_does_not_matter(tmp_path: Path) -> None:
+    first = anyio.Event()
+
+    async def slow(index: int) -> int:
+        """The first call waits for the second."""
+        if index == 0:
+            await first.wait()
+        first.set()
+        return index
+
+    source = Source("slow", NativeToolset([FunctionTool(slow)]))
+    batch = [call("slow", place=0), call("slow", place=1)]
+    with anyio.fail_after(60):
+        async with record_gateway(Gateway([source]), tmp_path / "tape") as recorder, recorder.open(Task()) as session:
+            recorded = await session.calls(batch)
+    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(Task()) as session:
+        assert await session.calls(batch) == recorded
+
+
 async def test_unrecorded_request_is_an_error_that_names_recorded_ones(tmp_path: Path) -> None:
     async with record_gateway(build_gateway(), tmp_path / "tape") as recorder:
         await run_rollout(recorder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,15 @@ def test_sampled_ids_pass_the_filters_and_have_unfiltered_logprobs(
         assert token in filter_reference(logits, sampling)[1] or len({round(value, 4) for value in logits}) < VOCAB_SIZE
         scaled = torch.tensor(logits) / (sampling.temperature or 1.0)
         assert logprob == pytest.approx(float(scaled.log_softmax(-1)[token]), abs=1e-5)
+
+
+def test_frequencies_match_the_probabilities() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
+    count = 20_000
+    ids, _ = sample(logits.expand(count, -1), [Draw(Sampling(), seed, seed % 7) for seed in range(count)])
+    expected = logits.softmax(-1)[0].tolist()
+    for token, share in Counter(ids).items():
+        assert share / count == pytest.approx(expected[token], abs=0.015)
 
 
 def test_noise_is_uniform_over_positions_and_over_seeds() -> None:

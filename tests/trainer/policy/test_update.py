@@ -136,6 +136,14 @@ def test_training_uses_the_sampling_temperature() -> None:
     assert metrics[0]["mismatch/max"] < 1e-5 < 0.1 < metrics[1]["mismatch/max"]
 
 
+def test_several_optimizer_steps_recompute_logprobs_if_the_engine_is_not_exact() -> None:
+    train_batch = example_batch(tiny_model(), groups=3, off=0.01)
+    policy, metrics = train_one_step(train_batch, epochs=2)
+    assert metrics["mismatch/pass_skipped"] == 0.0 and metrics["mismatch/mean"] == pytest.approx(0.01, rel=1e-3)
+    # The step uses the policy's own logprobs, so the engine's error does not change it.
+    assert max_difference(policy, train_one_step(example_batch(tiny_model(), groups=3), epochs=2)[0]) < 1e-6
+
+
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
     kl = KLSettings(coefficient=50.0, estimator="k2", place=place)  # type: ignore[arg-type]

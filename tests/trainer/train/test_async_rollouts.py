@@ -112,6 +112,20 @@ async def test_groups_are_not_started_when_they_would_become_too_stale() -> None
         assert task_ids(await run.take()) == task_order(12)[10:] and run.stream.position["open"] == []
 
 
+async def test_slow_group_delays_nobody_and_is_dropped_when_too_stale() -> None:
+    tool, slow = BlockingTool(), task_order(1)[0]
+    async with open_queue(tool, lambda name: name == slow) as run:
+        assert [task_ids(await run.take()) for _ in range(2)] == [task_order(5)[1:3], task_order(5)[3:]]
+        tool.event(slow).set()
+        await wait_all_tasks_blocked()
+        taken = await run.take()
+    assert [group.task.id for group in taken.dropped] == [slow] and slow not in task_ids(taken)
+    assert len(taken.groups) == 2 and taken.staleness_metrics(2)["staleness/dropped"] == 1
+    kept = [one for one in taken.rollouts if one.task == slow]
+    assert len(kept) == 2 and all(one.step is None and one.rewards for one in kept)
+    assert {one.step for one in taken.rollouts if one.task != slow} == {3}
+
+
 async def test_group_at_the_staleness_limit_is_trained_and_its_ages_are_metrics() -> None:
     tool, slow = BlockingTool(), task_order(1)[0]
     async with open_queue(tool, lambda name: name == slow, max_staleness=2) as run:

@@ -90,6 +90,26 @@ def test_half_written_checkpoint_is_ignored(tmp_path: Path) -> None:
     assert not beside.exists()
 
 
+def test_no_checkpoint_is_written_under_a_name_that_another_had(tmp_path: Path) -> None:
+    """Another machine may for a while take an old name on NFS for the finished checkpoint it has become."""
+    folders: list[Path] = []
+
+    def write(folder: Path) -> None:
+        write_files(folder)
+        folders.append(folder)
+        if len(folders) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {}, write)
+    with pytest.raises(CheckpointError):
+        checkpoints.save(2, {}, write)
+    checkpoints.save(2, {}, write)
+    Checkpoints(tmp_path).save(2, {}, write)
+    assert len(set(folders)) == 4 and {folder.parent for folder in folders} == {tmp_path / "checkpoints"}
+    assert sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir()) == ["000001", "000002"]
+
+
 def test_every_file_and_folder_is_on_the_disk_before_a_checkpoint_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

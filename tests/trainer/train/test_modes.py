@@ -122,6 +122,11 @@ def tasks_by_group(run: Path) -> dict[str, str]:
     return {one.group: one.task for one in Rollouts(run)}
 
 
+def test_asynchronous_run_draws_each_task_once_in_order(flow: Path) -> None:
+    asked = tasks_by_group(flow)
+    assert Counter(asked.values()) == expected_draws(make_job("", "asynchronous"), len(asked))
+
+
 @pytest.mark.parametrize("mode", ["one_step_off", "asynchronous"])
 async def test_resumed_run_repeats_rollouts_that_were_under_way(
     mode: str, tools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

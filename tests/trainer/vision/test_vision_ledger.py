@@ -43,6 +43,18 @@ def mixes() -> st.SearchStrategy[Ledger]:
 
 
 @given(mixes())
+def test_policy_ids_are_the_same_expanded_or_not(ledger: Ledger) -> None:
+    wide = ledger.expanded
+    for name in ("ids", "logprobs", "versions"):
+        kept, seen = (
+            [value for value, mine in zip(getattr(one, name), one.mask, strict=True) if mine] for one in (ledger, wide)
+        )
+        assert kept == seen
+    assert sum(ledger.mask) == sum(wide.mask)
+    assert len(wide.ids) == len(wide.mask) == len(wide.logprobs) == len(wide.versions)
+
+
+@given(mixes())
 def test_positions_map_between_expanded_and_unexpanded_ids(ledger: Ledger) -> None:
     wide = ledger.expanded
     there = [ledger.to_expanded(token) for token in range(len(ledger))]
