@@ -25,6 +25,12 @@ async def test_malformed_tools_are_quarantined_and_hide_no_other(transport: str)
         assert (await call_tool(server, "echo-größe_測試_🛠", text="odd")).text == "odd"
 
 
+@all_transports
+async def test_all_pages_of_a_listing_are_read(transport: str) -> None:
+    async with misbehaving_toolset(transport) as single, misbehaving_toolset(transport, "--pages", "5") as paged:
+        assert paged.specs != () and [spec.name for spec in paged.specs] == [spec.name for spec in single.specs]
+
+
 async def test_endless_listing_stops_at_the_page_limit() -> None:
     async with misbehaving_toolset("stdio", "--endless-pages") as server:
         assert "echo" in {spec.name for spec in server.specs}

@@ -72,37 +72,6 @@ class Safe:
     def _hidden(self) -> None: ...
 
 
-class Counter:
-    """In the shape of TRL's examples: the reward is an attribute, which the tools set."""
-
-    def __init__(self, start: int = 0) -> None:
-        self.start, self.reward = start, 0.0
-
-    def reset(self, **kwargs) -> str:
-        self.value, self.reward = self.start, 0.0
-        return f"It is {self.value}."
-
-    def increment(self, step: int) -> int:
-        """
-        Increments the counter.
-
-        Args:
-            step: How much is added.
-
-        Returns:
-            The counter's value.
-        """
-        if self.reward:
-            raise ValueError("Game over.")
-        self.value += step
-        self.reward = float(self.value >= 3)
-        return self.value
-
-
-def make_counter(first: int) -> Counter:
-    return Counter(start=first)
-
-
 def make_nothing() -> dict:
     return {}
 

@@ -142,12 +142,6 @@ class Needy:
         self.what = what
 def batch(completions, **kwargs):
     return [0.5 for _ in completions]
-class Score:
-    def __call__(self, attempt):
-        return 0.5
-    async def later(self, attempt):
-        return 0.25
-instance = Score()
 number = 3
 def score(attempt, scale):
     return scale
