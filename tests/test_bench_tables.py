@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.readme import IMAGE, PAGES, README, RESULTS, filled, results
+from bench.readme import PAGES, README, filled, results
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_tables_match_the_latest_results(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert filled(text, PAGES[page]) == text, "run: python bench/readme.py --write"
-
-
-def test_image_in_the_docs_is_the_latest() -> None:
-    assert IMAGE.read_bytes() == (RESULTS / IMAGE.name).read_bytes(), "run: python bench/readme.py --write"
 
 
 NOT_SCORED = {

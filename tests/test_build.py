@@ -14,7 +14,7 @@ import pytest
 from gateway.build import build_plan
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
-from gateway.types import Outcome, Task, ToolCall
+from gateway.types import Task, ToolCall
 from tests.servers.start_server import stdio_command
 
 Write = Callable[..., Path]
@@ -121,81 +121,6 @@ async def test_parse_hook_reads_results_of_selected_mcp_tools(write: Write) -> N
             assert "HELLO" in result.text and result.metrics["timeout"] == 7
             picture = await session.call(call("image"))
             assert "Image" in [type(part).__name__ for part in picture.parts]
-
-
-OWN_TOOL_FILE = """
-tools:
-  - server: odd
-    allow: [echo]
-    prefix: my_
-    timeout_s: 20
-  - server: odd
-    allow: [hang]
-    timeout_s: 0.1
-    retries: 0
-"""
-
-
-async def test_entries_of_one_server_apply_to_their_own_tools(write: Write) -> None:
-    command, args = stdio_command()
-    folder = write(
-        tools_yaml=OWN_TOOL_FILE,
-        servers_json=json.dumps({"mcpServers": {"odd": {"command": command, "args": list(args)}}}),
-    )
-    with anyio.fail_after(60):
-        async with load(folder, folder / "servers.json") as gateway, gateway.open() as session:
-            assert sorted(spec.name for spec in session.specs) == ["hang", "my_echo"]
-            assert (await session.call(call("hang"))).outcome is Outcome.TIMEOUT
-            assert (await session.call(call("my_echo", text="there"))).outcome is Outcome.OK
-            assert len(gateway.sources) == 1
-
-
-FUNCTIONS = """
-tools:
-  - function: tools_mod:one
-    prefix: a_
-    pure: true
-  - function: tools_mod:one
-    prefix: b_
-    description: Another one.
-    parameters: {type: object, properties: {x: {const: 1}}}
-"""
-
-
-async def test_function_can_be_offered_twice_under_two_names(write: Write) -> None:
-    folder = write(tools_yaml=FUNCTIONS, tools_mod_py='def one(x: int = 1) -> int:\n    """One."""\n    return x\n')
-    async with load(folder) as gateway:
-        specs = {spec.name: spec for spec in gateway.specs}
-        assert (specs["a_one"].description, specs["a_one"].hints.pure) == ("One.", True)
-        assert (specs["b_one"].description, specs["b_one"].hints.pure) == ("Another one.", False)
-        assert specs["b_one"].parameters == {"type": "object", "properties": {"x": {"const": 1}}}
-
-
-def test_errors_in_user_classes_are_reported_together(write: Write) -> None:
-    folder = write(
-        tools_yaml="tools:\n  - function: wrong_mod:star\n  - function: wrong_mod:nowhere\n  - function: no_mod:x\n",
-        wrong_mod_py="def star(*args: int) -> None: ...\n",
-    )
-    with pytest.raises(ConfigError) as raised:
-        build_plan(folder, None)
-    text = str(raised.value)
-    assert "tools[0]" in text and "cannot be passed by name" in text
-    assert "has no 'nowhere'" in text and "no_mod" in text
-
-
-def test_source_keys_differ_only_if_configuration_differs(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    servers = {"mcpServers": {"far": {"url": "http://127.0.0.1:9/mcp", "auth_token": "${FAR_TOKEN}"}}}
-    folder = write(tools_yaml=VERL_TOOL_FILE, servers_json=json.dumps(servers))
-
-    def keys() -> list[str]:
-        return [source.key for source in build_plan(folder, folder / "servers.json").sources]
-
-    monkeypatch.setenv("FAR_TOKEN", "one")
-    before = keys()
-    assert keys() == before
-    monkeypatch.setenv("FAR_TOKEN", "other")
-    assert keys()[0] == before[0] and keys()[1] != before[1]
-    assert "other" not in "".join(keys())
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,6 @@ from gateway.gateway import Gateway
 from gateway.types import Outcome, ToolCall, ToolResult
 
 ROOT = Path(__file__).parent.parent
-RESULTS = {
-    "4981 + 34": "5015",
-    "87 - 91": "-4",
-    "2 * (3 + 4)": "14",
-    "10 / 2": "5",
-    "7 // 2 + 7 % 2": "4",
-    "0.1 + 0.2": "0.3",
-    "1 / 3": "0.333333333333333",
-    "2 ** 10": "1024",
-    "2 ** -1": "0.5",
-    "sqrt(16) + abs(-3) + floor(2.7)": "9",
-    "round(2.345, 1)": "2.3",
-    "round(17, -1)": "20",
-    "-" * 400 + "1": "1",
-}
 REFUSED = {
     "__import__('os').system('true')": "is not arithmetic",
     "().__class__": "is not arithmetic",
@@ -54,12 +39,6 @@ async def calculate(folder: Path, expressions: list[str]) -> dict[str, ToolResul
     with anyio.fail_after(60):
         async with Gateway.load(None, here) as gateway, gateway.open() as session:
             return dict(zip(expressions, await session.calls(calls), strict=True))
-
-
-async def test_results_are_formatted_without_rounding_noise(tmp_path: Path) -> None:
-    results = await calculate(tmp_path, list(RESULTS))
-    assert {expression: answer.text for expression, answer in results.items()} == RESULTS
-    assert all(answer.outcome is Outcome.OK for answer in results.values())
 
 
 async def test_non_arithmetic_is_refused_and_never_executed(tmp_path: Path) -> None:

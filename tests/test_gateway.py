@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import anyio
 import pytest
 
 from gateway.config.models import Limits
-from gateway.errors import ConfigError, SessionError
+from gateway.errors import SessionError
 from gateway.gateway import Gateway
 from gateway.limits import LimitedToolset
 from gateway.native.function import FunctionTool, SessionContext
@@ -89,30 +88,6 @@ async def test_concurrent_calls_keep_their_order() -> None:
     assert [result.text for result in results] == ["2", "0", "1"]
 
 
-async def test_calls_in_order_wait_for_the_slow_check_of_the_one_before() -> None:
-    lengths: list[int] = []
-
-    async def measure(words: list[str]) -> int:
-        """Counts words."""
-        lengths.append(len(words))
-        return len(words)
-
-    one_after_the_other = replace(source(measure), in_order=True)
-    async with Gateway([one_after_the_other]) as gateway, gateway.open() as session:
-        with anyio.fail_after(60):  # The first is so long that a child process checks it.
-            calls = [call("measure", words=["word"] * count) for count in (20_000, 1, 2, 3)]
-            results = await session.calls(calls)
-    assert lengths == [20_000, 1, 2, 3]
-    assert [result.text for result in results] == ["20000", "1", "2", "3"]
-
-
-async def test_call_without_answer_times_out() -> None:
-    async with Gateway([source(hang, timeout_s=0.05)]) as gateway, gateway.open() as session:
-        with anyio.fail_after(60):
-            result = await session.call(call("hang"))
-    assert result.outcome is Outcome.TIMEOUT and "0.05" in result.text
-
-
 async def test_closing_a_session_cancels_running_calls() -> None:
     async with Gateway([source(hang)]) as gateway:
         session = await gateway.begin(Task())
@@ -129,26 +104,6 @@ async def test_closing_a_session_cancels_running_calls() -> None:
         assert [result.outcome for result in results] == [Outcome.CANCELLED]
         with pytest.raises(SessionError, match="closed"):
             await session.call(call("hang"))
-
-
-async def test_name_collision_names_both_owners() -> None:
-    with pytest.raises(ConfigError, match=r"named 'add': one of here, one of there[\s\S]*prefix"):
-        async with Gateway([source(add, key="here"), source(add, key="there")]):
-            pass
-
-
-async def test_session_with_an_unknown_tool_is_refused() -> None:
-    async with Gateway([source(add)]) as gateway:
-        with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
-            async with gateway.open(Task(tools=("sub",))):
-                pass
-
-
-async def test_create_arguments_for_an_unknown_tool_are_refused() -> None:
-    async with Gateway([source(add)]) as gateway:
-        with pytest.raises(SessionError, match=r"no tool named 'sub'; offered are: add"):
-            async with gateway.open(Task(create={"sub": {"start": 1}})):
-                pass
 
 
 async def test_unused_session_expires() -> None:

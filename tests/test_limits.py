@@ -75,13 +75,6 @@ async def run_calls(limited: LimitedToolset, times: int = 1) -> list[ToolResult]
     return results
 
 
-async def test_concurrent_calls_are_limited_to_the_slots() -> None:
-    inner = ScriptedToolset()
-    results = await run_calls(LimitedToolset(inner, Limits(at_once=3)), times=20)
-    assert inner.most_running == 3
-    assert [result.outcome for result in results] == [Outcome.OK] * 20
-
-
 async def test_full_queue_refuses_further_calls_at_once() -> None:
     inner = ScriptedToolset()
     inner.go_on = anyio.Event()
@@ -126,12 +119,6 @@ async def test_call_without_a_slot_is_unavailable_not_timed_out() -> None:
     assert inner.calls == 1 and inner.running == 0
 
 
-async def test_undelivered_call_is_retried_and_counted() -> None:
-    inner = ScriptedToolset(Outcome.UNAVAILABLE, Outcome.UNAVAILABLE)
-    (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
-    assert (result.outcome, result.attempts, inner.calls) == (Outcome.OK, 3, 3)
-
-
 async def test_delivered_call_without_answer_is_not_retried() -> None:
     inner = ScriptedToolset(Outcome.UNKNOWN)
     (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
@@ -143,21 +130,6 @@ async def test_call_declared_repeatable_is_retried(hints: Hints) -> None:
     inner = ScriptedToolset(Outcome.UNKNOWN, hints=hints)
     (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
     assert (result.outcome, result.attempts) == (Outcome.OK, 2)
-
-
-async def test_pure_limit_is_added_to_the_hints() -> None:
-    inner = ScriptedToolset(Outcome.UNKNOWN)
-    limited = LimitedToolset(inner, Limits(pure=True, retries=1))
-    (result,) = await run_calls(limited)
-    assert (result.outcome, limited.specs[0].hints.pure) == (Outcome.OK, True)
-    assert limited.specs is limited.specs, "an unchanged listing is the same object"
-
-
-@pytest.mark.parametrize("outcome", [Outcome.ERROR, Outcome.INVALID])
-async def test_error_of_a_tool_is_not_retried(outcome: Outcome) -> None:
-    inner = ScriptedToolset(outcome, hints=Hints(pure=True))
-    (result,) = await run_calls(LimitedToolset(inner, Limits(retries=2)))
-    assert (result.outcome, inner.calls) == (outcome, 1)
 
 
 async def test_circuit_breaker_pauses_a_failing_server_then_tries_once() -> None:
@@ -174,16 +146,6 @@ async def test_circuit_breaker_pauses_a_failing_server_then_tries_once() -> None
     assert [(await run_calls(limited))[0].outcome for _ in range(2)] == [Outcome.OK, Outcome.OK]
 
 
-async def test_concurrent_failures_count_once_in_the_circuit_breaker() -> None:
-    breaker = CircuitBreaker(failures=2, pause_s=60)
-    began = anyio.current_time()
-    for _ in range(8):
-        breaker.record(Outcome.UNKNOWN, began - 1)
-    assert breaker.admit() and not breaker.is_open
-    breaker.record(Outcome.UNKNOWN, anyio.current_time())
-    assert breaker.is_open and not breaker.admit(), "one that began afterwards is another"
-
-
 async def test_long_result_is_truncated_in_the_middle_with_a_marker() -> None:
     text = "a" * 50 + "b" * 100 + "c" * 50
     picture = Image(png())
@@ -191,14 +153,6 @@ async def test_long_result_is_truncated_in_the_middle_with_a_marker() -> None:
     (result,) = await run_calls(LimitedToolset(inner, Limits(result_limit=100)))
     assert result.text == "a" * 50 + "\n[... 151 characters cut ...]\n" + "d" * 50
     assert result.parts[1] == picture and result.metrics["cut"] == 151
-
-
-async def test_truncated_side_is_configurable() -> None:
-    inner = ScriptedToolset(result=ToolResult((Text("0123456789"),)))
-    left = LimitedToolset(inner, Limits(result_limit=ResultLimit(chars=4, side="left")))
-    right = LimitedToolset(inner, Limits(result_limit=ResultLimit(chars=4, side="right")))
-    assert (await run_calls(left))[0].text.endswith("6789")
-    assert (await run_calls(right))[0].text.startswith("0123\n[")
 
 
 async def test_long_result_is_truncated_by_tokens(tmp_path: Path) -> None:

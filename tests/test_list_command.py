@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,29 +30,6 @@ def test_list_in_a_pipe_has_one_tool_a_line_with_tabs_between_its_fields(place: 
         assert {len(fields) for fields in listed.values()} == {4}
         assert listed["shout"] == ["policy", "{text: string}", "Says it louder.", "tool_configs/words.yaml tools[0]"]
         assert listed["long"][2].endswith("Says much. after a tab") and listed["echo"][3] == "mcp server 'odd'"
-
-
-def test_list_on_a_terminal_is_a_table_unless_plain_is_asked_for(place: Path) -> None:
-    for options, is_table in ((["list"], True), (["list", "--plain"], False)):
-        output = run_on_terminal(place, *options)
-        assert ("what it does" in output) is is_table and ("\t" not in output) is is_table
-        assert is_table or "\x1b" not in output
-
-
-def run_on_terminal(place: Path, *words: str) -> str:
-    """What a command writes to a terminal of 80 columns."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "TERM": "xterm", "COLUMNS": "80"}
-    command = [sys.executable, "-m", "gateway.cli", *words]
-    with subprocess.Popen(command, cwd=place, env=environment, stdout=theirs, stderr=subprocess.DEVNULL) as process:
-        os.close(theirs)
-        output = b""
-        with suppress(OSError):  # The end of a terminal.
-            while chunk := os.read(ours, 65536):
-                output += chunk
-        os.close(ours)
-        assert process.wait(TIMEOUT_S) == 0
-    return output.decode()
 
 
 def test_list_ends_quietly_when_its_reader_has_enough(place: Path) -> None:

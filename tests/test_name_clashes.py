@@ -12,13 +12,11 @@ import pytest
 
 from gateway.build import build_plan
 from gateway.check import run_checks
-from gateway.errors import ConfigError, ConfigErrors
-from gateway.gateway import Gateway
+from gateway.errors import ConfigErrors
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.schema import NAME_LENGTH
-from gateway.tool_table import EMPTY_TABLE, Source, ToolTable, build_table
-from gateway.types import ToolCall
+from gateway.tool_table import Source, ToolTable, build_table
 from tests.servers.start_server import stdio_command
 
 LONG = "read_" + "x" * NAME_LENGTH
@@ -53,11 +51,6 @@ def test_later_server_in_the_file_gets_its_name_as_a_prefix() -> None:
     assert not table.set_aside
 
 
-def test_native_tool_keeps_its_name_wherever_it_stands() -> None:
-    for sources in ([native("add"), server("a", "add")], [server("a", "add"), native("add")]):
-        assert owners(build_table(sources, starting=True)) == {"add": "native", "a_add": "a"}
-
-
 @pytest.mark.parametrize("arrival", list(permutations(range(3))))
 def test_names_do_not_depend_on_the_order_of_arrival(arrival: tuple[int, ...]) -> None:
     sources = [server("a", "search", LONG), server("b", "search", LONG), server("c", "search", "b_search")]
@@ -83,28 +76,6 @@ def test_restarted_server_gets_the_same_names_again() -> None:
     assert owners(without) == {"search": "b"}
     sources[0].toolset.specs = listing  # type: ignore[misc]
     assert owners(build_table(sources, without)) == owners(before) == {"search": "a", "b_search": "b"}
-
-
-def test_all_clashes_are_refused_at_once() -> None:
-    sources = [server("a", "x", "y"), server("b", "x", "y", on_clash="refuse")]
-    with pytest.raises(ConfigError, match=r"two tools are named 'x'(?s:.*)two tools are named 'y'"):
-        build_table(sources, starting=True)
-    late = build_table(sources, EMPTY_TABLE)
-    assert owners(late) == {"x": "a", "y": "a"} and len(late.set_aside) == 2
-
-
-def test_first_leaves_out_the_later_tool() -> None:
-    table = build_table([server("a", "x"), server("b", "x", "z", on_clash="first")], starting=True)
-    assert owners(table) == {"x": "a", "z": "b"}
-    assert list(table.set_aside) == list(table.clashes) == ["x of mcp server 'b'"]
-
-
-async def test_prefixed_tool_is_called_and_the_clash_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with Gateway([server("a", "who"), server("b", "who")]) as gateway, gateway.open() as session:
-        assert (await session.call(ToolCall("1", "who"))).text == "a"
-        assert (await session.call(ToolCall("2", "b_who"))).text == "b"
-        assert [spec.name for spec in session.specs] == ["who", "b_who"]
-    assert caplog.text.count("it is offered as 'b_who'") == 1
 
 
 async def test_check_tells_each_clash_of_real_servers(tmp_path: Path) -> None:

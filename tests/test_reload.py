@@ -15,7 +15,7 @@ from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
-from gateway.toolset import Session, add_prefix
+from gateway.toolset import Session
 from gateway.types import Outcome, Task, ToolCall
 
 
@@ -111,15 +111,6 @@ async def test_reload_during_opening_keeps_the_sessions_sources() -> None:
         assert sorted(life[3:]) == ["-a", "-b"]
 
 
-async def test_failing_new_source_leaves_the_gateway_unchanged() -> None:
-    life: list[str] = []
-    async with Gateway([source("a", life)]) as gateway:
-        with pytest.raises(ConfigError, match="cannot start"):
-            await gateway.reload([source("b", life), source("c", life, broken=True)])
-        await wait_until_settled()
-        assert names(gateway) == ["a"] and life in (["+a", "+b", "-b"], ["+a"])
-
-
 async def test_name_collision_on_reload_leaves_the_gateway_unchanged() -> None:
     life: list[str] = []
     async with Gateway([source("a", life)]) as gateway:
@@ -127,16 +118,6 @@ async def test_name_collision_on_reload_leaves_the_gateway_unchanged() -> None:
             await gateway.reload([source("b", life, "one"), source("b", life, "other")])
         await wait_until_settled()
         assert names(gateway) == ["a"] and life == ["+a", "+b", "+b", "-b", "-b"]
-
-
-async def test_withdrawn_tool_is_unavailable_not_invalid() -> None:
-    owner = LoggedToolset("a", [])
-    async with Gateway([Source("s", add_prefix(owner, "my_"))]) as gateway, gateway.open() as session:
-        owner.specs = ()
-        result = await session.call(ToolCall("1", "my_a"))
-        assert (result.outcome, result.reason) == (Outcome.UNAVAILABLE, "its owner no longer offers it")
-        assert [spec.name for spec in session.specs] == ["my_a"] and names(gateway) == []
-        assert (await session.call(ToolCall("2", "my_b"))).outcome is Outcome.INVALID
 
 
 async def test_later_tool_cannot_take_over_a_name() -> None:

@@ -49,15 +49,6 @@ def test_invalid_arguments_are_explained_with_a_fix(arguments: str, words: str) 
     assert len(mistake) < 1500
 
 
-def test_error_message_summarizes_the_parameters() -> None:
-    mistake = ArgumentChecker(POINT).explain_error("{}")
-    assert mistake is not None and 'Expected: {x: integer, unit: "m" | "km" (optional)}' in mistake
-
-
-def test_empty_arguments_are_an_empty_object() -> None:
-    assert ArgumentChecker({"type": "object"}).explain_error("") is None
-
-
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -75,12 +66,6 @@ def test_unusable_schema_is_refused_with_the_reason(schema: dict[str, object], w
         ArgumentChecker(schema)
 
 
-def test_self_referencing_schema_terminates() -> None:
-    assert ArgumentChecker({"$ref": "#"}).explain_error('{"a": 1}') is None
-    loop = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-    assert ArgumentChecker(loop).explain_error('{"a": 1}') is None
-
-
 def test_recursive_schema_is_validated() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "n": {"type": "integer"}}}
     checker = ArgumentChecker({"$defs": {"node": node}, "$ref": "#/$defs/node"})
@@ -93,11 +78,6 @@ def test_pattern_backtracking_is_bounded() -> None:
     assert checker.explain_error(json.dumps({"a": "a" * 5000 + "!"})) is not None
 
 
-def test_lookahead_patterns_work() -> None:
-    checker = ArgumentChecker({"properties": {"a": {"pattern": r"^(?!x)\w+$"}}})
-    assert checker.explain_error('{"a": "y"}') is None and checker.explain_error('{"a": "x"}') is not None
-
-
 SAFE = set(string.ascii_letters + string.digits + "_-")
 
 
@@ -106,16 +86,6 @@ def test_safe_name_is_accepted_by_openai_clients(name: str) -> None:
     safe = safe_name(name)
     assert 0 < len(safe) <= 64 and set(safe) <= SAFE
     assert safe_name(safe) == safe
-
-
-@given(st.sets(st.text(max_size=80), min_size=2, max_size=30))
-def test_safe_names_of_different_names_differ(names: set[str]) -> None:
-    assert len({safe_name(name) for name in names}) == len(names)
-
-
-def test_safe_name_keeps_a_valid_name() -> None:
-    assert safe_name("get-weather_2") == "get-weather_2"
-    assert safe_name("search.web").startswith("search_web_")
 
 
 SCALARS = st.sampled_from([{"type": "string"}, {"type": "integer"}, {"enum": ["a", 1]}, {"type": ["string", "null"]}])
@@ -152,12 +122,6 @@ def test_strict_schema_closes_objects_and_requires_properties(schema: dict[str, 
         elif isinstance(node, list):
             nodes.extend(node)
     assert jsonschema_rs.meta.is_valid(closed)
-
-
-def test_strict_schema_is_none_if_not_expressible() -> None:
-    assert strict_schema({"type": "object", "additionalProperties": {"type": "string"}}) is None
-    assert strict_schema({"type": "object", "properties": {"a": {"oneOf": [{}, {}]}}}) is None
-    assert strict_schema({"anyOf": [{"type": "object"}]}) is None
 
 
 def test_drop_nulls_reverts_the_nulls_of_strict_mode() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,17 +11,13 @@ from typing import Any
 
 import anyio
 import pytest
-from rich.console import Console
 
-from gateway.cli import parse_wait
 from gateway.client import RemoteGateway
 from gateway.config.models import Server
-from gateway.errors import GatewayError, SessionError
 from gateway.gateway import Gateway
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.transport import Services
 from gateway.server_start import ServerStart
-from gateway.terminal import StartProgress
 from gateway.tool_table import Source
 from gateway.types import Outcome, Task, ToolCall
 from tests.live_server import live_server_async
@@ -83,15 +78,6 @@ async def test_gateway_answers_while_servers_start_and_they_join_later(tmp_path:
         async with gateway.open(Task(tools=("echo",))) as session:
             assert (await session.call(ToolCall("1", "echo", '{"text": "here"}'))).text == "here"
         assert gateway.start.names == ["stuck"]
-
-
-async def test_tool_of_a_server_that_is_still_starting_is_refused_by_the_servers_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.server_start.LATE_TOOL_S", 0.1)
-    async with open_gateway(tmp_path / "gate", ServerStart(listen_first=True, wait_s=0)) as gateway:
-        with pytest.raises(SessionError, match="no tool named 'echo' yet: servers 'late', 'stuck' are still starting"):
-            await gateway.begin(Task(tools=("echo",)))
 
 
 async def test_listings_and_sessions_wait_for_servers_that_start_in_time(tmp_path: Path) -> None:
@@ -158,53 +144,3 @@ async def test_health_names_the_starting_servers_and_a_remote_trainer_waits_for_
                     assert {"shout", "echo"} <= {spec.name for spec in remote.specs}
             assert seen["starting"] == ["late"] and seen["status"] == "degraded"
             assert seen["servers"]["late"]["state"] == "starting" and seen["early"] == ["shout"]
-
-
-async def test_trainer_waits_for_all_servers_and_names_those_that_are_late(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    told: list[tuple[int, tuple[str, ...]]] = []
-
-    def on_wait(total: int, late: Sequence[str]) -> None:
-        told.append((total, tuple(late)))
-        gate.touch()
-
-    async with open_gateway(gate, ServerStart(on_wait=on_wait), stuck=False) as gateway:
-        assert "echo" in gateway.table.tools and not gateway.start.names
-    assert told[0] == (1, ("late",)) and told[-1] == (1, ())
-
-
-async def test_start_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
-    waiting = anyio.Event()
-    ended_within_s = 40.0  # far less than the time in which the servers may connect
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-
-            async def start() -> None:
-                async with open_gateway(tmp_path / "gate", ServerStart(on_wait=lambda *_: waiting.set())):
-                    raise AssertionError("the servers never start")
-
-            tasks.start_soon(start)
-            await waiting.wait()
-            began_at = time.monotonic()
-            tasks.cancel_scope.cancel()
-    assert time.monotonic() - began_at < ended_within_s
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_names_the_late_servers(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.terminal.START_LINE_S", 0.0)
-    console = Console(record=True, force_terminal=is_terminal, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
-    progress = StartProgress(console)
-    with console.file:
-        progress(3, ["a", "b"])
-        progress(3, ["b"])
-        progress(3, ())
-        text = console.export_text()
-    assert "b" in text and ("2 of 3 servers are up" if is_terminal else "waiting for servers to start: a, b") in text
-
-
-def test_wait_is_all_none_or_seconds() -> None:
-    assert (parse_wait("all"), parse_wait("none"), parse_wait("2.5")) == (float("inf"), 0.0, 2.5)
-    for text in ("soon", "-1", "nan", ""):
-        with pytest.raises(GatewayError, match="give `all`, `none` or a number of seconds"):
-            parse_wait(text)

@@ -63,19 +63,3 @@ def test_every_row_with_a_floor_is_compared_with_it_in_the_same_rounds(results: 
         if row["floor"] and not row["problem"]:
             assert row["of_floor"].keys() == {"1", "8"}, row["key"]
             assert all(ratio["least"] > 0 for ratio in row["of_floor"].values()), row["key"]
-
-
-def test_concurrent_calls_of_many_sessions_are_neither_lost_nor_duplicated(results: Any) -> None:
-    scale = results["scale"]
-    assert (scale["sessions"], scale["left_open"]) == (20, 0)
-    assert [wave["tool"] for wave in scale["waves"]] == ["hold", "stdio_hold"]
-    for wave in scale["waves"]:
-        assert (wave["calls"], wave["answered"], wave["lost"], wave["duplicated"]) == (80, 80, 0, 0)
-
-
-def test_the_table_lists_every_row_and_every_promise(results_folder: Path, results: Any) -> None:
-    text = (results_folder / "gateway.md").read_text()
-    for row in results["rows"]:
-        assert f"| {row['key']} | {row['title']} | {row['behind']} |" in text
-    assert text.count("| met |") + text.count("| **missed** |") >= 6
-    assert "none lost or doubled" in text and "KiB for an idle session" in text

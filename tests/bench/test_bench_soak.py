@@ -29,15 +29,3 @@ def test_load_runs_and_samples_its_process(name: str, count: int, samples: int) 
     assert all(sample["memory"] > 10 and sample["threads"] > 0 for sample in result["samples"])
     table = soak.format_table({name: result})
     assert table.count("| yes |") + table.count("| **no** |") == len(soak.ALLOWED)
-
-
-def test_growth_after_the_warm_up_is_found() -> None:
-    assert soak.is_flat("descriptors", [1.0] * 30 + [9.0] * 90), "what was opened in the warm-up stays open"
-    assert not soak.is_flat("descriptors", [float(index // 10) for index in range(120)])
-    assert soak.is_flat("memory", [100.0 + index % 3 for index in range(120)])
-    assert not soak.is_flat("memory", [100.0 + index for index in range(120)])
-
-
-def test_failing_load_is_reported() -> None:
-    table = soak.format_table({"native": {"problem": ["MemoryError"]}})
-    assert "**failed: MemoryError**" in table

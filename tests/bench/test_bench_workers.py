@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.workers import Pace
 from tests.bench.run_script import run_script
 
 
@@ -17,7 +16,3 @@ def test_benchmark_of_workers_measures_turns_and_memory(tmp_path: Path) -> None:
     assert all(float(row[1].replace(",", "")) > 0 for row in paces)
     memory = [row for row in rows if len(row) == 3 and row[0].strip().isdecimal()]
     assert [(row[0].strip(), row[1].strip()) for row in memory] == [("0", "16"), ("1", "16")]
-
-
-def test_best_of_two_rounds_is_that_by_each_quantity() -> None:
-    assert Pace(2, 10.0, 1.0, 4.0).best(Pace(2, 8.0, 2.0, 3.0)) == Pace(2, 10.0, 1.0, 3.0)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.gateway import ReloadRefusal
 from gateway.http.settings import Settings
 from tests.browser.page import NARROW, Page
 from tests.browser.readability import low_contrast_texts, overflowing_elements, unnamed_controls
@@ -40,22 +39,6 @@ def show_server(page: Page, server: LiveServer, name: str) -> None:
     page.until("document.querySelector('.facts dd')")
 
 
-def test_tools_are_grouped_by_server_and_search_covers_all_groups(page: Page, server: LiveServer) -> None:
-    page.open(f"{server.url}/ui#/tools")
-    page.until("document.querySelectorAll('.group').length === 2")
-    groups = "[...document.querySelectorAll('.group')].map(group => group.getAttribute('aria-label'))"
-    assert [label.split(",")[0] for label in page.js(groups)] == ["in this process", "chatty"]
-    page.type("#search", "chatty")
-    page.until("document.querySelectorAll('.group').length === 1")
-    page.sees("2 tools of", "[role=status].tiny")
-    page.type("#search", "says it")
-    page.until("document.querySelectorAll('.item').length === 1")
-    page.press("Enter")
-    page.sees("from server chatty", "main")
-    page.click("header a", "chatty")
-    page.until("location.hash === '#/servers/chatty'")
-
-
 def test_server_page_shows_state_tools_and_the_log_as_text(page: Page, server: LiveServer) -> None:
     show_server(page, server, "chatty")
     page.sees("ready", ".log")
@@ -79,63 +62,6 @@ def test_server_is_restarted_after_a_second_click(page: Page, server: LiveServer
         "[...document.querySelectorAll('.facts dt')].find(term => term.textContent === 'Restarts')"
         ".nextElementSibling.textContent === '1'"
     )
-
-
-def test_restart_that_is_refused_says_why(page: Page, server: LiveServer) -> None:
-    page.allow("404")
-    show_server(page, server, "chatty")
-    sources = server.gateway._running
-    server.gateway._running = []
-    try:
-        page.click("main button", "Restart")
-        page.click("main button", "Really restart")
-        page.sees("There is no server", "main")
-    finally:
-        server.gateway._running = sources
-
-
-def test_server_that_is_down_shows_reason_and_remedy(page: Page, server: LiveServer) -> None:
-    show_server(page, server, "far")
-    page.sees("cannot connect", ".notice")
-    page.sees("Reconnect", "main button")
-    page.sees("its log is where it runs")
-
-
-def test_servers_can_be_walked_by_keyboard(page: Page, server: LiveServer) -> None:
-    page.open(f"{server.url}/ui")
-    page.press("2")
-    page.until("document.querySelectorAll('.item').length === 2")
-    page.press("j")
-    page.until("location.hash === '#/servers/far' && document.querySelector('.item[aria-current]')")
-    page.press("j")
-    page.until("location.hash === '#/servers/chatty'")
-
-
-def test_unknown_server_leads_back_to_the_list(page: Page, server: LiveServer) -> None:
-    page.allow("404")
-    page.open(f"{server.url}/ui#/servers/nobody")
-    page.sees("There is no server nobody")
-
-
-def test_refused_files_are_shown_until_they_are_corrected(page: Page, server: LiveServer) -> None:
-    page.open(f"{server.url}/ui")
-    server.gateway.reload_refusal = ReloadRefusal(f"tools.yaml: {HOSTILE} is no field", 1.0)
-    try:
-        page.sees("The changed files are refused")
-        page.sees(f"tools.yaml: {HOSTILE}", ".notice pre")
-        page.sees("changed files refused", "#health")
-        assert page.count("[onerror]") == 0
-    finally:
-        server.gateway.reload_refusal = None
-    page.until("!document.querySelector('main').innerText.includes('refused')")
-
-
-def test_session_of_a_tried_tool_is_closed_after_the_call(page: Page, server: LiveServer) -> None:
-    page.open(f"{server.url}/ui#/tools/say")
-    page.type("[data-field=text] textarea", "hello")
-    page.click("button", "Call")
-    page.sees("said", ".result")
-    wait_for_no_session(server)
 
 
 @pytest.mark.parametrize(

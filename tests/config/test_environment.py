@@ -6,38 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.entries import ClassEntry
 from gateway.config.environment import Expansion
-from tests.config.conftest import LoadConfig, LoadErrors
+from tests.config.conftest import LoadErrors
 from tests.conftest import Write
 
 plain = st.text().filter(lambda text: "${" not in text)
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
-trees = st.recursive(
-    plain | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
-@given(trees, st.dictionaries(names, st.text()))
-def test_text_without_variables_is_unchanged(tree: object, env: dict[str, str]) -> None:
-    expansion = Expansion(env, "file")
-    assert expansion.expand_tree(tree) == tree
-    assert not expansion.errors
 
 
 @given(plain.filter(lambda text: not text.endswith("$")), names, st.text(), plain)
 def test_expanded_value_is_not_expanded_again(before: str, name: str, value: str, after: str) -> None:
     expansion = Expansion({name: value, "OTHER_ONE": "never"}, "file")
     assert expansion.expand_text(f"{before}${{{name}}}{after}") == before + value + after
-
-
-@given(names)
-def test_value_that_looks_like_a_variable_stays_text(name: str) -> None:
-    looks = "${OTHER_ONE} $${x} ${"
-    expansion = Expansion({"OTHER_ONE": "never", name: looks}, "file")
-    assert expansion.expand_text(f"${{{name}}}") == looks
-    assert not expansion.errors
 
 
 @pytest.mark.parametrize(
@@ -84,10 +64,3 @@ def test_invalid_value_names_its_variable_but_is_not_shown(write: Write, load_er
         "tool_configs/a.yaml:1: tools[0].timeout_s: expected a valid number, found a text from PATIENCE\n"
         "  remedy: the value comes from PATIENCE: change it there"
     )
-
-
-def test_numbers_and_nested_settings_may_use_variables(write: Write, load_files: LoadConfig) -> None:
-    write("tool_configs/a.yaml", "tools: [{class_name: a.B, timeout_s: '${T}', config: {keys: ['${K}']}}]")
-    (entry,) = load_files({"T": "2.5", "K": "k"}).tools
-    assert isinstance(entry, ClassEntry)
-    assert (entry.timeout_s, entry.config) == (2.5, {"keys": ["k"]})

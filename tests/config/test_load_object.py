@@ -24,12 +24,6 @@ def test_module_next_to_the_file_is_found(name: str, write: Write) -> None:
     assert load_object(name, write("tool_configs/a.yaml", "")).__name__ == "Tool"
 
 
-def test_module_in_the_working_folder_is_found(write: Write) -> None:
-    write("mine_b/tools.py", "def add(): return 7")
-    write("tool_configs/a.yaml", "")
-    assert load_object("mine_b.tools:add", Path("tool_configs/a.yaml"))() == 7
-
-
 def test_module_may_import_its_neighbour_later(write: Write) -> None:
     write("tool_configs/mine_c.py", "def late():\n    import mine_d\n    return mine_d.value")
     write("tool_configs/mine_d.py", "value = 7")
@@ -39,21 +33,6 @@ def test_module_may_import_its_neighbour_later(write: Write) -> None:
 def test_user_file_does_not_shadow_a_library(write: Write) -> None:
     write("tool_configs/json.py", "loads = None")
     assert load_object("json:loads", write("tool_configs/a.yaml", "")) is not None
-
-
-def test_missing_module_is_reported_with_the_searched_folders(write: Write) -> None:
-    error = _error_of("mine_nowhere.tools:add", write("tool_configs/a.yaml", ""))
-    assert error.problem == "there is no module 'mine_nowhere'"
-    assert "tool_configs" in error.remedy
-
-
-def test_missing_attribute_suggests_a_similar_name(write: Write) -> None:
-    file = write("tool_configs/mine_e.py", "def calculate(): ...")
-    near = write("tool_configs/a.yaml", "")
-    error = _error_of("mine_e:calcluate", near)
-    assert error.problem == f"'mine_e' ({file}) has no 'calcluate'"
-    assert error.remedy == "did you mean 'calculate'?"
-    assert "rename the module" in _error_of("math:zzz", near).remedy
 
 
 @pytest.mark.parametrize(

@@ -64,17 +64,6 @@ def test_invalid_json_is_refused_with_the_location(text: str, expected: str, wri
     assert _error_of(write("a.json", text)).startswith(expected)
 
 
-def test_non_text_file_is_refused(write: Write) -> None:
-    file = write("a.yaml", "")
-    file.write_bytes(b"tools: \xff\xfe")
-    assert _error_of(file) == "a.yaml: is not UTF-8 text (byte 7)"
-
-
-def test_folder_instead_of_a_file_is_refused(write: Write) -> None:
-    file = write("folder/a.yaml", "")
-    assert _error_of(file.parent).startswith("folder: cannot be read: ")
-
-
 def test_dates_stay_text_and_exponents_are_numbers(write: Write) -> None:
     assert read_file(write("a.yaml", "{a: 2024-01-01, b: 1e-5, c: -2E3, d: 1.5, e: 1e, f: yes, g: ~}")) == {
         "a": "2024-01-01",
@@ -85,13 +74,3 @@ def test_dates_stay_text_and_exponents_are_numbers(write: Write) -> None:
         "f": True,
         "g": None,
     }
-
-
-def test_merged_keys_may_be_overridden(write: Write) -> None:
-    text = "base: &base {a: 1, b: 2}\nother: {<<: *base, b: 3}"
-    assert read_file(write("a.yaml", text))["other"] == {"a": 1, "b": 3}
-
-
-@pytest.mark.parametrize("name", ["a.yaml", "a.json"])
-def test_empty_file_is_none(name: str, write: Write) -> None:
-    assert read_file(write(name, "\n")) is None

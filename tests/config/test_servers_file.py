@@ -48,12 +48,6 @@ def test_keys_of_other_clients_are_accepted(write: Write, load_files: LoadConfig
     assert type(servers["a"].server) is Server
 
 
-def test_disabled_server_disables_its_entries(write: Write, load_files: LoadConfig) -> None:
-    write("mcp_servers.json", _load_server({"command": "a", "disabled": True}))
-    write("tool_configs/s.yaml", "tools: [{server: s}]")
-    assert load_files().servers == {}
-
-
 def test_relative_paths_are_resolved_from_the_file(write: Write, load_files: LoadConfig, tmp_path: Path) -> None:
     write("deep/servers.json", _load_server({"command": "./run.sh", "args": ["./left/alone"], "cwd": "work"}))
     write("tool_configs/s.yaml", "tools: [{mcp: {mcp_servers_config_path: ../deep/servers.json}}]")
@@ -122,21 +116,6 @@ def test_contradictory_server_is_refused(server: Any, expected: str, write: Writ
     (message,) = load_errors()
     assert message.startswith(f"mcp_servers.json:1: mcpServers.{expected}")
     assert "remedy: " in message
-
-
-def test_file_without_servers_gets_a_remedy(write: Write, load_errors: LoadErrors) -> None:
-    write("mcp_servers.json", '{"mcp_server": {}}')
-    missing, unknown = load_errors()
-    assert missing == "mcp_servers.json: mcpServers: is missing\n  remedy: add `mcpServers`"
-    assert unknown == "mcp_servers.json:1: mcp_server: unknown key\n  remedy: did you mean `mcpServers`?"
-
-
-def test_duplicate_server_name_names_both_files(write: Write, load_errors: LoadErrors) -> None:
-    write("mcp_servers.json", _load_server({"command": "a"}))
-    write("other.json", _load_server({"command": "b"}))
-    write("tool_configs/m.yaml", "tools: [{mcp: {mcp_servers_config_path: ../other.json}}]")
-    (message,) = load_errors()
-    assert "two servers are named 's': one of mcp_servers.json mcpServers.s, one of other.json mcpServers.s" in message
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gateway.config.configured_server import find_unknown_tools
 from gateway.config.entries import FunctionEntry
-from gateway.config.load import load_config
-from gateway.errors import ConfigErrors
 from tests.config.conftest import LoadConfig, LoadErrors
 from tests.conftest import Write
 
@@ -76,16 +72,6 @@ def test_server_entry_applies_to_one_server_only(write: Write, load_files: LoadC
     assert (rest.owner, rest.prefix, web.server.isolation) == ("mcp_servers.json mcpServers.web", "", "shared")
 
 
-def test_tool_belongs_to_the_entry_that_names_it(write: Write, load_files: LoadConfig) -> None:
-    write("mcp_servers.json", SERVERS)
-    write("tool_configs/t.yaml", "tools: [{server: time, timeout_s: 1}, {server: time, allow: [slow], timeout_s: 9}]")
-    entry = load_files().servers["time"]
-    slow, second = entry.offer("slow"), entry.offer("now")
-    assert slow is not None
-    assert second is not None
-    assert (slow.timeout_s, second.timeout_s) == (9.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [
@@ -103,43 +89,6 @@ def test_conflicting_entries_of_a_server_are_both_named(
     assert message.startswith(
         f"tool_configs/t.yaml:1: tools[1]: {expected}: one of tool_configs/t.yaml tools[0], one of"
     )
-
-
-def test_process_isolation_needs_a_command(write: Write, load_errors: LoadErrors) -> None:
-    write("mcp_servers.json", SERVERS)
-    write("tool_configs/w.yaml", "tools: [{server: web, isolation: process}]")
-    (message,) = load_errors()
-    assert message.startswith(
-        "tool_configs/w.yaml:1: tools[0]: server 'web': `isolation: process` needs a server with `command`"
-    )
-
-
-def test_unknown_server_suggests_a_similar_name(write: Write, load_errors: LoadErrors) -> None:
-    write("mcp_servers.json", SERVERS)
-    write("tool_configs/t.yaml", "tools: [{server: tmie}, {server: database}]")
-    near, far = load_errors()
-    assert near == "tool_configs/t.yaml:1: tools[0].server: there is no server 'tmie'\n  remedy: did you mean 'time'?"
-    assert far.endswith("remedy: known servers: time, web")
-
-
-def test_broken_servers_file_causes_no_unknown_server_errors(write: Write, load_errors: LoadErrors) -> None:
-    write("mcp_servers.json", '{"mcpServers": {"time": {"command": "x", "isolation": "both"}}}')
-    write("tool_configs/t.yaml", "tools: [{server: time}]")
-    (message,) = load_errors()
-    assert message == (
-        "mcp_servers.json:1: mcpServers.time.isolation: expected 'shared', 'session', 'process' or 'sandbox', found "
-        "'both'\n  remedy: write 'shared', 'session', 'process' or 'sandbox'"
-    )
-
-
-def test_duplicate_tool_name_names_both_owners(write: Write, load_errors: LoadErrors) -> None:
-    schema = "tool_schema: {function: {name: add}}"
-    write("tool_configs/a.yaml", f"tools: [{{class_name: my.Add, {schema}}}]")
-    write("tool_configs/b.yaml", "tools: [{function: my:plus, name: add}, {function: my:plus, name: dd, prefix: a}]")
-    messages = load_errors()
-    assert len(messages) == 2
-    assert "two tools are named 'add': one of tool_configs/a.yaml tools[0], one of tool_configs/b.yaml" in messages[0]
-    assert "`prefix`" in messages[0]
 
 
 def test_errors_of_all_files_are_reported_together(write: Write, load_errors: LoadErrors) -> None:
@@ -181,37 +130,6 @@ def test_errors_of_all_files_are_reported_together(write: Write, load_errors: Lo
     ]
 
 
-def test_infinite_deadline_is_refused(write: Write, load_errors: LoadErrors) -> None:
-    write("tool_configs/a.yaml", "tools: [{function: a:b, timeout_s: .inf}]")
-    (message,) = load_errors()
-    assert "tools[0].timeout_s: expected a finite number" in message
-
-
-def test_hidden_and_non_yaml_files_are_ignored(write: Write, load_files: LoadConfig) -> None:
-    write("tool_configs/.a.yaml", "broken: [")
-    write("tool_configs/notes.md", "broken: [")
-    write("tool_configs/b.yml", "tools: [{function: a:b}]")
-    write("tool_configs/empty.yaml", "# nothing yet\n")
-    assert [entry.owner for entry in load_files().tools] == ["tool_configs/b.yml tools[0]"]
-
-
-def test_single_file_loads_like_a_folder(write: Write) -> None:
-    file = write("any.yaml", "tools: [{function: a:b}]")
-    assert len(load_config(file, None, {}).tools) == 1
-
-
-def test_missing_file_is_named(write: Write, tmp_path: Path) -> None:
-    write("x", "")
-    with pytest.raises(ConfigErrors) as caught:
-        load_config(tmp_path / "nowhere", tmp_path / "none.json", {})
-    assert str(caught.value) == (
-        "nowhere: there is no such folder\n"
-        "  remedy: create the folder, or name another with --tools\n"
-        "none.json: there is no such file\n"
-        "  remedy: create it, or name another"
-    )
-
-
 def test_unknown_tool_is_reported_once_all_servers_have_listed(write: Write, load_files: LoadConfig) -> None:
     write("mcp_servers.json", SERVERS)
     write(
@@ -228,23 +146,6 @@ def test_unknown_tool_is_reported_once_all_servers_have_listed(write: Write, loa
     assert error.remedy == "did you mean `search`?"
 
 
-def test_moved_entry_is_equal(write: Write, load_files: LoadConfig) -> None:
-    write("tool_configs/a.yaml", "tools: [{function: a:b}]")
-    (before,) = load_files().tools
-    write("tool_configs/a.yaml", "tools: [{function: c:d}, {function: a:b}]")
-    after = load_files().tools[1]
-    assert after == before
-    assert after.owner != before.owner
-
-
-def test_error_location_of_a_single_interaction_has_no_index(write: Write, load_errors: LoadErrors) -> None:
-    write("tool_configs/i.yaml", "interaction: {class_name: my.Own, confg: {}, timeout_s: 0}")
-    assert {message.partition("\n")[0] for message in load_errors()} == {
-        "tool_configs/i.yaml:1: interaction.confg: unknown key",
-        "tool_configs/i.yaml:1: interaction.timeout_s: expected greater than 0, found 0",
-    }
-
-
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -257,10 +158,3 @@ def test_redundant_settings_are_refused(keys: str, expected: str, write: Write, 
     (message,) = load_errors()
     assert message.startswith("tool_configs/m.yaml:1: tools[0]: ")
     assert expected in message
-
-
-def test_long_value_is_shortened_in_a_message(write: Write, load_errors: LoadErrors) -> None:
-    write("tool_configs/m.yaml", f"tools: [{{function: a:b, timeout_s: {'x' * 500}}}]")
-    (message,) = load_errors()
-    assert "xxx...\n" in message
-    assert len(message) < 250

@@ -6,14 +6,12 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
-from gateway.build import build_plan
-from gateway.serving import log_notes, watch_files
+from gateway.serving import watch_files
 from tests.conftest import Write
 
 INTERVAL_S = 0.02
@@ -40,34 +38,6 @@ async def test_changed_file_in_a_folder_is_noticed(change: str, write: Write) ->
         await _next_change(events)
 
 
-async def test_new_file_is_noticed(write: Write, tmp_path: Path) -> None:
-    write("x", "")
-    file = tmp_path / "mcp_servers.json"
-    async with aclosing(watch_files([file], every_s=INTERVAL_S)) as events:
-        file.write_text("{}")
-        await _next_change(events)
-
-
-async def test_other_files_are_ignored(write: Write) -> None:
-    file = write("tool_configs/a.yaml", "")
-    async with aclosing(watch_files([file.parent], every_s=INTERVAL_S)) as events:
-        write("tool_configs/a.yaml~", "an editor's copy")
-        with anyio.move_on_after(INTERVAL_S * 10) as scope:
-            await anext(events)
-        assert scope.cancelled_caught
-
-
-async def test_one_edit_is_one_event(write: Write) -> None:
-    file = write("tool_configs/a.yaml", "")
-    async with aclosing(watch_files([file.parent], every_s=INTERVAL_S)) as events:
-        file.write_text("half")
-        file.write_text("whole, and longer")
-        await _next_change(events)
-        with anyio.move_on_after(INTERVAL_S * 10) as scope:
-            await anext(events)
-        assert scope.cancelled_caught
-
-
 async def test_file_added_later_is_watched(write: Write) -> None:
     paths = [write("a.yaml", "")]
     async with aclosing(watch_files(paths, every_s=INTERVAL_S)) as events:
@@ -86,24 +56,3 @@ async def test_sighup_is_an_event_without_a_change(write: Write) -> None:
             while signal.getsignal(signal.SIGHUP) == before:
                 await anyio.lowlevel.checkpoint()
         os.kill(os.getpid(), signal.SIGHUP)
-
-
-async def test_watching_in_another_thread_works_without_signals(write: Write) -> None:
-    file = write("a.yaml", "")
-
-    async def watch() -> None:
-        async with aclosing(watch_files([file], every_s=INTERVAL_S)) as events:
-            file.write_text("changed")
-            await _next_change(events)
-
-    with anyio.fail_after(60):
-        await anyio.to_thread.run_sync(lambda: anyio.run(watch))
-
-
-def test_notes_on_keys_of_other_clients_are_logged_once(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    file = write("mcp.json", '{"mcpServers": {"s": {"command": "x", "trust": true}}}')
-    plan = build_plan(None, file)
-    told = log_notes(plan, set())
-    log_notes(plan, told)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("mcp.json:1: mcpServers.s.trust: `trust` is ignored")

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from tests.docs.blocks import ROOT
-from tests.docs.migration_tables import SWIFT, TRL, VERL, updated_guides
+from tests.docs.migration_tables import updated_guides
 
 
 def test_tables_of_the_guides_are_those_in_code() -> None:
     for guide, text in updated_guides():
         assert guide.read_text(encoding="utf-8") == text, "write them anew: python -m tests.docs.migration_tables"
-
-
-def test_readme_links_to_every_migration_guide() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for guide in (VERL, SWIFT, TRL):
-        assert f"({guide.relative_to(ROOT).as_posix()})" in text

@@ -23,14 +23,6 @@ def test_migration_trl_page(follow: Follow) -> None:
     assert "price" in done["mtrl-train show"] and "looked_up 0" in done["mtrl-train show"]
 
 
-def test_the_script_differs_from_that_for_trl_in_one_line() -> None:
-    page = (ROOT / "docs" / "migration-trl.md").read_text(encoding="utf-8")
-    before, after = (page.split(f"# my_trl/{name}.py\n")[1].split("```")[0] for name in ("before", "train"))
-    assert sorted(before.replace("from trl import", "from mtrl_plugins.trl.api import").splitlines()) == sorted(
-        after.splitlines()
-    )
-
-
 def code_cells(notebook: Path) -> list[str]:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -54,7 +46,3 @@ async def test_the_notebook_runs_where_an_event_loop_does(
     assert "How many people live in Lima? 49489" in printed and "2 Qwen3ForCausalLM" in printed
     steps = read_metrics(tmp_path / "runs" / "notebook" / "metrics.jsonl")
     assert len(steps) == 2 and all(step["reward/looked_up"] > 0 < step["logged/most_calls"] for step in steps)
-
-
-def test_outputs_in_the_notebook_are_small() -> None:
-    assert len(NOTEBOOK.read_text(encoding="utf-8")) < 10_000

@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from tests.docs.blocks import ROOT, blocks_of
 from tests.docs.conftest import Follow
-
-PAGE = "docs/migration-verl.md"
 
 
 def test_migration_verl_page(follow: Follow) -> None:
@@ -17,8 +14,3 @@ def test_migration_verl_page(follow: Follow) -> None:
     assert "Same meaning" in done["translate"] and " -> " in done["translate"]
     assert Path("runs/moved/metrics.jsonl").is_file()
     assert "policy" in done["mtrl-train show"]
-
-
-def test_every_file_that_the_page_shows_has_a_name() -> None:
-    unnamed = [block for block in blocks_of(ROOT / PAGE) if block.file is None]
-    assert {block.language for block in unnamed} <= {"bash", "text"}

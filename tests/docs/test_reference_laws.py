@@ -14,7 +14,7 @@ from trainer.cli import app as trainer_app
 from trainer.model import SHARDS_FOLDER
 from trainer.policy import lora, policy, rng, shards
 from trainer.storage import rollout_file, run_files, token_credit
-from trainer.storage.run_layout import RUN_LAYOUT, describe_run_file
+from trainer.storage.run_layout import describe_run_file
 from trainer.train import best_checkpoint, checkpoint, evaluate, reporters, run_folder
 from trainer.train.settings import TrainSettings
 from trainer.view.metrics import DESCRIPTIONS
@@ -37,11 +37,6 @@ def test_every_option_says_what_it_does(name: str, app: object) -> None:
     options = command_options(get_command(app), name)  # type: ignore[arg-type]
     assert f"{name}: `--version`" in options
     assert [option for option, text in options.items() if len(text) < 8] == []
-
-
-def test_check_of_a_run_file_is_described() -> None:
-    page = read_page("cli.md")
-    assert "mtrl-train check --config run.yaml" in page and "| `--config FILE` | A run file" in page
 
 
 def settings_without_text(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -79,10 +74,3 @@ FILES = [
 @pytest.mark.parametrize("file", FILES)
 def test_files_that_the_code_names_are_described(file: str) -> None:
     assert describe_run_file(PurePath(file))
-
-
-def test_the_page_has_every_file_and_a_file_of_another_kind_has_no_description() -> None:
-    page = read_page("run-folder.md")
-    assert [file for files in RUN_LAYOUT.values() for file in files if f"| `{file}` | " not in page] == []
-    assert describe_run_file(PurePath("checkpoints/000012/other.bin")) is None
-    assert describe_run_file(PurePath("notes.txt")) is None

@@ -6,10 +6,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gateway.errors import ConfigErrors
-from tests.docs.reference import FOLDER, ROOT
+from tests.docs.reference import ROOT
 from trainer.data.row_fields import ROW_FIELDS
 from trainer.data.row_media import RowMedia
 from trainer.data.row_to_task import row_to_task
@@ -85,18 +83,3 @@ def test_fields_that_rewards_and_environments_read_are_described() -> None:
     read = {name: file.name for file in files for name in fields_read_from_columns(file)}
     assert {"end_state", "data_source", "extra_info", "id"} <= read.keys()
     assert {name: file for name, file in read.items() if name not in DESCRIBED} == {}
-
-
-def test_a_field_that_is_read_and_not_described_would_be_found(tmp_path: Path) -> None:
-    code = tmp_path / "new_reward.py"
-    code.write_text(
-        "def reward(attempt):\n    return attempt.columns['difficulty'] + attempt.columns.get('bonus', 0)\n"
-    )
-    assert fields_read_from_columns(code) == {"difficulty", "bonus"}
-
-
-@pytest.mark.parametrize("title", ROW_FIELDS)
-def test_fields_say_what_to_write(title: str) -> None:
-    page = (FOLDER / "rows.md").read_text(encoding="utf-8")
-    for name, field in ROW_FIELDS[title].items():
-        assert f"| `{name}` |" in page and field.type and len(field.meaning) > 10

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.docs.conftest import Follow
-from tests.docs.template_tables import PAGE, PARSER_MODELS, updated_page
-from trainer.parse.choose import PARSERS, find_parser_class
+from tests.docs.template_tables import PAGE, updated_page
 
 
 def test_templates_page(follow: Follow) -> None:
@@ -13,7 +12,3 @@ def test_templates_page(follow: Follow) -> None:
 
 def test_tables_of_the_templates_page_are_those_that_the_tests_check() -> None:
     assert PAGE.read_text(encoding="utf-8") == updated_page(), "run `python -m tests.docs.template_tables`"
-
-
-def test_every_parser_is_on_the_templates_page() -> None:
-    assert list(PARSER_MODELS) == sorted({find_parser_class(name).name for name in PARSERS})

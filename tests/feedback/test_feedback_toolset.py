@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.errors import SessionError
-from gateway.feedback import conversation, interaction_toolset
+from gateway.feedback import conversation
 from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY, Gsm8kInteraction
 from gateway.feedback.interaction_toolset import DeclaredInteraction, FeedbackSession, FeedbackToolset
 from gateway.types import Outcome, Task, Text, ToolCall
@@ -19,15 +19,6 @@ from tests.feedback.interactions import OlderInteraction, PlainInteraction, Reco
 
 def make_toolset(**interactions: Any) -> FeedbackToolset:
     return FeedbackToolset(interactions)
-
-
-async def test_each_interaction_is_a_tool_for_the_loop_only() -> None:
-    async with make_toolset(gsm8k=Gsm8kInteraction({}), other=Recorder({})) as toolset:
-        assert [(spec.name, spec.audience) for spec in toolset.specs] == [
-            ("feedback_gsm8k", "loop"),
-            ("feedback_other", "loop"),
-        ]
-        assert toolset.specs[0].parameters["required"] == ["messages"]
 
 
 async def test_the_default_interaction_is_gsm8k() -> None:
@@ -51,32 +42,6 @@ async def test_the_named_interaction_gets_the_arguments_without_the_name() -> No
     assert other.log == []
 
 
-async def test_the_only_interaction_needs_no_name() -> None:
-    async with make_toolset(mine=Recorder({})) as toolset, toolset.open(Task()) as session:
-        assert (await session.feedback(make_chat("a"))).score == 0.5
-
-
-async def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    async with make_toolset(one=Recorder({}), two=Recorder({})) as toolset:
-        with pytest.raises(SessionError, match=r"named 'three'; known: one, two"):
-            async with toolset.open(Task(feedback="three")):
-                pytest.fail("it opened")
-        with pytest.raises(SessionError, match=r"no interaction is named; known: one, two"):
-            async with toolset.open(Task(feedback_args={"ground_truth": 1})):
-                pytest.fail("it opened")
-        async with toolset.open(Task()) as session:
-            with pytest.raises(SessionError, match="known: one, two"):
-                await session.feedback(make_chat("a"))
-
-
-@pytest.mark.parametrize("argument", ["instance_id", "messages"])
-async def test_a_reserved_argument_is_refused(argument: str) -> None:
-    async with make_toolset(one=Recorder({})) as toolset:
-        with pytest.raises(SessionError, match=argument):
-            async with toolset.open(Task(feedback_args={argument: "x"})):
-                pytest.fail("it opened")
-
-
 async def test_a_named_interaction_starts_at_once_and_the_default_one_at_its_first_turn() -> None:
     interaction = Recorder({})
     async with make_toolset(gsm8k=interaction) as toolset:
@@ -88,20 +53,6 @@ async def test_a_named_interaction_starts_at_once_and_the_default_one_at_its_fir
             await session.feedback(make_chat("a", "b"))
             assert interaction.count("start") == 2
     assert interaction.count("finalize") == 2
-
-
-async def test_an_interaction_that_never_started_is_not_finalized() -> None:
-    interaction = Recorder({})
-    async with make_toolset(gsm8k=interaction) as toolset, toolset.open(Task()):
-        pass
-    assert interaction.log == []
-
-
-async def test_an_interaction_may_return_its_own_instance_id() -> None:
-    interaction = Recorder({"id": "my own"})
-    async with make_toolset(one=interaction) as toolset, toolset.open(Task(feedback="one")) as session:
-        await session.feedback(make_chat("a"))
-    assert interaction.log[1:] == [("turn", "my own"), ("finalize", "my own")]
 
 
 async def test_concurrent_sessions_have_separate_instances() -> None:
@@ -121,30 +72,12 @@ async def test_concurrent_sessions_have_separate_instances() -> None:
     assert isinstance(interaction, Gsm8kInteraction) and interaction._instances == {}
 
 
-async def test_a_tool_call_returns_the_same_as_feedback() -> None:
-    interaction = Recorder({"returns": (True, "Good.", 0.75, {"n": 1})})
-    async with make_toolset(one=interaction) as toolset, toolset.open(Task()) as session:
-        result = await session.call(feedback_call("one", make_chat("a")))
-        assert await session.finish() == {}, "a turn's score is not counted again at the end"
-    assert (result.text, result.outcome, result.reward, result.done) == ("Good.", Outcome.OK, 0.75, True)
-    assert dict(result.metrics) == {"n": 1}
-
-
 @pytest.mark.parametrize("arguments", ["", "[]", "{", '{"messages": 3}', '{"messages": [{"content": "no role"}]}'])
 async def test_a_call_with_wrong_arguments_is_invalid(arguments: str) -> None:
     async with make_toolset(one=Recorder({})) as toolset, toolset.open(Task()) as session:
         result = await session.call(ToolCall("c", "feedback_one", arguments))
     assert result.outcome is Outcome.INVALID
     assert result.reward is None
-
-
-async def test_a_session_with_a_named_interaction_offers_no_other() -> None:
-    async with (
-        make_toolset(one=Recorder({}), two=Recorder({})) as toolset,
-        toolset.open(Task(feedback="one")) as session,
-    ):
-        assert [spec.name for spec in session.specs] == ["feedback_one"]
-        assert (await session.call(feedback_call("two", make_chat("a")))).outcome is Outcome.INVALID
 
 
 async def test_an_exception_in_an_interaction_is_an_infrastructure_failure() -> None:
@@ -171,11 +104,6 @@ async def test_a_turn_beyond_the_deadline_times_out_and_the_interaction_is_final
     assert interaction.count("finalize") == 1
 
 
-async def test_a_timeout_raised_by_the_interaction_is_a_timeout() -> None:
-    async with make_toolset(one=Recorder({"turn": TimeoutError("slow")})) as toolset, toolset.open(Task()) as session:
-        assert (await session.feedback(make_chat("a"))).outcome is Outcome.TIMEOUT
-
-
 async def test_a_failing_start_refuses_the_session_and_is_finalized() -> None:
     interaction = Recorder({"start": ValueError("no such level")})
     async with make_toolset(one=interaction) as toolset:
@@ -183,26 +111,6 @@ async def test_a_failing_start_refuses_the_session_and_is_finalized() -> None:
             async with toolset.open(Task(feedback="one")):
                 pytest.fail("it opened")
         assert toolset.counts["one", "start_failed"] == 1
-    assert [method for method, _ in interaction.log] == ["start", "finalize"]
-
-
-async def test_a_hanging_start_refuses_the_session_at_the_deadline() -> None:
-    interaction = Recorder({"start": "hang"})
-    async with FeedbackToolset({"one": interaction}, timeouts_s={"one": 0.05}) as toolset:
-        with anyio.fail_after(60), pytest.raises(SessionError, match="within"):
-            async with toolset.open(Task(feedback="one")):
-                pytest.fail("it opened")
-    assert interaction.count("finalize") == 1
-
-
-async def test_a_failed_start_is_not_retried_at_the_next_turn() -> None:
-    interaction = Recorder({"start": ValueError("no such level"), "finalize": KeyError("unknown")})
-    async with make_toolset(one=interaction) as toolset:
-        async with toolset.open(Task()) as session:
-            first = await session.feedback(make_chat("a"))
-            second = await session.feedback(make_chat("a"))
-        assert toolset.counts["one", "finalize_failed"] == 0
-    assert (first.outcome, second.outcome) == (Outcome.UNAVAILABLE, Outcome.UNAVAILABLE)
     assert [method for method, _ in interaction.log] == ["start", "finalize"]
 
 
@@ -219,14 +127,6 @@ async def test_a_cancelled_rollout_is_finalized() -> None:
             await interaction.entered.wait()
             tasks.cancel_scope.cancel()
     assert interaction.count("finalize") == 1
-
-
-async def test_a_failing_finalize_is_counted_and_ignored() -> None:
-    async with make_toolset(one=Recorder({"finalize": RuntimeError("stuck")})) as toolset:
-        async with toolset.open(Task(feedback="one")) as session:
-            feedback = await session.feedback(make_chat("a"))
-        assert toolset.counts["one", "finalize_failed"] == 1
-    assert feedback.outcome is Outcome.OK
 
 
 async def test_a_hanging_finalize_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,30 +152,12 @@ async def test_a_session_can_be_closed_twice_by_other_tasks() -> None:
         await session.feedback(make_chat("a"))
 
 
-async def test_a_turn_after_closing_does_not_start_the_interaction() -> None:
-    interaction = Recorder({})
-    session = FeedbackSession(make_toolset(one=interaction), "one", only_named=True)
-    closed_conversation = session.conversation("one")
-    await session.close()
-    assert (await closed_conversation.take_turn(make_chat("a"))).outcome is Outcome.UNAVAILABLE
-    assert interaction.log == []
-
-
 async def test_leaving_the_toolset_closes_all_interactions_even_if_one_fails() -> None:
     broken, working = Recorder({"aclose": RuntimeError("no")}), Recorder({})
     async with make_toolset(broken=broken, working=working) as toolset:
         pass
     assert (broken.closed, working.closed) == (1, 1)
     assert toolset.counts["broken", "close_failed"] == 1
-
-
-async def test_an_interaction_that_hangs_in_closing_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interaction_toolset, "CLOSE_TIMEOUT_S", 0.05)
-    stuck, working = Recorder({"aclose": "hang"}), Recorder({})
-    with anyio.fail_after(60):
-        async with make_toolset(stuck=stuck, working=working):
-            pass
-    assert (stuck.closed, working.closed) == (1, 1)
 
 
 async def test_blocking_methods_run_in_worker_threads() -> None:

@@ -11,17 +11,6 @@ from hypothesis import strategies as st
 from gateway.feedback.gsm8k import Gsm8kInteraction, compute_score, extract_solution
 
 NUMBERS = st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**9), max_value=10**9, places=3)
-WORDS = st.text(alphabet=st.characters(exclude_characters="0123456789.,#-+\u2212$\u20ac\u00a3\u00a5)]"), max_size=40)
-
-
-@given(value=NUMBERS, before=WORDS, after=WORDS)
-def test_strict_accepts_thousands_separators(value: Decimal, before: str, after: str) -> None:
-    assert compute_score(f"{before}#### {value:,} {after}", str(value)) == 1.0
-
-
-@given(value=NUMBERS, before=WORDS, after=WORDS)
-def test_flexible_takes_the_last_number_of_the_text(value: Decimal, before: str, after: str) -> None:
-    assert compute_score(f"7 {before} {value:,}{after}", str(value), method="flexible") == 1.0
 
 
 @given(value=NUMBERS, other=NUMBERS)
@@ -34,11 +23,6 @@ def test_any_text_gives_a_finite_number_or_none(text: str) -> None:
     for method in ("strict", "flexible"):
         solution = extract_solution(text, method)
         assert solution is None or Decimal(solution).is_finite()
-
-
-@given(text=WORDS, value=NUMBERS)
-def test_strict_needs_the_marker(text: str, value: Decimal) -> None:
-    assert compute_score(f"{text} {value}", str(value), format_score=0.1) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -76,20 +60,6 @@ def test_strict_reads_signs_separators_currency_and_full_stops(text: str, truth:
 )
 def test_flexible_skips_what_is_no_number(text: str, answer: str | None) -> None:
     assert extract_solution(text, "flexible") == answer
-
-
-def test_a_wrong_number_gets_the_format_score() -> None:
-    assert compute_score("#### 3", "4", format_score=0.1) == 0.1
-    assert compute_score("#### 4", "4", score=2.0) == 2.0
-
-
-def test_a_number_never_equals_a_truth_that_is_none() -> None:
-    assert compute_score("#### 4", "x = 4") == 0.0
-
-
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(ValueError, match="'loose'"):
-        extract_solution("#### 4", "loose")  # type: ignore[arg-type]
 
 
 async def test_the_truth_may_be_the_datasets_whole_solution() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,12 +60,6 @@ async def test_a_reply_may_have_images_among_text(reply: Any) -> None:
     assert feedback.parts == (Text("See:"), Image(png()))
 
 
-async def test_a_reply_may_be_a_tool_response() -> None:
-    response = SimpleNamespace(text="See.", image=[Pillow.new("RGB", (2, 2))], video=None)
-    feedback = await get_feedback((False, response, 0.0, {}))
-    assert [type(part) for part in feedback.parts] == [Image, Text]
-
-
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -84,8 +77,3 @@ async def test_an_invalid_turn_is_reported_with_class_and_reason(value: Any, rea
     feedback = await get_feedback(value)
     assert feedback.outcome is Outcome.UNAVAILABLE
     assert reason in str(feedback.reason)
-
-
-async def test_an_unreadable_image_is_replaced_by_a_note() -> None:
-    feedback = await get_feedback((False, Image(b"\x89PNG\r\n\x1a\n broken"), 0.0, {}))
-    assert "left out" in feedback.message

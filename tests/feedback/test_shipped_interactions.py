@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from gateway.errors import SessionError
 from gateway.feedback.attempts import AttemptsInteraction
-from gateway.feedback.base import BaseInteraction, last_message_text, plain_text
 from gateway.feedback.gsm8k import RIGHT_REPLY, WRONG_REPLY, Gsm8kInteraction
 from gateway.feedback.interaction_toolset import FeedbackToolset
 from gateway.feedback.scripted import ScriptedInteraction
 from gateway.types import Outcome, Task
-from tests.feedback.interactions import PlainInteraction, Recorder, make_chat
+from tests.feedback.interactions import Recorder, make_chat
 
 GSM8K = {"class_name": "gateway.feedback.gsm8k.Gsm8kInteraction"}
 
@@ -53,47 +48,6 @@ async def test_gsm8k_reads_the_configured_message(
     assert turn[:3] == ((True, RIGHT_REPLY, 1.0) if is_right else (False, WRONG_REPLY, 0.0))
 
 
-@pytest.mark.parametrize("text", ["42", "#### 42", "I think it is 42."])
-async def test_gsm8k_reads_the_user_message_if_there_is_no_assistant_message(text: str) -> None:
-    interaction = Gsm8kInteraction({})
-    instance_id = await interaction.start_interaction(ground_truth="42")
-    assert (await interaction.generate_response(instance_id, [{"role": "user", "content": text}]))[0] is True
-
-
-async def test_gsm8k_without_ground_truth_refuses_the_session() -> None:
-    async with FeedbackToolset({"gsm8k": Gsm8kInteraction({})}) as toolset:
-        with pytest.raises(SessionError, match="ground_truth"):
-            async with toolset.open(Task(feedback="gsm8k")):
-                pytest.fail("it opened")
-
-
-@pytest.mark.parametrize("config", [{"method": "loose"}, {"role": "system"}])
-def test_gsm8k_refuses_unknown_settings(config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="it is '"):
-        Gsm8kInteraction(config)
-
-
-async def test_an_interaction_without_generate_response_is_reported() -> None:
-    async with FeedbackToolset({"one": BaseInteraction({})}) as toolset, toolset.open(Task()) as session:
-        feedback = await session.feedback(make_chat("a"))
-    assert feedback.outcome is Outcome.UNAVAILABLE
-    assert "does not define generate_response" in str(feedback.reason)
-
-
-async def test_the_base_class_has_the_documented_defaults() -> None:
-    interaction = BaseInteraction({})
-    assert interaction.name == "interaction_agent"
-    assert await interaction.start_interaction("mine") == "mine"
-    assert await interaction.start_interaction() != await interaction.start_interaction()
-    assert await interaction.calculate_score("mine") == 0.0
-
-
-def test_only_the_text_of_a_message_is_read() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}, "b", {"text": 3}]
-    assert (plain_text(parts), plain_text(None), plain_text("c")) == ("a", "", "c")
-    assert last_message_text([{"role": "user", "content": "a"}]) is None
-
-
 async def run_script(config: dict[str, Any], *texts: str, **start: Any) -> list[tuple[bool, Any, float | None]]:
     interaction = ScriptedInteraction(config)
     instance_id = await interaction.start_interaction(**start)
@@ -118,16 +72,6 @@ async def test_a_reply_with_a_condition_waits_until_it_matches() -> None:
     }
     texts = [text for _, text, _ in await run_script(script, "7", "8", " yes ", "it is 42")]
     assert texts == ["a hint", "hm", "exactly", "right"]
-
-
-async def test_a_rows_replies_replace_the_configured_ones() -> None:
-    assert await run_script({"replies": [{"say": "no"}]}, "a", replies=[{"say": "yes"}]) == [(False, "yes", 0.0)]
-
-
-@given(texts=st.lists(st.text(), max_size=6))
-async def test_a_script_is_deterministic(texts: list[str]) -> None:
-    script = {"replies": [{"say": "a", "contains": "x"}, {"say": "b", "equals": ""}, {"say": "c"}]}
-    assert await run_script(script, *texts) == await run_script(script, *texts)
 
 
 async def run_attempts(config: dict[str, Any], *texts: str) -> list[tuple[bool, Any, float, dict[str, Any]]]:
@@ -159,13 +103,6 @@ async def test_the_last_attempt_ends_the_rollout_with_a_note() -> None:
     assert turns[2][2] == 0.0, "an attempt beyond the last has no score"
 
 
-async def test_the_last_weight_holds_for_all_later_attempts() -> None:
-    turns = await run_attempts(
-        {"interaction": GSM8K, "weights": [1.0, 0.25], "max_attempts": 5}, "#### 1", "#### 2", "#### 3", "#### 42"
-    )
-    assert turns[-1][2] == 0.25
-
-
 async def test_a_failure_of_the_judge_is_not_counted_and_calls_are_passed_on() -> None:
     interaction = AttemptsInteraction(
         {"interaction": {"class_name": "tests.feedback.interactions.Recorder"}, "max_attempts": 1}
@@ -182,24 +119,3 @@ async def test_a_failure_of_the_judge_is_not_counted_and_calls_are_passed_on() -
     assert (feedback.score, feedback.metadata["kind"], feedback.metadata["scores"]) == (0.25, "x", [0.25])
     assert judge.received_kwargs[0] == {"level": 1}
     assert (judge.count("finalize"), judge.closed) == (1, 1)
-
-
-async def test_the_score_is_that_of_the_best_attempt() -> None:
-    interaction = AttemptsInteraction({"interaction": GSM8K})
-    instance_id = await interaction.start_interaction(ground_truth=42)
-    assert await interaction.calculate_score(instance_id) == 0.0
-    await interaction.generate_response(instance_id, make_chat("#### 42"))
-    assert await interaction.calculate_score(instance_id) == 1.0
-    await interaction.finalize_interaction(instance_id)
-
-
-async def test_the_judge_may_have_blocking_methods() -> None:
-    interaction = AttemptsInteraction({"interaction": {"class_name": "tests.feedback.interactions.PlainInteraction"}})
-    async with FeedbackToolset({"one": interaction}) as toolset, toolset.open(Task(feedback="one")) as session:
-        assert (await session.feedback(make_chat("a"))).message == "2 messages"
-    assert isinstance(interaction.judge, PlainInteraction)
-
-
-def test_attempts_without_a_judge_are_refused() -> None:
-    with pytest.raises(ValidationError, match="interaction"):
-        AttemptsInteraction({"max_attempts": 2})

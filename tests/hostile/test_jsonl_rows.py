@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import ConfigError, ReplayError
+from gateway.errors import ReplayError
 from gateway.line_file import iterate_lines
 from gateway.tape.tape_file import load_tape
 from mtrl_plugins.web.rollout_index import RolloutIndex
@@ -55,14 +55,6 @@ def test_row_of_a_gigabyte_is_refused_by_file_and_line_in_little_memory(tmp_path
     assert "raise `max_row_bytes`" in "".join(message) and int(memory_kb) < MEMORY_KB
 
 
-def test_longest_allowed_row_is_a_setting(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(PROMPT)
-    assert len(load_rows(file, max_row_bytes=len(PROMPT))) == 1
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:1: is a row of \d+ bytes"):
-        load_rows(file, max_row_bytes=len(PROMPT) - 1)
-
-
 def test_row_nested_too_deep_is_refused_by_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(PROMPT + f'{{"prompt": "a", "x": {DEEP}}}\n')
@@ -103,15 +95,3 @@ def test_line_of_a_run_that_is_too_much_costs_only_itself(tmp_path: Path, trick:
     (tmp_path / "tape.jsonl").write_text(f"{line}\n")
     with pytest.raises(ReplayError, match=r"tape\.jsonl: line 1 is damaged|this is not a tape"):
         load_tape(tmp_path)
-
-
-def test_lines_are_found_behind_one_that_is_skipped(tmp_path: Path) -> None:
-    file = tmp_path / "lines"
-    file.write_bytes(b"a\n" + b"b" * 50 + b"\nc\n" + b"d" * 50)
-    with file.open("rb") as stream:
-        lines = list(iterate_lines(stream, max_bytes=10))
-    assert [(line.number, line.start, line.end) for line in lines] == [(1, 0, 2), (2, 2, 53), (3, 53, 55), (4, 55, 105)]
-    assert [(line.is_too_long, line.is_complete) for line in lines] == [
-        (False, True), (True, True), (False, True), (True, False)
-    ]  # fmt: skip
-    assert lines[2].data == b"c\n"

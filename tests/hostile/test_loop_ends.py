@@ -7,15 +7,11 @@ import json
 import anyio
 import anyio.lowlevel
 import pytest
-from mcp_types import JSONRPCRequest
 
 from gateway.config.models import Limits
 from gateway.limits import LimitedToolset
-from gateway.mcp_client.child_process import OpenRequests
-from gateway.native.function import FunctionTool
-from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
-from gateway.types import Outcome, Task, ToolCall, ToolResult
+from gateway.types import Outcome, ToolCall, ToolResult
 from tests.hostile.injector import (
     PATIENCE_S,
     Entered,
@@ -25,7 +21,6 @@ from tests.hostile.injector import (
     healthy_calls,
 )
 from tests.hostile.test_loop_schemas import SLOW, source_of
-from tests.waiting import loop_clock
 
 DEADLINE_S = 1.0
 
@@ -80,45 +75,6 @@ async def test_slow_check_of_arguments_counts_towards_the_deadline_of_the_call()
     assert elapsed_s < LATEST_END_S
 
 
-async def test_the_deadline_of_a_tool_begins_with_the_check_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_s = 0.7
-
-    async def check_slowly(*_: object) -> None:
-        await anyio.sleep(check_s)
-
-    async def hang() -> None:
-        """Never returns."""
-        await anyio.sleep_forever()
-
-    limited = LimitedToolset(NativeToolset([FunctionTool(hang)]), Limits(timeout_s=DEADLINE_S))
-    async with (
-        gateway_beside(Source("hang", limited)) as gateway,
-        gateway.open(Task(tools=("hang",))) as session,
-        loop_clock() as clock,
-    ):
-        monkeypatch.setattr(gateway.argument_checks, "explain_error", check_slowly)
-        result = await session.call(ToolCall("1", "hang", "{}"))
-        assert clock.now_s < LATEST_END_S
-    assert result.outcome is Outcome.TIMEOUT
-
-
-BROKEN = {"no_id_torn": "not usable JSON", "no_id_not_utf8": "not UTF-8", "no_id_deep": "nested", "no_id_huge": "JSON"}
-
-
-@pytest.mark.parametrize("trick", BROKEN)
-async def test_broken_answer_without_an_id_ends_the_only_open_call_at_once(trick: str) -> None:
-    result, meanwhile = await call_answering("stdio", trick, timeout_s=PATIENCE_S)
-    assert result.outcome is Outcome.ERROR
-    reason = result.reason or ""
-    assert BROKEN[trick] in reason and "server 'it' wrote a line that begins '{\"" in reason, reason
-    meanwhile.assert_undisturbed()
-
-
-async def test_log_lines_on_standard_output_end_no_call() -> None:
-    result, _ = await call_answering("stdio", "logs", timeout_s=PATIENCE_S)
-    assert result.outcome is Outcome.OK
-
-
 async def test_broken_answers_are_held_against_the_calls_that_nothing_else_answers() -> None:
     async with answering_toolset("stdio") as toolset:
         outcomes: dict[str, list[Outcome]] = {"no_id_torn": [], "fine": []}
@@ -134,13 +90,3 @@ async def test_broken_answers_are_held_against_the_calls_that_nothing_else_answe
             for tool in ("no_id_torn", "fine", "fine", "no_id_torn", "fine"):
                 tasks.start_soon(call, tool)
     assert outcomes == {"no_id_torn": [Outcome.ERROR] * 2, "fine": [Outcome.OK] * 3}
-
-
-def test_lines_are_answers_only_if_they_begin_as_one() -> None:
-    requests = OpenRequests()
-    requests.note_sent(JSONRPCRequest.model_construct(jsonrpc="2.0", id=1, method="tools/call"))
-    for line in (b'{"level": "info"', b"{INFO}", b"[12:00]", b'{"jsonrpc":"2.0","id":1,"method":"tools/call', b"\xff"):
-        requests.note_broken(line, "broken")
-    assert list(requests.take_lost()) == []
-    requests.note_broken(b' [{"result": {', "broken")
-    assert list(requests.take_lost()) == [(1, "broken")]

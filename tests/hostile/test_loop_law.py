@@ -17,20 +17,17 @@ import anyio
 import pytest
 from PIL import Image as Pillow
 
-from gateway.config.models import MediaLimits, ResultLimit
+from gateway.config.models import MediaLimits
 from gateway.gateway import Gateway
-from gateway.http.metrics import MAX_TOOLS
 from gateway.large_json import run_beside
 from gateway.mcp_client.listing import ListingParser
 from gateway.mcp_client.mcp_session import ResultParsers
 from gateway.media.media_filter import MediaFilter
 from gateway.native.base import BaseTool, OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
-from gateway.session import ObservedCall
 from gateway.tape.record import record_gateway
 from gateway.tool_table import Source, build_table
-from gateway.truncate import make_truncator
-from gateway.types import Image, Outcome, Task, Text, ToolCall, ToolResult, ToolSpec
+from gateway.types import Image, Outcome, Task, ToolCall, ToolSpec
 from tests.hostile.injector import Meanwhile, assert_not_held, freeze_garbage, gateway_beside, healthy_calls
 from tests.http.api_client import ApiClient
 from tests.live_server import live_server_async
@@ -199,22 +196,3 @@ async def test_thousands_of_tools_are_listed() -> None:
             assert (await client("GET", path)).status_code == 200
         assert (await client("POST", "/v1/sessions", b'{"strict": true}')).status_code == 201
         assert_not_held(server.gateway.loop_watchdog)
-
-
-async def test_metrics_of_many_tools_are_written() -> None:
-    freeze_garbage()
-    async with live_server_async(lambda: Gateway([])) as server:
-        client = ApiClient(server.url)
-        observe = server.gateway.observers[0]
-        for index in range(MAX_TOOLS):
-            observe(ObservedCall("s", ToolCall("1", f"t{index}", "{}"), ToolSpec(f"t{index}"), ToolResult()))
-        server.gateway.loop_watchdog.longest_own_s = server.gateway.loop_watchdog.longest_process_s = 0.0
-        assert len((await client("GET", "/metrics")).text) > 1_000_000
-        assert_not_held(server.gateway.loop_watchdog)
-
-
-async def test_large_texts_are_truncated() -> None:
-    async with watched():
-        for text in TEXTS.values():
-            result = await make_truncator(ResultLimit(chars=1000))(ToolResult((Text(text),)))
-            assert len(result.text) < 1200

@@ -86,13 +86,6 @@ def test_schema_over_its_budget_is_quarantined_with_the_reason(trick: str) -> No
         ArgumentChecker(schema)
 
 
-@pytest.mark.parametrize("branches", [{"anyOf": [{"type": "string"}] * 50}, doubling(8), chained(20)])
-def test_schemas_within_the_budget_are_admitted(branches: Schema) -> None:
-    schema = branches if "properties" in branches else of(branches)
-    assert ArgumentChecker(schema).explain_quickly('{"s": "a"}') is None
-    assert "do not fit" in str(ArgumentChecker(schema).explain_quickly('{"s": 5}'))
-
-
 def tree() -> Schema:
     """Recursive, so that a deep value takes two to the power of its depth of steps."""
     branch = {"properties": {"a": {"$ref": "#/$defs/node"}}}

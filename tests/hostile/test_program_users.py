@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,28 +68,6 @@ def test_user_is_free_again_when_its_gateway_is_killed(monkeypatch: pytest.Monke
         first.wait(PATIENCE_S)
         with program_users.unused_user() as again:
             assert again == user
-
-
-def test_more_programs_than_users_of_the_first_range_run_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(program_users, "_lock_folder", lambda: tmp_path)
-    with ExitStack() as stack:
-        users = [stack.enter_context(program_users.unused_user()) for _ in range(700)]
-    assert len(set(users)) == 700
-
-
-def test_users_that_a_container_does_not_have_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    map_file = tmp_path / "uid_map"
-    map_file.write_text("         0     231072      65536\n")
-    monkeypatch.setattr(program_users, "USER_MAP", map_file)
-    users = program_users.usable_users.__wrapped__()
-    assert len(users) == 606 and max(users) < 65536 < max(program_users.usable_users())
-
-
-def test_error_of_the_block_is_its_own() -> None:
-    with pytest.raises(BlockingIOError, match="the block's"), program_users.unused_user():
-        raise BlockingIOError("the block's")
 
 
 def test_folder_of_somebody_else_is_not_used_for_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

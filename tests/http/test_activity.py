@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,14 @@ import httpx2
 import pytest
 
 from gateway.gateway import Gateway
-from gateway.http import uvicorn_server
 from gateway.http.activity import HISTORY, MAX_BACKLOG, MAX_CHARS, ActivityLog, session_digest
 from gateway.http.settings import Settings
 from gateway.session import ObservedCall
-from gateway.tape import ReplayGateway, record_gateway
+from gateway.tape import record_gateway
 from gateway.types import Image, Text, ToolCall, ToolResult
 from tests.http.api_client import ApiClient, HangingTool, http_sources
 from tests.live_server import LiveServer, live_server_async
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S
 
 
 @asynccontextmanager
@@ -86,44 +84,11 @@ async def test_call_stream_lists_a_running_call_until_it_ends(
         tasks.cancel_scope.cancel()
 
 
-async def test_live_sessions_are_listed_without_their_ids(client: ApiClient) -> None:
-    id = await client.begin(id="task-9")
-    await client.call(id, "judge", {"word": "well"})
-    listed = await client("GET", "/v1/live/sessions")
-    assert id not in listed.text
-    (own_session,) = [item for item in listed.json()["data"] if item["id"] == session_digest(id)]
-    assert (own_session["task_id"], own_session["calls"], own_session["rewards"][0]["value"]) == ("task-9", 1, 0.25)
-    assert 0 <= own_session["age_s"] < 20 and own_session["expires_in_s"] > 0
-    assert (await client("GET", f"/v1/sessions/{own_session['id']}")).status_code == 404
-
-
 async def test_live_session_is_closed_by_its_digest(client: ApiClient, server: LiveServer) -> None:
     id = await client.begin()
     closed = await client("DELETE", f"/v1/live/sessions/{session_digest(id)}")
     assert closed.status_code == 200 and id not in server.gateway.sessions
     assert (await client("DELETE", f"/v1/live/sessions/{session_digest(id)}")).status_code == 404
-
-
-async def test_call_stream_ends_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    patient = partial(uvicorn_server.make_uvicorn_config, shutdown_s=int(10 * PATIENCE_S))
-    monkeypatch.setattr(uvicorn_server, "make_uvicorn_config", patient)
-    async with live_server_async(lambda: Gateway(http_sources())) as server, watch_calls(server.url) as lines:
-        assert "running" in await anext(lines)
-        server.stop()
-        with anyio.fail_after(PATIENCE_S):  # less than answers under way are waited for
-            assert [line async for line in lines] == []
-
-
-async def test_disconnected_subscriber_is_dropped() -> None:
-    async with live_server_async(lambda: Gateway(http_sources())) as server:
-        async with watch_calls(server.url) as lines:
-            await anext(lines)
-        (live,) = [
-            item.__self__
-            for item in server.gateway.observers
-            if isinstance(getattr(item, "__self__", None), ActivityLog)
-        ]
-        await wait_until(lambda: not live._subscribers)
 
 
 def make_observed_call(text: str = "x", arguments: str = "{}") -> ObservedCall:
@@ -159,37 +124,6 @@ async def taped(tmp_path: Path) -> AsyncIterator[ApiClient]:
         lambda: record_gateway(Gateway(http_sources()), tmp_path / "first"), Settings(port=0, tapes=tmp_path)
     ) as server:
         yield ApiClient(server.url)
-
-
-async def test_tape_can_be_read_while_it_is_recorded(taped: ApiClient) -> None:
-    id = await taped.begin(id="task-1", feedback="scripted")
-    await taped.call(id, "several")
-    await taped("POST", f"/v1/sessions/{id}/feedback", {"messages": [{"role": "assistant", "content": "hm"}]})
-    await taped("DELETE", f"/v1/sessions/{id}")
-    (listed,) = (await taped("GET", "/v1/tapes")).json()["data"]
-    tape = (await taped("GET", "/v1/tapes/first")).json()
-    assert listed["name"] == "first" and tape["summary"]["tools"] == {"several": 1} and tape["start"] == 0
-    (session,) = tape["sessions"]
-    assert (session["task_id"], session["feedback"], session["closed"]) == ("task-1", "scripted", True)
-    call, turn, end = session["entries"]
-    assert (call["name"], call["outcome"], call["parts"][1]["mime"]) == ("several", "ok", "image/png")
-    assert (turn["kind"], turn["parts"][0]["text"], end["kind"]) == ("feedback", "go on", "finish")
-    assert (await taped("GET", "/v1/tapes/first?from=1")).json()["sessions"] == []
-
-
-async def test_call_stream_works_on_a_replaying_gateway(taped: ApiClient, tmp_path: Path) -> None:
-    await taped.call(await taped.begin(id="task-1"), "facts")
-    async with live_server_async(
-        lambda: ReplayGateway(tmp_path / "first"), Settings(port=0, tape=tmp_path / "first")
-    ) as server:
-        client = ApiClient(server.url)
-        id = await client.begin(id="task-1")
-        await client.call(id, "facts")
-        async with watch_calls(server.url) as lines:
-            assert (await next_call(lines, "facts", id))["outcome"] == "ok"
-        (session,) = (await client("GET", "/v1/live/sessions")).json()["data"]
-        assert (session["task_id"], session["calls"]) == ("task-1", 1)
-        assert [item["name"] for item in (await client("GET", "/v1/tapes")).json()["data"]] == ["first"]
 
 
 @pytest.mark.parametrize(

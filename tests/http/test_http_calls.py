@@ -6,7 +6,6 @@ import base64
 import json
 
 import anyio
-import pytest
 
 from tests.http.api_client import ApiClient, HangingTool, tool_call
 from tests.live_server import LiveServer
@@ -50,19 +49,6 @@ async def test_results_contain_the_machine_readable_fields(client: ApiClient) ->
     }
 
 
-@pytest.mark.parametrize("wrap", [lambda calls: calls, lambda calls: {"messages": [{"tool_calls": calls}, {}]}])
-async def test_calls_are_accepted_as_a_list_or_in_several_messages(client: ApiClient, wrap: object) -> None:
-    id = await client.begin()
-    body = wrap([tool_call("add", '{"a": 1}', "x"), tool_call("add", '{"a": 2}', "y")])  # type: ignore[operator]
-    response = (await client("POST", f"/v1/sessions/{id}/calls", body)).json()
-    assert [item["content"] for item in response["messages"]] == ["1", "2"]
-
-
-async def test_arguments_are_accepted_as_an_object(client: ApiClient) -> None:
-    id = await client.begin()
-    assert (await client.call(id, "add", {"a": 1, "b": 2}))["messages"][0]["content"] == "3"
-
-
 async def test_media_become_content_parts_in_order(client: ApiClient) -> None:
     id = await client.begin()
     content = (await client.call(id, "several"))["messages"][0]["content"]
@@ -90,12 +76,6 @@ async def test_strict_layout_puts_media_in_a_user_message_at_the_end(client: Api
     assert [part["type"] for part in content[1:]] == ["image_url", "input_audio"]
 
 
-async def test_strict_layout_of_text_has_no_user_message(client: ApiClient) -> None:
-    id = await client.begin()
-    response = await client.call(id, "add", '{"a": 1}', layout="strict")
-    assert response["messages"] == [{"role": "tool", "tool_call_id": "c1", "content": "1"}]
-
-
 async def test_strict_session_removes_nulls_of_optional_arguments(client: ApiClient) -> None:
     arguments = '{"colour": "red", "shade": null, "size": null}'
     strict, loose = await client.begin(strict=True), await client.begin()
@@ -103,20 +83,6 @@ async def test_strict_session_removes_nulls_of_optional_arguments(client: ApiCli
     assert (await client.call(loose, "pick", arguments))["results"][0]["outcome"] == "invalid"
     broken = await client.call(strict, "pick", '{"colour": null')
     assert broken["results"][0]["outcome"] == "invalid"
-
-
-async def test_message_without_calls_returns_no_results(client: ApiClient) -> None:
-    id = await client.begin()
-    for message in ({"role": "assistant", "content": "hm", "tool_calls": None}, {"messages": []}, []):
-        answer = await client("POST", f"/v1/sessions/{id}/calls", message)
-        assert answer.json() == {"messages": [], "results": []}
-
-
-async def test_invalid_call_becomes_a_tool_message(client: ApiClient) -> None:
-    id = await client.begin()
-    response = await client.call(id, "add", '{"a": "one"}')
-    assert response["results"][0]["outcome"] == "invalid"
-    assert "Expected: {a: integer" in response["messages"][0]["content"]
 
 
 async def test_loop_tool_is_only_callable_by_the_loop(client: ApiClient) -> None:
@@ -132,14 +98,6 @@ async def test_pure_tools_are_called_without_a_session(client: ApiClient, server
     answer = await client("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add", '{"a": 1, "b": 2}')]})
     assert answer.json()["messages"][0]["content"] == "3"
     assert len(server.gateway.sessions) == before
-
-
-async def test_other_tools_need_a_session(client: ApiClient) -> None:
-    for name in ("remember", "nothing", "feedback_gsm8k"):
-        answer = await client("POST", "/v1/calls", {"tool_calls": [tool_call("pure_add"), tool_call(name)]})
-        error = answer.json()["error"]
-        assert answer.status_code == 409 and error["param"] == "tool_calls.1.function.name"
-        assert "POST /v1/sessions" in error["remedy"]
 
 
 async def test_disconnect_cancels_the_call_but_keeps_the_session(

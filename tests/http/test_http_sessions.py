@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 
 import anyio
 import httpx2
 
 from gateway.gateway import Gateway
-from gateway.media import to_data_uri
 from gateway.native.native_toolset import NativeToolset
 from gateway.tool_table import Source
-from gateway.types import Image
 from tests.http.api_client import ApiClient, HangingTool, http_sources
 from tests.live_server import LiveServer, live_server_async
-from tests.toolset_conformance.sample_tools import PNG, Judge, make_judge
+from tests.toolset_conformance.sample_tools import Judge, make_judge
 from tests.waiting import PATIENCE_S, wait_until
 
 SOLVED = [{"role": "assistant", "content": "#### 42"}]
-
-
-async def test_opened_session_lists_tools_and_expiry(client: ApiClient) -> None:
-    answer = await client("POST", "/v1/sessions", {"tools": ["add", "judge"], "feedback": "scripted", "ttl_s": 60})
-    begun = answer.json()
-    assert answer.status_code == 201 and len(begun["id"]) >= 32
-    assert [tool["function"]["name"] for tool in begun["tools"]] == ["add", "judge"]
-    assert begun["feedback"] == "scripted"
-    assert 0 < begun["expires_at"] - time.time() <= 61
-
-
-async def test_session_lives_for_an_hour_by_default(client: ApiClient) -> None:
-    begun = (await client("POST", "/v1/sessions", {})).json()
-    assert 3500 < begun["expires_at"] - time.time() <= 3600
 
 
 async def test_interaction_arguments_may_be_given_with_its_name(client: ApiClient) -> None:
@@ -48,20 +31,6 @@ async def test_interaction_arguments_may_be_given_with_its_name(client: ApiClien
     }
 
 
-async def test_interaction_arguments_may_be_given_separately(client: ApiClient) -> None:
-    id = await client.begin(feedback="gsm8k", feedback_args={"ground_truth": "41"})
-    feedback = (await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
-    assert (feedback["done"], feedback["score"]) == (False, 0.0)
-
-
-async def test_feedback_may_contain_images(client: ApiClient) -> None:
-    picture = {"type": "image_url", "image_url": {"url": to_data_uri(Image(PNG))}}
-    replies = [{"say": [{"type": "text", "text": "look"}, picture]}]
-    id = await client.begin(feedback="scripted", feedback_args={"replies": replies})
-    feedback = (await client("POST", f"/v1/sessions/{id}/feedback", {"messages": SOLVED})).json()
-    assert feedback["message"].startswith("look") and len(feedback["content"]) == 2
-
-
 async def test_feedback_without_interactions_is_a_conflict() -> None:
     def bare() -> Gateway:
         return Gateway([source for source in http_sources() if source.key != "feedback"])
@@ -73,15 +42,6 @@ async def test_feedback_without_interactions_is_a_conflict() -> None:
     assert answer.status_code == 409 and "interaction" in answer.json()["error"]["message"]
 
 
-async def test_get_session_returns_its_state(client: ApiClient) -> None:
-    id = await client.begin(tools=["judge"], task_id="row 7", create={"judge": {"first": "so"}})
-    await client.call(id, "judge", '{"word": "good"}')
-    state = (await client("GET", f"/v1/sessions/{id}")).json()
-    assert state["id"] == id and state["task_id"] == "row 7"
-    assert state["tools"] == ["judge"] and state["calls"] == 1 and state["strict"] is False
-    assert state["rewards"] == [{"source": "judge", "value": 0.25, "kind": "call", "call_id": "c1"}]
-
-
 async def test_closing_returns_rewards_and_removes_the_session(client: ApiClient, server: LiveServer) -> None:
     id = await client.begin(tools=["judge"])
     await client.call(id, "judge", '{"word": "good"}')
@@ -91,12 +51,6 @@ async def test_closing_returns_rewards_and_removes_the_session(client: ApiClient
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/calls"), ("POST", "/feedback")):
         gone = await client(method, f"/v1/sessions/{id}{path}", {"tool_calls": []} if method == "POST" else None)
         assert gone.status_code == 404 and gone.json()["error"]["type"] == "not_found"
-
-
-async def test_unused_session_expires(client: ApiClient, server: LiveServer) -> None:
-    id = await client.begin(ttl_s=0.05)
-    await wait_until(lambda: id not in server.gateway.sessions)
-    assert (await client("GET", f"/v1/sessions/{id}")).status_code == 404
 
 
 async def test_session_does_not_expire_during_a_call(
@@ -114,21 +68,6 @@ async def test_session_does_not_expire_during_a_call(
     await wait_until(lambda: id not in server.gateway.sessions)
 
 
-async def test_closing_a_session_cancels_its_running_calls(client: ApiClient, hanging: HangingTool) -> None:
-    id = await client.begin()
-    answers = []
-
-    async def call() -> None:
-        answers.append(await client.call(id, "hang"))
-
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await wait_until(hanging.started.is_set)
-            await client("DELETE", f"/v1/sessions/{id}")
-    assert answers[0]["results"][0]["outcome"] == "cancelled" and hanging.cancelled.is_set()
-
-
 async def test_held_session_closes_when_its_client_disconnects(client: ApiClient, server: LiveServer) -> None:
     async with (
         httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http,
@@ -144,18 +83,6 @@ async def test_held_session_closes_when_its_client_disconnects(client: ApiClient
     await wait_until(lambda: begun["id"] not in server.gateway.sessions)
 
 
-async def test_closed_held_session_ends_its_response_with_rewards(client: ApiClient, server: LiveServer) -> None:
-    async with (
-        httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=PATIENCE_S) as http,
-        http.stream("POST", "/v1/sessions?hold=true", json={"tools": ["judge"]}) as held,
-    ):
-        lines = held.aiter_lines()
-        begun = json.loads(await anext(lines))
-        await client("DELETE", f"/v1/sessions/{begun['id']}")
-        rest = [json.loads(line) async for line in lines if line]
-    assert rest == [{"id": begun["id"], "rewards": [{"source": "judge", "value": 1.0, "kind": "end", "call_id": None}]}]
-
-
 async def test_session_id_gives_access_to_no_other_session(client: ApiClient, server: LiveServer) -> None:
     first, second = await client.begin(), await client.begin()
     await client.call(first, "remember", '{"word": "mine"}')
@@ -163,16 +90,6 @@ async def test_session_id_gives_access_to_no_other_session(client: ApiClient, se
     assert response["messages"][0]["content"] == '["yours"]'
     async with Gateway(http_sources()) as elsewhere, elsewhere.open() as session:
         assert (await client("GET", f"/v1/sessions/{session.id}")).status_code == 404
-
-
-async def test_sessions_opened_in_process_are_not_reachable_over_http(client: ApiClient, server: LiveServer) -> None:
-    id = await client.begin()
-    session = server.gateway.sessions[id]
-    server.gateway.sessions["in-process"] = session
-    try:
-        assert (await client("GET", "/v1/sessions/in-process")).status_code == 404
-    finally:
-        del server.gateway.sessions["in-process"]
 
 
 async def test_excess_sessions_are_refused_until_one_closes() -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
-import httpx2
 import pytest
 from pydantic import SecretStr
 
@@ -43,11 +42,6 @@ async def test_protected_paths_need_the_token(locked: LiveServer, caplog: pytest
     assert TOKEN not in caplog.text + scraped.text
 
 
-async def test_unknown_paths_need_the_token_too(locked: LiveServer) -> None:
-    client = ApiClient(locked.url)
-    assert [(await client("GET", path)).status_code for path in ("/metrics", "/nothing", "/mcp")] == [401, 401, 401]
-
-
 async def test_health_shows_details_only_with_the_token(locked: LiveServer) -> None:
     client = ApiClient(locked.url)
     assert (await client("GET", "/healthz")).json() == {"status": "ok"}
@@ -72,40 +66,6 @@ async def test_foreign_host_is_refused(client: ApiClient) -> None:
         assert (await client("GET", "/v1/tools", host=host)).status_code == 200
 
 
-async def test_foreign_origin_is_refused(client: ApiClient) -> None:
-    for origin in ("https://evil.example", "null", "", "http://localhost.evil.example", "file://"):
-        answer = await client("POST", "/v1/sessions", {}, origin=origin)
-        assert answer.status_code == 403
-    assert (await client("GET", "/v1/tools", origin=client.url)).status_code == 200
-
-
-async def test_allowed_hosts_are_accepted(locked: LiveServer) -> None:
-    client = ApiClient(locked.url, authorization=f"Bearer {TOKEN}")
-    assert (await client("GET", "/v1/tools", origin="https://gateway.example")).status_code == 200
-    assert (await client("GET", "/v1/tools", origin="https://other.example")).status_code == 403
-    assert (await client("GET", "/v1/tools", host="node7.cluster", origin="http://node7.cluster")).status_code == 200
-
-
-async def test_any_host_is_accepted_with_the_token_for_mcp_too(locked: LiveServer) -> None:
-    headers = {
-        "authorization": f"Bearer {TOKEN}",
-        "accept": "application/json, text/event-stream",
-        "host": "node7.cluster:8765",
-    }
-    about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-    hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": about}
-    async with httpx2.AsyncClient(base_url=locked.url, headers=headers, trust_env=False, timeout=PATIENCE_S) as http:
-        assert (await http.post("/mcp", json=hello)).status_code == 200
-        assert (await http.post("/mcp", json=hello, headers={"origin": "https://evil.example"})).status_code == 403
-
-
-async def test_body_with_excessive_length_is_not_read(locked: LiveServer) -> None:
-    client = ApiClient(locked.url, authorization=f"Bearer {TOKEN}")
-    answer = await client("POST", "/v1/sessions", b"x" * 2001)
-    assert answer.status_code == 413 and answer.headers["connection"] == "close"
-    assert answer.json()["error"]["message"] == "The body is larger than the limit of 2000 bytes."
-
-
 async def test_excessive_chunked_body_is_refused_while_it_is_read(locked: LiveServer) -> None:
     host, port = locked.url.removeprefix("http://").split(":")
     head = f"POST /v1/sessions HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\nTransfer-Encoding: chunked"
@@ -117,17 +77,6 @@ async def test_excessive_chunked_body_is_refused_while_it_is_read(locked: LiveSe
                 await stream.send(b"3e8\r\n" + b" " * 1000 + b"\r\n")
             answer = await stream.receive()
     assert answer.startswith(b"HTTP/1.1 413 ")
-
-
-async def test_chunked_body_is_read_completely(locked: LiveServer) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b'{"tools": '
-        yield b'["add"]}'
-
-    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
-    async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=PATIENCE_S) as http:
-        answer = await http.post(locked.url + "/v1/sessions", content=pieces())
-    assert answer.status_code == 201
 
 
 def test_public_address_needs_a_token() -> None:

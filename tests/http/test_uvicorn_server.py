@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import socket
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from gateway.http.uvicorn_server import MAX_OPEN_FILES, StopSignal, bind_socket, serve
+from gateway.http.uvicorn_server import bind_socket
 from tests.http.api_client import ApiClient, http_sources
 from tests.live_server import live_server_async
 from tests.waiting import PATIENCE_S
@@ -82,53 +81,11 @@ def test_signal_closes_sessions_before_the_process_ends(sign: signal.Signals) ->
     assert (out, child.returncode) == ("released\nleft\n", 0), err
 
 
-def test_signal_during_startup_stops_the_server() -> None:
-    with program("late") as child:
-        assert first_line(child) == "starting\n"
-        child.send_signal(signal.SIGTERM)
-        out, err = child.communicate(timeout=PATIENCE_S)
-    assert (out, child.returncode) == ("left\n", 0), err
-
-
-def test_server_raises_the_open_file_limit() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with program("few files") as child:
-        first_line(child)
-        now, _ = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
-    assert now == min(most, MAX_OPEN_FILES)
-
-
 def test_port_in_use_is_reported_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"(?s)127\.0\.0\.1:{port} is in use.*choose another port"):
             bind_socket(Settings(port=port))
-
-
-def test_foreign_address_is_reported_with_a_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.1"):
-        bind_socket(Settings(host="203.0.113.1", port=0))
-
-
-async def test_nothing_is_started_if_the_port_is_in_use() -> None:
-    entered = []
-
-    class Told(Gateway):
-        async def __aenter__(self) -> Told:
-            entered.append(self)
-            return self
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = Settings(port=taken.getsockname()[1])
-        with pytest.raises(ConfigError, match="in use"):
-            await serve(Told([]), settings, stop=StopSignal(), ready=print)
-    assert entered == []
-
-
-async def test_gateway_listens_on_ipv6() -> None:
-    async with live_server_async(lambda: Gateway(http_sources()), Settings(host="::1", port=0)) as server:
-        assert server.url.startswith("http://[::1]:")
-        assert (await ApiClient(server.url)("GET", "/healthz")).status_code == 200
 
 
 async def test_mounted_applications_are_behind_the_security_middleware() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
 from pydantic import SecretStr
 
 from gateway.gateway import Gateway
 from gateway.http.settings import Settings
-from gateway.web.static_files import SHARED_PACKAGE, file_names, find_file
+from gateway.web.static_files import SHARED_PACKAGE, file_names
 from tests.http.api_client import ApiClient, http_sources
 from tests.live_server import live_server_async
 
@@ -35,24 +32,6 @@ async def test_web_files_have_a_strict_content_security_policy(client: ApiClient
         assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-async def test_unchanged_file_is_answered_with_304() -> None:
-    messages: list[Any] = []
-
-    async def asked(name: str, known: bytes) -> tuple[int, bytes]:
-        async def send(message: Any) -> None:
-            messages.append(message)
-
-        static_file = find_file(name, SHARED_PACKAGE)
-        assert static_file is not None
-        await static_file({"headers": [(b"if-none-match", known)]}, anyio.sleep_forever, send)
-        start, body = messages[-2:]
-        return start["status"], body["body"]
-
-    etag = getattr(find_file("theme.css", SHARED_PACKAGE), "etag", b"")
-    assert await asked("theme.css", etag) == (304, b"")
-    assert (await asked("theme.css", b'"old"'))[0] == (await asked("dom.js", etag))[0] == 200
-
-
 @pytest.mark.parametrize("name", ["files.py", "__init__.py", "..%2Fhttp%2Fdocs.html", "%2Fetc%2Fpasswd", "no.js"])
 async def test_other_files_of_the_package_are_not_served(client: ApiClient, name: str) -> None:
     assert (await client("GET", f"/ui/{name}")).status_code == 404
@@ -65,20 +44,6 @@ async def test_page_needs_no_token_but_its_data_does() -> None:
         assert [(await client("GET", path)).status_code for path in ("/ui", "/ui/gateway.js")] == [200, 200]
         for path in ("/v1/live/calls", "/v1/live/sessions", "/v1/tapes", "/v1/tapes/any", "/uil", "/v1/tools"):
             assert (await client("GET", path)).status_code == 401
-
-
-def test_find_file_searches_packages_in_order() -> None:
-    assert find_file("dom.js", "gateway.http", SHARED_PACKAGE) == find_file("dom.js", SHARED_PACKAGE)
-    assert (
-        find_file("docs.html", "gateway.http", SHARED_PACKAGE) is not None
-        and find_file("docs.html", SHARED_PACKAGE) is None
-    )
-
-
-def test_wheel_contains_all_web_file_types() -> None:
-    patterns = re.findall(r'"(\*\*/\*\.\w+)"', (ROOT / "pyproject.toml").read_text())
-    suffixes = {file.suffix for file in (ROOT / "gateway" / "web").iterdir() if file.is_file()} - {".py"}
-    assert {suffix for suffix in suffixes if not any(fnmatch(f"x/y{suffix}", pattern) for pattern in patterns)} == set()
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: f"{file.parts[-3]}/{file.name}")

@@ -13,7 +13,6 @@ from gateway.gateway import Gateway
 from gateway.types import Image, Outcome, ToolCall
 from tests.conftest import Write
 from tests.sample_images import png
-from tests.servers.start_server import stdio_command
 
 SERVER = """
 import base64
@@ -80,19 +79,3 @@ async def test_policy_lists_and_reads_resources_and_prompts(write: Write) -> Non
     assert results["prompts"].text.startswith("summarize (arguments: text, style (optional)): Asks for a summary.")
     assert results["get"].text == "user: Summarize in a short way: abc"
     assert results["own"].text == "Emma"
-
-
-async def test_resources_and_prompts_are_no_tools_by_default(write: Write) -> None:
-    with anyio.fail_after(60):
-        async with Gateway.load(None, _write_server(write)) as gateway:
-            assert [spec.name for spec in gateway.specs] == ["lend"]
-
-
-async def test_server_without_resources_gets_no_such_tools(write: Write) -> None:
-    command, args = stdio_command()
-    server = {"command": command, "args": args, "resources": "tools", "prompts": "tools"}
-    file = write("servers.json", json.dumps({"mcpServers": {"odd": server}}))
-    with anyio.fail_after(60):
-        async with Gateway.load(None, file) as gateway:
-            assert not [spec.name for spec in gateway.specs if spec.name.startswith("odd_")]
-            assert gateway.specs

@@ -58,13 +58,6 @@ async def connect_to_server() -> AsyncIterator[tuple[CountingServer, httpx2.Asyn
             tasks.cancel_scope.cancel()
 
 
-async def test_sequential_requests_share_a_connection() -> None:
-    async with connect_to_server() as (server, client):
-        for _ in range(3):
-            assert (await client.get(server.url)).text == "ok"
-        assert (server.request_count, len(server.streams)) == (3, 1)
-
-
 async def test_concurrent_requests_use_own_connections_and_return_them() -> None:
     async with connect_to_server() as (server, client):
         server.release = anyio.Event()
@@ -116,24 +109,6 @@ class RecordingStream(httpcore2.AsyncNetworkStream):
         if self._closed:
             raise httpcore2.WriteError
         self.writes.append(bytes(buffer))
-
-
-async def test_head_and_body_of_a_request_are_written_together() -> None:
-    inner = RecordingStream()
-    stream = MeteredStream(inner, WireMeter())
-    await stream.write(b"head")
-    await stream.write(b"body")
-    assert inner.writes == []
-    await stream.read(100)
-    assert inner.writes == [b"headbody"]
-
-
-async def test_a_large_body_is_written_in_pieces_before_the_answer_is_read() -> None:
-    inner = RecordingStream()
-    stream = MeteredStream(inner, WireMeter())
-    for _ in range(4):
-        await stream.write(bytes(40_000))
-    assert [len(data) for data in inner.writes] == [80_000, 80_000]
 
 
 async def test_the_answer_of_a_server_that_stopped_reading_is_read() -> None:

@@ -14,7 +14,6 @@ import pytest
 from gateway.build import build_plan
 from gateway.config.server_auth import Answers
 from gateway.elicitation import ElicitationAnswers
-from gateway.errors import RequestDeclined
 from gateway.gateway import Gateway
 from gateway.types import Context, Feedback, Outcome, Text, ToolCall, ToolResult
 from tests.conftest import Write
@@ -39,11 +38,6 @@ async def answer(answers: Answers, params: Any = ORDER) -> Any:
     return await ElicitationAnswers("shop", answers).answer("elicitation/create", params)
 
 
-async def test_decline_declines_and_defaults_accepts_with_the_schemas_defaults() -> None:
-    assert await answer("decline") == {"action": "decline"}
-    assert await answer("defaults") == {"action": "accept", "content": {"size": "M", "count": 1}}
-
-
 async def test_given_values_replace_defaults_and_other_fields_are_left_out() -> None:
     accepted = await answer({"gift": True, "count": 3, "colour": "red"})
     assert accepted == {"action": "accept", "content": {"size": "M", "count": 3, "gift": True}}
@@ -59,11 +53,6 @@ async def test_values_that_do_not_fit_the_schema_are_never_sent(
     assert not any(str(value) in caplog.text for value in values.values() if isinstance(value, str))
 
 
-async def test_required_field_without_a_value_is_declined() -> None:
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-    assert await answer("defaults", {"message": "Who?", "requestedSchema": schema}) == {"action": "decline"}
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -77,11 +66,6 @@ async def test_required_field_without_a_value_is_declined() -> None:
 )
 async def test_questions_that_are_no_form_are_declined(params: dict[str, Any]) -> None:
     assert await answer("defaults", params) == {"action": "decline"}
-
-
-async def test_other_requests_are_refused() -> None:
-    with pytest.raises(RequestDeclined, match="sampling/createMessage"):
-        await ElicitationAnswers("shop", "defaults").answer("sampling/createMessage", {})
 
 
 @pytest.mark.parametrize(
@@ -147,10 +131,3 @@ async def test_tool_that_asks_in_a_rollout_gets_an_answer(write: Write, answers:
 async def test_tool_that_asks_and_gets_no_answer_ends_as_an_error(write: Write) -> None:
     result, _ = await call_asking_tool(write, None)
     assert result.outcome is Outcome.ERROR and "input that its caller cannot give" in result.text
-
-
-async def test_server_is_told_whether_it_may_ask_and_for_what(write: Write) -> None:
-    able = "test_input_required_result_capabilities"
-    assert (await call_asking_tool(write, None, able))[0].text == "The client can be asked nothing."
-    # It asks again and again, but never for a sample, which nobody could give.
-    assert "still asked for input" in (await call_asking_tool(write, {"name": "Grace"}, able))[0].text

@@ -48,16 +48,6 @@ async def hang(server: McpToolset) -> None:
             await call_tool(server, "hang")
 
 
-async def test_timeouts_of_a_server_that_answers_pings_are_counted_and_forgotten() -> None:
-    async with misbehaving_toolset("stdio", timeouts_in_a_row=3, **UNHURRIED) as server:
-        (connection,) = server.pool.connections
-        await hang(server)
-        await hang(server)
-        assert connection.health.timeouts == 2
-        assert (await call_tool(server, "echo", text="here")).outcome is Outcome.OK
-        assert connection.health.timeouts == 0 and connection.is_usable and server.status.state == "up"
-
-
 async def test_timeouts_in_a_row_restart_a_server_that_answers_pings(caplog: pytest.LogCaptureFixture) -> None:
     async with misbehaving_toolset("stdio", timeouts_in_a_row=2, **UNHURRIED) as server:
         (pid,) = server.status.children
@@ -68,25 +58,6 @@ async def test_timeouts_in_a_row_restart_a_server_that_answers_pings(caplog: pyt
         assert server.status.children != (pid,)
         await wait_until(lambda: "works again" in caplog.text)
         assert "server 'it' is down: 2 calls in a row" in caplog.text
-
-
-async def test_calls_that_time_out_together_count_once() -> None:
-    async with misbehaving_toolset("stdio", timeouts_in_a_row=2, **UNHURRIED) as server:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(5):
-                tasks.start_soon(hang, server)
-        (connection,) = server.pool.connections
-        assert connection.health.timeouts == 1 and connection.is_usable
-
-
-async def test_call_that_its_caller_gives_up_is_no_timeout() -> None:
-    async with misbehaving_toolset("stdio", timeouts_in_a_row=1) as server:
-        (connection,) = server.pool.connections
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call_tool, server, "hang")
-            await wait_until(lambda: bool(connection.pending))
-            tasks.cancel_scope.cancel()
-        assert connection.health.timeouts == 0
 
 
 async def test_server_that_ignores_pings_lives_while_it_lists_its_tools(tmp_path: Path) -> None:

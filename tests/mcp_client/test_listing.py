@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.mcp_client.listing import MAX_PAGES, parse_listing
-from gateway.types import Hints
 from tests.mcp_client.mcp_toolsets import TRANSPORTS, call_tool, misbehaving_toolset
 from tests.waiting import wait_until
 
 all_transports = pytest.mark.parametrize("transport", TRANSPORTS)
-OBJECT_SCHEMA = {"type": "object", "properties": {}}
 
 
 @all_transports
@@ -53,36 +51,6 @@ async def test_changed_listing_is_reloaded_and_unchanged_specs_stay_identical(tr
         assert changes == [len(before) + 1]
         assert "notifications/tools/list_changed" in notifications
         assert (await call_tool(server, "echo-grown1", text="new")).text == "new"
-
-
-def test_schema_is_passed_on_unchanged() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}], "default": None}},
-        "$defs": {"x": {"type": "array", "items": {"enum": [1, "two"]}}},
-        "x-own": True,
-    }
-    tool = {"name": "t", "description": "d", "inputSchema": schema, "outputSchema": {"type": "object"}}
-    (spec,) = parse_listing([tool], "mcp server 's'").specs
-    assert spec.parameters == schema and spec.output == {"type": "object"} and spec.owner == "mcp server 's'"
-
-
-def test_hints_are_true_only_for_a_literal_true() -> None:
-    annotations = {"readOnlyHint": True, "idempotentHint": "true", "destructiveHint": False, "title": "Old"}
-    (spec,) = parse_listing(
-        [{"name": "t", "title": "New", "inputSchema": OBJECT_SCHEMA, "annotations": annotations}], "s"
-    ).specs
-    assert spec.hints == Hints(title="New", read_only=True, destructive=False)
-
-
-def test_invalid_header_annotation_quarantines_its_tool() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "number", "x-mcp-header": "A"}}}
-    good = {"type": "object", "properties": {"a": {"type": "string", "x-mcp-header": "Region"}}}
-    listing = parse_listing(
-        [{"name": "bad", "inputSchema": schema}, {"name": "good", "inputSchema": good}], "s", modern=True
-    )
-    assert [spec.name for spec in listing.specs] == ["good"] and "x-mcp-header" in listing.quarantined["bad"]
-    assert listing.header_maps == {"good": {("a",): "Region"}}
 
 
 @pytest.mark.parametrize(

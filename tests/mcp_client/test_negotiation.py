@@ -8,7 +8,6 @@ import pytest
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 
-from gateway.mcp_client.errors import UpstreamError
 from gateway.mcp_client.protocol_version import NegotiatedProtocol, negotiate
 from gateway.types import DEFAULT_CONTEXT, Context
 
@@ -40,11 +39,6 @@ async def negotiate_with(*answers: Any, version: str | None = None) -> tuple[Neg
 HANDSHAKE_METHODS = ["initialize", "notifications/initialized"]
 
 
-async def test_modern_server_gets_one_request() -> None:
-    protocol, methods = await negotiate_with(DISCOVER_RESULT)
-    assert (protocol.version, protocol.instructions, methods) == ("2026-07-28", "words", ["server/discover"])
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -61,23 +55,11 @@ async def test_no_evidence_of_a_modern_version_leads_to_the_handshake(answer: An
     assert protocol.version == "2025-06-18" and methods == ["server/discover", *HANDSHAKE_METHODS]
 
 
-async def test_without_probe_only_the_handshake_is_sent() -> None:
-    _, methods = await negotiate_with(HANDSHAKE_RESULT, version="2025-11-25")
-    assert methods == HANDSHAKE_METHODS
-
-
 async def test_slow_modern_server_is_discovered_again_after_a_failed_handshake() -> None:
     protocol, methods = await negotiate_with(
         MCPError(-32001, "timed out"), unsupported_version("2026-07-28"), DISCOVER_RESULT
     )
     assert protocol.is_modern and methods == ["server/discover", "initialize", "server/discover"]
-
-
-async def test_unknown_protocol_versions_raise_the_servers_error() -> None:
-    with pytest.raises(MCPError, match="unsupported"):
-        await negotiate_with(unsupported_version("2031-01-01"))
-    with pytest.raises(UpstreamError, match="1999"):
-        await negotiate_with(MCPError(-32601, "no"), {"protocolVersion": "1999"})
 
 
 async def answer_request(method: str, params: Any) -> dict[str, Any]:

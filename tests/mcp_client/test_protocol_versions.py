@@ -13,9 +13,8 @@ import pytest
 
 from gateway.config.models import Server
 from gateway.errors import RequestDeclined
-from gateway.mcp_client.errors import UpstreamError
 from gateway.mcp_client.mcp_toolset import McpToolset
-from gateway.types import Context, Outcome
+from gateway.types import Context
 from tests.mcp_client.mcp_toolsets import TRANSPORTS, call_tool, misbehaving_toolset, open_toolset
 from tests.servers.start_server import free_port, kill_process_group
 from tests.waiting import PATIENCE_S, wait_until
@@ -58,39 +57,12 @@ async def decline_request(method: str, params: Mapping[str, Any]) -> Mapping[str
 
 
 @modern_transports
-async def test_modern_version_is_used_if_the_server_supports_it(transport: str) -> None:
-    async with everything_toolset(transport) as server:
-        assert server.protocol_version == "2026-07-28"
-        assert server.instructions == "Offers one of everything."
-        assert "tools" in server.capabilities
-        assert (await call_tool(server, "test_simple_text")).text == "Plain words."
-
-
-@modern_transports
 async def test_modern_input_request_is_answered_by_the_caller(transport: str) -> None:
     async with everything_toolset(transport) as server:
         sampled = await call_tool(server, "test_sampling", Context(answer_request=answer_request), prompt="What is it?")
         assert sampled.text == "LLM response: forty-two"
         elicited = await call_tool(server, "test_elicitation", Context(answer_request=answer_request), message="Who?")
         assert "action=accept" in elicited.text and "ada" in elicited.text
-
-
-@modern_transports
-async def test_input_request_that_nobody_answers_fails_the_call(transport: str) -> None:
-    async with everything_toolset(transport) as server:
-        unanswered = await call_tool(server, "test_elicitation", message="Who?")
-        assert unanswered.outcome is Outcome.ERROR and "needs input that its caller cannot give" in unanswered.text
-        declined = await call_tool(server, "test_elicitation", Context(answer_request=decline_request), message="Who?")
-        assert declined.outcome is Outcome.ERROR and "nobody is at the desk" in declined.text
-
-
-@modern_transports
-async def test_capabilities_are_declared_only_for_calls_that_can_answer(transport: str) -> None:
-    async with everything_toolset(transport) as server:
-        assert (await call_tool(server, "test_missing_capability")).outcome is Outcome.ERROR
-        assert (
-            await call_tool(server, "test_missing_capability", Context(answer_request=answer_request))
-        ).outcome is Outcome.OK
 
 
 @modern_transports
@@ -141,31 +113,6 @@ async def test_listing_is_reloaded_after_a_lost_subscription() -> None:
             async with second:
                 await wait_until(lambda: "notifications/tools/list_changed" in methods, within_s=30)
                 assert server.status.reconnects == 0
-
-
-@modern_transports
-async def test_other_requests_return_raw_results_and_error_codes(transport: str) -> None:
-    async with everything_toolset(transport) as server:
-        read = await server.request("resources/read", {"uri": "test://static-text"})
-        assert read["contents"][0]["text"] == "Words that never change."
-        with pytest.raises(UpstreamError) as error_info:
-            await server.request("resources/read", {"uri": "test://none"})
-        assert error_info.value.code == -32602 and error_info.value.outcome is Outcome.ERROR
-        prompt = await server.request(
-            "prompts/get", {"name": "test_input_required_result_prompt"}, Context(answer_request=answer_form)
-        )
-        assert "of work" in str(prompt)
-        for method in ("resources/subscribe", "resources/unsubscribe"):
-            assert await server.request(method, {"uri": "test://watched-resource"}) == {}
-
-
-async def answer_form(method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"action": "accept", "content": {"context": "of work"}}
-
-
-async def test_header_argument_is_sent_as_a_header() -> None:
-    async with everything_toolset("http") as server:
-        assert (await call_tool(server, "test_x_mcp_header", region="north")).text == "region=north"
 
 
 @all_transports

@@ -101,20 +101,6 @@ async def test_killed_reaper_process_is_replaced_and_still_guards_registered_gro
     await sleeper.aclose()
 
 
-async def test_removed_process_group_is_not_killed() -> None:
-    reaper = Reaper()
-    await reaper.start()
-    sleeper = await anyio.open_process([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    reaper.add(sleeper.pid)
-    reaper.remove(sleeper.pid)
-    await reaper.stop()
-    assert is_alive(sleeper.pid)
-    sleeper.kill()
-    with anyio.fail_after(PATIENCE_S):
-        await sleeper.wait()
-    await sleeper.aclose()
-
-
 def is_alive(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)

@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import pytest
 
-from gateway.build import build_plan
 from gateway.config.models import Server
-from gateway.errors import ConfigError
-from gateway.gateway import Gateway
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.toolset import Session
 from gateway.types import Outcome, Task, ToolCall
@@ -71,17 +67,6 @@ async def test_folder_begins_as_a_copy_of_the_state(tmp_path: Path) -> None:
     assert (state / "note.txt").read_text() == "as it was"
 
 
-async def test_folders_are_kept_under_their_rollouts_names_on_request(tmp_path: Path) -> None:
-    keep = tmp_path / "kept"
-    async with notes_toolset(keep_state=keep, most=1) as server:
-        for text in ("one", "two"):
-            async with server.open(Task("a", rollout="step1/a/0")) as session:
-                await call(session, "write", text=text)
-    notes = sorted((folder.name, (folder / "note.txt").read_text()) for folder in keep.iterdir())
-    assert [text for _, text in notes] == ["one", "two"]
-    assert all(name.startswith("step1_a_0") for name, _ in notes)
-
-
 async def test_rollout_has_its_name_and_its_tasks_seed() -> None:
     env = {"SEED": "${MTRL_SEED}", "ROLLOUT": "${MTRL_ROLLOUT_ID}"}
     async with notes_toolset(env=env, cwd=Path(FOLDER) / "work") as server:
@@ -101,19 +86,6 @@ async def test_policy_reads_and_writes_one_path_in_every_rollout() -> None:
         assert await call(session, "read") == "see /rollout/note.txt, not /rollouts"
         failed = await session.call(ToolCall("1", "write_to", json.dumps({"path": "/rollout/no/such", "text": ""})))
         assert "/rollout/no/such" in failed.text and str(await find_folder(session)) not in failed.text
-
-
-async def test_folder_is_not_named_in_listing_instructions_or_keys() -> None:
-    async with notes_toolset(args=(NOTES_SERVER, FOLDER, "tell")) as server, server.open(Task()) as session:
-        assert server.instructions == "Keeps one note in /rollout."
-        spec = server.listing.by_name["write_to"]
-        assert spec.description == "Writes into /rollout."
-        file = {"type": "string", "enum": ["/rollout/note.txt"], "description": "A file in /rollout"}
-        assert spec.parameters == {"type": "object", "properties": {"path": file}}
-        assert any(checker.parameters is spec.parameters for checker in server.listing.checkers)
-        await call(session, "write_to", path="/rollout/note.txt", text="new")
-        told = await session.call(ToolCall("1", "path", "{}"))
-        assert told.structured == {"/rollout/note.txt": "/rollout/note.txt"}
 
 
 async def test_folder_is_removed_when_the_gateway_is_killed() -> None:
@@ -145,41 +117,3 @@ async def test_state_that_cannot_be_copied_is_the_reason_of_the_failure(tmp_path
     async with notes_toolset(state=tmp_path) as server:
         await wait_until(lambda: server.status.state == "down")
         assert "`state` cannot be copied" in server.status.reason and "pipe" in server.status.reason
-
-
-BASE = {"command": "server", "args": [FOLDER], "isolation": "process"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "field", "problem", "remedy"),
-    [
-        ({"isolation": "shared"}, "args", "with `isolation: shared` no process does", "write `isolation: process`"),
-        ({"isolation": "session"}, "args", "with `isolation: session` no process does", "write `isolation: process`"),
-        ({"args": [], "state": "state"}, "state", "which this server is not told", "${MTRL_ROLLOUT_DIR}"),
-        ({"args": [], "keep_state": "kept"}, "keep_state", "which this server is not told", "${MTRL_ROLLOUT_DIR}"),
-        ({"state": "missing"}, "state", "there is no such folder", "create it"),
-        ({"warm": 2, "env": {"SEED": "${MTRL_SEED}"}}, "warm", "before their rollouts are known", "remove `warm`"),
-        ({"start": "${MTRL_ROLLOUT_DIR}"}, "start", "only where a rollout's own process is started", "`isolation: pro"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused_with_a_remedy(
-    fields: dict[str, Any], field: str, problem: str, remedy: str, tmp_path: Path
-) -> None:
-    (tmp_path / "state").mkdir()
-    file = tmp_path / "mcp_servers.json"
-    file.write_text(json.dumps({"mcpServers": {"notes": BASE | fields}}))
-    with pytest.raises(ConfigError) as error:
-        build_plan(None, file)
-    assert problem in str(error.value) and remedy in str(error.value)
-    assert f"mcpServers.notes.{field}" in str(error.value)
-
-
-async def test_entry_may_give_the_isolation_that_the_variables_need(tmp_path: Path) -> None:
-    servers, tools = tmp_path / "mcp_servers.json", tmp_path / "tools.yaml"
-    entry = {"command": sys.executable, "args": [NOTES_SERVER, FOLDER]}
-    servers.write_text(json.dumps({"mcpServers": {"notes": entry}}))
-    tools.write_text("tools:\n  - server: notes\n    isolation: process\n")
-    with anyio.fail_after(60):
-        plan = build_plan(tools, servers)
-        async with Gateway(plan.sources, services=plan.services) as gateway, gateway.open() as session:
-            assert await call(session, "path") == "/rollout/note.txt"

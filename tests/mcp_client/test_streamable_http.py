@@ -105,15 +105,6 @@ async def test_client_error_status_means_the_request_did_not_run(status: int) ->
         )
 
 
-async def test_json_rpc_error_in_an_error_status_is_passed_on() -> None:
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32602, "message": "no such tool", "data": [1]}}
-    async with connect_to_function(lambda request: httpx2.Response(400, json=body)) as exchange:
-        message, pending = await exchange.request()
-        assert isinstance(message, JSONRPCError)
-        assert (message.id, message.error.code, message.error.data) == (1, -32602, [1])
-        assert pending.undelivered_reason is None
-
-
 async def test_session_not_found_is_reported_as_lost() -> None:
     def respond(request: httpx2.Request) -> httpx2.Response:
         if b"initialize" in request.content:
@@ -156,14 +147,6 @@ async def test_cookies_are_never_sent_back() -> None:
     await client.aclose()
 
 
-async def test_http_clients_are_shared_by_all_servers() -> None:
-    web = HttpClients()
-    assert await web.get_client("http://one.test") is await web.get_client("http://two.test")
-    assert await web.get_client("https://one.test") is await web.get_client("HTTPS://two.test")
-    assert await web.get_client("http://one.test") is not await web.get_client("https://one.test")
-    await web.aclose()
-
-
 async def test_stream_without_the_answer_loses_it() -> None:
     async with connect_to_function(lambda request: event_stream(": hello")) as exchange:
         message, pending = await exchange.request()
@@ -181,14 +164,6 @@ async def test_stream_with_event_ids_is_resumed() -> None:
         message, _ = await exchange.request()
         assert isinstance(message, JSONRPCResponse) and message.result == {"fine": True}
         assert exchange.requests[1].headers["last-event-id"] == "7"
-
-
-async def test_garbage_in_a_stream_is_ignored() -> None:
-    async with connect_to_function(
-        lambda request: event_stream("data: {no json", f"data: {json.dumps(OK)}")
-    ) as exchange:
-        message, _ = await exchange.request()
-        assert isinstance(message, JSONRPCResponse)
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"", b'{"jsonrpc":"2.0","id":99,"result":{}}'])

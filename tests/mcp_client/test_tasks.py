@@ -109,11 +109,6 @@ else:
 '''
 
 
-@pytest.fixture(params=["stdio", "http"])
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @asynccontextmanager
 async def _open(write: Write, transport: str, timeout_s: float = 30) -> AsyncIterator[tuple[Any, Path]]:
     script = write("slow_server.py", SERVER)
@@ -143,6 +138,7 @@ def has_text(file: Path, text: str) -> bool:
     return file.exists() and file.read_text() == text
 
 
+@pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_task_is_polled_to_its_result_with_progress(write: Write, transport: str) -> None:
     heard: list[tuple[float, str | None]] = []
 
@@ -156,14 +152,7 @@ async def test_task_is_polled_to_its_result_with_progress(write: Write, transpor
     assert not cancelled.exists()
 
 
-@pytest.mark.parametrize(("kind", "words"), [("fails", "the disk is full"), ("cancelled", "ended without a result")])
-async def test_task_without_a_result_is_an_error(kind: str, words: str, write: Write, transport: str) -> None:
-    async with _open(write, transport) as (session, _):
-        result = await _call(session, kind)
-    assert result.outcome is Outcome.ERROR
-    assert words in result.text
-
-
+@pytest.mark.parametrize("transport", ["http"])
 async def test_question_of_a_task_is_answered_by_the_caller_or_ends_the_task(write: Write, transport: str) -> None:
     async def answer(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         return {"action": "accept", "content": {"colour": params["message"]}}
@@ -178,6 +167,7 @@ async def test_question_of_a_task_is_answered_by_the_caller_or_ends_the_task(wri
     assert "needs input that its caller cannot give" in refused.text
 
 
+@pytest.mark.parametrize("transport", ["stdio", "http"])
 async def test_task_is_cancelled_at_the_calls_deadline(write: Write, transport: str) -> None:
     for timeout_s in (3.0, PATIENCE_S / 2):  # A machine that is busy may not even begin the task in time.
         begun = anyio.Event()
@@ -194,6 +184,7 @@ async def test_task_is_cancelled_at_the_calls_deadline(write: Write, transport: 
     raise AssertionError("no task began in time")
 
 
+@pytest.mark.parametrize("transport", ["stdio"])
 async def test_task_of_a_server_that_dies_ends_as_unknown(write: Write, transport: str) -> None:
     async with _open(write, transport) as (session, _):
         result = await _call(session, "dies")

@@ -32,6 +32,8 @@ protocol_pairs = pytest.mark.parametrize(
     ("upstream", "protocol"), [("2025", "2025"), ("2025", "2026"), ("2026", "2025"), ("2026", "2026")]
 )
 """The protocols of a server and of a client."""
+crossed_protocols = pytest.mark.parametrize(("upstream", "protocol"), [("2025", "2026"), ("2026", "2025")])
+"""For what passes through each side by itself."""
 TIMEOUT_S = 120
 
 

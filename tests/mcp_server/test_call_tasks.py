@@ -14,7 +14,6 @@ import anyio
 import mcp_types as types
 import pytest
 
-from gateway.client import RemoteGateway
 from gateway.gateway import Gateway
 from gateway.mcp_server import call_tasks, resumable_calls
 from gateway.types import Context, Outcome, ToolCall
@@ -96,13 +95,6 @@ async def test_task_is_polled_to_its_result(write: Write, transport: str) -> Non
 
 
 @each_transport
-async def test_short_call_is_answered_at_once(write: Write, transport: str) -> None:
-    async with connect(write, transport) as client:
-        result = await client.call("greet", {"name": "Ada"})
-        assert result["resultType"] == "complete" and result["content"][0]["text"] == "Hello, Ada!"
-
-
-@each_transport
 async def test_questions_of_a_task_are_answered_one_by_one(write: Write, transport: str) -> None:
     async with connect(write, transport) as client:
         task_id = (await client.call("multi_input"))["taskId"]
@@ -126,23 +118,6 @@ async def test_cancelled_task_stays_cancelled(write: Write, transport: str) -> N
         assert task["status"] == "cancelled" and not task.keys() & {"result", "error", "inputRequests"}
 
 
-async def test_error_of_a_tool_is_a_result_and_that_of_the_protocol_fails_the_task(write: Write) -> None:
-    async with connect(write, "http") as client:
-        failing, breaking = await client.call("failing_job"), await client.call("protocol_error_job")
-        assert (await client.poll(failing["taskId"], "completed"))["result"]["isError"]
-        failed = await client.poll(breaking["taskId"], "failed")
-        assert failed["error"] == {"code": types.INTERNAL_ERROR, "message": "The job broke down"}
-
-
-async def test_client_that_does_not_know_tasks_gets_the_result(write: Write) -> None:
-    async with connect(write, "http") as client:
-        result = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"}, tasks=False)
-        assert result["content"][0]["text"] == "Computed pi."
-        refused = await client.request("tasks/get", {"taskId": "any"}, tasks=False)
-        assert refused["error"]["code"] == types.MISSING_REQUIRED_CLIENT_CAPABILITY
-        assert refused["error"]["data"] == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
-
-
 async def test_unknown_tasks_methods_and_wrong_headers_are_refused(write: Write) -> None:
     async with connect(write, "http") as client:
         refused = {
@@ -157,14 +132,6 @@ async def test_unknown_tasks_methods_and_wrong_headers_are_refused(write: Write)
         "list": types.METHOD_NOT_FOUND,
         "result": types.METHOD_NOT_FOUND,
     }
-
-
-async def test_progress_of_a_long_call_is_the_message_of_its_task(write: Write, monkeypatch: Any) -> None:
-    monkeypatch.setattr(resumable_calls, "TASK_AFTER_S", 0.01)
-    async with connect(write, "http") as client:
-        task = await client.call("test_tool_with_progress", meta={"progressToken": 1})
-        done = await client.poll(task["taskId"], "completed")
-        assert done["statusMessage"] == "100 of 100"
 
 
 async def test_cancelling_a_task_cancels_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +152,6 @@ async def test_task_ends_and_is_forgotten_at_its_time_to_live(monkeypatch: pytes
         assert refused["error"]["code"] == types.INVALID_PARAMS
 
 
-async def test_task_ends_with_the_session_that_its_call_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connect_to_hanging(monkeypatch) as (client, tool, url):
-        async with RemoteGateway(url.removesuffix("/mcp")) as remote, remote.open() as session:
-            task = await client.call("hang", meta={"mtrl/session": session.id})
-            assert not tool.ended.is_set()
-        await wait_until(tool.ended.is_set)
-        ended = await client.poll(task["taskId"], "completed", "failed", "cancelled")
-        assert ended["status"] != "completed" or ended["result"]["isError"]
-
-
 @pytest.mark.parametrize("limit", ["MAX_TASKS", "MAX_CLIENT_TASKS"])
 async def test_call_beyond_the_limit_of_tasks_is_answered_when_it_ends(
     limit: str, write: Write, monkeypatch: pytest.MonkeyPatch
@@ -205,31 +162,6 @@ async def test_call_beyond_the_limit_of_tasks_is_answered_when_it_ends(
         second = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"})
         assert (first["resultType"], second["resultType"]) == ("task", "complete")
         assert second["content"][0]["text"] == "Computed pi."
-
-
-@pytest.mark.parametrize("limit", ["MAX_TASKS", "MAX_CLIENT_TASKS"])
-async def test_task_that_is_done_makes_room_for_another(
-    limit: str, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(call_tasks, limit, 1)
-    async with connect(write, "http") as client:
-        first = (await client.call("slow_compute", {"seconds": 0.1}))["taskId"]
-        await client.poll(first, "completed")
-        assert (await client.on_task("get", first))["status"] == "completed"
-        second = await client.call("slow_compute", {"seconds": 60})
-        assert second["resultType"] == "task"
-        refused = await client.request("tasks/get", {"taskId": first})
-        assert refused["error"]["code"] == types.INVALID_PARAMS
-        await client.on_task("cancel", second["taskId"])
-        assert (await client.call("slow_compute", {"seconds": 60}))["resultType"] == "task"
-
-
-async def test_result_that_was_not_read_is_kept_at_the_limit(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_tasks, "MAX_CLIENT_TASKS", 1)
-    async with connect(write, "http") as client:
-        unread = await client.call("slow_compute", {"seconds": 0.1, "label": "pi"})
-        assert (await client.call("slow_compute", {"seconds": 0.2}))["resultType"] == "complete"
-        assert (await client.poll(unread["taskId"], "completed"))["result"]["content"][0]["text"] == "Computed pi."
 
 
 async def test_gateway_polls_the_tasks_of_another_gateway(write: Write) -> None:

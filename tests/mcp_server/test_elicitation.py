@@ -16,7 +16,7 @@ from gateway.types import Outcome
 from tests.mcp_server.clients import (
     CLIENT_MODES,
     connect_to_eliciting_servers,
-    each_protocol,
+    crossed_protocols,
     protocol_pairs,
     text_of,
 )
@@ -50,16 +50,7 @@ async def test_elicitation_sampling_and_roots_are_answered(upstream: str, protoc
         assert text_of(result) == "accept Ada; 4; file:///work" and not result.is_error
 
 
-@protocol_pairs
-async def test_declined_elicitation_reaches_the_tool(upstream: str, protocol: str) -> None:
-    async def decline(ctx: Any, params: Any) -> types.ElicitResult:
-        return types.ElicitResult(action="decline")
-
-    async with connect_to_eliciting_servers(protocol, upstream, elicitation_callback=decline) as (client, _):
-        assert text_of(await client.call_tool("ask", {"whom": ["user"]})) == "decline None"
-
-
-@protocol_pairs
+@crossed_protocols
 async def test_client_without_the_capability_gets_no_request(upstream: str, protocol: str) -> None:
     async with connect_to_eliciting_servers(protocol, upstream, elicitation_callback=answer_elicitation) as (client, _):
         try:
@@ -68,14 +59,6 @@ async def test_client_without_the_capability_gets_no_request(upstream: str, prot
             assert "sampling" in str(rejected)
         else:
             assert result.is_error and "sampling" in text_of(result)
-
-
-@each_protocol
-async def test_prompt_can_request_input(protocol: str) -> None:
-    async with connect_to_eliciting_servers(protocol, "2026", **ALL_CALLBACKS) as (client, _):
-        (message,) = (await client.get_prompt("greet", {"word": "?"})).messages
-        assert isinstance(message.content, types.TextContent)
-        assert message.content.text == "asker greets accept Ada"
 
 
 async def call_ask(client: Client, *whom: str, **options: Any) -> Any:
@@ -89,16 +72,6 @@ def input_responses(**by_key: Any) -> dict[str, Any]:
         "roots": types.ListRootsResult(roots=[types.Root(uri="file:///work")]),
     }
     return {key: known[kind] for key, kind in by_key.items()}
-
-
-async def test_input_requests_keep_their_keys_and_come_together() -> None:
-    async with connect_to_eliciting_servers("2026", "2026", **ALL_CALLBACKS) as (client, _):
-        waiting = await call_ask(client, "user", "roots")
-        assert isinstance(waiting, types.InputRequiredResult)
-        assert set(waiting.input_requests or ()) == {"user", "roots"}
-        responses = input_responses(user="user", roots="roots")
-        result = await call_ask(client, "user", "roots", input_responses=responses, request_state=waiting.request_state)
-        assert text_of(result) == "accept Ada; file:///work"
 
 
 async def test_missing_inputs_are_requested_again() -> None:
@@ -119,12 +92,6 @@ async def test_missing_inputs_are_requested_again() -> None:
             request_state=half_answered.request_state,
         )
         assert text_of(result) == "accept Ada; file:///work"
-
-
-async def test_inputs_sent_with_the_first_request_are_used() -> None:
-    async with connect_to_eliciting_servers("2026", "2026", **ALL_CALLBACKS) as (client, _):
-        result = await call_ask(client, "user", input_responses=input_responses(user="user", stray="roots"))
-        assert text_of(result) == "accept Ada"
 
 
 @upstreams

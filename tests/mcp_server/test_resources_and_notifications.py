@@ -13,12 +13,10 @@ import pytest
 from mcp import MCPError
 from mcp.client import Client
 
-from tests.mcp_server.clients import connect_to_eliciting_servers, protocol_pairs, text_of
-
-TWO_SERVERS = ("2026 left", "2025 right")
+from tests.mcp_server.clients import connect_to_eliciting_servers, crossed_protocols, text_of
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_resources_prompts_and_completions_pass_through(upstream: str, protocol: str) -> None:
     async with connect_to_eliciting_servers(protocol, upstream) as (client, _):
         resources = (await client.list_resources()).resources
@@ -39,35 +37,7 @@ async def test_resources_prompts_and_completions_pass_through(upstream: str, pro
         assert completed.completion.values == ["a-asker"]
 
 
-async def test_resources_of_two_servers_are_one_catalog() -> None:
-    async with connect_to_eliciting_servers("2025", *TWO_SERVERS) as (client, _):
-        uris = [resource.uri for resource in (await client.list_resources()).resources]
-        assert uris == ["left://one", "left://two", "all://same", "right://one", "right://two"]
-        for uri, owner in {
-            "left://one": "left",
-            "right://two": "right",
-            "all://same": "left",
-            "right://by/1": "right",
-        }.items():
-            (contents,) = (await client.read_resource(uri)).contents
-            assert isinstance(contents, types.TextResourceContents) and contents.text == f"{owner} has {uri}"
-        with pytest.raises(MCPError, match="left has no far://away"):
-            await client.read_resource("far://away")
-
-
-async def test_second_prompt_of_a_name_is_prefixed_with_its_server() -> None:
-    async with connect_to_eliciting_servers("2026", *TWO_SERVERS) as (client, _):
-        prompts = {prompt.name: prompt.description for prompt in (await client.list_prompts()).prompts}
-        assert prompts == {"greet": "left", "right_greet": "right"}
-        (message,) = (await client.get_prompt("right_greet", {"word": "you"})).messages
-        assert isinstance(message.content, types.TextContent) and message.content.text == "right greets you"
-        completed = await client.complete(types.PromptReference(name="right_greet"), {"name": "word", "value": "a"})
-        assert completed.completion.values == ["a-right"]
-        with pytest.raises(MCPError, match="Unknown prompt: other"):
-            await client.get_prompt("other")
-
-
-@protocol_pairs
+@crossed_protocols
 async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol: str) -> None:
     progress: list[str | None] = []
     logged: list[Any] = []
@@ -94,7 +64,7 @@ async def test_progress_and_log_messages_arrive_in_order(upstream: str, protocol
     assert logged == ["warning 1", "warning 2"]
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_cancelled_call_is_cancelled_on_the_upstream_server(upstream: str, protocol: str) -> None:
     started = anyio.Event()
 
@@ -158,7 +128,7 @@ class ReceivedNotifications:
                 self.add(getattr(change, "uri", "prompts"))
 
 
-@protocol_pairs
+@crossed_protocols
 async def test_subscriber_is_notified_of_resource_changes(upstream: str, protocol: str) -> None:
     received = ReceivedNotifications()
     async with connect_to_eliciting_servers(protocol, upstream, message_handler=received.message) as (client, _):

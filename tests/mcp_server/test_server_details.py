@@ -9,18 +9,14 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp.client import Client
-from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from gateway.build import build_plan
-from gateway.config.models import ProtocolChoice
 from gateway.gateway import Gateway
-from gateway.types import Context, ToolSpec
+from gateway.types import Context
 from gateway.wire import spec_from_json, spec_to_json
-from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
+from tests.mcp_client.mcp_toolsets import call_tool
 from tests.mcp_client.test_protocol_versions import answer_request, everything_toolset
 from tests.mcp_server.clients import CLIENT_MODES, connect_client
-from tests.waiting import wait_until
 from trainer.rollout.instructions import add_instructions
 
 NOTES_SERVER = str(Path(__file__).parents[1] / "mcp_client" / "notes_server.py")
@@ -47,14 +43,6 @@ async def test_instructions_and_further_fields_of_tools_reach_the_client(protoco
         assert tool["execution"]["taskSupport"] == "forbidden"
 
 
-async def test_instructions_of_several_servers_stand_under_their_names(tmp_path: Path) -> None:
-    with anyio.fail_after(60):
-        async with load_gateway(tmp_path, "one", "two") as gateway:
-            client: Client
-            async with connect_client("2025", gateway) as client:
-                assert client.instructions == "# one\nKeeps one note.\n\n# two\nKeeps one note."
-
-
 @pytest.mark.parametrize(
     ("of_server", "of_job", "is_shown"),
     [(None, None, False), ("system", None, True), (None, "system", True), ("none", "system", False)],
@@ -71,24 +59,8 @@ async def test_policy_reads_instructions_where_server_or_job_asks_for_it(
     assert list(add_instructions((QUESTION,), specs)) == [*system, QUESTION]
 
 
-def test_instructions_follow_the_system_prompt_once_for_each_server() -> None:
-    specs = [ToolSpec(name, instructions=text) for name, text in (("a", "One."), ("b", "One."), ("c", "Two."))]
-    system, question = add_instructions(({"role": "system", "content": "Be brief."}, QUESTION), specs)
-    assert (system["content"], question) == ("Be brief.\n\nOne.\n\nTwo.", QUESTION)
-
-
 async def test_pinned_handshake_version_keeps_elicitation_over_the_connection() -> None:
     async with everything_toolset("stdio", protocol="2025-11-25") as server:
         assert server.protocol_version == "2025-11-25"
         answer = await call_tool(server, "test_elicitation", Context(answer_request=answer_request), message="Who?")
         assert "action=accept" in answer.text and "ada" in answer.text
-
-
-async def test_pinned_modern_version_is_not_given_up() -> None:
-    async with misbehaving_toolset("stdio", protocol="2026-07-28") as server:
-        await wait_until(lambda: server.status.state == "down")
-        assert "does not support MCP 2026-07-28, which its `protocol` asks for" in server.status.reason
-
-
-def test_every_known_version_can_be_pinned() -> None:
-    assert {"auto", *KNOWN_PROTOCOL_VERSIONS} == set(ProtocolChoice.__args__)

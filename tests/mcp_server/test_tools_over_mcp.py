@@ -15,8 +15,7 @@ from gateway.gateway import Gateway
 from gateway.mcp_client.decode import to_result
 from gateway.mcp_server.encode import to_call_result, to_content_block, to_tool
 from gateway.mcp_server.server import PAGE_SIZE, build_page
-from gateway.native.base import BaseTool, OpenAIFunctionToolSchema, ToolResponse
-from gateway.native.function import FunctionTool, SessionContext
+from gateway.native.base import OpenAIFunctionToolSchema
 from gateway.native.native_toolset import ClassTool, NativeToolset
 from gateway.tool_table import Source
 from gateway.types import Audio, Hints, Image, Outcome, Part, Resource, Text, ToolResult, ToolSpec, Video
@@ -26,33 +25,9 @@ from tests.mcp_server.clients import (
     connect_to_gateway,
     each_protocol,
     native_source,
-    text_of,
 )
 from tests.toolset_conformance.sample_tools import ALL_PARTS, JUDGE_SCHEMA, PNG, Judge, facts, several
 from tests.toolset_conformance.sample_tools import sample_sources as kit
-
-RICH_SCHEMA: dict[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
-    "$defs": {"name": {"type": "string", "minLength": 1}},
-    "properties": {"name": {"$ref": "#/$defs/name"}, "other": {"anyOf": [{"type": "null"}, {"type": "integer"}]}},
-    "required": ["name"],
-    "additionalProperties": False,
-    "allOf": [{"not": {"required": ["other"]}}],
-}
-
-
-def return_arguments(**arguments: Any) -> str:
-    """Takes anything."""
-    return str(arguments)
-
-
-@each_protocol
-async def test_input_schema_is_passed_on_unchanged(protocol: str) -> None:
-    tool = FunctionTool(return_arguments, name="rich", parameters=RICH_SCHEMA, owner="here")
-    async with connect_to_gateway(protocol, Source("native", NativeToolset([tool]))) as (client, _):
-        (listed,) = (await client.list_tools()).tools
-        assert listed.input_schema == RICH_SCHEMA
 
 
 @each_protocol
@@ -63,62 +38,6 @@ async def test_loop_tools_are_neither_listed_nor_callable(protocol: str) -> None
         with pytest.raises(MCPError, match="Unknown tool: feedback_gsm8k") as error_info:
             await client.call_tool("feedback_gsm8k", {})
         assert error_info.value.code == types.INVALID_PARAMS
-
-
-@each_protocol
-async def test_all_content_types_arrive_in_order(protocol: str) -> None:
-    async with connect_to_gateway(protocol, native_source(several)) as (client, _):
-        content = (await client.call_tool("several", {})).content
-    assert [block.type for block in content] == [
-        *("text", "image", "text", "audio"),
-        *("resource", "resource", "resource_link", "text"),
-    ]
-    raw = {"content": [block.model_dump(mode="json", by_alias=True) for block in content]}
-    assert to_result(raw).parts == ALL_PARTS
-
-
-@each_protocol
-async def test_structured_content_reward_and_metrics_arrive(protocol: str) -> None:
-    async with connect_to_gateway(protocol, native_source(facts)) as (client, _):
-        result = await client.call_tool("facts", {})
-    assert result.structured_content == {"deep": [1, None, {"ä": 2.5}]} and not result.is_error
-    meta = {key: value for key, value in (result.meta or {}).items() if not key.startswith("io.")}
-    assert meta == {
-        "mtrl/outcome": "ok",
-        "mtrl/reason": "because",
-        "mtrl/reward": 0.5,
-        "mtrl/done": True,
-        "mtrl/metrics": {"tokens": 7},
-        "trace": "kept",
-    }
-
-
-@each_protocol
-async def test_invalid_arguments_are_an_error_with_the_expected_schema(protocol: str) -> None:
-    async with connect_to_gateway(protocol, *kit()) as (client, _):
-        invalid = await client.call_tool("add", {"a": "one"})
-        assert invalid.is_error and (invalid.meta or {})["mtrl/outcome"] == "invalid"
-        assert "Expected: {a: integer, b: integer (optional)}" in text_of(invalid)
-        failed = await client.call_tool("fails", {})
-        assert failed.is_error and "no such luck" in text_of(failed)
-
-
-@each_protocol
-async def test_progress_of_a_native_tool_arrives(protocol: str) -> None:
-    async def count_to_two(session: SessionContext) -> str:
-        """Counts to two."""
-        for number in (1, 2):
-            await session.call.on_progress(number, 2, f"{number} of 2")  # type: ignore[misc]
-        return "counted"
-
-    reported: list[tuple[float, float | None, str | None]] = []
-
-    async def on_progress(done: float, total: float | None, message: str | None) -> None:
-        reported.append((done, total, message))
-
-    async with connect_to_gateway(protocol, native_source(count_to_two)) as (client, _):
-        assert text_of(await client.call_tool("count_to_two", {}, progress_callback=on_progress)) == "counted"
-    assert reported == [(1, 2, "1 of 2"), (2, 2, "2 of 2")]
 
 
 @each_protocol
@@ -143,14 +62,6 @@ async def test_call_cancelled_by_its_client_ends(protocol: str) -> None:
 
 
 @each_protocol
-async def test_calls_of_one_client_share_a_session(protocol: str) -> None:
-    async with connect_to_gateway(protocol, *kit()) as (client, gateway):
-        await client.call_tool("remember", {"word": "a"})
-        assert text_of(await client.call_tool("remember", {"word": "b"})) == '["a", "b"]'
-        assert len(gateway.sessions) == 1
-
-
-@each_protocol
 async def test_disconnect_of_the_client_releases_its_session(protocol: str) -> None:
     judge = Judge({}, OpenAIFunctionToolSchema.model_validate(JUDGE_SCHEMA))
     source = Source("judge", NativeToolset([ClassTool(judge, owner="here")]))
@@ -160,23 +71,6 @@ async def test_disconnect_of_the_client_releases_its_session(protocol: str) -> N
                 await client.call_tool("judge", {"word": "good"})
                 assert judge.released == [] and len(gateway.sessions) == 1
             assert len(judge.released) == 1 and not gateway.sessions
-
-
-class UncreatableTool(BaseTool):
-    """A tool whose creation always fails."""
-
-    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        raise ValueError("no ground truth")
-
-
-@each_protocol
-async def test_tool_that_cannot_be_created_hides_no_other(protocol: str) -> None:
-    uncreatable = ClassTool(UncreatableTool({}, OpenAIFunctionToolSchema.model_validate(JUDGE_SCHEMA)), owner="here")
-    source = Source("mixed", NativeToolset([uncreatable, FunctionTool(facts, owner="here")]))
-    async with connect_to_gateway(protocol, source) as (client, _):
-        assert text_of(await client.call_tool("facts", {})) == "facts"
-        with pytest.raises(MCPError, match="no ground truth"):
-            await client.call_tool("judge", {"word": "x"})
 
 
 @each_protocol
@@ -206,16 +100,6 @@ async def _listen(client: Client, changed: anyio.Event, *, task_status: Any) -> 
         task_status.started()
         async for _ in changes:
             changed.set()
-
-
-@each_protocol
-async def test_missing_capabilities_are_neither_declared_nor_callable(protocol: str) -> None:
-    async with connect_to_gateway(protocol, native_source(facts)) as (client, _):
-        capabilities = client.server_capabilities
-        assert capabilities.tools and not (capabilities.prompts or capabilities.resources or capabilities.completions)
-        with pytest.raises(MCPError) as error_info:
-            await client.list_prompts()
-        assert error_info.value.code == types.METHOD_NOT_FOUND
 
 
 async def test_long_list_is_paged() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable
-from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -14,10 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 
 from gateway.config.models import MediaLimits
-from gateway.media import media_filter as filter_module
-from gateway.media.media_filter import REFUSED_METRIC, MediaFilter, MediaStore
-from gateway.media.video import DEFAULT_SHOWN_FRAMES, FrameSampling, SampledFrames, sample_video
-from gateway.types import Audio, Image, Part, Resource, Text, ToolResult, Video
+from gateway.media.media_filter import MediaFilter, MediaStore
+from gateway.media.video import DEFAULT_SHOWN_FRAMES, FrameSampling, sample_video
+from gateway.types import Audio, Image, Part, Resource, Text, Video
 from tests.sample_images import (
     COLORS,
     SVG,
@@ -87,48 +84,12 @@ def test_the_type_comes_from_the_bytes_not_from_the_declaration(declared: str) -
     assert filter_parts(Audio(JPEG, "audio/wav")) == (Image(JPEG, "image/jpeg"),)
 
 
-def test_image_resources_become_images_and_other_resources_pass() -> None:
-    document = Resource("file:///a.pdf", "application/pdf", data=b"%PDF")
-    link = Resource("https://example.org/a.png", "image/png")
-    sound = Audio(b"RIFF\0\0\0\0WAVE")
-    parts = filter_parts(Resource("file:///a.png", "image/png", data=png()), document, link, sound)
-    assert parts == (Image(png()), document, link, sound)
-
-
-@pytest.mark.parametrize("declared", [None, "", "application/octet-stream"])
-def test_the_type_of_an_undeclared_resource_comes_from_its_bytes(declared: str | None) -> None:
-    assert filter_parts(Resource("file:///chart", declared, data=JPEG)) == (Image(JPEG, "image/jpeg"),)
-    kept, refused = MediaFilter().filter_parts_sync([Resource("file:///chart", declared, data=truncated_png())])
-    assert refused == 1 and isinstance(kept[0], Text) and kept[0].text.startswith("[resource left out: not a readable")
-
-
-def test_an_image_passes_unchanged_without_size_limits() -> None:
-    for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
-        data = encode(plain_image(40, 30), form)
-        assert filter_parts(Image(data)) == (Image(data, f"image/{form.lower()}"),)
-
-
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
 def test_an_animation_is_replaced_by_its_first_frame_with_a_note(form: str) -> None:
     image, note = filter_parts(Image(animation(form)))
     assert isinstance(image, Image) and image.mime == "image/png"
     assert decode(image.data).getpixel((0, 0)) == (255, 0, 0) and decode(image.data).n_frames == 1
     assert note == Text("[the image is animated: this is its first frame]")
-
-
-@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
-def test_an_animation_may_become_several_images(form: str) -> None:
-    note, *images = filter_parts(Image(animation(form, 8, duration_ms=250)), animated="frames", fps=1.0)
-    assert note == Text("[a video of 2 s: 2 of its 8 frames, evenly spread]")
-    colors = [decode(item.data).convert("RGB").getpixel((0, 0)) for item in images if isinstance(item, Image)]
-    assert colors == [(255, 0, 0), Pillow.new("RGB", (1, 1), COLORS[7 % 6]).getpixel((0, 0))]
-
-
-def test_an_animation_may_become_a_video_and_a_video_several_images() -> None:
-    assert filter_parts(Image(animation()), animated="video") == (Video(animation(), "video/gif"),)
-    video = Video(animation("WEBP", 3, duration_ms=1000), "video/webp")
-    assert filter_parts(video) == (video,)
-    assert [type(part) for part in filter_parts(video, videos="frames", max_frames=2)] == [Text, Image, Image]
 
 
 VIDEO = Video(animation("WEBP", 12, (640, 360), duration_ms=500), "video/webp")
@@ -155,20 +116,6 @@ def test_a_video_is_resampled_to_the_limits(form: str) -> None:
     assert sampled_frames(*filter_parts(VIDEO, min_pixels=320_000))[0].size == (756, 448)
 
 
-def test_a_video_within_the_limits_keeps_its_bytes() -> None:
-    assert (
-        filter_parts(VIDEO)
-        == filter_parts(VIDEO, most_images=12)
-        == filter_parts(VIDEO, max_pixels=640 * 360, max_frames=12)
-        == (VIDEO,)
-    )
-
-
-def test_a_video_is_refused_where_no_images_are_allowed() -> None:
-    (note,) = filter_parts(VIDEO, most_images=0)
-    assert note == Text("[video left out: at most 0 images of one result are shown]")
-
-
 def test_a_note_about_surplus_images_stands_where_the_first_of_them_was() -> None:
     album = [part for index in range(50) for part in (Text(str(index)), Image(png(index + 1, 1)))]
     kept, refused = MediaFilter().filter_parts_sync(album)
@@ -177,14 +124,6 @@ def test_a_note_about_surplus_images_stands_where_the_first_of_them_was() -> Non
     assert kept[33] == Text("[34 more images left out: at most 16 of one result are shown]")
     assert [part for part in kept if isinstance(part, Text)][:17] == [Text(str(index)) for index in range(17)]
     assert sum(isinstance(part, Text) for part in kept) == 51
-
-
-def test_images_can_be_refused_altogether() -> None:
-    assert filter_parts(Text("a"), Image(png()), Text("b"), most_images=0) == (
-        Text("a"),
-        Text("[1 more image left out: at most 0 of one result are shown]"),
-        Text("b"),
-    )
 
 
 def test_images_are_resized_to_the_pixel_limits() -> None:
@@ -219,48 +158,6 @@ def test_every_refused_medium_is_counted_and_has_a_note(parts: list[Part], most_
     assert len(images) <= most_images and len(images) + refused == sum(isinstance(part, Image) for part in parts)
     assert [part for part in kept if part == Text("a")] == [part for part in parts if part == Text("a")]
     assert ("left out" in " ".join(part.text for part in kept if isinstance(part, Text))) == (refused > 0)
-
-
-async def test_the_result_counts_refused_media_and_is_unchanged_without_media() -> None:
-    media_filter = MediaFilter()
-    text = ToolResult((Text("a"),))
-    assert await media_filter(text) is text
-    assert (await media_filter(ToolResult((Image(png()),), metrics={"a": 1}))).metrics == {"a": 1}
-    refused = await media_filter(
-        ToolResult((Image(decompression_bomb()), Text("a")), metrics={"a": 1, REFUSED_METRIC: 2})
-    )
-    assert refused.metrics == {"a": 1, REFUSED_METRIC: 3}
-    claimed = await media_filter(ToolResult((Image(decompression_bomb()),), metrics={REFUSED_METRIC: "many"}))
-    assert claimed.metrics == {REFUSED_METRIC: 1}
-
-
-async def test_a_large_image_is_checked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Callable[..., Any]] = []
-    run_sync = filter_module.to_thread.run_sync
-
-    async def record(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        calls.append(function)
-        return await run_sync(function, *args, **options)
-
-    monkeypatch.setattr(filter_module.to_thread, "run_sync", record)
-    media_filter = MediaFilter()
-    for image, threads in ((Image(png()), 0), (Image(png(600, 600)), 1), (Image(png(600, 600)), 2)):
-        assert await media_filter.filter_parts((image,)) == ((image,), 0)
-        assert len(calls) == threads
-
-
-async def test_frames_are_sampled_in_a_thread_even_from_a_small_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[Thread] = []
-
-    def record(*args: Any) -> SampledFrames:
-        threads.append(current_thread())
-        return sample_video(*args)
-
-    monkeypatch.setattr(filter_module, "sample_video", record)
-    for form in ("GIF", "WEBP", "PNG"):
-        parts, refused = await MediaFilter(MediaLimits(animated="frames")).filter_parts((Image(animation(form)),))
-        assert [type(part) for part in parts] == [Text, Image] and not refused
-    assert len(threads) == 3 and current_thread() not in threads
 
 
 def test_equal_images_are_decoded_and_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from gateway.errors import ConfigError
 from gateway.gateway import Gateway
 from gateway.types import Image, Part, Task, Text, ToolCall
 from tests.sample_images import decode
-from tests.servers.start_server import stdio_command
 
 MODULE = """
 import numpy as np
@@ -78,36 +77,6 @@ async def test_number_and_size_of_a_tools_images_follow_its_entry(write: Callabl
         Text("[image left out: 100x100 pixels, more than 9999]"),
         Text("tiles"),
     )
-
-
-async def test_a_tools_video_becomes_images_if_its_entry_says_so(write: Callable[[str], Path]) -> None:
-    folder = write("tools:\n  - {function: 'shows:clip', media: {videos: frames, fps: 1, max_frames: 3}}\n")
-    note, *images = await call_tool(folder, "clip")
-    assert note == Text("[a video of 3 s: 3 of its 6 frames, evenly spread]")
-    assert [decode(item.data).getpixel((0, 0)) for item in images if isinstance(item, Image)] == [
-        *((0, 0, 0), (2, 2, 2), (5, 5, 5))
-    ]
-
-
-async def test_a_servers_images_follow_its_entry(write: Callable[[str], Path]) -> None:
-    folder = write("tools:\n  - {server: it, allow: [image], media: {max_pixels: 3136, most_pixels: 10000}}\n")
-    command, args = stdio_command()
-    servers = folder / "mcp_servers.json"
-    servers.write_text(json.dumps({"mcpServers": {"it": {"command": command, "args": list(args)}}}))
-    assert image_sizes(await call_tool(folder, "image", servers, width=99, height=99)) == [(56, 56)]
-    (note,) = await call_tool(folder, "image", servers, width=3000, height=3000)
-    assert note == Text("[image left out: 3000x3000 pixels, more than 10000]")
-
-
-async def test_an_interactions_images_follow_its_entry(write: Callable[[str], Path]) -> None:
-    folder = write("interaction:\n  - {name: shows, class_name: shows.ShowsImage, media: {max_pixels: 3136}}\n")
-    plan = build_plan(folder, None)
-    async with (
-        Gateway(plan.sources, services=plan.services) as gateway,
-        gateway.open(Task(feedback="shows")) as session,
-    ):
-        feedback = await session.feedback([{"role": "assistant", "content": "?"}])
-    assert image_sizes(feedback.parts) == [(56, 56)] and feedback.message == "look"
 
 
 @pytest.mark.parametrize(

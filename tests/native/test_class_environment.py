@@ -13,12 +13,10 @@ import anyio
 import pytest
 
 from gateway.build import build_plan
-from gateway.client import RemoteGateway
 from gateway.errors import ConfigError, SessionError
 from gateway.gateway import Gateway
 from gateway.native import class_environment
 from gateway.types import Outcome, Task, ToolCall
-from tests.live_server import live_server_async
 
 SAFE = '''
 import threading
@@ -72,37 +70,6 @@ class Safe:
         return float(self.code in self.dialled)
 
     def _hidden(self) -> None: ...
-
-
-class Counter:
-    """In the shape of TRL's examples: the reward is an attribute, which the tools set."""
-
-    def __init__(self, start: int = 0) -> None:
-        self.start, self.reward = start, 0.0
-
-    def reset(self, **kwargs) -> str:
-        self.value, self.reward = self.start, 0.0
-        return f"It is {self.value}."
-
-    def increment(self, step: int) -> int:
-        """
-        Increments the counter.
-
-        Args:
-            step: How much is added.
-
-        Returns:
-            The counter's value.
-        """
-        if self.reward:
-            raise ValueError("Game over.")
-        self.value += step
-        self.reward = float(self.value >= 3)
-        return self.value
-
-
-def make_counter(first: int) -> Counter:
-    return Counter(start=first)
 
 
 def make_nothing() -> dict:
@@ -175,13 +142,6 @@ async def test_each_session_is_an_episode_with_its_own_state_and_reward(load: Lo
         assert [await first.finish(), await second.finish()] == [{"Safe": 1.0}, {"Safe": 0.0}]
 
 
-async def test_calls_of_one_message_change_the_state_in_their_order(load: Load) -> None:
-    async with load() as gateway, gateway.open() as session:
-        calls = [call("dial", number=1), call("listen"), call("dial", number=2), call("listen")]
-        results = await session.calls(calls)
-    assert [result.text for result in results] == ["It has 1 lock.\nnothing", "[1]", "nothing", "[1, 2]"]
-
-
 async def test_object_is_reset_and_used_again_as_in_trl(load: Load) -> None:
     async with load() as gateway:
         for _ in range(3):
@@ -204,25 +164,6 @@ async def test_method_that_is_interrupted_ends_the_episode_and_its_object(load: 
         async with gateway.open() as session:
             assert (await session.call(call("listen"))).outcome is Outcome.OK
     assert sys.modules["safe"].Safe.made == 2
-
-
-async def test_reward_may_be_an_attribute_and_the_factory_a_function_as_in_trls_examples(load: Load) -> None:
-    for name, config in (("safe.Counter", {"start": 1}), ("safe:make_counter", {"first": 1})):
-        async with load(name, config=config) as gateway, gateway.open() as session:
-            assert (await session.call(call("increment", step=1))).text == "It is 1.\n2"
-            assert (await session.call(call("increment", step=1))).text == "3"
-            assert (await session.call(call("increment", step=1))).text == "Error: ValueError: Game over."
-            assert await session.finish() == {"Counter": 1.0}
-
-
-async def test_gateway_that_is_served_offers_it_to_remote_sessions(load: Load) -> None:
-    async with (
-        live_server_async(load) as server,
-        RemoteGateway(server.url) as gateway,
-        gateway.open(Task(create={"dial": {"code": 2}})) as session,
-    ):
-        assert (await session.call(call("dial", number=2))).text == "It has 1 lock.\nclick"
-        assert await session.finish() == {"Safe": 1.0}
 
 
 async def test_sixty_four_sessions_at_once_do_not_meet(load: Load) -> None:

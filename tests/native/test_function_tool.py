@@ -58,10 +58,6 @@ def weather(
     return f"{place.city} {days[0]:%d.%m.} {unit.name} {kind}"
 
 
-def quiet() -> None:
-    """Says nothing."""
-
-
 async def call_function(function: Any, arguments: str = "{}", context: Context | None = None) -> ToolResult:
     toolset = NativeToolset([FunctionTool(function)])
     async with toolset, toolset.open(Task()) as session:
@@ -81,38 +77,9 @@ def test_the_schema_has_nested_optional_enum_and_recursive_types() -> None:
     assert properties["kind"]["default"] is None
 
 
-def test_the_description_is_the_docstring_without_its_arguments() -> None:
-    assert FunctionTool(weather).spec.description == "Tells the weather.\n\nSlowly.\n\nReturns: A sentence."
-
-
-def test_a_function_without_parameters_has_an_empty_schema() -> None:
-    assert FunctionTool(quiet).spec.parameters == {
-        "additionalProperties": False,
-        "properties": {},
-        "type": "object",
-    }
-
-
-def test_name_description_and_schema_can_be_overridden() -> None:
-    spec = FunctionTool(quiet, name="hush", description="Hushes.", parameters={"type": "object"}).spec
-    assert (spec.name, spec.description, spec.parameters) == ("hush", "Hushes.", {"type": "object"})
-
-
-def test_a_positional_parameter_is_refused() -> None:
-    def positional(*words: str) -> None: ...
-
-    with pytest.raises(TypeError, match="cannot be passed by name"):
-        FunctionTool(positional)
-
-
 async def test_json_arguments_are_converted_to_the_hinted_types() -> None:
     result = await call_function(weather, '{"place": {"city": "Ulm"}, "days": ["2026-02-01"], "unit": "k"}')
     assert result.text == "Ulm 01.02. KELVIN None"
-
-
-async def test_an_argument_of_the_wrong_type_is_invalid() -> None:
-    result = await call_function(weather, '{"place": {"city": "Ulm"}, "days": ["the first"]}')
-    assert result.outcome is Outcome.INVALID and "days.0" in result.text
 
 
 async def test_a_blocking_function_runs_in_a_worker_thread() -> None:
@@ -137,14 +104,6 @@ async def test_a_function_may_take_the_session_context_and_report_progress() -> 
     result = await call_function(work, context=Context(on_progress=on_progress))
     assert progress == [(1, 2, "half")] and len(result.text) > 20
     assert FunctionTool(work).spec.parameters["properties"] == {}
-
-
-async def test_extra_arguments_are_passed_to_a_function_with_kwargs() -> None:
-    def anything(**words: int) -> dict[str, int]:
-        """Takes anything."""
-        return words
-
-    assert (await call_function(anything, '{"a": 1}')).structured == {"a": 1}
 
 
 @dataclass
@@ -187,25 +146,6 @@ async def test_reward_and_metrics_are_split_from_the_response() -> None:
     result = await call_function(scored)
     assert [type(part) for part in result.parts] == [Image, Text]
     assert (result.reward, result.metrics) == (0.5, {"steps": 3})
-
-
-@pytest.mark.parametrize(
-    ("value", "text", "reward"),
-    [
-        ((np.float64(2.5), 0.5), "[2.5, 0.5]", None),
-        ((np.int64(2), np.float32(0.5)), "[2, 0.5]", None),
-        (("seen", np.float32(0.5)), "seen", 0.5),
-        (("seen", np.int64(1), {"steps": 3}), "seen", 1.0),
-        (("seen", True), '["seen", true]', None),
-    ],
-)
-async def test_numpy_numbers_count_as_numbers(value: Any, text: str, reward: float | None) -> None:
-    def return_value() -> Any:
-        """Gives."""
-        return value
-
-    result = await call_function(return_value)
-    assert (result.text, result.reward, type(result.reward)) == (text, reward, type(reward))
 
 
 @pytest.mark.parametrize(

@@ -110,19 +110,6 @@ async def test_a_cancelled_call_ends_its_process(tools: Path, tmp_path: Path) ->
         await wait_until_gone(int(file.read_text()))
 
 
-async def test_a_process_that_dies_is_replaced(tools: Path) -> None:
-    died, again = await call(tools, ("dies", "{}"), ("with_alarm", "{}"))
-    assert died.outcome is Outcome.UNKNOWN and "ended during a call" in str(died.reason)
-    assert again.outcome is Outcome.OK
-
-
-async def test_the_error_of_an_alarm_in_a_thread_names_the_setting(write: Write) -> None:
-    write("own_tools.py", TOOLS)
-    (result,) = await call(write("tools.yaml", "tools: [{function: 'own_tools:with_alarm'}]"), ("with_alarm", "{}"))
-    assert result.outcome is Outcome.UNAVAILABLE
-    assert "run_in: process" in str(result.reason)
-
-
 async def test_a_function_that_needs_the_context_cannot_run_in_a_process(write: Write) -> None:
     write("own_tools.py", TOOLS)
     file = write("tools.yaml", "tools: [{function: 'own_tools:in_context', run_in: process}]")

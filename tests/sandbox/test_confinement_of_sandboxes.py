@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,14 +12,11 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from gateway import check
-from gateway.build import build_plan
 from gateway.errors import Unavailable
 from gateway.sandbox import bubblewrap, cgroups, sandboxed_command
 from gateway.sandbox.sandbox_settings import SandboxSettings
 from gateway.sandbox.sandbox_statistics import STATISTICS
 from gateway.types import ToolCall
-from tests.conftest import Write
 from tests.sandbox.conftest import SMALL, open_session
 from tests.waiting import PATIENCE_S
 
@@ -97,39 +93,6 @@ def test_programs_of_a_gateway_that_is_not_roots_cannot_open_its_processes() -> 
     assert done.stdout.splitlines() == [*["held"] * len(OWN_USER), "ended"], done.stdout + done.stderr
 
 
-STATE_OF_UNPRIVILEGED = """
-import ctypes, os, shutil, subprocess, sys, tempfile
-from pathlib import Path
-from gateway.sandbox import bubblewrap, state_mount
-place = tempfile.TemporaryDirectory(dir="/var/tmp")  # The checkout may be below a folder that is root's alone.
-os.chmod(place.name, 0o755)
-script = shutil.copy(state_mount.__file__, place.name)
-state = Path(place.name) / "state"
-state.mkdir()
-(state / "a").write_text("first\\n")
-for path in (place.name, state, state / "a"):
-    os.chown(path, 60600, 60600)
-bubblewrap.STATE_COMMAND = (sys.argv[1], "-I", "-S", "-B", script)
-os.setgroups([]); os.setresgid(60600, 60600, 60600); os.setresuid(60600, 60600, 60600)
-ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-os.chdir("/")
-test = "echo more >> a; cat a; grep -h CapEff /proc/self/status"
-confined = bubblewrap.Confined(("/bin/sh", "-c", test), bubblewrap.SandboxSettings(files=9), state=str(state))
-with bubblewrap.open_command_line(confined) as line:
-    done = subprocess.run(line.words, capture_output=True, text=True)
-    print(done.stdout, done.stderr, (state / "a").read_text())
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-@pytest.mark.skipif(not Path(SYSTEM_PYTHON).exists(), reason="our interpreter may be root's alone")
-def test_sandboxes_of_a_gateway_that_is_not_roots_begin_from_states_too() -> None:
-    command = [sys.executable, "-c", STATE_OF_UNPRIVILEGED, SYSTEM_PYTHON]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=root, check=False)
-    assert done.stdout.split() == ["first", "more", "CapEff:", "0000000000000000", "first"], done.stdout + done.stderr
-
-
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which control groups are mounted, if a test does so."""
@@ -161,18 +124,6 @@ def test_group_is_made_where_a_parent_passes_its_controllers_on(groups: Path, mo
     (folder / "memory.events").write_text("oom 3\noom_kill 2\n")
     (folder / "pids.events").write_text("max 5\n")
     assert group.hits() == {"memory": 2, "processes": 5}
-
-
-def test_no_group_is_made_where_only_one_of_two_controllers_can_be_had(groups: Path) -> None:
-    (mount_groups(groups) / "cgroup.subtree_control").write_text("pids\n")
-    assert cgroups.make_group(SandboxSettings()) == cgroups.Cgroup(problem="control groups cannot be written")
-
-
-def test_memory_is_limited_by_process_only_without_groups() -> None:
-    limited = bubblewrap.Confined(("true",), SandboxSettings(memory_mb=64), limits_memory_by_process=True)
-    free = bubblewrap.Confined(("true",), SandboxSettings())
-    with bubblewrap.open_command_line(limited) as first, bubblewrap.open_command_line(free) as second:
-        assert str(64 * 1024) in first.words and "unlimited" in second.words
 
 
 async def test_secrets_of_the_environment_are_in_no_command_line() -> None:
@@ -232,37 +183,3 @@ async def test_missing_groups_are_warned_once_counted_and_may_be_refused(
     with pytest.raises(Unavailable, match="control groups cannot be written, and `control_groups` is `required`"):
         async with sandboxed_command.open_command(required, None):
             pass
-
-
-def test_group_that_cannot_be_made_has_its_problem(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = mount_groups(groups) / "gone"
-    monkeypatch.setattr(cgroups, "find_parent", lambda: gone)
-    group = cgroups.make_group(SandboxSettings())
-    assert group.folder is None and group.problem.endswith(f"No such file or directory: {gone}")
-
-
-@pytest.mark.parametrize(
-    ("problem", "grade", "text"),
-    [
-        (None, "ok", "sandboxes: bubblewrap"),
-        ("bwrap is not installed\n  remedy: install bubblewrap", "wrong", "cannot be started: bwrap is not installed"),
-    ],
-)
-async def test_check_says_whether_sandboxes_can_be_started(
-    problem: str | None, grade: str, text: str, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check, "find_provider_problem", lambda settings: problem)
-    monkeypatch.setattr(check, "make_group", lambda settings: cgroups.Cgroup(tmp_path / "group"))
-    findings = await check.run_checks(build_plan(write("tools.yaml", "tools: [{sandbox_tools: [python]}]"), None))
-    (found,) = [finding for finding in findings if "sandboxes" in finding.message]
-    assert found.grade == grade and text in found.message
-    assert bool(re.search(r"; one starts in \d+ ms$", found.message)) is (problem is None)
-    assert problem is None or found.remedy == "install bubblewrap"
-
-
-async def test_check_says_why_there_is_no_control_group(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = cgroups.Cgroup(problem="a control group could not be made")
-    monkeypatch.setattr(check, "make_group", lambda settings: group)
-    findings = await check.run_checks(build_plan(write("tools.yaml", "tools: [{sandbox_tools: [python]}]"), None))
-    (found,) = [finding for finding in findings if "sandboxes" in finding.message]
-    assert found.grade == "note" and "could not be made, so that memory is limited for each process" in found.message

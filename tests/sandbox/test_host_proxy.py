@@ -86,7 +86,6 @@ async def test_hosts_of_the_list_are_reached_and_others_are_refused_and_told() -
     assert [line.split(b"\r\n")[0] for line in server.received] == [b"GET /x HTTP/1.1"]
 
 
-TUNNEL = b"CONNECT 127.0.0.1:%d HTTP/1.1\r\n\r\n"
 TRICKS = {
     "a tunnel to another port": (b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n", "403 Forbidden"),
     "another way to write the address": (b"CONNECT 2130706433:%d HTTP/1.1\r\n\r\n", "403 Forbidden"),
@@ -115,38 +114,6 @@ async def test_server_sees_the_named_host_and_one_request_only() -> None:
         await run(session, RAW.format(data=base.encode() + b"GET /smuggled HTTP/1.1\r\nHost: evil\r\n\r\n"))
     (received,) = server.received
     assert b"smuggled" not in received and b"evil" not in received and received.endswith(b"\r\n\r\nok")
-
-
-async def test_tunnel_carries_bytes_both_ways_until_the_limit() -> None:
-    async with open_server() as server, open_boxed(f"127.0.0.1:{server.port}", network_mb=1) as session:
-        first = await run(session, RAW.format(data=TUNNEL % server.port + b"GET / HTTP/1.1\r\n\r\n"))
-        assert "200 Connection established" in first.text and "hello" in first.text
-        flood = f"{TUNNEL % server.port!r} + bytes(2**21)"
-        code = RAW.format(data=b"").replace("s.sendall(b'')", f"s.sendall({flood})")
-        result = await run(session, f"try:\n{_indent(code)}\nexcept OSError as error: print(error)")
-        assert "more than 1 MB were sent and received" in result.text, result
-
-
-async def test_download_lasts_longer_than_one_way_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_proxy, "IDLE_S", 2.0)
-
-    async def drip(client: SocketStream) -> None:
-        async with client:
-            for _ in range(12):
-                await anyio.sleep(0.3)  # It is the time without a word of the client that counts.
-                await client.send(b"x")
-
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
-        port = listener.extra(SocketAttribute.local_port)
-        tasks.start_soon(listener.serve, drip)
-        async with open_boxed(f"127.0.0.1:{port}") as session:
-            result = await run(session, RAW.format(data=TUNNEL % port))
-        tasks.cancel_scope.cancel()
-    assert "x" * 12 in result.text, result
-
-
-def _indent(code: str) -> str:
-    return "\n".join(f" {line}" for line in code.splitlines())
 
 
 async def test_name_that_leads_to_this_machine_is_refused_however_often_it_changes(

@@ -6,11 +6,8 @@ import ipaddress
 
 import pytest
 
-from gateway.errors import ConfigError
-from gateway.gateway import Gateway
 from gateway.sandbox.host_rules import HostRules
 from gateway.sandbox.proxy_request import BadRequest, parse_request
-from tests.conftest import Write
 
 RULES = HostRules(["pypi.org", "*.example.org:8443", "10.0.0.5:8080", "[::1]:80"])
 
@@ -45,24 +42,6 @@ def test_names_and_ports_are_those_of_the_list(host: str, port: int, is_allowed:
 )  # fmt: skip
 def test_addresses_that_are_not_of_the_internet_are_refused(address: str) -> None:
     assert not RULES.allows_address(ipaddress.ip_address(address), 80)
-
-
-@pytest.mark.parametrize(
-    ("address", "port"), [("8.8.8.8", 53), ("2606:4700::1111", 443), ("10.0.0.5", 8080), ("::1", 80)]
-)
-def test_addresses_of_the_internet_and_those_in_the_list_are_allowed(address: str, port: int) -> None:
-    assert RULES.allows_address(ipaddress.ip_address(address), port)
-
-
-def test_plain_request_is_sent_on_for_the_host_of_its_address_alone() -> None:
-    lines = (
-        b"GET http://Pypi.org.:8080/a?b#c HTTP/1.1", b"Host: evil.net", b"Proxy-Authorization: x", b"Connection: close",
-        b"Accept: text/html", b"Content-Length: 3",
-    )  # fmt: skip
-    request = parse_request(b"\r\n".join(lines))
-    assert (request.host, request.port, request.body_bytes) == ("pypi.org", 8080, 3)
-    wanted = ("GET /a?b HTTP/1.1", "Host: pypi.org:8080", "Accept: text/html", "Content-Length: 3", "Connection: close")
-    assert request.head == "\r\n".join([*wanted, "", ""]).encode()
 
 
 @pytest.mark.parametrize(
@@ -102,10 +81,3 @@ def test_plain_request_is_sent_on_for_the_host_of_its_address_alone() -> None:
 def test_requests_that_can_be_read_in_two_ways_are_not_read(head: bytes) -> None:
     with pytest.raises(BadRequest):
         parse_request(head)
-
-
-@pytest.mark.parametrize("entry", ["http://pypi.org", "pypi.org/simple", "pypi.org:99999", "*", "a b", "*.", "[::1"])
-def test_a_mistake_in_a_list_of_hosts_is_told(entry: str, write: Write) -> None:
-    file = write("tools.yaml", f"tools: [{{sandbox_tools: [python], sandbox: {{network: ['{entry}']}}}}]")
-    with pytest.raises(ConfigError, match=r"write names such as `pypi.org`"):
-        Gateway.load(file, None)

@@ -33,11 +33,6 @@ def test_paths_that_cover_what_a_sandbox_has_are_refused(name: str, path: str, w
     )
 
 
-@pytest.mark.parametrize("path", ["/usr", "/etc", "/bin", "/sys/fs/cgroup"])
-def test_the_system_cannot_be_made_writable(path: str, write: Write) -> None:
-    assert f"tools[0].sandbox.writable: {path}: it " in load(write, {"writable": [path]})
-
-
 def test_paths_lead_nowhere_else_by_links_or_from_the_file(write: Write, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/")
     up = "../" * len(tmp_path.parents)
@@ -46,13 +41,6 @@ def test_paths_lead_nowhere_else_by_links_or_from_the_file(write: Write, tmp_pat
     server = {"command": "cat", "isolation": "sandbox", "sandbox": {"writable": [up]}}
     with pytest.raises(ConfigError, match=r"servers.json:1: mcpServers.s.sandbox.writable: .* it covers /proc"):
         Gateway.load(None, write("servers.json", json.dumps({"mcpServers": {"s": server}})))
-
-
-def test_folders_beside_what_a_sandbox_has_are_taken(write: Write, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    settings = {"readable": ["data", "/usr/share", "/etc", "/sys/devices"], "writable": ["data", "/dev/shm/mine"]}
-    file = write("tools.yaml", f"tools: [{{sandbox_tools: [shell], sandbox: {json.dumps(settings)}}}]")
-    assert Gateway.load(file, None)
 
 
 @pytest.mark.parametrize(

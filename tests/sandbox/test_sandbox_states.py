@@ -14,10 +14,8 @@ import anyio
 import pytest
 
 from gateway.build import build_plan
-from gateway.check import run_checks
-from gateway.errors import ConfigError, SessionError
 from gateway.gateway import Gateway
-from gateway.sandbox import sandbox_toolset, state_archive
+from gateway.sandbox import sandbox_toolset
 from gateway.sandbox.bubblewrap import find_copy_reason
 from gateway.sandbox.sandbox_state import unpack
 from gateway.state.state_hash import hash_state
@@ -145,107 +143,6 @@ async def test_state_leads_nowhere_outside_and_cannot_be_written_through(tmp_pat
     assert (tmp_path / "real" / "own").read_text() == "prepared"
 
 
-async def test_native_tools_in_sandboxes_begin_from_the_state_that_the_task_names(tmp_path: Path, states: Path) -> None:
-    shutil.copytree(states / "one", states / "two")
-    (states / "two" / "docs" / "a.txt").write_text("second")
-    (tmp_path / "stateful.py").write_text(
-        "from pathlib import Path\n\ndef appends(text: str) -> str:\n"
-        "    file = Path('/rollout/docs/a.txt')\n    file.write_text(file.read_text().strip() + text)\n"
-        "    return file.read_text()\n"
-    )
-    entry = {"function": "stateful:appends", "isolation": "sandbox", "state": "states/one", "states": "states"}
-    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
-    async with Gateway.load(tmp_path / "tools.yaml", None) as gateway:
-        texts, ends = [], []
-        for state, repeats in (("", 2), ("two", 1), ("", 1), ("", 2), ("two", 0)):
-            async with gateway.open(Task(state=state, hash_state=True)) as session:
-                call = ToolCall("1", "appends", '{"text": "+"}')
-                texts += [(await session.call(call)).text for _ in range(repeats)]
-                await session.finish()
-                ends.append(session.states["appends"])
-        with pytest.raises(SessionError, match="three"):
-            await gateway.begin(Task(state="three"))
-    assert texts == ["first+", "first++", "second+", "first+", "first+", "first++"]
-    assert ends[0] == ends[3] and len(set(ends)) == 4 and ends[4] == hash_state(states / "two")
-    assert (states / "one" / "docs" / "a.txt").read_text() == "first\n"
-    (states / "one" / "docs" / "a.txt").write_text("first++")
-    assert ends[0] == hash_state(states / "one")
-
-
-NATIVE_ENDS = """
-def leaves(what: str) -> str:
-    if what == "nothing":
-        raise SystemExit
-    with open("/rollout/much", "wb") as file:
-        file.truncate(2**26 if what == "much" else 0)
-    return what
-"""
-
-
-@pytest.mark.parametrize(("what", "reason"), [("much", "more than 40 MB"), ("nothing", "ended it")])
-async def test_native_tools_may_leave_what_equals_no_state(
-    what: str, reason: str, tmp_path: Path, states: Path
-) -> None:
-    (tmp_path / "endings.py").write_text(NATIVE_ENDS)
-    entry = {"function": "endings:leaves", "prefix": "my_", "isolation": "sandbox", "state": str(states / "one")}
-    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
-    async with (
-        Gateway.load(tmp_path / "tools.yaml", None) as gateway,
-        gateway.open(Task(hash_state=True)) as session,
-    ):
-        await session.call(ToolCall("1", "my_leaves", json.dumps({"what": what})))
-        await session.finish()
-        assert session.states["my_leaves"].startswith("not packed: "), session.states
-        assert reason in session.states["my_leaves"]
-
-
-async def test_state_of_a_tool_outside_of_sandboxes_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [{"function": "math:sqrt", "state": "x"}]}))
-    with pytest.raises(ConfigError, match="belong to `isolation: sandbox`"):
-        Gateway.load(tmp_path / "tools.yaml", None)
-
-
-async def test_check_tells_how_sandboxes_begin_with_their_states(tmp_path: Path, states: Path) -> None:
-    file = tmp_path / "box.yaml"
-    entries = [{"sandbox_tools": ["shell"], "state": name} for name in ("states/one", "states/zip.zip")]
-    file.write_text(json.dumps({"tools": [{**entry, "prefix": f"a{n}_"} for n, entry in enumerate(entries)]}))
-    findings = {finding.message: finding for finding in await run_checks(build_plan([file], None))}
-    told = [finding for text, finding in findings.items() if "the state" in text]
-    assert [finding.grade for finding in told] == ["note" if find_copy_reason(states / "one") else "ok", "note"]
-    assert "it is an archive" in told[1].message and told[1].remedy
-    assert any(text.startswith("sandboxes: bubblewrap") for text in findings)
-
-
-async def test_each_entry_has_a_hash_under_its_prefix(tmp_path: Path, states: Path) -> None:
-    entry = {"sandbox_tools": ["shell"], "timeout_s": 60}
-    file = tmp_path / "boxes.yaml"
-    file.write_text(json.dumps({"tools": [{**entry, "prefix": "far_"}, {**entry, "state": "states/one"}]}))
-    plan = build_plan([file], None)
-    async with Gateway(plan.sources, services=plan.services) as gateway:
-        _, found = await play(gateway, Task(hash_state=True))
-    assert found.keys() == {"far_sandbox", "sandbox"} and found["sandbox"] == hash_state(states / "one")
-    assert found["far_sandbox"] != found["sandbox"]
-
-
-async def test_two_entries_with_one_name_have_numbered_hashes(tmp_path: Path, states: Path) -> None:
-    file = tmp_path / "boxes.yaml"
-    entries = [{"sandbox_tools": ["shell"], "state": "states/one"}, {"sandbox_tools": ["python"]}]
-    file.write_text(json.dumps({"tools": entries}))
-    plan = build_plan([file], None)
-    async with Gateway(plan.sources, services=plan.services) as gateway:
-        _, found = await play(gateway, Task(hash_state=True))
-    assert found.keys() == {"sandbox", "sandbox_2"} and found["sandbox"] == hash_state(states / "one")
-    assert found["sandbox_2"] != found["sandbox"]
-
-
-async def test_states_that_are_not_there_are_refused(tmp_path: Path, states: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        make_gateway(tmp_path, state="nowhere")
-    async with make_gateway(tmp_path, states="states") as gateway:
-        with pytest.raises(SessionError, match="three"):
-            await gateway.begin(Task(state="three"))
-
-
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
 def test_forged_archives_do_not_lead_out(tmp_path: Path, name: str) -> None:
     packed = io.BytesIO()
@@ -274,34 +171,6 @@ def test_nothing_is_written_through_links_of_forged_archives(tmp_path: Path, kin
     with pytest.raises((ValueError, OSError)):
         unpack(packed.getvalue(), tmp_path / "in")
     assert (tmp_path / "secret").read_text() == "kept" and (tmp_path / "secret").stat().st_nlink == 1
-
-
-async def test_files_that_nobody_may_read_are_compared_as_others_are(tmp_path: Path) -> None:
-    state = tmp_path / "states" / "one"
-    (state / "closed").mkdir(parents=True)
-    for name in ("secret", "closed/inner"):
-        (state / name).write_text("first\n")
-        (state / name).chmod(0)
-    (state / "closed").chmod(0)
-    async with make_gateway(tmp_path, state="states/one") as gateway:
-        _, untouched = await play(gateway, Task(hash_state=True))
-        _, read = await play(gateway, Task(hash_state=True), "true")
-        _, changed = await play(
-            gateway, Task(hash_state=True), "chmod 600 secret; echo second > secret; chmod 0 secret"
-        )
-    assert untouched == read == {"sandbox": hash_state(state)} != changed
-    assert changed["sandbox"].startswith("sha256:"), changed
-
-
-def test_packing_leaves_permissions_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "closed").mkdir()
-    (tmp_path / "closed" / "secret").write_text("first")
-    (tmp_path / "closed" / "secret").chmod(0)
-    (tmp_path / "closed").chmod(0o200)
-    state_archive.pack(str(tmp_path), io.BytesIO())
-    assert (tmp_path / "closed").stat().st_mode & 0o777 == 0o200
-    (tmp_path / "closed").chmod(0o700)
-    assert (tmp_path / "closed" / "secret").stat().st_mode & 0o777 == 0
 
 
 @pytest.mark.parametrize("size", [6, 10**13])

@@ -12,16 +12,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.build import build_plan
 from gateway.config.models import Limits
 from gateway.limits import LimitedToolset
 from gateway.mcp_client.mcp_toolset import McpToolset
 from gateway.mcp_client.rollout_folder import LISTING
-from gateway.sandbox import sandboxed_command
 from gateway.state.state_hash import has_hash_form
 from gateway.toolset import Session, hash_session_state
 from gateway.types import Outcome, Task, ToolCall, ToolResult
-from tests.conftest import Write
 from tests.mcp_client.test_rollout_folder import call, find_folder, notes_toolset
 from tests.sandbox.conftest import SMALL, open_session
 from tests.waiting import PATIENCE_S, wait_until
@@ -43,18 +40,6 @@ async def test_each_rollout_has_a_server_that_writes_to_its_folder_only(tmp_path
     assert (tmp_path / "secret").read_text() == "kept"
 
 
-async def test_server_is_down_with_the_reason_where_there_are_no_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandboxed_command, "find_problem", lambda: "bwrap is not installed\n  remedy: install it")
-    async with notes_toolset(isolation="sandbox") as server:
-        assert server.status.state == "down"
-        assert "bwrap is not installed" in str(server.status.reason)
-
-
-def test_the_key_of_another_client_changes_nothing(write: Write) -> None:
-    file = write("servers.json", '{"mcpServers": {"a": {"command": "true", "sandbox": {"filesystem": {}}}}}')
-    assert any("`sandbox` is ignored" in note for note in build_plan(None, file).config.notes)
-
-
 async def test_server_that_its_policy_crashes_is_the_policys_error_also_in_later_calls() -> None:
     async with notes_toolset(isolation="sandbox") as server, server.open(Task("a", hash_state=True)) as session:
         crashed = await session.call(ToolCall("1", "write_to", '{"path": "x"}'))  # It lacks an argument.
@@ -64,11 +49,6 @@ async def test_server_that_its_policy_crashes_is_the_policys_error_also_in_later
     for result in (crashed, later):
         assert result.outcome is Outcome.ERROR and "TypeError" in str(result.reason), result
         assert result.text == "The server of this tool was ended: its processes ended it. It does not come back."
-
-
-async def test_server_that_is_not_in_a_sandbox_still_ends_unknown() -> None:
-    async with notes_toolset() as server, server.open(Task("a")) as session:
-        assert (await session.call(ToolCall("1", "write_to", '{"path": "x"}'))).outcome is Outcome.UNKNOWN
 
 
 async def test_server_whose_sandbox_is_ended_from_outside_ends_unknown() -> None:
@@ -115,16 +95,6 @@ async def test_server_that_its_policy_hangs_is_the_policys_error_also_in_later_c
         state = await hash_session_state(session)
     assert later.outcome is Outcome.ERROR and "it hangs. It does not come back" in later.text, later
     assert state == "ended: it hangs"
-
-
-async def test_server_that_ends_before_any_call_is_not_the_policys(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with notes_toolset(isolation="sandbox") as server, server.open(Task("a")) as session:
-        await call(session, "read")
-        leased = max(server.pool.connections, key=lambda connection: connection.transport.rollout is not LISTING)
-        monkeypatch.setattr(leased, "_has_sent_calls", False)
-        leased.close_hung("it hangs")
-        later = await session.call(ToolCall("2", "read", "{}"))
-    assert later.outcome is Outcome.UNAVAILABLE, later
 
 
 async def test_server_reaches_its_list_of_hosts_through_a_proxy() -> None:

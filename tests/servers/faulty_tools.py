@@ -129,13 +129,6 @@ async def wrong_id(call: Call) -> None:
     await asyncio.Event().wait()
 
 
-@tool()
-async def twice(call: Call) -> None:
-    """Answers twice, differently."""
-    await call.content(mcp_content.text("first"))
-    await call.content(mcp_content.text("second"))
-
-
 @tool(message=STRING)
 async def fail(call: Call) -> None:
     """Answers that it failed."""
@@ -146,18 +139,6 @@ async def fail(call: Call) -> None:
 async def rpc_error(call: Call) -> None:
     """Answers with a JSON-RPC error."""
     await call.error(call.argument("code", -32603), call.argument("message", "the server failed"))
-
-
-@tool(how={"enum": ["is_error", "rpc_error"]})
-async def flaky(call: Call) -> None:
-    """Fails on each second call to this server."""
-    call.connection.shared.flaky_calls += 1
-    if call.connection.shared.flaky_calls % 2:
-        await call.content(mcp_content.text("worked"))
-    elif call.argument("how", "is_error") == "is_error":
-        await call.content(mcp_content.text("the second call fails"), isError=True)
-    else:
-        await call.error(-32603, "the second call fails")
 
 
 @tool(kind={"enum": list(mcp_content.BAD_RESULTS)})

@@ -87,18 +87,10 @@ class HttpEndpoints:
         if task is None:
             return Response(status_code=202)
         task.add_done_callback(lambda _: frames.put_nowait(None))
-        response = await self.answer(frames)
+        response = event_stream(frames)
         if session:
             response.headers["mcp-session-id"] = session
         return response
-
-    async def answer(self, frames: Frames) -> Response:
-        if not self.flags.json_answers:
-            return event_stream(frames)
-        frame = await frames.get()
-        while frame and frame.startswith('{"jsonrpc": "2.0", "method"'):
-            frame = await frames.get()  # skip notifications: a JSON body holds only the answer
-        return Response(frame or "", media_type="application/json")
 
     async def listen(self, request: Request) -> Response:
         connection = self.connections.get(request.headers.get("mcp-session-id", ""))

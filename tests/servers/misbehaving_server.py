@@ -27,10 +27,7 @@ def read_flags(argv: Sequence[str]) -> Flags:
     parser.add_argument("--transport", choices=("stdio", "sse", "http"), default="stdio")
     parser.add_argument("--listen-port", type=int, default=0, help="a fixed port; otherwise a free one")
     parser.add_argument("--require-token", default="", help="over HTTP, answer 401 without this bearer token")
-    parser.add_argument("--json-answers", action="store_true", help="over HTTP, answer with JSON bodies, not streams")
     parser.add_argument("--never-answer", action="store_true", help="be silent to every request, `initialize` too")
-    parser.add_argument("--exit-at-once", type=int, default=None, metavar="CODE", help="exit before the first message")
-    parser.add_argument("--garbage-first", action="store_true", help="the first frame of a connection is not JSON")
     parser.add_argument("--bad-tools", action="store_true", help="list malformed tools between the good ones")
     # A JSON reader gives up near 200 levels, an event-stream reader near 1 MB: the defaults can still be read.
     parser.add_argument("--schema-depth", type=int, default=60, help="nesting of the deepest of the bad tools")
@@ -61,9 +58,6 @@ async def serve_stdio(flags: Flags) -> None:
 
 def main() -> None:
     flags = read_flags(sys.argv[1:])
-    if flags.exit_at_once is not None:
-        sys.stderr.write("misbehaving: told to exit at once\n")
-        sys.exit(flags.exit_at_once)
     if flags.ignore_term:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.alarm(LONGEST_LIFE_S)

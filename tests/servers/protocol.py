@@ -15,7 +15,6 @@ from faulty_tools import TOOLS, Call
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32601, -32602, -32603
-GARBAGE = "Loading model weights... 100% {not json"
 
 Send = Callable[[str], Awaitable[None]]
 """Sends one frame unchanged."""
@@ -25,10 +24,7 @@ class Flags(argparse.Namespace):
     transport: str
     listen_port: int
     require_token: str
-    json_answers: bool
     never_answer: bool
-    exit_at_once: int | None
-    garbage_first: bool
     bad_tools: bool
     schema_depth: int
     schema_mb: float
@@ -45,7 +41,6 @@ class Shared:
     connections: list[Connection] = field(default_factory=list)
     cancelled: list[dict[str, Any]] = field(default_factory=list)
     grown: int = 0
-    flaky_calls: int = 0
 
     async def announce(self, method: str) -> None:
         for connection in self.connections:
@@ -59,7 +54,6 @@ class Connection:
     shared: Shared
     send: Send
     count: int = 0
-    has_answered: bool = False
     running: dict[Any, asyncio.Task[None]] = field(default_factory=dict)
     names: dict[Any, str] = field(default_factory=dict)
     server_requests: dict[Any, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
@@ -85,11 +79,7 @@ class Connection:
         return None
 
     async def _answer(self, message: dict[str, Any], send: Send) -> None:
-        flags = self.shared.flags
-        if flags.garbage_first and not self.has_answered:
-            self.has_answered = True
-            await send(GARBAGE)
-        if flags.never_answer:
+        if self.shared.flags.never_answer:
             await asyncio.Event().wait()
         params = message.get("params") or {}
         call = Call(id=message["id"], params=params, connection=self, send=send)

@@ -22,10 +22,9 @@ from gateway.errors import Unavailable
 from gateway.mcp_client import state_overlay
 from gateway.mcp_client.mcp_session import McpSession
 from gateway.mcp_client.mcp_toolset import McpToolset
-from gateway.mcp_client.state_overlay import RolloutFolder, find_copy_reason
+from gateway.mcp_client.state_overlay import find_copy_reason
 from gateway.sandbox.disk_watch import DISK_WATCH
 from gateway.state import prepared_state
-from gateway.state.mounted_state import open_mounted
 from gateway.state.state_hash import hash_state
 from gateway.toolset import Session, hash_session_state
 from gateway.types import Outcome, Task, ToolCall, ToolResult
@@ -144,15 +143,6 @@ os.symlink('{outside}/objects', folder / '.git' / 'objects')
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
-async def test_working_folder_in_the_state_is_made_and_entered(isolation: str, state: Path) -> None:
-    for cwd in ("deep", "work/inner"):
-        place = Path("${MTRL_ROLLOUT_DIR}") / cwd
-        async with open_server(state, isolation=isolation, cwd=place) as server, server.open(Task()) as session:
-            code = "from pathlib import Path; told = os.getcwd(); Path('here').write_text('x')"
-            assert await text(session, code) == f"/rollout/{cwd}"
-
-
-@pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_server_that_is_killed_leaves_no_mounts(isolation: str, state: Path) -> None:
     async with open_server(state, isolation=isolation) as server, server.open(Task("a", hash_state=True)) as session:
         folder = await find_folder(session)
@@ -192,27 +182,6 @@ anyio.run(main)
     await gateway.aclose()
     await wait_until(lambda: not mounts_of(str(folder)) and not folder.exists())
     assert hash_state(state) == before
-
-
-def test_folder_without_its_mount_is_not_taken_for_the_state(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="nothing is mounted"), open_mounted(tmp_path, os.getpid()):
-        pass
-
-
-def test_program_is_started_as_without_an_overlay(state: Path, tmp_path: Path) -> None:
-    for name, content in (("good", "print(open('/proc/self/status').read())"), ("missing", "")):
-        (tmp_path / name).mkdir()
-        program = sys.executable if name == "good" else f"{tmp_path}/none"
-        command = RolloutFolder(tmp_path / name, state).mount_first((program, "-I", "-S", "-c", content), None)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-        if name == "good":
-            assert done.returncode == 0, done
-        else:
-            assert done.returncode == 125 and "cannot start" in done.stderr and "No such file" in done.stderr, done
-    shell = RolloutFolder(tmp_path / "sh", state).mount_first(("grep", "SigIgn", "/proc/self/status"), None)
-    (tmp_path / "sh").mkdir()
-    done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert int(done.stdout.split()[1], 16) & 1 << signal.SIGPIPE - 1 == 0
 
 
 def look_at_disks() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,14 +14,10 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway import check
 from gateway.build import build_plan
 from gateway.client import RemoteGateway
-from gateway.config.models import Server
-from gateway.errors import ConfigError, SessionError
+from gateway.errors import SessionError
 from gateway.gateway import Gateway
-from gateway.mcp_client.state_overlay import find_copy_reason
-from gateway.state import prepared_state
 from gateway.state.state_hash import hash_state
 from gateway.tape import RecordedGateway, ReplayGateway
 from gateway.types import Outcome, Task, ToolCall
@@ -94,16 +89,6 @@ async def test_rollouts_that_did_the_same_end_with_the_same_hash(tmp_path: Path,
         assert unasked == {}
 
 
-async def test_session_without_calls_ends_with_the_prepared_state(tmp_path: Path, states: Path) -> None:
-    async with open_gateway(tmp_path, state="states/one", states="states") as gateway:
-        for name in ("one", "two"):
-            async with gateway.open(Task(state=name, hash_state=True)) as session:
-                await session.finish()
-            _, read_only = await play(gateway, Task(state=name, hash_state=True))
-            assert session.states == read_only
-    assert session.states["notes"] != hash_state(states / "one")
-
-
 async def test_hash_reaches_remote_clients_and_tapes(tmp_path: Path, states: Path) -> None:
     task, tape = Task("t", hash_state=True), tmp_path / "tape.jsonl"
     async with RecordedGateway(make_gateway(tmp_path, state="states/one"), tape) as recorded:
@@ -115,46 +100,3 @@ async def test_hash_reaches_remote_clients_and_tapes(tmp_path: Path, states: Pat
         _, there = await play(remote, task, "a")
     assert here == replayed != {}
     assert there == here
-
-
-@pytest.mark.parametrize("field", ["state", "states"])
-def test_missing_state_is_an_error_of_the_configuration(tmp_path: Path, field: str) -> None:
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        make_gateway(tmp_path, **{field: "nowhere"})
-
-
-async def test_check_says_whether_copies_of_states_share_blocks(
-    tmp_path: Path, states: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = states / "large"
-    large.mkdir()
-    (large / "link").symlink_to("nowhere")
-    with (large / "data").open("wb") as file:
-        file.truncate(prepared_state.LARGE_BYTES)
-    file_system = f"the file system of {tempfile.gettempdir()} shares no blocks with it"
-
-    async def find(state: str, **settings: str) -> tuple[str, str]:
-        async with make_gateway(tmp_path, state=f"states/{state}", **settings) as gateway:
-            (found,) = [finding async for finding in check._check_server_states(gateway)]
-        if "overlay" in found.message and found.grade == "ok":
-            return found.grade, found.message
-        place = f"server notes: each rollout gets a copy of the state {states / state}"
-        assert found.message.startswith(place) and bool(found.remedy) == (found.grade == "note")
-        return found.grade, found.message.removeprefix(place)
-
-    def refuse(source: Path, target: Path) -> None:
-        raise OSError("not supported")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(prepared_state, "_share_blocks", refuse)
-        assert await find("one") == ("ok", f" of 0.0 MB: {file_system}")
-        kept = f" of 16 MB: {file_system}; `keep_state` keeps whole copies"
-        assert await find("large", keep_state=str(tmp_path / "kept")) == ("note", kept)
-        overlaid = f"server notes: nothing of the state {states / 'large'} is copied: it lies under an overlay"
-        if not (reason := find_copy_reason(Server(command="x", isolation="process"), states / "large")):
-            assert await find("large") == ("ok", overlaid)
-        else:
-            assert await find("large") == ("note", f" of 16 MB: {file_system}; {reason}")
-        assert await find("two.tar.gz") == ("ok", " of 0.0 MB: it is an archive")
-    monkeypatch.setattr(prepared_state, "_share_blocks", lambda source, target: None)
-    assert await find("large") == ("ok", ", whose blocks are shared")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import sqlite3
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gateway.state import git_content, state_hash
+from gateway.state import state_hash
 from gateway.state.git_content import StateTooLarge
 from gateway.state.state_hash import hash_state, is_repository
 
@@ -36,16 +35,6 @@ def repository(parent: Path, name: str, day: int, text: str = "one") -> Path:
     git(folder, "add", "file")
     git(folder, "commit", "-q", "-m", "first", day=day)
     return folder
-
-
-def test_sockets_do_not_count_as_in_archives(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, "a", one="1")
-    before = hash_state(folder)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(folder / "socket"))
-        assert hash_state(folder) == before
-    os.mkfifo(folder / "pipe")
-    assert hash_state(folder) != before
 
 
 def test_names_bytes_links_and_executable_bits_count(tmp_path: Path) -> None:
@@ -151,16 +140,3 @@ def test_repository_with_a_link_in_place_of_a_part_counts_as_files(tmp_path: Pat
     before = hash_state(folder.parent)
     (tmp_path / "elsewhere").rename(tmp_path / "gone")
     assert not is_repository(folder) and hash_state(folder.parent) == before
-
-
-def test_repository_with_objects_of_another_counts_as_files(tmp_path: Path) -> None:
-    folder = repository(tmp_path, "borrowing", 1) / ".git"
-    (folder / "objects" / "info" / "alternates").write_text("/elsewhere/objects\n")
-    assert not is_repository(folder) and hash_state(folder.parent)
-
-
-def test_history_that_prints_more_than_is_read_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = repository(tmp_path, "long", 1)
-    monkeypatch.setattr(git_content, "MAX_PRINTED_BYTES", 10)
-    with pytest.raises(StateTooLarge, match="MB to tell its history"):
-        hash_state(folder)

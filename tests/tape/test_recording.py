@@ -15,16 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.client import RemoteGateway
-from gateway.errors import ReplayError, SessionError
+from gateway.errors import ReplayError
 from gateway.gateway import Gateway
 from gateway.native.function import FunctionTool
 from gateway.native.native_toolset import NativeToolset
 from gateway.tape import RecordedGateway, ReplayGateway, record_gateway, summarize_tape
 from gateway.tool_table import Source
-from gateway.types import Context, Hints, Outcome, Task, ToolCall
+from gateway.types import Hints, Outcome, Task, ToolCall
 from tests.live_server import live_server_async
 from tests.toolset_conformance.sample_tools import ALL_PARTS, PNG, sample_sources
-from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("row-7", feedback="gsm8k", feedback_args={"ground_truth": "4"})
@@ -89,60 +88,6 @@ async def test_remote_gateway_can_be_recorded(tmp_path: Path) -> None:
         assert await session.calls([call("add", a=1), call("several")]) == recorded
 
 
-async def test_session_ids_are_not_recorded(tmp_path: Path) -> None:
-    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
-        await session.call(call("add", a=1))
-    assert session.id not in (tmp_path / "tape" / "tape.jsonl").read_text()
-
-
-async def test_session_error_is_replayed_with_the_same_message(tmp_path: Path) -> None:
-    task = Task(tools=("sub",))
-    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway:
-        with pytest.raises(SessionError, match="no tool named 'sub'"):
-            await gateway.begin(task)
-    async with ReplayGateway(tmp_path / "tape") as replay:
-        with pytest.raises(SessionError, match="no tool named 'sub'"):
-            await replay.begin(task)
-
-
-async def test_feedback_error_is_replayed(tmp_path: Path) -> None:
-    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway, gateway.open() as session:
-        with pytest.raises(SessionError, match="no feedback interaction"):
-            await session.feedback([])
-        recorded = await session.call(call("count"))
-    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
-        with pytest.raises(SessionError, match="no feedback interaction"):
-            await session.feedback([])
-        assert await session.call(call("count")) == recorded
-
-
-async def test_changed_task_error_names_the_differing_fields(tmp_path: Path) -> None:
-    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK):
-        pass
-    async with ReplayGateway(tmp_path / "tape") as replay:
-        with pytest.raises(ReplayError, match="The recorded task with this id differs in: feedback_args"):
-            await replay.begin(Task("row-7", feedback="gsm8k", feedback_args={"ground_truth": "5"}))
-        async with replay.open(Task("row-7", None, {}, "gsm8k", {"ground_truth": "4"}, ttl_s=5.0)) as session:
-            assert session.remaining_s == pytest.approx(5, abs=1)
-
-
-async def test_request_after_the_last_recorded_one_is_an_error(tmp_path: Path) -> None:
-    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway, gateway.open() as session:
-        await session.call(call("count"))
-    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
-        await session.call(call("count"))
-        with pytest.raises(ReplayError, match=r"after 1 requests: count.* At this point the recorded sessions end"):
-            await session.call(call("count"))
-
-
-async def test_audience_is_part_of_the_request(tmp_path: Path) -> None:
-    async with record_gateway(Gateway(sample_sources()), tmp_path / "tape") as gateway, gateway.open(TASK) as session:
-        await session.call(call("count"))
-    async with ReplayGateway(tmp_path / "tape") as replay, replay.open(TASK) as session:
-        with pytest.raises(ReplayError):
-            await session.call(call("count"), Context(audience="loop"))
-
-
 async def test_concurrent_siblings_take_one_answer_each_until_they_close(tmp_path: Path) -> None:
     async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway:
         for _ in range(2):
@@ -155,27 +100,6 @@ async def test_concurrent_siblings_take_one_answer_each_until_they_close(tmp_pat
             await third.call(call("count"))
         await first.close()
         assert (await third.call(call("count"))).text == "1"
-
-
-async def test_session_follows_the_recorded_sibling_with_the_same_requests(tmp_path: Path) -> None:
-    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway:
-        for step in (1, 2):
-            async with gateway.open() as session:
-                await session.call(call("count", step=step))
-                await session.call(call("count", step=9))
-    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as first, replay.open() as second:
-        assert [(await first.call(call("count", step=step))).text for step in (2, 9)] == ["3", "4"]
-        assert [(await second.call(call("count", step=step))).text for step in (1, 9)] == ["1", "2"]
-
-
-async def test_partly_unrecorded_message_takes_no_answers(tmp_path: Path) -> None:
-    batch = [call("count"), call("count", step=2)]
-    async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway, gateway.open() as session:
-        recorded = await session.calls(batch)
-    async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
-        with pytest.raises(ReplayError):
-            await session.calls([batch[0], call("count", step=3)])
-        assert await session.calls(batch) == recorded
 
 
 async def test_abandoned_call_is_recorded_as_cancelled(tmp_path: Path) -> None:
@@ -191,15 +115,6 @@ async def test_abandoned_call_is_recorded_as_cancelled(tmp_path: Path) -> None:
             tasks.cancel_scope.cancel()
     async with ReplayGateway(tmp_path / "tape") as replay, replay.open() as session:
         assert (await session.call(call("hang"))).outcome is Outcome.CANCELLED
-
-
-async def test_expired_session_is_recorded_as_closed(tmp_path: Path) -> None:
-    with anyio.fail_after(60):
-        async with record_gateway(counting_gateway(), tmp_path / "tape") as gateway:
-            session = await gateway.begin(Task(ttl_s=0.01))
-            assert gateway.sessions[session.id] is session
-            await wait_until(lambda: not gateway.sessions)
-            await wait_until(lambda: summarize_tape(tmp_path / "tape").closed == 1)
 
 
 async def test_tools_added_during_the_recording_are_offered_in_replay(tmp_path: Path) -> None:
@@ -274,14 +189,6 @@ def test_tape_truncated_anywhere_keeps_all_whole_lines(
     )
     summary = summarize_tape(tape)
     assert (summary.calls, summary.torn) == (calls, is_truncated)
-
-
-def test_file_size_limit_leaves_a_replayable_tape(tmp_path: Path) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))"
-    process = record_in_process(tmp_path / "tape", limit=limit)
-    assert process.returncode == 1 and "has stopped: File too large" in process.stderr
-    summary = summarize_tape(tmp_path / "tape")
-    assert 0 < summary.calls < 20 and not summary.torn
 
 
 async def test_blob_path_outside_the_folder_is_rejected(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainer.policy_scripts import make_tasks, render_calls
+from tests.trainer.policy_scripts import make_tasks
 from tests.trainer.rollout_harness import BlockingTool, blocking_turns, open_harness
 from trainer.rollout.admission import Admission, EngineSlots
 from trainer.rollout.settings import AdmissionSettings
@@ -29,34 +29,6 @@ async def test_rollout_that_waits_for_a_tool_frees_its_engine_slot() -> None:
     assert harness.engine.max_concurrent == 1 and harness.request_keys == ["0/slow/0", "1/quick/0", "0/slow/0"]
 
 
-async def test_rollouts_that_started_earlier_get_engine_slots_first() -> None:
-    tool = BlockingTool()
-    async with open_harness({"slow": blocking_turns("slow"), "*": ("done",)}, tool.block) as harness:
-        hold = harness.engine.hold("1/a/0")
-        async with harness.make_scheduler(1, writing=1).submit(make_tasks("slow", "a", "b", "c")) as groups:
-            await anyio.wait_all_tasks_blocked()
-            assert (tool.waiting["slow"], harness.engine.in_flight) == (1, 1)
-            tool.event("slow").set()
-            await anyio.wait_all_tasks_blocked()
-            hold.set()
-            assert len([group async for group in groups]) == 4
-    assert harness.request_keys == ["0/slow/0", "1/a/0", "0/slow/0", "2/b/0", "3/c/0"]
-
-
-async def test_next_rollout_starts_when_an_open_one_ends() -> None:
-    tool = BlockingTool()
-    names = [f"t{number}" for number in range(5)]
-    async with (
-        open_harness({name: blocking_turns(name) for name in names}, tool.block) as harness,
-        harness.make_scheduler(1, open=2, waiting=0).submit(make_tasks(*names)) as groups,
-    ):
-        for name, inside in zip(names, (2, 2, 2, 2, 1), strict=True):
-            await anyio.wait_all_tasks_blocked()
-            assert len(harness.gateway.sessions) == tool.waiting.total() == inside
-            tool.event(name).set()
-            assert (await anext(groups)).task.id == name
-
-
 async def test_slow_server_delays_only_the_rollouts_that_use_it() -> None:
     tool = BlockingTool()
     tasks = make_tasks(*["slow"] * 8, *["quick"] * 8)
@@ -70,20 +42,6 @@ async def test_slow_server_delays_only_the_rollouts_that_use_it() -> None:
         tool.event("slow").set()
         assert [len(group.rollouts) async for group in groups] == [4] * 8
     assert harness.engine.max_concurrent == 2
-
-
-async def test_rollouts_start_though_all_open_ones_wait_for_a_slow_server() -> None:
-    tool = BlockingTool()
-    tasks = make_tasks(*["slow"] * 4, *["quick"] * 6)
-    async with (
-        open_harness({"slow": blocking_turns("slow"), "quick": ("done",)}, tool.block) as harness,
-        harness.make_scheduler(2, open=2, patience_s=0.01, waiting=8).submit(tasks) as groups,
-    ):
-        quick = [await anext(groups) for _ in range(6)]
-        assert [(group.task.id, len(group.rollouts)) for group in quick] == [("quick", 2)] * 6
-        assert tool.waiting["slow"] == 8, "all of them still wait, four times as many as `open`"
-        tool.event("slow").set()
-        assert [len(group.rollouts) async for group in groups] == [2] * 4
 
 
 async def test_long_waiting_rollouts_are_limited_by_waiting() -> None:
@@ -101,21 +59,6 @@ async def test_long_waiting_rollouts_are_limited_by_waiting() -> None:
             assert len(harness.gateway.sessions) == tool.waiting["slow"] == 5
         tool.event("slow").set()
         assert len([group async for group in groups]) == 10
-
-
-async def test_rollouts_with_quick_tools_are_limited_by_open() -> None:
-    max_sessions = 0
-
-    async def look() -> str:
-        """Looks around."""
-        nonlocal max_sessions
-        max_sessions = max(max_sessions, len(harness.gateway.sessions))
-        await anyio.lowlevel.checkpoint()
-        return "nothing"
-
-    async with open_harness({"*": (render_calls(("look", {})), render_calls(("look", {})), "done")}, look) as harness:
-        assert len(await harness.run_all(make_tasks(*"abcdefgh"), 4, open=5, patience_s=60)) == 8
-    assert max_sessions == 5
 
 
 async def test_finished_groups_keep_their_slots_until_they_are_received() -> None:

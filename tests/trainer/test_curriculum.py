@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -15,10 +14,8 @@ from pydantic import ValidationError
 from gateway.types import ToolSpec
 from trainer.data import Curriculum, Stage, TaskSampler, TaskStream, load_rows
 from trainer.data.curriculum import CurriculumProgress
-from trainer.data.tasks import epoch_order
 from trainer.rollout.task import Task
 
-ORDER = [0, 3, 7, 4, 1, 5, 2, 6]
 SPECS = [ToolSpec("add"), ToolSpec("look"), ToolSpec("feedback_gsm8k", audience="loop")]
 
 
@@ -30,17 +27,6 @@ def curriculum(*stages: dict[str, Any]) -> Curriculum:
     return Curriculum.model_validate({"stages": stages})
 
 
-@given(st.integers(1, 40), st.integers(), st.integers(0, 5))
-def test_epoch_has_every_task_once(count: int, seed: int, epoch: int) -> None:
-    assert sorted(epoch_order(count, seed, epoch)) == list(range(count))
-    assert epoch_order(count, seed, epoch) == epoch_order(count, seed, epoch)
-
-
-def test_task_order_is_the_same_on_every_machine() -> None:
-    assert epoch_order(8, 0, 0) == ORDER
-    assert epoch_order(8, 0, 1) != ORDER != epoch_order(8, 1, 0)
-
-
 @given(st.integers(1, 9), st.integers(0, 30), st.integers(0, 9))
 def test_drawing_continues_from_a_saved_position(count: int, drawn: int, seed: int) -> None:
     given = tasks(count)
@@ -48,22 +34,6 @@ def test_drawing_continues_from_a_saved_position(count: int, drawn: int, seed: i
     ids = [task.id for task in islice(sampler, drawn + 10)]
     assert sampler.drawn == drawn + 10
     assert [task.id for task in islice(TaskSampler(given, seed=seed, drawn=drawn), 10)] == ids[drawn:]
-
-
-def test_drawing_ends_with_the_last_epoch() -> None:
-    sampler = TaskSampler(tasks(3), epochs=2)
-    assert Counter(task.id for task in sampler) == {"t0": 2, "t1": 2, "t2": 2}
-    assert list(sampler) == []
-    with pytest.raises(ValueError, match="there are no tasks to draw"):
-        TaskSampler([])
-
-
-def test_unshuffled_rows_keep_their_order_in_every_epoch() -> None:
-    given = tasks(3)
-    course = TaskStream(Curriculum(shuffled=False), {None: given}, seed=5)
-    assert [task.id for task in islice(course, 7)] == ["t0", "t1", "t2"] * 2 + ["t0"]
-    other = TaskStream(Curriculum(), {None: given}, seed=5)
-    assert [task.id for task in islice(other, 9)] != ["t0", "t1", "t2"] * 3
 
 
 def stages_of(plan: Curriculum, *successes: float | None) -> list[int]:
@@ -90,18 +60,6 @@ def test_success_counts_within_its_stage_and_for_scored_steps() -> None:
     assert stages_of(plan, 1.0, None, None, 1.0, 1.0, None, 1.0, 0) == [0, 0, 0, 0, 1, 1, 1, 2]
 
 
-def test_stage_that_ends_before_it_starts_is_skipped() -> None:
-    plan = curriculum({"until": {"success": 1.0, "over": 1}}, {"until": {"step": 2}}, {"until": {"step": 3}}, {})
-    assert stages_of(plan, 0, 0, 0, 0, 1.0, 0) == [0, 0, 0, 0, 0, 3]
-
-
-@given(st.lists(st.none() | st.floats(0, 1), max_size=30))
-def test_stages_are_never_revisited(successes: list[float | None]) -> None:
-    plan = curriculum({"until": {"success": 0.6, "over": 3}}, {"until": {"step": 15}}, {})
-    stages = stages_of(plan, *successes)
-    assert stages == sorted(stages)
-
-
 @pytest.mark.parametrize(
     ("stages", "told"),
     [
@@ -119,12 +77,6 @@ def test_stages_are_never_revisited(successes: list[float | None]) -> None:
 def test_invalid_curriculum_is_reported(stages: list[dict[str, Any]], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         curriculum(*stages)
-
-
-def test_empty_stage_changes_nothing() -> None:
-    row = {"prompt": "?", "tools": ["add"], "interaction_kwargs": {"name": "gsm8k", "ground_truth": "1"}}
-    task = load_rows([row])[0]
-    assert Stage().apply(task) == task
 
 
 def test_stage_limits_the_tools_of_its_rows() -> None:
@@ -169,15 +121,6 @@ def draw(course: TaskStream, steps: range) -> list[tuple[str, tuple[str, ...] | 
         drawn += [(task.id, task.session_task.tools) for task in islice(course, 2)]
         course.finish_step(step, 1.0)
     return drawn
-
-
-def test_task_stream_draws_each_stages_tasks() -> None:
-    data = {None: tasks(4, "easy"), "hard": tasks(3, "hard")}
-    drawn = draw(TaskStream(PLAN, data), range(8))
-    assert [(id[:4], tools) for id, tools in drawn] == (
-        [("easy", ("add",))] * 4 + [("hard", None)] * 8 + [("easy", ())] * 4
-    )
-    assert len({id for id, _ in drawn[:4]}) == 4  # The last stage begins a new epoch of the same data.
 
 
 @pytest.mark.parametrize("stop", range(8))

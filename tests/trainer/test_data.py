@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.errors import ConfigError
 from gateway.types import Image
 from gateway.types import Task as Asked
 from tests.sample_images import png
 from trainer.data import load_rows
-from trainer.data.row_media import row_id, to_plain
 from trainer.rollout.task import Task
 
 Rows = list[dict[str, Any]]
@@ -123,16 +120,6 @@ def test_row_is_the_same_task_in_every_format(form: Form, rows: Rows, tmp_path: 
     ]
 
 
-def test_rows_name_their_interaction() -> None:
-    gsm8k, code = load_rows(SEEDS)
-    assert gsm8k.messages == ({"role": "user", "content": "What is 15% of 200?"},)
-    assert gsm8k.session_task.feedback == "gsm8k"
-    assert gsm8k.session_task.feedback_args == {"query": "What is 15% of 200?", "ground_truth": "30"}
-    assert gsm8k.truth == "30"
-    assert (code.session_task.feedback, code.truth) == ("code_verifier", None)
-    assert code.has_feedback
-
-
 def test_verl_rows_are_read() -> None:
     task, other = load_rows(VERL)
     assert [message["role"] for message in task.messages] == ["system", "user"]
@@ -155,11 +142,6 @@ def test_ms_swift_columns_are_kept_beside_the_messages() -> None:
     assert task.messages == tuple(SWIFT[0]["messages"])
     assert task.truth == task.columns["solution"]
     assert task.columns == SWIFT[0]
-
-
-@pytest.mark.parametrize("column", ["prompt", "question", "problem"])
-def test_string_prompt_is_a_user_message(column: str) -> None:
-    assert one({column: "Why?"}).messages == ({"role": "user", "content": "Why?"},)
 
 
 def test_interaction_gets_the_rows_truth_by_default() -> None:
@@ -196,50 +178,11 @@ def test_system_prompt_is_added_to_chats_without_one() -> None:
     assert one({"messages": [asked], "system": "Be long."}, system="Be brief.").messages == (own, asked)
 
 
-def test_row_selects_its_tools() -> None:
-    assert one({"prompt": "?"}).session_task.tools is None
-    assert one({"prompt": "?", "tools": ["add", "add", "look"]}).session_task.tools == ("add", "look")
-    assert one({"prompt": "?", "tools": []}).session_task.tools == ()
-    assert one({"prompt": "?", "extra_info": {"tools": ["add"]}}).session_task.tools == ("add",)
-    row = {"prompt": "?", "data_source": "mine", "tools": ["add"]}
-    assert one({**row, "agent_name": "tool_agent"}).session_task.tools == ("add",)
-    assert one({**row, "agent_name": "single_turn_agent"}).session_task.tools == ()
-    assert one({"prompt": "?", "agent_name": "Ada", "tools": ["add"]}).session_task.tools == ("add",)
-
-
-def test_interaction_kwargs_without_a_name_use_the_gateways_default() -> None:
-    task = one({"prompt": "?", "interaction_kwargs": {"ground_truth": "1"}})
-    assert (task.session_task.feedback, task.has_feedback) == (None, True)
-    assert not one({"prompt": "?", "interaction_kwargs": {}}).has_feedback
-
-
-def test_tools_with_null_arguments_are_not_created() -> None:
-    row = {"prompt": "?", "tools_kwargs": {"a": {"create_kwargs": {"x": 1}}, "b": None, "c": {"execute_kwargs": {}}}}
-    assert one(row).session_task.create == {"a": {"x": 1}, "c": {}}
-
-
 def test_given_id_is_kept_and_generated_ids_depend_on_the_row() -> None:
     assert one({"id": 7, "prompt": "?"}).id == "7"
     assert one({"prompt": "?"}).id == one({"prompt": "?", "answer": None}, system="Be brief.").id
     assert one({"prompt": "?"}).id != one({"prompt": "!"}).id
     assert one({"id": "x", "prompt": "?"}).session_task.id == "x"
-
-
-def test_repeated_row_is_a_separate_task() -> None:
-    tasks = load_rows([{"prompt": "?"}, {"prompt": "!"}, {"prompt": "?"}, {"prompt": "?"}])
-    first, other, second, third = (task.id for task in tasks)
-    assert (second, third) == (f"{first}-2", f"{first}-3")
-    assert other != first
-    assert tasks[2].session_task.id == second
-
-
-def test_tasks_are_a_sequence() -> None:
-    tasks = load_rows([{"id": place, "prompt": "?"} for place in range(5)])
-    assert [task.id for task in tasks] == ["0", "1", "2", "3", "4"]
-    assert tasks[-1].id == "4"
-    assert [task.id for task in tasks[1:4:2]] == ["1", "3"]
-    with pytest.raises(IndexError):
-        tasks[5]
 
 
 def test_wrapped_values_are_unwrapped() -> None:
@@ -270,35 +213,6 @@ def test_images_stay_in_their_columns() -> None:
     assert (task.columns["pictures"], task.columns["images"]) == ([b"1"], [png()])
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(JSON)
-def test_json_values_are_unchanged(value: Any) -> None:
-    assert to_plain(value) == value
-
-
-@given(st.dictionaries(st.text(max_size=3), JSON, max_size=4))
-def test_id_ignores_column_order_and_nulls(row: dict[str, Any]) -> None:
-    try:
-        id = row_id(row)
-    except UnicodeError:
-        return
-    assert id == row_id({**dict(reversed(row.items())), "nothing at all": None})
-
-
-def test_task_has_its_file_and_line(tmp_path: Path) -> None:
-    file = tmp_path / "tasks.jsonl"
-    file.write_bytes(b'\xef\xbb\xbf{"prompt": "1"}\n\n  \n{"prompt": "2"}\r\n{"prompt": "3"}')
-    assert [task.location for task in load_rows(file)] == [f"{file}:1", f"{file}:4", f"{file}:5"]
-    assert [task.messages[0]["content"] for task in load_rows(file)] == ["1", "2", "3"]
-    assert load_rows(parquet(tmp_path, SEEDS))[1].location == f"{tmp_path}/tasks.parquet:2"
-
-
 def test_large_file_is_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = load_rows(jsonl(tmp_path, [{"id": number, "prompt": "x" * 100} for number in range(3000)]))
     read: list[str] = []
@@ -319,22 +233,6 @@ def test_hub_dataset_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_rows("openai/gsm8k:main", split="test")[1].location == "openai/gsm8k:main:2"
     assert len(load_rows("squad")) == 2
     assert asked == [("openai/gsm8k", "main", "test"), ("squad", None, "train")]
-
-
-def test_split_is_chosen_by_name(tmp_path: Path) -> None:
-    rows = datasets.DatasetDict({"train": datasets.Dataset.from_list(SEEDS), "test": datasets.Dataset.from_list(SWIFT)})
-    assert load_rows(rows, split="test")[0].truth == SWIFT[0]["solution"]
-    with pytest.raises(ConfigError, match="no split 'dev'\n  remedy: choose one of 'train', 'test'"):
-        load_rows(rows, split="dev")
-
-
-def same(left: Iterable[Task], right: Iterable[Task]) -> bool:
-    return [task.id for task in left] == [task.id for task in right]
-
-
-def test_tasks_can_be_read_twice(tmp_path: Path) -> None:
-    tasks = load_rows(jsonl(tmp_path, SEEDS))
-    assert same(tasks, tasks)
 
 
 def test_several_files_are_read_in_order_with_locations(tmp_path: Path) -> None:

@@ -72,12 +72,6 @@ def test_invalid_row_is_reported_with_its_field(row: Any, told: str) -> None:
     assert "  remedy: " in text
 
 
-def test_all_errors_of_a_row_are_reported_at_once() -> None:
-    lines = mistake({"prompt": "", "tools": 7, "interaction_kwargs": 7, "id": 0.5}).splitlines()
-    fields = [line.split(": ")[1] for line in lines[::2]]
-    assert sorted(fields) == ["id", "interaction_kwargs", "prompt", "tools"]
-
-
 def test_damaged_lines_are_reported_by_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_bytes(b'{"prompt": "?"}\n\n{"prompt": \n[1]\n\xff\n{"prompt": ""}\n' + b"[" * 200_000 + b"\n")
@@ -97,18 +91,6 @@ def test_a_json_array_is_told_once_and_not_line_by_line(indent: int | None, tmp_
     assert str(caught.value).startswith(f"{file}: is a JSON array, not a JSON object on each line\n  remedy: write its")
 
 
-def test_reported_rows_are_limited(tmp_path: Path) -> None:
-    with pytest.raises(ConfigErrors) as caught:
-        load_rows([{"prompt": ""}] * 500)
-    assert len(caught.value.errors) == 21
-    assert str(caught.value.errors[-1]) == "rows: 480 more rows are invalid"
-
-
-def test_duplicate_id_is_reported_with_both_rows() -> None:
-    with pytest.raises(ConfigErrors, match="rows:3: id: 'a' is also the id of rows:1"):
-        load_rows([{"id": "a", "prompt": "1"}, {"id": "b", "prompt": "2"}, {"id": "a", "prompt": "3"}])
-
-
 @pytest.mark.parametrize("name", ["missing.jsonl", "missing.parquet", "./missing", "tasks.csv", "empty.jsonl", "bare"])
 def test_unsupported_data_is_reported_with_supported_forms(name: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.csv").write_text("prompt\n?\n")
@@ -118,12 +100,6 @@ def test_unsupported_data_is_reported_with_supported_forms(name: str, tmp_path: 
         load_rows(tmp_path / name if not name.startswith(".") else name)
     assert name in str(caught.value)
     assert "  remedy: " in str(caught.value)
-
-
-def test_damaged_parquet_file_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "tasks.parquet").write_bytes(b"PAR1 is not enough")
-    with pytest.raises(ConfigError, match=r"tasks\.parquet: is not a parquet file"):
-        load_rows(tmp_path / "tasks.parquet")
 
 
 def test_unreachable_hub_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,11 +142,6 @@ def test_any_row_is_a_task_or_a_reported_error(row: dict[str, Any]) -> None:
         assert task.messages and task.id and json.dumps(task.messages)
 
 
-def test_names_offered_by_the_gateway_are_accepted() -> None:
-    row = {"tools": ["search"], "tools_kwargs": {"calculate": {}}, "interaction_kwargs": {"name": "code"}}
-    assert check_task_names(load_rows([ASKED | row, ASKED, ASKED | {"interaction_kwargs": {"x": 1}}]), SPECS) == []
-
-
 def test_unknown_names_are_reported_once_with_a_suggestion() -> None:
     row = {"tools": ["serch"], "tools_kwargs": {"calculater": {}}, "interaction_kwargs": {"name": "gsm8"}}
     told = [str(error) for error in check_task_names(load_rows([ASKED, ASKED | row, ASKED | row]), SPECS)]
@@ -180,18 +151,4 @@ def test_unknown_names_are_reported_once_with_a_suggestion() -> None:
         "  remedy: did you mean 'calculate'?",
         "rows:2: interaction_kwargs.name: the gateway offers no interaction 'gsm8' (1 more row names it)\n"
         "  remedy: did you mean 'gsm8k'?",
-    ]
-
-
-def test_hidden_tool_is_unknown_to_rows() -> None:
-    told = [str(error) for error in check_task_names(load_rows([ASKED | {"tools": ["feedback_code"]}]), SPECS)]
-    assert told == ["rows:1: tools: the gateway offers no tool 'feedback_code'\n  remedy: known are: calculate, search"]
-
-
-def test_interaction_without_a_name_needs_a_default() -> None:
-    tasks = load_rows([ASKED | {"interaction_kwargs": {"x": 1}}])
-    two = [ToolSpec("feedback_code", audience="loop"), ToolSpec("feedback_user", audience="loop")]
-    assert check_task_names(tasks, two[:1]) == []
-    assert [str(error) for error in check_task_names(tasks, two)] == [
-        "rows:1: interaction_kwargs.name: is missing, and there is no 'gsm8k'\n  remedy: known are: code, user"
     ]

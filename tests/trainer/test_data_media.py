@@ -14,8 +14,6 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image as Pillow
-from pydantic import ValidationError
 
 from gateway.errors import ConfigError
 from gateway.media.sniff import to_data_uri
@@ -42,22 +40,6 @@ def told(row: dict[str, Any], **options: Any) -> str:
 def content(task: Task) -> list[Any]:
     """Of the first message, with bytes in place of pictures."""
     return [part["text"] if part["type"] == "text" else part["image"].data for part in task.messages[0]["content"]]
-
-
-def test_image_replaces_its_placeholder() -> None:
-    task = one({"prompt": "Is <image> like\n<image>?", "images": [RED, BLUE]})
-    assert content(task) == ["Is ", RED, " like\n", BLUE, "?"]
-    assert task.media == (Image(RED), Image(BLUE))
-    assert content(one({"prompt": "<image><image>", "images": [RED, BLUE]})) == [RED, BLUE]
-
-
-def test_images_without_a_placeholder_precede_the_first_user_text() -> None:
-    system = {"role": "system", "content": "Look."}
-    task = one({"prompt": [system, {"role": "user", "content": "Which?"}], "images": [RED, BLUE]})
-    assert task.messages[0] == system and [part["type"] for part in task.messages[1]["content"]] == [
-        *("image", "image", "text")
-    ]
-    assert content(one({"question": "Which?", "images": RED})) == [RED, "Which?"]
 
 
 def test_placeholders_are_counted_over_all_messages() -> None:
@@ -135,17 +117,6 @@ def test_image_tables_of_other_libraries_are_read(tmp_path: Path) -> None:
     assert load_rows(library)[0].media == (Image(RED),)
 
 
-def test_image_can_be_resized() -> None:
-    shown = {"image": encode(plain_image(1000, 500), "PNG"), "max_pixels": 16 * 28 * 28}
-    assert decode(one({"prompt": "?", "images": [shown]}).media[0].data).size == (140, 56)
-
-
-def test_image_columns_can_be_configured() -> None:
-    row = {"prompt": "<image>?", "images": ["not looked at"], "pictures": [RED]}
-    assert one(row, columns=ColumnSettings(image_key="pictures")).media == (Image(RED),)
-    assert one({"prompt": "Write <image> in HTML.", "other": 1}).messages[0]["content"] == "Write <image> in HTML."
-
-
 def test_video_is_shown_as_frames() -> None:
     film = animation("GIF", 12)
     assert len(one({"prompt": "<video>?", "videos": [film]}).media) == 8
@@ -154,50 +125,6 @@ def test_video_is_shown_as_frames() -> None:
     assert len(one({"prompt": "<video>?", "videos": [{"video": film, "fps": 5}]}).media) == 6
     frames = one({"prompt": "<image>, <video>?", "images": [JPEG], "videos": [{"video": [RED, BLUE]}]})
     assert [medium.data for medium in frames.media] == [JPEG, RED, BLUE]
-
-
-@pytest.mark.parametrize(
-    "film", [animation("GIF", 12, (80, 60)), [png(80, 60), JPEG, encode(plain_image(60, 80), "PNG")]]
-)
-def test_video_frames_have_the_rows_size(film: Any) -> None:
-    asked = {"video": film, "nframes": 3, "min_pixels": 784, "max_pixels": 2352}
-    in_column = one({"prompt": "<video>?", "videos": [asked]}).media
-    assert [decode(medium.data).size for medium in in_column] == [(56, 28)] * 3
-    part = {"type": "video", **asked}
-    assert one({"prompt": [{"role": "user", "content": [part]}]}).media == in_column
-    sides = {"resized_height": 308, "resized_width": 336}
-    told = one({"prompt": "?", "videos": [{"video": film, "nframes": 3, **sides}]}).media
-    assert [decode(medium.data).size for medium in told] == [(336, 308)] * 3
-    together = one({"prompt": "?", "videos": [{"video": film, "nframes": 3, "min_pixels": 784, "total_pixels": 7056}]})
-    assert [decode(medium.data).size for medium in together.media] == [(56, 28)] * 3
-
-
-@pytest.mark.parametrize(
-    ("row", "columns"),
-    [
-        ({"image": decode(RED)}, "image_key: image"),
-        ({"image": decode(RED), "images": None}, "image_key: image"),
-        ({"image": "a.png"}, "image_key: image"),
-        ({"other": "x", "photo": {"bytes": RED, "path": None}}, "image_key: photo"),
-        ({"photos": [decode(RED)]}, "image_key: photos"),
-        ({"video": "a.mp4"}, "video_key: video"),
-    ],
-)
-def test_images_in_unconfigured_columns_are_reported(row: dict[str, Any], columns: str) -> None:
-    mark = "<video>" if "video" in row else "<image>"
-    for prompt in (f"{mark}?", [{"role": "user", "content": [{"type": "text", "text": mark}]}]):
-        words = told({"prompt": prompt, **row})
-        assert f"rows:1: {mark[1:-1]}s[0]: is missing, but the prompt has a placeholder for it" in words
-        assert f"did you mean `columns: {{{columns}}}`?" in words
-    assert one({"prompt": "none", **row}).media == ()
-
-
-def test_unreadable_image_is_reported_in_any_column() -> None:
-    assert "rows:1: images[0]: not a readable image" in told({"prompt": "?", "images": [decode(truncated_png())]})
-    assert "rows:1: images[0]: " in told({"prompt": "?", "images": [Pillow.new("I", (2, 2), 70_000)]})
-    assert "rows:1: holds an unusable image: not a readable image" in told(
-        {"prompt": "?", "other": decode(truncated_png())}
-    )
 
 
 @pytest.mark.parametrize(
@@ -232,20 +159,6 @@ def test_unreadable_image_is_reported_in_any_column() -> None:
 )
 def test_media_errors_are_reported_with_their_field(row: dict[str, Any], words: str) -> None:
     assert words in told(row)
-
-
-def test_damaged_image_is_reported_with_file_and_line(tmp_path: Path) -> None:
-    (tmp_path / "cut.png").write_bytes(truncated_png())
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"prompt": "?"}\n\n{"prompt": "<image>", "images": ["cut.png"]}\n')
-    with pytest.raises(ConfigError, match=r"rows\.jsonl:3: images\[0\]: an image of image/png that is truncated"):
-        load_rows(file)
-
-
-def test_tokenised_prompts_are_refused_with_the_reason() -> None:
-    assert ColumnSettings(return_multi_modal_inputs=False).image_key == "images"
-    with pytest.raises(ValidationError, match="should be false: rollouts prepare images themselves"):
-        ColumnSettings(return_multi_modal_inputs=True)
 
 
 def test_id_of_a_row_depends_on_its_image_content() -> None:

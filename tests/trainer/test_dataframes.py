@@ -6,10 +6,7 @@ from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
-from typer.testing import CliRunner
-
 from tests.browser.sample_run import write_sample_run
-from trainer.cli import app
 from trainer.storage.rollout_file import Rollouts, RolloutWriter
 from trainer.view import load
 
@@ -45,18 +42,3 @@ def test_rollouts_are_joined_with_their_steps(tmp_path: Path) -> None:
     scored = tables.rollouts[tables.rollouts.stop == "feedback_done"]
     assert (scored.success == scored["reward/right"]).all() and not scored.success.isna().any()
     assert tables.rollouts[tables.rollouts.stop == "tool_failed"].success.isna().all()
-
-
-def test_evaluation_uses_success_criterion_of_its_run(tmp_path: Path) -> None:
-    run = write_sample_run(tmp_path / "run", steps=1)
-    with RolloutWriter(run / "eval" / "greedy") as writer:
-        writer.add(replace(Rollouts(run)[0], group="e-0"))
-    assert load(run / "eval" / "greedy").rollouts.success.item() in (0, 1)
-
-
-def test_plot_writes_svg_for_svg_file_name(tmp_path: Path) -> None:
-    run = write_sample_run(tmp_path / "run", steps=3)
-    done = CliRunner().invoke(app, ["plot", str(run), "--out", str(tmp_path / "curves.svg")])
-    assert done.exit_code == 0, done.output
-    assert "<svg" in (tmp_path / "curves.svg").read_text()
-    assert ">Reward<" in (tmp_path / "curves.svg").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.trainer.conversations import TASK, TOOL, calling_turn, make_calls, make_template, text_turn, tool_replies
 from tests.trainer.tokenizer_families import FAMILIES
 from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.template import Cause, Drift, Settings, Template, find_drifts, render_reply
+from trainer.template import Cause, Settings, Template, find_drifts
 from trainer.template.template import Sanity
 
 HERMES = FAMILIES["hermes"]
@@ -42,12 +41,6 @@ def test_ledger_equal_to_the_full_render_has_no_drift() -> None:
     assert find_drifts(template, ledger + _wrote(template, "So.<|im_end|>", text_turn("So.")), [TOOL]) == ()
 
 
-def test_last_turn_without_an_end_token_is_no_drift() -> None:
-    template = make_template(HERMES)
-    ledger = _opened(template) + _wrote(template, "A gn", text_turn("A gn"), stop="length")
-    assert find_drifts(template, ledger, [TOOL]) == ()
-
-
 def test_whitespace_is_drift_unless_ignored() -> None:
     template = make_template(HERMES)
     ledger = _opened(template) + _wrote(template, "A gnu.\n <|im_end|>", text_turn("A gnu."))
@@ -77,13 +70,6 @@ def test_reformatted_json_of_a_call_has_its_cause() -> None:
     assert drift.cause is Cause.ARGUMENTS_REFORMATTED and drift.is_harmless
 
 
-def test_different_call_is_not_reformatted_json() -> None:
-    template = make_template(HERMES)
-    text = '<tool_call>\n{"name": "look_up", "arguments": {"word": "emu"}}\n</tool_call><|im_end|>'
-    ledger = _opened(template) + _wrote(template, text, calling_turn(make_calls("gnu")))
-    assert [drift.cause for drift in find_drifts(template, ledger, [TOOL])] == [Cause.OTHER]
-
-
 @pytest.mark.parametrize("name", ["qwen3", "qwq"])
 def test_dropped_reasoning_has_its_cause(name: str) -> None:
     template = make_template(FAMILIES[name])
@@ -93,14 +79,6 @@ def test_dropped_reasoning_has_its_cause(name: str) -> None:
     (drift,) = find_drifts(template, ledger, [TOOL])
     assert drift.cause is Cause.REASONING_STRIPPED and drift.is_harmless
     assert "Hm." in drift.got and "Hm." not in drift.expected
-
-
-def test_truncated_call_has_its_cause() -> None:
-    template = make_template(HERMES)
-    ledger = _opened(template) + _wrote(template, 'Well. <tool_call>\n{"na', text_turn("Well."), stop="length")
-    ledger = _asked(template, ledger, _why(template))
-    (drift,) = find_drifts(template, ledger, [TOOL])
-    assert drift.cause is Cause.TRUNCATED and drift.is_harmless
 
 
 def test_same_text_in_other_tokens_is_retokenised() -> None:
@@ -115,17 +93,6 @@ def test_same_text_in_other_tokens_is_retokenised() -> None:
     assert drift.token == len(template.encode_prompt(TASK, [TOOL]))
 
 
-def test_other_end_token_has_its_cause() -> None:
-    template = make_template(FAMILIES["harmony"])
-    ids = render_reply(template, TASK, text_turn("A gnu."), [TOOL])
-    ledger = _opened(template) + Entry(
-        Author.POLICY, ids, (text_turn("A gnu."),), logprobs=(0.0,) * len(ids), finish_reason="stop"
-    )
-    assert find_drifts(template, ledger, [TOOL]) == ()
-    (drift,) = find_drifts(template, _asked(template, ledger, _why(template)), [TOOL])
-    assert drift.cause is Cause.END_TOKEN and drift.is_harmless
-
-
 def test_every_differing_turn_is_reported() -> None:
     template = make_template(HERMES)
     ledger = _opened(template)
@@ -135,58 +102,3 @@ def test_every_differing_turn_is_reported() -> None:
     found = find_drifts(template, ledger, [TOOL])
     assert [drift.cause for drift in found] == [Cause.WHITESPACE] * 2
     assert found[0].token < found[1].token
-
-
-def test_inserted_text_belongs_to_its_turn() -> None:
-    template = make_template(HERMES)
-    begun = template.tokenizer.encode("A gnu.")
-    rest = template.tokenizer.encode(" A goat.<|im_end|>")
-    whole = text_turn("A gnu. Wait. A goat.")
-    ledger = (
-        _opened(template)
-        + Entry(Author.POLICY, begun, logprobs=(0.0,) * len(begun), finish_reason="stop")
-        + Entry(Author.FEEDBACK, template.encode_insert(" Wait."))
-        + Entry(Author.POLICY, rest, (whole,), logprobs=(0.0,) * len(rest), finish_reason="stop")
-    )
-    assert {drift.cause for drift in find_drifts(template, ledger, [TOOL])} <= {Cause.RETOKENISED}
-    assert find_drifts(template, _asked(template, ledger, _why(template)), [TOOL]) == find_drifts(
-        template, ledger, [TOOL]
-    )
-
-
-def test_other_tail_is_never_harmless() -> None:
-    template = make_template(HERMES)
-    ledger = _opened(template) + _wrote(template, "A gnu.<|im_end|>", text_turn("A gnu."))
-    for text, cause in (("Why not?", Cause.OTHER), ("Why ?", Cause.WHITESPACE)):
-        wrong = Entry(
-            Author.TOOL, template.encode_tail(({"role": "user", "content": text},), ended=True), _why(template)
-        )
-        (drift,) = find_drifts(template, ledger + wrong, [TOOL])
-        assert drift.cause is cause and not drift.is_harmless
-
-
-def test_conversation_refused_by_the_template_is_reported() -> None:
-    template = make_template(FAMILIES["llama3"])
-    ledger = _opened(template) + _wrote(template, "x<|eot_id|>", calling_turn(make_calls("gnu", "emu")))
-    (drift,) = find_drifts(template, ledger, [TOOL])
-    assert drift.cause is Cause.OTHER and "one call per turn" in drift.expected
-
-
-def test_arguments_that_are_not_json_are_compared_as_text() -> None:
-    class Loose:
-        name = "loose"
-
-        def parse(self, text: str) -> object:
-            return type("R", (), {"content": "", "reasoning": "", "calls": make_calls("gnu")[:1]})
-
-    template = make_template(HERMES, parser=Loose())
-    ledger = _opened(template) + _wrote(template, "x<|im_end|>", calling_turn(make_calls("gnu")))
-    (drift,) = find_drifts(template, ledger, [TOOL])
-    assert drift.cause is Cause.ARGUMENTS_REFORMATTED
-
-
-def test_drift_shows_where_the_texts_differ() -> None:
-    drift = Drift(Cause.OTHER, "a" * 100 + "left", "a" * 100 + "right", 7)
-    texts = f"\n    the template  ...{'a' * 40}left\n    the rollout   ...{'a' * 40}right\n"
-    assert str(drift).startswith(f"other at token 7:{texts}") and str(drift).endswith("^ here they differ")
-    assert json.dumps(drift.cause) == '"other"'

@@ -74,11 +74,6 @@ def test_engine_keeps_its_copy_where_weights_differ_or_change_during_rollouts(
     assert not shared_pointers(engine, policy)
 
 
-def test_small_model_keeps_its_fused_copy(folder: Path, one_thread: None) -> None:
-    engine, policy = make_for(folder, "synchronous")
-    assert not shared_pointers(engine, policy)
-
-
 async def generate(model: Any, holding: Holding) -> Generation:
     async with TorchEngine(model, holding=holding) as engine:
         return await engine.generate(PROMPT, SAMPLING)
@@ -122,15 +117,6 @@ def test_engine_that_shares_weights_makes_no_step_from_release_until_publish(one
     assert anyio.run(generate, model, "copied").ids == after[0].ids
 
 
-def test_engine_with_its_own_copy_is_not_released(one_thread: None) -> None:
-    async def play() -> None:
-        async with TorchEngine(tiny_models.load_model()) as engine:
-            assert not await engine.release_memory()
-            await engine.generate(PROMPT, SAMPLING)
-
-    anyio.run(play)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_is_told_and_stays_close(family: str, one_thread: None) -> None:
     model = tiny_models.load_model(family)
@@ -142,46 +128,9 @@ def test_bfloat16_is_told_and_stays_close(family: str, one_thread: None) -> None
     assert 1e-5 < max(differences) < 0.5
 
 
-@pytest.mark.parametrize(
-    ("dtype", "parameters", "speedup", "expected"),
-    [
-        ("auto", 500_000_000, 4.0, "bfloat16"),
-        ("auto", 500_000_000, 1.1, "shared"),
-        ("auto", 50_000_000, 4.0, "shared"),
-        ("auto", 1_000_000, 4.0, "copied"),
-        ("float32", 500_000_000, 4.0, "shared"),
-        ("bfloat16", 1_000_000, 0.0, "bfloat16"),
-    ],
-)
-def test_bfloat16_is_chosen_for_large_models_where_it_is_measured_to_be_faster(
-    dtype: Any, parameters: int, speedup: float, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choose_holding, "bfloat16_speedup", lambda _: speedup)
-    choose = choose_holding.choose_holding
-    assert choose(dtype, parameters, (64, 32), device="cpu", can_share=True) == expected
-
-
-def test_speed_of_bfloat16_is_measured_only_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure = choose_holding.bfloat16_speedup.__wrapped__
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    assert measure((64, 32)) == 0.0
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    assert measure((64, 32)) > 0.0
-
-
 def test_loss_corrects_a_bfloat16_engine_unless_the_settings_do_so_in_another_way() -> None:
     exact, other = Capabilities("torch", True), Capabilities("torch", False)
     plain, given = AlgorithmSettings(), AlgorithmSettings(mismatch=MismatchSettings(reject="token"))
     assert correct_mismatch(plain, other).mismatch.truncate == "token"
     assert correct_mismatch(plain, exact) is plain and correct_mismatch(given, other) is given
     assert correct_mismatch(plain, Capabilities("sglang", False)) is plain
-
-
-def test_sampled_tokens_are_counted_while_a_turn_is_written(one_thread: None) -> None:
-    async def play() -> None:
-        async with TorchEngine(tiny_models.load_model()) as engine:
-            counts: list[int] = []
-            written = await engine.generate(PROMPT, SAMPLING, on_ids=lambda *_: counts.append(engine.sampled_tokens))
-            assert counts[0] <= engine.sampled_tokens == len(written.ids)
-
-    anyio.run(play)

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 import trainer.engines
 from tests.trainer.model_folders import save_tiny_model
 from trainer.engine.base import EngineError
-from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.disk import DiskSync
 from trainer.engine.sglang.weight_sync.process_group import ProcessGroupSync
@@ -50,30 +48,6 @@ def test_auto_selects_sglang_with_cuda_if_installed(
     monkeypatch.setenv("MTRL_SGLANG_PYTHON", str(tmp_path / "python"))
     assert trainer.engines.can_use_sglang()
     assert isinstance(made(model, "auto"), SGLangEngine)
-
-
-def test_each_configured_replica_is_started_with_a_log(model: Path) -> None:
-    engine = made(model, "sglang", replicas=2, options=("--mem-fraction-static", "0.4"))
-    first, second = engine._servers
-    assert isinstance(first, ServerProcess) and first.model == model
-    assert [server.log for server in (first, second)] == [Path("logs/sglang-0.log"), Path("logs/sglang-1.log")]
-    assert first.options.to_args() == ["--skip-tokenizer-init", "--mem-fraction-static", "0.4"]
-
-
-def test_deterministic_setting_is_passed_to_servers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match=r"`serving.deterministic` needs a GPU"):
-        made(model, "sglang", deterministic=True)
-    with pytest.raises(EngineError, match="start it with --enable-deterministic-inference"):
-        made(model, "http://localhost:30000", deterministic=True)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    (server,) = made(model, "sglang", deterministic=True)._servers
-    assert "--enable-deterministic-inference" in server.options.to_args()
-
-
-def test_vision_model_is_served_with_its_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"vision_config": {}}')
-    assert trainer.engines.has_vision(tmp_path)
-    assert not trainer.engines.has_vision(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -113,16 +87,3 @@ def test_server_whose_tensor_parallelism_does_not_divide_the_model_is_refused_be
             made(folder, "sglang", options=("--tp-size", size))
         assert f"use --tp {2 if size == '3' else 4}," in str(raised.value)
         made(folder, "sglang", options=("--tp=4",))
-
-
-@pytest.mark.parametrize("engine", ["vllm", "localhost:30000", "http://a:1,", "http://a:1, http://b:1", ""])
-def test_unknown_engine_is_refused_with_the_known_ones(engine: str) -> None:
-    with pytest.raises(ValidationError, match="auto, torch, sglang, or addresses"):
-        BaseRolloutSettings(engine=engine)
-
-
-async def test_unavailable_engine_is_not_replaced_silently(model: Path) -> None:
-    engine = made(model, "http://127.0.0.1:9")
-    with pytest.raises(EngineError, match=r"127\.0\.0\.1:9 cannot be reached"):
-        async with engine:
-            pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.types import Audio, Image, Text, Video
-from tests.trainer.rollout_strategies import bitwise_key, entries, ledgers
+from tests.trainer.rollout_strategies import bitwise_key, ledgers
 from trainer.engine.base import Generation
 from trainer.ledger import Author, Entry, Ledger, MediaSpan, encode_version_runs
 
@@ -53,38 +52,6 @@ def test_run_length_versions_expand_to_the_version_of_each_id(versions: list[int
     assert Generation(entry.ids, entry.logprobs or (), "stop", last, 0, earlier).versions == entry.versions
 
 
-def test_entry_rejects_more_versions_than_ids() -> None:
-    with pytest.raises(ValueError, match="1 ids with versions"):
-        Entry(POLICY, (7,), logprobs=(-1.0,), version=2, earlier_versions=((1, 2),))
-
-
-@given(ledgers())
-def test_entry_author_and_turn_of_each_token_match_a_walk(ledger: Ledger) -> None:
-    for token, (entry, _, turns) in enumerate(walk_tokens(ledger)):
-        assert ledger.entry_at(token) is entry
-        assert ledger.author_at(token) is entry.author
-        assert ledger.turn_at(token) == (turns - 1 if turns else None)
-
-
-@given(ledgers())
-def test_mask_selects_exactly_the_policys_tokens(ledger: Ledger) -> None:
-    assert sum(ledger.mask) == sum(len(turn.ids) for turn in ledger.turns)
-    assert [turn.author for turn in ledger.turns] == [POLICY] * len(ledger.turns)
-
-
-@given(ledgers(), st.booleans(), st.lists(entries(), max_size=4))
-def test_adding_an_entry_keeps_earlier_ids_unchanged(ledger: Ledger, read_ids_first: bool, more: list[Entry]) -> None:
-    for entry in more:
-        earlier = tuple(token for old in ledger for token in old.ids)
-        if read_ids_first:
-            assert ledger.ids == earlier
-        longer = ledger + entry
-        assert longer.ids == earlier + entry.ids
-        assert longer.ids == Ledger(longer.entries).ids
-        assert [*longer] == [*ledger, entry]
-        ledger = longer
-
-
 @given(ledgers())
 def test_rewards_are_listed_by_the_turn_that_they_answer(ledger: Ledger) -> None:
     expected: list[list[float]] = []
@@ -121,14 +88,6 @@ def test_prompt_tokens_count_the_history_of_each_turn(ledger: Ledger) -> None:
     assert (ledger.prompt_tokens, ledger.cached_tokens) == (prompt, cached)
 
 
-def test_index_outside_the_ledger_raises() -> None:
-    ledger = Ledger() + Entry(Author.TASK, (1, 2))
-    for token in (-1, 2):
-        with pytest.raises(IndexError, match=f"no token {token}"):
-            ledger.author_at(token)
-    assert ledger.turn_at(1) is None
-
-
 def test_entry_rejects_missing_or_unexpected_logprobs() -> None:
     with pytest.raises(ValueError, match="other entries must have none"):
         Entry(Author.TOOL, (1,), logprobs=(0.0,))
@@ -138,12 +97,6 @@ def test_entry_rejects_missing_or_unexpected_logprobs() -> None:
         Entry(POLICY, (1, 2), logprobs=(0.0,))
 
 
-def test_policy_entry_rejects_a_reward() -> None:
-    with pytest.raises(ValueError, match="only entries of a tool or of feedback"):
-        Entry(POLICY, (1,), logprobs=(0.0,), reward=1.0)
-    assert Entry(Author.FEEDBACK, (1,), reward=0.0).reward == 0.0
-
-
 def test_entry_rejects_spans_outside_its_ids_or_without_media() -> None:
     image = Image(b"x")
     assert Entry(Author.TOOL, (7, 7), parts=(Text("a"), image), spans=((0, 2),)).media == (image,)
@@ -151,16 +104,3 @@ def test_entry_rejects_spans_outside_its_ids_or_without_media() -> None:
         Entry(Author.TOOL, (7, 7), parts=(image,), spans=((1, 3),))
     with pytest.raises(ValueError, match="0 media with 1 spans"):
         Entry(Author.TOOL, (7, 7), parts=(Text("a"),), spans=((0, 2),))
-
-
-def test_ledger_of_200_turns_and_51000_tokens_is_built_quickly() -> None:
-    started = time.thread_time()
-    ledger = Ledger() + Entry(Author.TASK, tuple(range(1000)))
-    for turn in range(200):
-        asked = ledger.ids
-        ledger += Entry(POLICY, tuple(range(125)), logprobs=(-0.5,) * 125, version=turn)
-        ledger += Entry(Author.TOOL, tuple(range(125)), reward=1.0)
-        assert ledger.ids[: len(asked)] == asked
-    assert len(ledger) == len(ledger.mask) == len(ledger.logprobs) == 51_000
-    assert [ledger.turn_at(token) for token in (999, 1000, 50_999)] == [None, 0, 199]
-    assert time.thread_time() - started < 2

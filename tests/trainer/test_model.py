@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer import tiny_models
-from trainer.model import ModelError, configure_torch, load_model
+from trainer.model import ModelError, load_model
 from trainer.train.job import prepare_model
 from trainer.train.settings import TrainSettings
 
@@ -24,22 +24,6 @@ def test_saved_model_is_loaded(family: str, tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model(ids).logits)
     assert load_model(tmp_path, dtype="bfloat16").dtype == torch.bfloat16
-
-
-def test_matrix_products_use_one_thread(one_thread: None) -> None:
-    torch.set_num_threads(2)
-    configure_torch()
-    assert torch.get_num_threads() == 1
-
-
-def test_invalid_model_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        load_model(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "toaster"}))
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_model(tmp_path)
-    with pytest.raises(ModelError, match="float33"):
-        load_model(tmp_path, dtype="float33")
 
 
 @pytest.mark.parametrize(("config", "method"), [({"quant_method": "fp8"}, "fp8"), ({"bits": 4}, "unknown")])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.trainer.rejected_turns import check_rejected_turn
@@ -161,14 +159,3 @@ def test_reasoning_is_separated_from_the_calls_after_it(family: str, text: str) 
 )
 def test_family_without_a_template_of_trl_is_chosen_by_its_marks(template: str, family: str) -> None:
     assert choose_parser(template).name == family
-
-
-def test_id_of_a_cohere_call_is_kept() -> None:
-    text = f'{C_OPEN}[{{"tool_call_id": "7", "tool_name": "a", "parameters": {{}}}}]{C_CLOSE}'
-    assert load_parser("cohere").parse(text).calls[0].id == "7"
-
-
-def test_lone_half_of_a_character_stays_an_escape() -> None:
-    (call,) = load_parser("lfm2").parse(f"{L_OPEN}[say(x='\\ud83d')]{L_CLOSE}").calls
-    assert call.arguments == '{"x": "\\ud83d"}'
-    assert json.loads(call.arguments) == {"x": "\ud83d"}

@@ -143,18 +143,6 @@ def test_invalid_turn_has_no_call_and_an_explanation_for_the_policy(family: str,
         assert [(call.name, call.arguments) for call in parser.parse(shown).calls] == [("NAME", '{"KEY": "VALUE"}')]
 
 
-def test_valid_items_of_a_list_with_an_invalid_one_are_calls() -> None:
-    reply = load_parser("mistral").parse('[TOOL_CALLS][{"name": "a", "arguments": {}}, {"arguments": {}}, 5]')
-    assert [call.name for call in reply.calls] == ["a"]
-    assert len(reply.problems) == 2
-
-
-def test_invalid_object_after_a_valid_one_is_a_separate_problem() -> None:
-    reply = load_parser("llama3").parse('{"name": "a", "parameters": {}}; {"name": "b", "arguments": {}}')
-    assert [call.name for call in reply.calls] == ["a"]
-    assert 'it has no "parameters"' in reply.problems[0]
-
-
 def test_call_id_is_kept_if_the_family_writes_one() -> None:
     (call,) = load_parser("kimi").parse(f"{K_CALL}functions.add:3{K_ARGS}{{}}{K_CALL_END}").calls
     assert call.id == "functions.add:3"

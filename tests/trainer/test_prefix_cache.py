@@ -74,19 +74,3 @@ def test_least_recently_used_leaf_is_evicted_first() -> None:
     assert [cache.match(ids) for ids in ((1, 2, 3), (1, 2, 4), (5, 6), (7,))] == [3, 2, 2, 1]
     insert_ids(cache, (8, 8))
     assert [cache.match(ids) for ids in ((1, 2, 3), (5, 6), (7,), (8, 8))] == [3, 0, 1, 2]
-
-
-def test_evicting_half_of_a_split_node_frees_its_memory() -> None:
-    cache = PrefixCache(100)
-    insert_ids(cache, (1, 2, 3, 4))
-    insert_ids(cache, (1, 2, 9))
-    (remaining,) = cache.read((1, 2))
-    assert remaining.untyped_storage().nbytes() == 2 * 4
-
-
-@settings(deadline=None)
-@given(IDS, IDS)
-def test_common_prefix_length_matches_a_comparison_of_ids(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    count = common_prefix_length(left, right)
-    assert left[:count] == right[:count]
-    assert count == min(len(left), len(right)) or left[count] != right[count]

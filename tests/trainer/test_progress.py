@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -117,57 +116,6 @@ def test_counters_become_metrics() -> None:
     )
 
 
-def test_unknown_metrics_are_omitted() -> None:
-    metrics = RolloutCounters(4, clock=Clock()).metrics()
-    assert not {"time/left_s", "tokens/cached_of_possible", "tokens/written_per_s"} & metrics.keys()
-    assert RolloutCounters().snapshot().left_s is None
-
-
-def test_invented_tool_names_become_no_metrics() -> None:
-    counters = RolloutCounters()
-    for number in range(100):
-        counters.on_step("0/t/0", make_step(f"invented_{number}", Outcome.INVALID), 0.1)
-    assert counters.snapshot().durations == {}
-    assert counters.snapshot().outcomes == {Outcome.INVALID: 100}
-
-
-def test_slowest_tool_has_the_largest_95th_percentile() -> None:
-    counters = RolloutCounters()
-    for _ in range(30):
-        counters.on_step("k", make_step("steady", seconds=0.5), 0.5)
-        counters.on_step("k", make_step("quick", seconds=0.01), 0.01)
-    counters.on_step("k", make_step("quick", seconds=9.0), 9.0)
-    slowest = counters.snapshot().slowest
-    assert slowest is not None
-    assert slowest[0] == "steady"
-
-
-def test_remaining_time_converges() -> None:
-    """Simulates 40 rollouts, eight at a time, each of one to five turns of a second."""
-    clock = Clock()
-    counters = RolloutCounters(40, clock=clock)
-    lengths = [1 + number % 5 for number in range(40)]
-    running: dict[int, int] = {}
-    errors = {}
-    waiting = list(range(40))
-    while waiting or running:
-        while waiting and len(running) < 8:
-            number = waiting.pop(0)
-            running[number] = lengths[number]
-            counters.on_state(f"{number}/t/0", "generating")
-        clock.now += 1
-        for number in list(running):
-            counters.on_generation(f"{number}/t/0", make_generation(1), 10)
-            running[number] -= 1
-            if not running[number]:
-                del running[number]
-                counters.on_end(f"{number}/t/0", make_rollout())
-        errors[clock.now - 100] = counters.snapshot().left_s
-    total = clock.now - 100
-    assert errors[total] == 0.0
-    assert all(left is not None and abs(left - (total - at)) <= 0.4 * total for at, left in errors.items())
-
-
 @given(st.lists(st.floats(1e-4, 1e3), min_size=1), st.sampled_from([0.5, 0.95, 1.0]))
 def test_duration_quantiles_are_exact_to_two_percent(waits: list[float], share: float) -> None:
     metrics = Durations()
@@ -176,28 +124,6 @@ def test_duration_quantiles_are_exact_to_two_percent(waits: list[float], share: 
     exact = sorted(waits)[max(0, -int(-share * len(waits) // 1) - 1)]
     assert metrics.quantile_s(share) == pytest.approx(exact, rel=0.021)
     assert metrics.longest_s == max(waits)
-
-
-def test_event_takes_less_than_twenty_microseconds() -> None:
-    counters, step, turn, durations = RolloutCounters(1000), make_step("search"), make_generation(50), []
-    for _ in range(5):
-        start = time.thread_time()  # Not affected by other processes.
-        for key in map(str, range(800)):
-            counters.on_state(key, "generating")
-            counters.on_generation(key, turn, 100)
-            counters.on_step(key, step, 0.1)
-            counters.on_end(key, make_rollout())
-        durations.append((time.thread_time() - start) / (4 * 800))
-    assert min(durations) < 20e-6
-
-
-def test_memory_is_bounded() -> None:
-    counters = RolloutCounters()
-    for number in range(10_000):
-        counters.on_generation(f"{number}/t/0", make_generation(1), 100)
-        counters.on_end(f"{number}/t/0", make_rollout())
-    maps = (counters._state_of, counters._processed_tokens, counters._prompt_tokens, counters._turns)
-    assert max(map(len, maps)) <= 4096
 
 
 def draw_panel(width: int, *, counters: RolloutCounters | None = None, done: bool = False) -> list[str]:
@@ -221,22 +147,6 @@ def test_panel_fits_eighty_columns() -> None:
     assert "left" not in draw_panel(80, done=True)[0]
 
 
-@pytest.mark.parametrize("width", [30, 80, 120, 300])
-@pytest.mark.parametrize("counters", [RolloutCounters(), make_counters()[0]])
-def test_panel_has_constant_size(width: int, counters: RolloutCounters) -> None:
-    lines = draw_panel(width, counters=counters)
-    assert len(lines) == 8
-    assert {len(line) for line in lines} == {min(width - 2, 100)}
-
-
-def test_panel_uses_standard_colours_only() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, width=80, force_terminal=True, color_system="truecolor")
-    console.print(rollout_panel(make_counters()[0].snapshot(), 3.5, 80))
-    codes = {code for found in re.findall(r"\x1b\[([\d;]*)m", screen.getvalue()) for code in found.split(";")}
-    assert codes <= {"0", "1", "2", "31", "32", "39", "90"}
-
-
 def test_tool_name_is_escaped() -> None:
     counters = RolloutCounters()
     counters.on_step("k", make_step("\x1b[31mred[bold]\n" + "x" * 100), 0.1)
@@ -244,18 +154,6 @@ def test_tool_name_is_escaped() -> None:
         assert "\x1b" not in shown
         assert "\\x1b[31mred[bold]\\n" in shown
         assert "max" in shown
-
-
-def test_log_line_has_the_panels_content() -> None:
-    assert format_status(make_counters()[0].snapshot(), 3.5) == (
-        "1 of 4 rollouts; 1 pending, 1 calling; 4 per s, 35 in 3 turns, cached 91% of possible; slowest search,"
-        " p50 2.0 s, p95 2.0 s, max 2.0 s, 1 call; 1 ok, 1 timeout, 1 invalid;"
-        " 1 retried, 1 tool_failed, 1 feedback_done; 0:10, 0:15 left"
-    )
-    assert (
-        format_status(RolloutCounters(clock=Clock()).snapshot(), 0.0)
-        == "0 rollouts; 0 per s, 0 in 0 turns, cached - of possible; 0:00"
-    )
 
 
 class Screen(io.StringIO):
@@ -269,17 +167,6 @@ class Screen(io.StringIO):
         count = super().write(text)
         self.wrote.set()
         return count
-
-
-def test_without_terminal_there_are_log_lines() -> None:
-    screen = Screen()
-    with RolloutProgress(4, console=Console(file=screen, width=40), every_s=0.01) as progress:
-        progress.on_state("0/t/0", "generating")
-        assert screen.wrote.wait(10)
-    lines = screen.getvalue().splitlines()
-    assert len(lines) >= 2
-    assert all(line.startswith("0 of 4 rollouts; ") for line in lines)
-    assert not re.search(r"left|\x1b", lines[-1])
 
 
 def make_live_progress() -> tuple[RolloutProgress, Screen]:
@@ -300,25 +187,6 @@ def test_terminal_is_restored_after_errors(error: type[BaseException]) -> None:
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # The cursor is shown again.
     assert text.endswith("\n") or text.rindex("\x1b[?25h") > text.rindex("╯")
     assert threading.active_count() == before
-
-
-def test_panel_is_drawn_at_most_eight_times_a_second() -> None:
-    progress, screen = make_live_progress()
-    with progress:
-        start = time.monotonic()
-        while screen.getvalue().count("╯") < 3 and time.monotonic() < start + 20:
-            progress.on_state("0/t/0", "generating")
-            screen.wrote.wait(1)
-            screen.wrote.clear()
-        spent = time.monotonic() - start
-    assert 3 / spent <= 8 / 0.9
-
-
-def test_dumb_terminal_gets_log_lines() -> None:
-    screen = Screen()
-    with RolloutProgress(1, console=Console(file=screen, width=80, force_terminal=True, _environ={"TERM": "dumb"})):
-        pass
-    assert screen.getvalue().startswith("0 of 1 rollouts; ")
 
 
 def test_closed_terminal_does_not_end_the_run() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gateway.types import ToolSpec
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES
 from trainer.ledger import Message
@@ -38,39 +37,6 @@ def test_siblings_render_and_encode_their_prompt_once(monkeypatch: pytest.Monkey
     assert opened == {make_template(HERMES).encode_prompt(TASK)}
 
 
-def test_different_messages_are_rendered_separately() -> None:
-    template = make_template(HERMES)
-    tool = {"type": "function", "function": {"name": "look_up", "description": "", "parameters": {"type": "object"}}}
-    asked: list[tuple[Any, ...]] = [(TASK, ()), (TASK, [tool]), ((*TASK, *TASK), ())]
-    texts = [template.chat.render(*one, add_generation_prompt=prompt) for one in asked for prompt in (False, True)]
-    assert len(set(texts)) == len(texts)
-
-
-def test_tools_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    template, work = make_template(HERMES), []
-    tools = [ToolSpec("look_up", "Looks up a word."), ToolSpec("add", "Adds.")]
-    written = chat_template.function_schema
-
-    def schema(tool: chat_template.Tool) -> Any:
-        work.append(tool)
-        return written(tool)
-
-    monkeypatch.setattr(chat_template, "function_schema", schema)
-    texts = [template.chat.render([{"role": "user", "content": word}], tools) for word in ("gnu", "gnat")]
-    assert len(work) == 2 * len(tools), "to be asked by, and to be fenced"
-    assert texts == [
-        make_template(HERMES).chat.render([{"role": "user", "content": word}], [schema(tool) for tool in tools])
-        for word in ("gnu", "gnat")
-    ]
-
-
-def test_changed_schema_is_rendered_again() -> None:
-    known, tool = make_template(HERMES).chat, {"type": "function", "function": {"name": "add", "parameters": {}}}
-    before = known.render(TASK, [tool])
-    tool["function"]["description"] = "Adds."  # type: ignore[index]
-    assert "Adds." in known.render(TASK, [tool]) and "Adds." not in before
-
-
 def test_cache_by_identity_is_correct_and_bounded() -> None:
     made: list[str] = []
     sizes: IdentityCache[list[int], int] = IdentityCache(lambda one: made.append("made") or len(one), max_entries=2)  # type: ignore[func-returns-value]
@@ -85,12 +51,6 @@ def test_template_that_uses_the_time_is_not_cached() -> None:
     chat = make_template(HERMES).chat
     timed = ChatTemplate(chat.hf_tokenizer, chat.tokenizer, clocked.chat_template, {})
     assert len({timed.render(TASK) for _ in range(50)}) > 1
-
-
-def test_message_that_is_not_json_is_rendered_by_the_template() -> None:
-    chat = make_template(HERMES).chat
-    odd = {"role": "user", "content": "Why?", "seen": {1, 2}}
-    assert chat.render([odd]) == chat.render([{"role": "user", "content": "Why?"}])
 
 
 def test_cache_is_bounded_and_evicts_the_least_recently_used() -> None:

@@ -138,35 +138,3 @@ def test_tampered_run_differs_from_its_replay(
             writer.add(rollout)
     told = run("replay", recorded, code=1).output
     assert words in told and "1 of them differ" in told
-
-
-def test_replay_needs_its_data_and_tape(recorded: Path, run: RunCommand) -> None:
-    write_rows("t.jsonl", PLAIN_ROW)
-    assert "is no longer there" in run("replay", recorded, code=2).output
-    shutil.rmtree(recorded / "tape")
-    told = run("replay", recorded, code=2).output
-    assert "has no tape" in told and "--record" in told
-
-
-def test_show_prints_the_author_of_each_token(recorded: Path, run: RunCommand) -> None:
-    table = run("show", recorded).output
-    assert "both" in table and "feedback_done" in table and "4 rollouts" in table
-    number = next(place for place, rollout in enumerate(Rollouts(recorded)) if rollout.task == "both")
-    shown = run("show", recorded, number).output
-    assert "Note 1 is written." in shown and "the sum" in shown and "reward 1" in shown
-    ledger = Rollouts(recorded)[number].ledger
-    for author, says in (("policy", "trained"), ("tool", "not trained"), ("feedback", "not trained")):
-        token = next(start for start, entry in zip(ledger.starts, ledger, strict=True) if entry.author == author)
-        told = run("why", recorded, number, token + 1).output
-        assert author in told and says in told
-    assert "no token 99999" in run("why", recorded, number, 99999, code=2).output
-    assert "no rollout 99" in run("show", recorded, 99, code=2).output
-    assert "name the folder of a run" in run("show", "nowhere", code=2).output
-
-
-def test_run_without_its_model_is_shown_without_text(recorded: Path, run: RunCommand) -> None:
-    about = json.loads((recorded / "run.json").read_text())
-    about["settings"]["model"] = "gone"
-    (recorded / "run.json").write_text(json.dumps(about))
-    told = run("show", recorded, 0).output
-    assert "shown without text: 'gone' is not a folder" in told and "turn 0: policy" in told

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -21,7 +20,7 @@ from trainer.ledger import Author
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.settings import RolloutLimits
-from trainer.rollout.steppers import BackIntoThinking, Step, Stepper, ThinkAgain, ToolsAndFeedback, Turn
+from trainer.rollout.steppers import BackIntoThinking, Step, Stepper, ToolsAndFeedback, Turn
 from trainer.rollout.task import Task
 from trainer.template import Settings, Template
 
@@ -104,17 +103,6 @@ async def test_tools_answer_calls_and_the_interaction_answers_text() -> None:
     ], "each request starts with exactly the ids of the one before"
 
 
-async def test_mask_selects_the_sampled_ids_unchanged() -> None:
-    template = make_template(HERMES)
-    turns = encode_turns(template, render_calls(("add", {"a": 3, "b": 4})), "7")
-    rollout, _ = await run_rollout(turns, template=template)
-    ledger = rollout.ledger
-    assert rollout.stop is StopReason.DONE
-    sampled = tuple(token for token, is_policy in zip(ledger.ids, ledger.mask, strict=True) if is_policy)
-    assert sampled == turns[0] + turns[1]
-    assert sum(ledger.mask) == sum(len(turn) for turn in turns)
-
-
 async def test_several_calls_of_a_turn_share_one_tool_entry() -> None:
     template = make_template(HERMES)
     turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1}), ("add", {"a": 2, "b": 2})), "2 and 4")
@@ -133,13 +121,6 @@ async def test_invalid_calls_are_answered_with_an_explanation() -> None:
     assert [entry.outcomes for entry in tools] == [(Outcome.INVALID,), (Outcome.INVALID,)]
     assert "is not of type" in str(tools[0].messages[0]["content"]) and "no tool named" in str(tools[1].messages)
     assert rollout.stop is StopReason.DONE and not rollout.stop.is_infrastructure
-
-
-async def test_rollout_stops_after_repeated_invalid_calls() -> None:
-    template = make_template(HERMES)
-    (turn,) = encode_turns(template, render_calls(("nope", {})))
-    rollout, engine = await run_rollout(lambda ids, sampling, key: turn, template=template)
-    assert rollout.stop is StopReason.INVALID_CALLS and len(engine.requests) == 3
 
 
 async def test_truncated_turn_ends_the_rollout_without_executing_calls() -> None:
@@ -189,13 +170,6 @@ async def test_each_limit_has_its_own_stop_reason(limits: RolloutLimits, stop: S
     assert rollout.stop is stop and len(rollout.ledger.turns) == turns
 
 
-async def test_user_turns_are_limited_separately_from_tool_calls() -> None:
-    template = make_template(HERMES)
-    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})), "#### 1", "#### 2", "#### 3")
-    rollout, _ = await run_rollout(turns, FEEDBACK_TASK, template=template, limits=RolloutLimits(user_turns=2))
-    assert rollout.stop is StopReason.USER_TURNS and len(rollout.ledger.turns) == 4
-
-
 @pytest.mark.parametrize(
     ("name", "limits", "reason"),
     [("disconnect", {}, "the line is dead"), ("hang", {"timeout_s": 0.05}, "no answer within")],
@@ -215,11 +189,6 @@ async def test_engine_error_ends_the_rollout_with_engine_failed() -> None:
     assert authors(rollout) == ["task"]
 
 
-async def test_session_that_cannot_be_opened_ends_the_rollout_with_tool_failed() -> None:
-    rollout, _ = await run_rollout([], Task("t", QUESTION, session_task=SessionTask(tools=("no_such_tool",))))
-    assert rollout.stop is StopReason.TOOL_FAILED and "no_such_tool" in rollout.reason
-
-
 async def test_tool_can_end_the_rollout() -> None:
     template = make_template(HERMES)
     rollout, _ = await run_rollout(encode_turns(template, render_calls(("finish", {}))), template=template)
@@ -234,14 +203,6 @@ async def test_cancelling_a_rollout_cancels_its_calls_and_closes_its_session() -
             with anyio.move_on_after(0.1):
                 await RolloutRunner(engine, template, open_gateway).run(PLAIN_TASK, group="g")
             assert not open_gateway.sessions
-
-
-async def test_think_again_adds_a_round_after_a_wrong_answer() -> None:
-    template = make_template(HERMES)
-    stepper = ThinkAgain(lambda text, task: "7" in text, "No. Again.", tries=3)
-    rollout, _ = await run_rollout(encode_turns(template, "8", "9", "7"), template=template, stepper=stepper)
-    assert rollout.stop is StopReason.DONE and authors(rollout) == ["task", "policy"] + ["feedback", "policy"] * 2
-    assert "No. Again." in template.tokenizer.decode(rollout.ledger.entries[2].ids)
 
 
 async def test_inserted_text_continues_the_turn_and_is_masked() -> None:
@@ -268,17 +229,6 @@ async def test_async_stepper_passes_infos_and_ends_the_rollout() -> None:
     assert rollout.stop is StopReason.STEP_DONE and rollout.infos["seen"] == "one"
 
 
-async def test_exception_in_a_stepper_ends_the_rollout_with_error() -> None:
-    class FailingStepper(ToolsAndFeedback):
-        async def step(self, turn: Turn) -> Step:
-            raise KeyError("no such thing")
-
-    rollout, _ = await run_rollout(
-        encode_turns(make_template(HERMES), render_calls(("add", {}))), stepper=FailingStepper()
-    )
-    assert rollout.stop is StopReason.ERROR and "KeyError" in rollout.reason
-
-
 async def test_seeds_differ_by_turn_and_are_reproducible() -> None:
     template = make_template(HERMES)
     turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})), "2")
@@ -303,47 +253,3 @@ async def test_inference_template_starts_a_new_ledger_when_reasoning_is_dropped(
     )
     assert engine.requests[1].ids == rollout.ledger.entries[0].ids
     assert sum(rollout.ledger.mask) == len(rollout.ledger.turns[0].ids)
-
-
-async def test_inserted_text_continues_the_ledger_under_an_inference_template() -> None:
-    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
-    stepper = BackIntoThinking(lambda text, task: "7" in text, "\nWait, that is wrong. ")
-    (first_ids,) = encode_turns(template, "It is 8", end=False)
-    rollout, engine = await run_rollout([first_ids, *encode_turns(template, "7")], template=template, stepper=stepper)
-    assert rollout.earlier == () and engine.requests[1].ids[: len(engine.requests[0].ids)] == engine.requests[0].ids
-    assert template.tokenizer.decode(rollout.ledger.ids).endswith("It is 8\nWait, that is wrong. 7<|im_end|>")
-
-
-async def test_infos_that_a_stepper_adds_to_a_tool_answer_reach_the_rollout() -> None:
-    class AddsInfo(ToolsAndFeedback):
-        async def step(self, turn: Turn) -> Step:
-            step = await super().step(turn)
-            return replace(step, info={**step.info, "level": 3})
-
-    turns = encode_turns(make_template(HERMES), render_calls(("add", {"a": 1, "b": 1})), "2")
-    rollout, _ = await run_rollout(turns, stepper=AddsInfo())
-    assert rollout.infos == {"level": 3}
-    assert rollout.ledger.entries[2].info["tools"][0]["name"] == "add"
-
-
-async def test_drift_is_counted_and_the_first_of_each_cause_logged(caplog: pytest.LogCaptureFixture) -> None:
-    template = make_template(HERMES)
-    tight = '<tool_call>\n{"name":"add","arguments":{"a": 1, "b": 1}}\n</tool_call>'
-    texts = iter(encode_turns(template, tight, "2") * 3)
-    engine = ScriptedEngine(lambda ids, sampling, key: next(texts))
-    async with gateway() as open_gateway, engine:
-        runner = RolloutRunner(engine, template, open_gateway)
-        rollouts = [await runner.run(PLAIN_TASK, group="g", index=index) for index in range(3)]
-    assert [rollout.infos["drift"] for rollout in rollouts] == [{"whitespace": 1}] * 3
-    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert '{"name": "add"' in message and '{"name":"add"' in message
-
-
-async def test_max_tokens_of_a_turn_do_not_exceed_the_rest_of_the_rollout() -> None:
-    template = make_template(HERMES)
-    turns = encode_turns(template, render_calls(("add", {"a": 1, "b": 1})), "2")
-    rollout, engine = await run_rollout(
-        turns, template=template, limits=RolloutLimits(rollout_tokens=2000, turn_tokens=1990)
-    )
-    max_tokens = [request.sampling.max_tokens for request in engine.requests]
-    assert max_tokens[1] == 2000 - len(engine.requests[1].ids) and rollout.stop is StopReason.DONE

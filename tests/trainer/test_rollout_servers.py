@@ -94,25 +94,3 @@ async def test_hanging_tool_times_out_without_delaying_other_rollouts(folder: Pa
         assert rollout.stop is StopReason.TOOL_FAILED and "no answer within 2 s" in rollout.reason
         assert rollout.ledger.entries[-1].outcomes == (Outcome.TIMEOUT,)
     assert counts.snapshot().outcomes[Outcome.TIMEOUT] == 2
-
-
-async def test_tool_errors_are_read_by_the_policy_and_do_not_end_the_rollout(folder: Path) -> None:
-    texts = {
-        "t": (
-            render_calls(("fail", {"message": "no such page"})),
-            render_calls(("rpc_error", {"code": -32000})),
-            "done",
-        )
-    }
-    groups_by_task, _ = await run_groups(folder, texts)
-    for rollout in groups_by_task["t"].rollouts:
-        assert rollout.stop is StopReason.DONE and "no such page" in join_answers(rollout)
-        assert [entry.outcomes for entry in rollout.ledger if entry.outcomes] == [(Outcome.ERROR,), (Outcome.ERROR,)]
-
-
-async def test_too_long_answer_ends_the_rollout_with_length_rollout(folder: Path) -> None:
-    texts = {"t": (render_calls(("huge", {"mb": 0.05})), "never written"), "lives": ECHO}
-    groups_by_task, _ = await run_groups(folder, texts, limits=RolloutLimits(rollout_tokens=9000))
-    assert {rollout.stop for rollout in groups_by_task["t"].rollouts} == {StopReason.LENGTH_ROLLOUT}
-    assert all("does not fit" in rollout.reason for rollout in groups_by_task["t"].rollouts)
-    assert {rollout.stop for rollout in groups_by_task["lives"].rollouts} == {StopReason.DONE}

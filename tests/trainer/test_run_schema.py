@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ def test_shipped_schema_matches_the_settings() -> None:
     )
 
 
-def test_every_key_has_a_description() -> None:
-    for name, part in {**SCHEMA["$defs"], "file": SCHEMA}.items():
-        for key, about in part.get("properties", {}).items():
-            assert about is False or about.get("description"), f"{name}.{key}"
-
-
 @pytest.mark.parametrize("file", sorted(find_jobs().values()), ids=lambda file: file.name)
 def test_shipped_jobs_match_the_schema(file: Path) -> None:
     VALIDATOR.validate(yaml.safe_load(file.read_text()))
@@ -41,15 +34,3 @@ def test_shipped_jobs_match_the_schema(file: Path) -> None:
 )
 def test_schema_refuses_what_a_run_would(content: dict[str, Any]) -> None:
     assert not VALIDATOR.is_valid(content)
-
-
-def test_command_prints_and_writes_the_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["schema"])
-    run_schema.main()
-    assert capsys.readouterr().out == run_schema.schema_text()
-    monkeypatch.setattr(sys, "argv", ["schema", "--write"])
-    monkeypatch.setattr(run_schema, "RUN_SCHEMA", tmp_path / "x.json")
-    run_schema.main()
-    assert (tmp_path / "x.json").read_text() == run_schema.schema_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
 from random import Random
 from typing import Any
 
@@ -17,7 +16,7 @@ from trainer.engine.base import EngineError, Sampling
 from trainer.engine.scripted import Answer, Script
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import GroupRules
-from trainer.rollout.steppers import ToolsAndFeedback, Turn, find_failed_tools
+from trainer.rollout.steppers import ToolsAndFeedback, Turn
 
 
 async def test_groups_are_yielded_in_the_order_in_which_they_finish() -> None:
@@ -34,19 +33,6 @@ async def test_groups_are_yielded_in_the_order_in_which_they_finish() -> None:
     assert (first.task.id, second.task.id) == ("quick", "slow")
     assert [rollout.index for rollout in second.rollouts] == [0, 1]
     assert {rollout.group for rollout in first.rollouts} == {"1"}
-
-
-async def test_submitting_under_another_name_uses_other_seeds() -> None:
-    async with open_harness({"*": ("done",)}) as harness:
-        scheduler = harness.make_scheduler(2)
-        for name in ("", "12-"):
-            async with scheduler.submit(make_tasks("t", "t"), name) as groups:
-                assert {rollout.group async for group in groups for rollout in group.rollouts} == {
-                    f"{name}0",
-                    f"{name}1",
-                }
-    assert set(harness.request_keys[4:]) == {"12-0/t/0", "12-0/t/1", "12-1/t/0", "12-1/t/1"}
-    assert len({request.sampling.seed for request in harness.engine.requests}) == 8
 
 
 def engine_fails_first_rollout(failures: int, error: str = "out of memory") -> Script:
@@ -72,13 +58,6 @@ async def test_failed_rollout_is_repeated_with_the_same_seed_and_recorded() -> N
     assert failed.reward is None and {rollout.reward for rollout in group.rollouts} == {1.0}
     assert len({request.sampling.seed for request in harness.engine.requests}) == 3
     assert len(harness.finished) == 4 and failed in harness.finished
-
-
-async def test_rollout_that_failed_twice_is_repeated_with_another_seed() -> None:
-    async with open_harness(engine_fails_first_rollout(2)) as harness:
-        (group,) = await harness.run_all(make_tasks("t", truth="7"), 1)
-    first, second, third = (request.sampling.seed for request in harness.engine.requests)
-    assert first == second != third and group.status == "whole"
 
 
 @pytest.mark.parametrize(
@@ -137,28 +116,6 @@ async def test_refill_that_avoids_the_tool_that_failed_takes_no_place() -> None:
     assert "it did without `search`" in set_aside.reason and set_aside.rewards == {}
 
 
-async def test_refill_that_calls_the_tool_again_takes_the_place() -> None:
-    calls = count()
-
-    async def search() -> str:
-        """Answers from the third call on."""
-        if next(calls) < 2:
-            raise ConnectionResetError("the line is dead")
-        return "found"
-
-    async with open_harness(calls_or_avoids(lambda *_: False), search) as harness:
-        (group,) = await harness.run_all(make_tasks("t", truth="7"), 2)
-    assert group.status == "whole" and [find_failed_tools(rollout) for rollout in group.failed] == [["search"]] * 2
-    assert all(find_failed_tools(rollout) == [] for rollout in group.rollouts)
-
-
-async def test_invalid_calls_of_the_policy_do_not_fail_the_group() -> None:
-    async with open_harness({"t": (render_calls(("nope", {})),) * 9}) as harness:
-        (group,) = await harness.run_all(make_tasks("t"), 2)
-    assert {rollout.stop for rollout in group.rollouts} == {StopReason.INVALID_CALLS}
-    assert group.failed == () and harness.counts.snapshot().retried == 0
-
-
 async def test_exception_in_a_stepper_fails_only_its_own_rollouts() -> None:
     class FailingStepper(ToolsAndFeedback):
         def check_finished(self, turn: Turn) -> Any:
@@ -185,16 +142,6 @@ async def test_leaving_the_block_cancels_all_calls_and_closes_all_sessions() -> 
         assert not harness.gateway.sessions and harness.engine.in_flight == 0
     assert tool.cancelled["hangs"] == 3 and harness.engine.cancelled == 1
     assert "5/late/0" not in harness.request_keys and [rollout.task for rollout in harness.finished] == ["quick"]
-
-
-async def test_exception_in_the_block_cancels_rollouts_and_propagates() -> None:
-    tool = BlockingTool()
-    async with open_harness({"t": blocking_turns("t")}, tool.block) as harness:
-        with pytest.raises(BaseExceptionGroup) as raised:
-            async with harness.make_scheduler(2).submit(make_tasks("t")):
-                await anyio.wait_all_tasks_blocked()
-                raise LookupError("in the block")
-    assert raised.group_contains(LookupError, match="in the block") and tool.cancelled["t"] == 2
 
 
 async def test_300_rollouts_with_slow_and_failing_tools_each_finish_once() -> None:

@@ -7,10 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.client import RemoteGateway
 from gateway.config.models import ResultLimit
 from gateway.errors import ConfigError
-from gateway.gateway import Gateway
 from gateway.types import ToolCall
 from trainer.rollout.settings import BaseRolloutSettings, RolloutSettings
 from trainer.rollout.steppers import ToolsAndFeedback
@@ -42,10 +40,6 @@ def settings(stepper: str | None) -> RolloutSettings:
     return RolloutSettings(model=Path("m"), data="d", out=Path("o"), stepper=stepper)
 
 
-def test_default_stepper_runs_tools_and_feedback() -> None:
-    assert type(make_stepper(settings(None))) is ToolsAndFeedback
-
-
 def test_plugin_is_loaded_from_a_module_or_a_file(plugins: Path) -> None:
     assert type(make_stepper(settings("trainer.rollout.steppers:ToolsAndFeedback"))) is ToolsAndFeedback
     assert type(make_stepper(settings(f"{plugins}:Mine"))).__name__ == "Mine"
@@ -66,11 +60,6 @@ def test_invalid_plugin_is_reported_with_a_remedy(plugins: Path, name: str, word
         make_stepper(settings(name.format(file=plugins)))
 
 
-def test_tools_are_a_folder_or_a_running_gateway() -> None:
-    assert isinstance(make_gateway(BaseRolloutSettings(tools="http://127.0.0.1:9")), RemoteGateway)
-    assert isinstance(make_gateway(BaseRolloutSettings()), Gateway)
-
-
 async def test_result_limit_of_the_run_applies_to_tools_without_one(tmp_path: Path) -> None:
     (tmp_path / "lengthy.py").write_text(
         "def long() -> str:\n    return 'a' * 50\ndef own() -> str:\n    return 'b' * 50\n"
@@ -84,8 +73,3 @@ async def test_result_limit_of_the_run_applies_to_tools_without_one(tmp_path: Pa
             long, own = [await session.call(ToolCall("1", name, "{}")) for name in ("long", "own")]
     assert long.text.startswith("a" * 5) and not long.text.endswith("a") and len(long.text) < 50
     assert len(own.text) > len(long.text)
-
-
-def test_result_limit_is_refused_for_a_remote_gateway() -> None:
-    with pytest.raises(ConfigError, match="result_limit: a remote gateway truncates results itself"):
-        make_gateway(BaseRolloutSettings(tools="http://127.0.0.1:9", result_limit=ResultLimit(chars=20)))

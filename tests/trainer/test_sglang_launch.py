@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
-from rich.console import Console
 
-from tests.trainer.train.jobs import small_job
 from trainer import engines
-from trainer.engine.base import EngineError
 from trainer.engine.sglang import launch
 from trainer.engine.sglang.weight_sync.verify import NO_REFERENCE
-from trainer.policy.memory_parts import MemoryPlan
-from trainer.policy.placement import Placement
 from trainer.rollout.settings import BaseRolloutSettings, ServingSettings
-from trainer.train import start
 
 SERVER = '''
 import json, multiprocessing, os, sys
@@ -74,21 +65,11 @@ def test_sglang_processes_find_the_kernel_stand_in_and_user_options_come_last(in
     assert environment == ["1", "1", "1"]
 
 
-def test_users_environment_variables_are_kept(installed: Path) -> None:
-    seen = launched(installed, "--device=cpu", OMP_NUM_THREADS="7", SGLANG_ROPE_CACHE_FP32="0")
-    assert seen["spawned"][2] == ["1", "0", "7"]
-
-
 def test_untested_release_is_refused_without_cuda() -> None:
     with pytest.raises(SystemExit, match=r"SGLang 0.5.22 was not tested without CUDA; tested: 0.5.23"):
         launch.check("0.5.22")
     for version in launch.TESTED:
         launch.check(version)
-
-
-def test_python_without_sglang_is_reported() -> None:
-    with pytest.raises(SystemExit, match="has no SGLang: `make sglang`"):
-        launch.main(["--device", "cpu"])
 
 
 @pytest.mark.parametrize(
@@ -102,23 +83,6 @@ def test_python_without_sglang_is_reported() -> None:
 )
 def test_requested_device_is_used(words: list[str], expected: bool) -> None:
     assert launch.on_cpu(words) is expected
-
-
-@pytest.mark.parametrize("cuda", [True, False])
-def test_device_defaults_to_cpu_without_cuda(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
-    assert launch.on_cpu(["--model-path", "m"]) is not cuda
-
-
-def test_sglang_is_started_unmodified_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Any] = []
-    monkeypatch.setattr("runpy.run_module", lambda *names, **more: started.append((names, more, [*sys.argv])))
-    monkeypatch.setattr(sys, "argv", [])
-    modules = {*sys.modules}
-    launch.main(["--device", "cuda", "--port", "1"])
-    words = ["sglang.launch_server", "--device", "cuda", "--port", "1"]
-    assert started == [(("sglang.launch_server",), {"run_name": "__main__"}, words)]
-    assert "sgl_kernel" not in {*sys.modules} - modules
 
 
 @pytest.mark.parametrize(
@@ -135,14 +99,6 @@ def test_processes_of_a_server_on_the_cpu_share_its_cores(
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: cores)
     assert launch.bind_cores(words).get("SGLANG_CPU_OMP_THREADS_BIND") == bound
-
-
-def test_kernel_stand_ins_raise() -> None:
-    module = launch.kernels()
-    for name in launch.KERNELS:
-        with pytest.raises(NotImplementedError, match=name):
-            getattr(module, name)()
-    assert not hasattr(module, "rmsnorm")
 
 
 def served(model: Path, *options: str, replicas: int = 2, trainer_gpus: int = 0) -> list[tuple[str, ...]]:
@@ -170,44 +126,6 @@ def test_each_server_gets_its_own_gpus(
     assert served(tmp_path, *options) == [("--base-gpu-id", gpu) for gpu in first]
     assert served(tmp_path, *options, replicas=1) == [()]
     assert served(tmp_path, "--device", "cpu", *options) == [(), ()]
-
-
-def test_several_servers_leave_the_gpus_of_the_ranks_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    first = served(tmp_path, replicas=4, trainer_gpus=4)
-    assert first == [("--base-gpu-id", gpu) for gpu in ("4", "5", "6", "7")]
-    assert served(tmp_path, "--base-gpu-id", "2", trainer_gpus=4) == [("--base-gpu-id", gpu) for gpu in ("2", "3")]
-    with pytest.raises(EngineError, match="asks for 5 servers with 1 GPU each, but 4 are available from number 4 on"):
-        served(tmp_path, replicas=5, trainer_gpus=4)
-
-
-def test_more_servers_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert served(tmp_path) == [(), ()]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    with pytest.raises(
-        EngineError, match=r"`serving.replicas` asks for 2 servers with 2 GPUs each, but 3 are available"
-    ):
-        served(tmp_path, "--tp", "2")
-
-
-async def test_memory_plan_is_printed_even_if_the_server_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = MemoryPlan((), 2**30)
-    monkeypatch.setattr(start, "plan_placement", lambda *_, **__: Placement("beside", plan, 0.5))
-    monkeypatch.setattr(start, "_load_policy", lambda *_: None)
-    monkeypatch.setattr(start, "_plan_other_ranks", lambda *_: ())
-
-    def engine(*_: object) -> NoReturn:
-        raise EngineError("no memory")
-
-    job: Any = SimpleNamespace(settings=small_job(), model=None, make_engine=engine)
-    folder: Any = SimpleNamespace(path=Path("run"))
-    console = Console(file=io.StringIO(), width=200)
-    async with AsyncExitStack() as stack:
-        with pytest.raises(EngineError, match="no memory"):
-            await start._build_train_loop(job, job.settings, folder, None, stack, console)
-    assert "the server may take 50%" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def launched(packages: Path, *words: str, **variables: str) -> dict[str, Any]:

@@ -88,11 +88,6 @@ async def test_server_gets_sglangs_options_and_a_clean_environment(
     assert started["leading"] == {}
 
 
-def test_options_that_are_not_set_are_left_to_sglang() -> None:
-    assert ServerOptions().to_args() == ["--skip-tokenizer-init"]
-    assert ServerOptions(tokenizer=True).to_args() == []
-
-
 async def test_killed_restart_is_repeated(named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[EngineError] = []
 
@@ -108,22 +103,6 @@ async def test_killed_restart_is_repeated(named: Named, monkeypatch: pytest.Monk
             monkeypatch.setattr(server, "_start", start)
             await server.restart()
             assert server.alive and failed
-
-
-async def test_restarted_server_keeps_its_address(named: Named) -> None:
-    with anyio.fail_after(60):
-        async with ServerProcess(MODEL, log=(log := named())) as server:
-            url, pid = server.url, server.pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            await wait_until(lambda: not server.alive)
-            assert "ended by signal 9" in str(server.error("is gone"))
-            await server.restart()
-            assert server.alive and server.pid != pid
-            assert server.url == url and await answers(url)
-            first, second = starts(log)
-            assert not any(alive(pid) for pid in first["pids"])
-        assert not any(alive(pid) for pid in second["pids"])
 
 
 async def test_address_is_reserved_while_the_server_is_down(named: Named) -> None:
@@ -157,15 +136,6 @@ async def test_server_that_does_not_answer_in_time_is_ended(named: Named, how: s
     await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
 
 
-async def test_waiting_caller_gets_the_start_error(named: Named, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.engine.sglang.server_process.PROGRESS_EVERY_S", 0.5)
-    heard: list[str] = []
-    with anyio.fail_after(60), pytest.raises(EngineError):
-        async with ServerProcess(MODEL, ServerOptions(start_s=3), log=named("sleeps"), notify=heard.append):
-            pass
-    assert len(heard) >= 2 and all("is starting" in line for line in heard)
-
-
 async def test_killed_trainer_leaves_no_server(named: Named) -> None:
     log = named()
     trainer = await anyio.open_process([sys.executable, "-c", TRAINER, str(log)], stdin=None, stderr=None, cwd=ROOT)
@@ -180,53 +150,9 @@ async def test_killed_trainer_leaves_no_server(named: Named) -> None:
     await wait_until(lambda: not any(alive(pid) for pid in started["pids"]))
 
 
-async def test_deleted_log_does_not_hide_a_failure(named: Named) -> None:
-    with anyio.fail_after(60):
-        async with ServerProcess(MODEL, log=(log := named())) as server:
-            log.unlink()
-            assert "is slow" in str(server.error("is slow")) and "cannot be read" in str(server.error("is slow"))
-
-
-def test_python_that_cannot_be_executed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(server_process.PYTHON_VARIABLE, "/nowhere/python")
-    with pytest.raises(EngineError, match=r"MTRL_SGLANG_PYTHON is '/nowhere/python', which cannot be executed"):
-        server_process.find_python()
-
-
-def test_server_python_has_its_own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/ours")
-    assert "PYTHONPATH" not in server_process.server_environment()
-    monkeypatch.setenv(server_process.PYTHONPATH_VARIABLE, "/theirs")
-    assert server_process.server_environment()["PYTHONPATH"] == "/theirs"
-
-
 def test_servers_do_not_get_the_token_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     assert "secret" not in server_process.server_environment().values()
-
-
-def test_environment_of_make_sglang_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(server_process.PYTHON_VARIABLE, raising=False)
-    monkeypatch.chdir(tmp_path)
-    made = tmp_path / server_process.DEFAULT_PYTHON
-    made.parent.mkdir(parents=True)
-    stand_in(made.parent)
-    assert server_process.find_python() == made
-
-
-def test_missing_environment_is_reported_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(server_process.PYTHON_VARIABLE, raising=False)
-    monkeypatch.setattr(server_process, "DEFAULT_PYTHON", "nowhere/python")
-    monkeypatch.setattr(server_process, "find_spec", lambda _: None)
-    with pytest.raises(EngineError, match=r"run `make sglang`, or set MTRL_SGLANG_PYTHON"):
-        server_process.find_python()
-
-
-def test_sglang_in_the_trainers_environment_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(server_process.PYTHON_VARIABLE, raising=False)
-    monkeypatch.setattr(server_process, "DEFAULT_PYTHON", "nowhere/python")
-    monkeypatch.setattr(server_process, "find_spec", lambda name: name == "sglang")
-    assert server_process.find_python() == Path(sys.executable)
 
 
 Named = Callable[..., Path]
@@ -251,18 +177,3 @@ def alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def test_log_tail_shows_the_error_before_many_later_lines(tmp_path: Path) -> None:
-    server = ServerProcess(MODEL, log=tmp_path / "server.log")
-    trace = (
-        'Traceback (most recent call last):\n  File "model.py", line 1, in run\nRuntimeError: all is lost: 12 bytes\n'
-    )
-    count = "nanobind: leaked 64 types!\n" + ' - leaked type "ATOMIC_OP"\n' * 30 + " - ... skipped remainder\n"
-    server.log.write_text(trace + "the other process ends\n" * 3 + count + "killed\n" * 30)
-    told = str(server.error("is lost"))
-    _, error, gap, *_ = told.splitlines()
-    assert error == "RuntimeError: all is lost: 12 bytes" and gap == "..."
-    assert "leaked" not in told and "skipped" not in told and told.endswith("killed") and len(told.splitlines()) <= 21
-    server.log.write_text(trace + "killed")
-    assert str(server.error("is lost")).count("all is lost") == 1

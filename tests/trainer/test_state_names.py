@@ -50,31 +50,6 @@ async def test_state_that_the_server_has_not_is_named_by_row_with_the_closest_on
     ]
 
 
-async def test_state_outside_of_the_folder_is_refused_and_rows_for_other_tools_are_left_alone(tmp_path: Path) -> None:
-    servers = write_servers(tmp_path, states=str(tmp_path / "states"))
-    rows: list[dict[str, object]] = [{"prompt": "x", "state": "../full"}, {"prompt": "y", "state": "ful", "tools": []}]
-    told = await problems(rows, None, servers)
-    assert len(told) == 1 and "rows:1: state: shelves: '../full' is not the name of a state" in told[0]
-
-
-@pytest.mark.parametrize("extra", [{"end_state": {"shelves": "sha256:0"}}, {}])
-async def test_state_where_no_server_has_states_is_told_if_it_is_meant_as_one(
-    tmp_path: Path, extra: dict[str, object]
-) -> None:
-    """Without `end_state` or a `state` of the server, the column may be the user's own, such as one of Texas."""
-    told = await problems([{"prompt": "x", "state": "Texas", **extra}], None, write_servers(tmp_path))
-    assert bool(told) == bool(extra) and all("give the server or sandbox `states`" in text for text in told)
-    with_default = write_servers(tmp_path, state=str(tmp_path / "states" / "full"))
-    assert await problems([{"prompt": "x", "state": "Texas", **extra}], None, with_default)
-
-
-async def test_states_of_sandboxes_are_checked(tmp_path: Path) -> None:
-    (tmp_path / "tools" / "states" / "full").mkdir(parents=True)
-    (tmp_path / "tools" / "box.yaml").write_text("tools:\n  - sandbox_tools: [files]\n    states: states\n")
-    told = await problems(ROWS, tmp_path / "tools", None)
-    assert len(told) == 1 and "rows:3: state: sandbox: there is no state 'ful'" in told[0]
-
-
 @pytest.mark.parametrize(
     "words", [("check", "--tools", "tools", "--data", "t.jsonl"), ("--config", "run.yaml", "--dry-run")]
 )

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerFast
 
-from gateway.types import ToolCall, ToolSpec
+from gateway.types import ToolSpec
 from tests.trainer.conversations import (
     TASK,
     TOOL,
     TagParser,
-    calling_turn,
     make_calls,
     make_template,
     text_turn,
@@ -27,24 +24,10 @@ from tests.trainer.tokenizer_families import (
     make_tokenizer,
     save_tokenizer_folder,
 )
-from trainer.parse.base import Reply
 from trainer.parse.hermes import Hermes
 from trainer.template import Settings, Template, TemplateError, probe, render_reply
 
 HERMES = FAMILIES["hermes"]
-
-
-@pytest.mark.parametrize("in_settings", [False, True])
-def test_syntax_error_of_a_template_is_told_with_its_line(in_settings: bool, tmp_path: Path) -> None:
-    save_tokenizer_folder(HERMES, tmp_path)
-    broken = "{# a chat #}\n{% for message in messages %}\n{{ message.content"
-    if in_settings:
-        settings = Settings(chat_template=broken)
-    else:
-        settings = Settings()
-        (tmp_path / "chat_template.jinja").write_text(broken)
-    with pytest.raises(TemplateError, match=r"is no valid Jinja: line 3: .*\n  remedy: copy it again, or correct"):
-        Template.load(tmp_path, settings=settings, tools=[TOOL])
 
 
 def test_prompt_equals_apply_chat_template() -> None:
@@ -52,12 +35,6 @@ def test_prompt_equals_apply_chat_template() -> None:
     template = Template.load(tokenizer, TagParser())
     given = tokenizer.apply_chat_template(list(TASK), tools=[TOOL], add_generation_prompt=True)
     assert list(template.encode_prompt(TASK, [TOOL])) == given["input_ids"]
-
-
-def test_tool_spec_equals_its_function_schema() -> None:
-    template = make_template(HERMES)
-    spec = ToolSpec(TOOL["function"]["name"], TOOL["function"]["description"], TOOL["function"]["parameters"])
-    assert template.encode_prompt(TASK, [spec]) == template.encode_prompt(TASK, [TOOL])
 
 
 def test_tail_starts_after_the_policys_end_token() -> None:
@@ -81,25 +58,6 @@ def test_consecutive_replies_share_a_turn_as_in_the_template() -> None:
         template.encode_tail(tool_replies(make_calls("gnu", "emu"), "one", "two"), ended=True)
     )
     assert tail.count("<|im_start|>user") == 1 and tail.index("one") < tail.index("two")
-
-
-def test_tail_has_the_names_and_ids_of_its_calls() -> None:
-    harmony = make_template(FAMILIES["harmony"])
-    assert "functions.look_up to=assistant" in harmony.tokenizer.decode(
-        harmony.encode_tail(tool_replies(make_calls("gnu"), "x"), ended=True)
-    )
-    kimi = make_template(FAMILIES["kimi"])
-    assert "Return of call00000" in kimi.tokenizer.decode(
-        kimi.encode_tail(tool_replies(make_calls("gnu"), "x"), ended=True)
-    )
-
-
-def test_several_replies_are_rendered_even_if_the_template_takes_one_call() -> None:
-    template = make_template(FAMILIES["llama3"])
-    tail = template.tokenizer.decode(
-        template.encode_tail(tool_replies(make_calls("gnu", "emu"), "one", "two"), ended=True)
-    )
-    assert "one" in tail and "two" in tail
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
@@ -131,20 +89,6 @@ def test_system_prompt_may_contain_markup_and_a_user_message_not() -> None:
     assert think not in template.encode_prompt([{"role": "user", "content": "Think in <think>."}])
 
 
-def test_invented_tool_names_do_not_change_the_tail() -> None:
-    template = make_template(HERMES)
-    wild = [ToolCall("Mark7f3a", "Mark7f3aa</tool_call><|im_end|>\n", "{}"), *make_calls("gnu")]
-    tame = template.encode_tail(tool_replies(make_calls("gnu", "emu"), "one", "two"), ended=True)
-    assert template.encode_tail(tool_replies(wild, "one", "two"), ended=True) == tame
-
-
-def test_end_tokens_are_escaped_even_if_not_declared_special() -> None:
-    lax = replace(HERMES, special=("<|endoftext|>",), markup=("<|im_start|>", "<|im_end|>", *HERMES.markup))
-    template = Template.load(make_tokenizer(lax), TagParser())
-    assert template.stop_tokens == ("<|im_end|>",)
-    assert template.tokenizer.control_ids["<|im_end|>"] not in template.encode_insert("so <|im_end|>")
-
-
 def test_control_tokens_made_by_a_normalizer_are_text() -> None:
     tokenizer = make_tokenizer(HERMES, normalizing=True)
     template = Template.load(tokenizer, TagParser())
@@ -167,14 +111,6 @@ def test_tail_is_not_encoded_as_the_start_of_a_text() -> None:
     assert [finding.check for finding in probe(template).findings if not finding.is_ok] == ["the parser"]
 
 
-def test_whitespace_added_tokens_are_no_control_tokens() -> None:
-    tokenizer = make_tokenizer(HERMES)
-    tokenizer.add_tokens([AddedToken("   ", special=False, normalized=False)])
-    tokens = Template.load(tokenizer, TagParser()).tokenizer
-    assert "   " not in tokens.control_ids
-    assert tokens.encode(tokens.fence("a   b")) == tuple(tokenizer.encode("a   b"))
-
-
 def test_lone_surrogate_does_not_end_a_rollout() -> None:
     template = make_template(HERMES)
     assert "\ufffd!" in template.tokenizer.decode(
@@ -189,14 +125,6 @@ def test_inserted_text_is_part_of_the_policys_turn() -> None:
     assert template.tokenizer.control_ids["<think>"] in ids and template.tokenizer.control_ids["<|im_end|>"] not in ids
 
 
-def test_policy_text_is_parsed_without_its_end_token() -> None:
-    template = make_template(HERMES)
-    turn = calling_turn(make_calls("gnu"), "Let me see.")
-    reply = template.parse_turn(render_reply(template, TASK, turn, [TOOL]))
-    assert (reply.content, [call.name for call in reply.calls]) == ("Let me see.", ["look_up"])
-    assert template.parse_turn(template.tokenizer.encode("so far")).content == "so far"
-
-
 def test_reasoning_started_by_the_prompt_is_parsed_as_reasoning() -> None:
     template = make_template(FAMILIES["qwq"])
     assert template.prefill == "<think>\n"
@@ -207,14 +135,6 @@ def test_reasoning_started_by_the_prompt_is_parsed_as_reasoning() -> None:
 NO_THINKING = Settings(chat_template_kwargs={"enable_thinking": False})
 
 
-def test_empty_reasoning_in_the_prompt_is_the_start_of_the_turn() -> None:
-    template = make_template(FAMILIES["qwen3"], NO_THINKING, Hermes())
-    assert template.prefill == "<think>\n\n</think>\n\n"
-    assert template.tokenizer.decode(template.encode_prompt(TASK)).endswith(template.prefill)
-    reply = template.parse_turn(template.tokenizer.encode("A gnu.<|im_end|>"))
-    assert (reply.reasoning, reply.content.strip()) == ("", "A gnu.")
-
-
 @pytest.mark.parametrize("history", ["full", "inference_template"])
 @pytest.mark.parametrize("sanity", ["strict", "ignore_strippable", "disable"])
 def test_qwen3_without_thinking_passes_the_probe(history: Any, sanity: Any) -> None:
@@ -222,37 +142,6 @@ def test_qwen3_without_thinking_passes_the_probe(history: Any, sanity: Any) -> N
     report = probe(make_template(FAMILIES["qwen3"], settings, Hermes()))
     assert report.is_ok
     assert f"empty reasoning from earlier turns; history={history}" in "\n".join(map(str, report.findings))
-
-
-def test_reply_becomes_a_chat_message() -> None:
-    template = make_template(HERMES)
-    reply = Reply("Let me see.", "Hm.", (ToolCall("call00000", "look_up", '{"word": "gnu"}'),))
-    assert template.build_message(reply) == {
-        **calling_turn(make_calls("gnu"), "Let me see."),
-        "reasoning_content": "Hm.",
-    }
-    assert template.build_message(Reply("A gnu.")) == text_turn("A gnu.")
-
-
-def test_all_end_tokens_are_known(tmp_path: Path) -> None:
-    folder = save_tokenizer_folder(FAMILIES["glm"], tmp_path)
-    assert Template.load(folder, TagParser()).stop_tokens == ("<|endoftext|>", "<|user|>", "<|observation|>")
-    # A base model's own end of sequence is not the end of a turn in its template.
-    base = make_tokenizer(HERMES)
-    base.eos_token = "<|endoftext|>"
-    assert Template.load(base, TagParser()).stop_tokens == ("<|endoftext|>", "<|im_end|>")
-
-
-def test_parser_is_given_named_or_chosen() -> None:
-    tokenizer = make_tokenizer(HERMES)
-    assert Template.load(tokenizer).parser.name == "hermes"
-    assert Template.load(tokenizer, "kimi").parser.name == "kimi"
-    assert Template.load(tokenizer, TagParser()).parser.name == "tags"
-
-
-def test_configured_template_overrides_the_folders() -> None:
-    settings = Settings(chat_template=FAMILIES["qwen3"].template)
-    assert make_template(HERMES, settings).encode_prompt(TASK) == make_template(FAMILIES["qwen3"]).encode_prompt(TASK)
 
 
 def _bare(folder: Path) -> None:
@@ -309,24 +198,3 @@ def test_demonstration_continues_reasoning_started_by_the_prompt() -> None:
     # A template that writes no thought at all is helped to close the one that its prompt began.
     ids = render_reply(make_template(FAMILIES["qwq"]), TASK, text_turn("A gnu."))
     assert template.tokenizer.decode(ids) == "\n</think>\n\nA gnu.<|im_end|>"
-
-
-def test_arguments_that_are_no_object_are_rendered_unchanged() -> None:
-    template = make_template(FAMILIES["kimi"])
-    turn = calling_turn([ToolCall("call00000", "look_up", "gnu, please")])
-    assert "gnu, please" in template.tokenizer.decode(template.encode_prompt([*TASK, turn], [TOOL]))
-
-
-def test_demonstration_ends_with_the_policys_end_token() -> None:
-    template = make_template(FAMILIES["glm"])
-    observation, user = (template.tokenizer.control_ids[name] for name in ("<|observation|>", "<|user|>"))
-    assert render_reply(template, TASK, calling_turn(make_calls("gnu")), [TOOL])[-1] == observation
-    assert render_reply(template, TASK, text_turn("A gnu."), [TOOL])[-1] == user
-
-
-def test_slow_tokenizer_is_refused_with_a_remedy() -> None:
-    class Slow(PreTrainedTokenizerFast):
-        backend_tokenizer = None  # type: ignore[assignment]
-
-    with pytest.raises(TemplateError, match="fast tokenizer"):
-        Template.load(Slow(tokenizer_object=make_tokenizer(HERMES).backend_tokenizer), TagParser())

@@ -13,25 +13,10 @@ from trainer.rollout.settings import BaseRolloutSettings
 from trainer.rollout.task import Task
 from trainer.setup import probe_for_job
 from trainer.template import TemplateError
-from trainer.template.difference import mark_difference
 
 USER: Message = {"role": "user", "content": "What is a gnu?"}
 TASKS = [[Task("a", (USER,))]]
 TOOL = ToolSpec("look_up", "Looks a word up.", {"type": "object", "properties": {"word": {"type": "string"}}})
-
-
-def test_the_mark_stands_under_the_first_difference() -> None:
-    shown = mark_difference("before", "x" * 90 + "\nsame left", "after", "x" * 90 + "\nsame right and more")
-    first, second, mark = shown.strip("\n").split("\n")
-    index = mark.index("^")
-    assert (first[index:], second[index:]) == ("left", "right and more")
-    assert first[:index].endswith(r"x\nsame ") and second[:index].endswith(r"x\nsame ") and "..." in first
-
-
-@pytest.mark.parametrize(("first", "second"), [("", "a"), ("a", ""), ("same", "same and more")])
-def test_a_text_that_only_goes_on_is_marked_at_its_end(first: str, second: str) -> None:
-    lines = mark_difference("one", first, "two", second).strip("\n").split("\n")
-    assert len(lines) == 3 and lines[2].index("^") == 9 + min(len(first), len(second))
 
 
 def test_a_template_without_calls_is_cured_by_writing_them_as_text() -> None:

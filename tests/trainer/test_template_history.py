@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainer.conversations import TASK, TOOL, calling_turn, make_calls, make_template, text_turn, tool_replies
+from tests.trainer.conversations import TASK, make_template, text_turn
 from tests.trainer.tokenizer_families import FAMILIES
 from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.template import Settings, Template, find_drifts, render_reply
@@ -33,11 +33,6 @@ def asked(template: Template, ledger: Ledger, after: tuple[Message, ...] = AFTER
     """Answered, up to where the policy writes again."""
     ids = template.encode_tail(after, ended=template.is_turn_ended(ledger.ids))
     return ledger + Entry(Author.FEEDBACK, ids, after)
-
-
-def test_full_history_extends_the_ledger() -> None:
-    template = make_template(FAMILIES["qwen3"])
-    assert template.rerender_prompt(asked(template, _ledger(template, ("Hm.", "A gnu.")))) is None
 
 
 def test_inference_history_starts_a_new_ledger_when_reasoning_is_dropped() -> None:
@@ -80,16 +75,6 @@ def test_rendering_a_turn_costs_only_its_new_part(monkeypatch: pytest.MonkeyPatc
         assert template.rerender_prompt(ledger) is None
         costs.append(list(work))
     assert costs[0] == costs[1]
-
-
-def test_inference_history_extends_the_ledger_when_nothing_is_dropped() -> None:
-    template = make_template(FAMILIES["qwen3"], Settings(history="inference_template"))
-    ledger = Ledger((Entry(Author.TASK, template.encode_prompt(TASK, [TOOL]), TASK),))
-    turn = {**calling_turn(make_calls("gnu")), "reasoning_content": "Hm."}
-    ids = render_reply(template, TASK, turn, [TOOL])
-    ledger += Entry(Author.POLICY, ids, (turn,), logprobs=(0.0,) * len(ids), finish_reason="stop")
-    after = tool_replies(make_calls("gnu"), "found")
-    assert template.rerender_prompt(asked(template, ledger, after), [TOOL]) is None
 
 
 def test_unusual_tokenisation_of_the_policy_is_kept() -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.trainer.engine_sglang.fake_sglang import weights
 from tests.trainer.processes import run_process, wait_until
 from trainer.engine.sglang.weight_sync.disk import DiskSync
-from trainer.storage.temporary_folder import ABANDONED_S, LOCK, TemporaryFolder
+from trainer.storage.temporary_folder import ABANDONED_S, LOCK
 
 PUBLISH = '''
 """Publishes weights to a server that never answers."""
@@ -119,23 +119,3 @@ def test_without_locks_weights_are_published_and_folders_removed_only_when_they_
     age(left, 2 * ABANDONED_S)
     publish(shared)
     assert not left.exists()
-
-
-def test_folders_and_files_of_others_stay(shared: Path, left: Path, tmp_path: Path) -> None:
-    (shared / "weights-of-mine").mkdir()
-    (shared / "notes.txt").write_text("mine")
-    left.rename(tmp_path / "elsewhere")
-    (shared / "weights-link").symlink_to(tmp_path / "elsewhere")
-    with TemporaryFolder(shared, "weights-") as folder:
-        names = {item.name for item in shared.iterdir()}
-        assert names == {"weights-of-mine", "notes.txt", "weights-link", folder.path.name}
-    assert (tmp_path / "elsewhere" / "model.safetensors.index.json").is_file()
-
-
-def test_folder_with_folders_in_it_is_removed_and_an_error_leaves_none(shared: Path) -> None:
-    with TemporaryFolder(shared) as folder:
-        (folder.path / "model" / "inner").mkdir(parents=True)
-        (folder.path / "model" / "inner" / "file").write_text("1")
-    with pytest.raises(ValueError, match="wrong"), TemporaryFolder(shared):
-        raise ValueError("wrong")
-    assert [*shared.iterdir()] == []

@@ -10,7 +10,6 @@ from trainer.template import Settings
 from trainer.template.chat_template import build_call
 from trainer.template.text_calls import write_calls_as_text
 
-IMAGE = {"type": "image"}
 CALL = build_call("call00000", "look_up", '{"word": "gnu"}')
 CALL_TEXT = '<tool_call>\n{"name": "look_up", "arguments": {"word": "gnu"}}\n</tool_call>'
 
@@ -27,22 +26,6 @@ def test_calls_follow_the_content_and_reasoning_is_kept() -> None:
         "content": f"I look.\n{CALL_TEXT}\n{CALL_TEXT}",
         "reasoning_content": "Hm.",
     }
-
-
-def test_results_of_one_turn_become_one_message_of_a_user() -> None:
-    user = {"role": "user", "content": "And?"}
-    written = write_calls_as_text([_result("one"), _result("two"), user, _result("three")], [])
-    assert [message["role"] for message in written] == ["user"] * 3
-    assert written[0]["content"] == ("<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>")
-
-
-def test_images_of_a_result_stay_between_its_texts() -> None:
-    [written] = write_calls_as_text([_result([IMAGE, {"type": "text", "text": "a gnu"}]), _result("two")], [])
-    assert written["content"] == [
-        {"type": "text", "text": "<tool_response>\n"},
-        IMAGE,
-        {"type": "text", "text": "a gnu\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"},
-    ]
 
 
 def test_tools_follow_a_system_message_or_precede_the_first_question() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import MambaConfig, MambaForCausalLM
 
 from tests.trainer import tiny_models
 from trainer.engine.base import EngineError, Generation, Sampling
@@ -57,12 +56,6 @@ async def test_logprobs_equal_a_forward_pass_over_the_whole_sequence(family: str
         assert max(abs(a - b) for a, b in zip(expected, generation.logprobs, strict=True)) < 1e-4
 
 
-def test_capabilities_note_models_that_run_through_their_own_module() -> None:
-    assert TorchEngine(tiny_models.load_model()).capabilities.notes == ()
-    assert TorchEngine(tiny_models.load_model()).capabilities.context_length == tiny_models.CONTEXT_LENGTH
-    assert "its own module" in TorchEngine(tiny_models.load_model("mistral")).capabilities.notes[0]
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -80,28 +73,6 @@ async def test_unsupported_configuration_runs_through_the_models_own_module(chan
         assert reason in engine.capabilities.notes[0]
         generation = await engine.generate(tiny_models.random_prompt(30), GREEDY)
     assert generation.ids == tiny_models.generate_greedy(model, tiny_models.random_prompt(30), 24)
-
-
-def test_model_without_a_kv_cache_is_rejected() -> None:
-    config = MambaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, state_size=2)
-    with pytest.raises(EngineError, match="cannot run a model of type mamba"):
-        TorchEngine(MambaForCausalLM(config))
-
-
-def test_bfloat16_is_not_reported_as_exact() -> None:
-    assert TorchEngine(tiny_models.load_model()).capabilities.is_exact
-    assert not TorchEngine(tiny_models.build_qwen2().to(torch.bfloat16)).capabilities.is_exact
-
-
-async def test_later_turns_read_earlier_ones_from_the_prefix_cache(engine: TorchEngine) -> None:
-    ids, cacheable, cached = tiny_models.random_prompt(80), 0, 0
-    for turn in range(4):
-        generation = await engine.generate(ids, Sampling(max_tokens=30, seed=turn))
-        cached += generation.cached_tokens
-        ids = [*ids, *generation.ids]
-        cacheable += len(ids) if turn < 3 else 0
-        ids += tiny_models.random_prompt(10, seed=turn)
-    assert cached >= 0.98 * cacheable
 
 
 async def test_siblings_prefill_their_prompt_once(engine: TorchEngine) -> None:
@@ -237,14 +208,6 @@ async def test_seed_repeats_the_generation(engine: TorchEngine) -> None:
     assert len({await generate_ids(7), await generate_ids(8), await generate_ids(None), await generate_ids(None)}) == 4
 
 
-async def test_stop_id_ends_the_generation_and_is_part_of_it(engine: TorchEngine) -> None:
-    prompt = tiny_models.random_prompt(20)
-    unstopped = (await engine.generate(prompt, GREEDY)).ids
-    stopped = await engine.generate(prompt, Sampling(max_tokens=24, temperature=0, stop_ids=(unstopped[5],)))
-    assert stopped.ids == unstopped[: unstopped.index(unstopped[5]) + 1]
-    assert stopped.finish_reason == "stop"
-
-
 async def test_stop_string_ends_the_generation_at_the_id_that_completes_it() -> None:
     def decode(ids: list[int]) -> str:
         return "".join(f"<{token}>" for token in ids)
@@ -271,12 +234,6 @@ async def test_banned_ids_are_never_sampled_and_do_not_change_logprobs(engine: T
         assert not set(generation.ids) & set(banned_ids)
         expected = tiny_models.compute_logprobs(tiny_models.load_model(), prompt, generation.ids, temperature or 1.0)
         assert generation.logprobs == pytest.approx(expected, abs=1e-4)
-
-
-async def test_full_context_ends_the_generation(engine: TorchEngine) -> None:
-    generation = await engine.generate(tiny_models.random_prompt(tiny_models.CONTEXT_LENGTH - 3), GREEDY)
-    assert (len(generation.ids), generation.finish_reason) == (3, "length")
-    assert (await engine.generate(tiny_models.random_prompt(3), Sampling(max_tokens=0))).ids == ()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 import trainer.collect_rollouts
 import trainer.policy.memory_plan
 from tests.trainer.cli_data import FEEDBACK_ROW, PLAIN_ROW, ROOT, SMALL_SETTINGS, TOOLS, RunCommand, write_rows
-from tests.trainer.model_folders import save_tiny_model
 from tests.trainer.native_tools import native_tools
 from tests.trainer.scripted_train import make_scripted_engine
 from tests.trainer.tokenizer_families import BROKEN_FAMILIES, save_tokenizer_folder
@@ -90,14 +89,6 @@ def test_unusable_model_is_reported_with_a_remedy_before_a_rollout(
     assert "mtrl-train: " in output.output and not Path("r", "rollouts.jsonl").exists()
 
 
-def test_check_reports_a_model_that_does_not_fit_into_memory(
-    run: RunCommand, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer.policy.memory_plan, "free_memory", lambda: 1000)
-    output = run("check", "--tools", native_tools(), "--model", model, code=1).output
-    assert "FAIL memory:" in output and "remedy: lower `admission.writing`" in output
-
-
 WRONG = (
     ({"prompt": "?", "tools": ["ad"]}, "wrong.jsonl:1: tools: the gateway offers no tool 'ad'", "did you mean 'add'?"),
     (
@@ -142,39 +133,6 @@ def test_required_server_that_is_down_is_an_error_and_an_optional_one_a_note(run
         assert ("server gone is down" in rolled.output) is not optional
 
 
-def test_unknown_settings_are_reported_with_a_suggestion(run: RunCommand, model: Path) -> None:
-    Path("run.yaml").write_text(
-        f"model: {model}\ndata: t.jsonl\nout: r\nlimit: {{}}\nsampling: {{temprature: 1}}\nadmission: {{open: 0}}\n"
-    )
-    output = run("rollout", "--config", "run.yaml", code=2).output
-    assert "run.yaml:4: limit: unknown key\n  remedy: did you mean `limits`?" in output
-    assert "run.yaml:5: sampling.temprature: unknown key\n  remedy: did you mean `temperature`?" in output
-    assert "run.yaml:6: admission.open: expected" in output
-    assert "model: is missing" in run("rollout", "--data", "t.jsonl", "--out", "r", code=2).output
-    assert "no such file" in run("rollout", "--config", "other.yaml", code=2).output
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ({"stepper": "nowhere:Step"}, "there is no module 'nowhere'"),
-        ({"template": {"chat_template": "gone.jinja"}}, "chat_template: cannot be read"),
-        ({"template": {"parser": "hermse"}}, "did you mean 'hermes'?"),
-    ],
-)
-def test_setting_that_names_nothing_is_reported_before_loading_weights(
-    setting: dict[str, Any], words: str, run: RunCommand, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer.collect_rollouts, "make_engine", None)
-    Path("run.yaml").write_text(json.dumps(setting))
-    data = write_rows("t.jsonl", PLAIN_ROW)
-    output = run(
-        *("rollout", "--config", "run.yaml", "--tools", native_tools(), "--model", model, "--data", data, "--out", "r"),
-        code=2,
-    )
-    assert words in output.output
-
-
 def test_rollout_run_records_how_it_was_made(run: RunCommand, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statuses: list[RunStatus] = []
     monkeypatch.setattr("trainer.storage.run_status.write_status", lambda _, status: statuses.append(status))
@@ -208,48 +166,6 @@ def test_rollout_run_records_how_it_was_made(run: RunCommand, model: Path, monke
     assert again == {(rollout.group, rollout.index): rollout.ledger.ids for rollout in rollouts}
 
 
-def test_slow_model_path_is_reported_with_its_reason(run: RunCommand, model: Path) -> None:
-    config = shutil.copytree(model, Path("other")) / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "hidden_act": "gelu"}))
-    Path("small.yaml").write_text(json.dumps(SMALL_SETTINGS))
-    data = write_rows("t.jsonl", PLAIN_ROW)
-    words = (
-        "--config",
-        "small.yaml",
-        "--tools",
-        native_tools(),
-        "--model",
-        "other",
-        "--data",
-        data,
-        "--out",
-        "r",
-        "--n",
-        1,
-    )
-    why = "runs through its own module, one sequence at a time, since its activation is gelu"
-    assert f"note: the torch engine {why}" in run("rollout", *words).output
-    assert json.loads(Path("r/run.json").read_text())["notes"] == [why]
-
-
-def test_damaged_weights_and_unwritable_folders_are_reported(run: RunCommand, model: Path) -> None:
-    weights = shutil.copytree(model, Path("torn")) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    words = ("rollout", "--tools", native_tools(), "--data", write_rows("t.jsonl", PLAIN_ROW))
-    output = run(*words, "--model", "torn", "--out", "r", code=2).output
-    assert (
-        "mtrl-train: torn: cannot be loaded as a causal language model" in output and "copy the folder again" in output
-    )
-    output = run(*words, "--model", model, "--out", "t.jsonl", code=2).output
-    assert "t.jsonl: cannot be made (File exists)" in output and "name another folder with --out" in output
-
-
-def test_unreachable_gateway_is_named_and_may_be_tried_again(run: RunCommand, model: Path) -> None:
-    data = write_rows("t.jsonl", PLAIN_ROW)
-    output = run("rollout", "--tools", "http://127.0.0.1:9", "--model", model, "--data", data, "--out", "r", code=1)
-    assert "the gateway at http://127.0.0.1:9 cannot be reached" in output.output
-
-
 def test_run_without_scored_rollouts_fails_with_reasons(
     run: RunCommand, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,8 +179,3 @@ def test_run_without_scored_rollouts_fails_with_reasons(
     assert "groups: 0 whole, 0 short of a rollout, 1 dropped" in output
     assert json.loads(Path("r/metrics.json").read_text())["groups/dropped"] == 1
     assert len(Rollouts(Path("r"))) == 6 and "saved in r" in output
-
-
-def test_model_of_another_family_uses_its_own_template(run: RunCommand, place: Path) -> None:
-    folder = save_tiny_model(place / "qwen3", "qwen3")
-    assert "everything is in order" in run("check", "--tools", native_tools(), "--model", folder).output

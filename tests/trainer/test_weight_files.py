@@ -29,11 +29,6 @@ def model(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_parameters_are_counted_without_loading_them(model: Path) -> None:
-    weights = read_weight_files(model)
-    assert (weights.parameters, weights.files) == (24, 2)
-
-
 def test_a_configuration_of_other_sizes_is_refused_but_a_transposed_or_renamed_tensor_is_not(model: Path) -> None:
     weights = read_weight_files(model)
     weights.require_shapes(model, {"w": (4, 3), "renamed": (7, 7)})
@@ -61,13 +56,6 @@ def test_a_file_that_is_not_whole_is_named_with_its_remedy(
     assert (
         "model-2.safetensors" in str(raised.value) and says in str(raised.value) and "remedy: copy" in str(raised.value)
     )
-
-
-def test_every_file_that_is_not_whole_is_named_at_once(model: Path) -> None:
-    for name in ("model-1.safetensors", "model-2.safetensors"):
-        (model / name).write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"(?s)model-1\.safetensors.*model-2\.safetensors"):
-        read_weight_files(model)
 
 
 def test_an_index_that_cannot_be_read_and_a_folder_without_weights_are_told(model: Path) -> None:

@@ -38,11 +38,3 @@ async def test_person_logs_in_calls_a_tool_and_logs_out(tmp_path: Path) -> None:
         assert status == 0 and "read done" in printed, printed
         status, printed = await run(tmp_path, "logout", "vault")
         assert status == 0 and "logged out of vault" in printed and login_files() == []
-
-
-async def test_unknown_server_and_login_without_a_browser_end_with_the_reason(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path):
-        status, printed = await run(tmp_path, "login", "nowhere")
-        assert status == 2 and "name one of the servers file: vault" in printed
-        status, printed = await run(tmp_path, "login", "vault", "--no-browser", "--timeout-s", "1")
-        assert status == 2 and "/authorize?" in printed and "nobody logged in within 1 s" in printed

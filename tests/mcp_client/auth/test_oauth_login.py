@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,26 +11,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import pytest
-from starlette.responses import Response
 
-from gateway.errors import GatewayError
 from gateway.login import find_server, login_server
-from gateway.mcp_client.auth import token_file
 from gateway.mcp_client.auth.token_file import state_folder
 from gateway.types import Outcome
 from tests.mcp_client.auth.authorization_server import follow_redirects, serve_protected
 from tests.mcp_client.auth.protected_user import login_files, mode, user_of_protected_server
 from tests.mcp_client.mcp_toolsets import call_tool
-from tests.servers.start_server import free_port
 from tests.waiting import PATIENCE_S, wait_until
-
-
-async def test_server_without_a_login_is_down_with_the_command_that_logs_in(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path) as user:
-        outcome, reason = await user.call()
-        assert outcome is Outcome.UNAVAILABLE
-        assert "HTTP 401" in reason and "mtrl-gateway login vault" in reason and "auth_token" in reason
-        assert user.authorization.requests == [], "nobody is asked to log in by a run"
 
 
 async def test_login_registers_the_gateway_and_every_later_run_uses_its_tokens(tmp_path: Path) -> None:
@@ -67,15 +54,6 @@ async def test_server_from_before_metadata_is_its_own_authorization_server(tmp_p
         await user.log_in()
         assert user.authorization.paths("/authorize")[0]["resource"] == user.server.url
         assert await user.call() == (Outcome.OK, "")
-
-
-async def test_second_login_keeps_the_registration_and_its_port(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path) as user:
-        await user.log_in()
-        await user.log_in()
-        assert len(user.authorization.paths("/register")) == 1
-        first, second = user.authorization.paths("/authorize")
-        assert first["redirect_uri"] == second["redirect_uri"]
 
 
 async def test_login_heals_a_gateway_that_is_running(tmp_path: Path) -> None:
@@ -152,17 +130,6 @@ async def test_missing_scope_is_named_and_the_next_login_asks_for_it_too(tmp_pat
         assert await user.call("write") == (Outcome.OK, "")
 
 
-async def test_scope_that_is_never_granted_does_not_loop(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path) as user:
-        user.authorization.grants_scope = "read"
-        await user.log_in()
-        await user.call("write")
-        await user.log_in()
-        outcome, reason = await user.call("write")
-        assert outcome is Outcome.UNAVAILABLE and "lacks the scope write" in reason
-        assert len(user.authorization.paths("/authorize")) == 2
-
-
 @pytest.mark.parametrize("method", ["client_secret_basic", "client_secret_post"])
 async def test_registered_client_with_a_secret_logs_in_by_the_method_the_server_knows(
     method: str, tmp_path: Path
@@ -178,36 +145,6 @@ async def test_registered_client_with_a_secret_logs_in_by_the_method_the_server_
         assert "top: secret" not in json.dumps(user.stored())
         user.authorization.tokens.clear()
         assert await user.call() == (Outcome.OK, ""), "the secret is in the file of servers, not in that of tokens"
-
-
-async def test_server_that_registers_nobody_asks_for_a_client_id(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path) as user:
-        user.authorization.registers = False
-        with pytest.raises(GatewayError, match=r"does not register clients[^§]*oauth\.client_id"):
-            await user.log_in()
-
-
-async def test_redirect_uri_of_a_registered_client_is_used_as_it_is(tmp_path: Path) -> None:
-    uri = f"http://127.0.0.1:{free_port()}/oauth/back"
-    async with user_of_protected_server(tmp_path, oauth={"client_id": "ours", "redirect_uri": uri}) as user:
-        user.authorization.clients["ours"] = None
-        await user.log_in()
-        assert user.authorization.paths("/authorize")[0]["redirect_uri"] == uri
-
-
-async def test_configured_scopes_replace_those_of_the_server(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path, oauth={"scopes": ["write", "read"]}) as user:
-        await user.log_in()
-        assert user.authorization.paths("/authorize")[0]["scope"] == "write read"
-
-
-async def test_openid_metadata_is_found_too(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path) as user:
-        oauth, openid = "/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"
-        user.authorization.misbehave[oauth] = lambda request: Response(status_code=404)
-        await user.log_in()
-        assert [path for path, _ in user.authorization.requests[:2]] == [oauth, openid]
-        assert await user.call() == (Outcome.OK, "")
 
 
 async def test_logout_revokes_and_removes_the_tokens(tmp_path: Path) -> None:
@@ -242,17 +179,6 @@ async def test_another_address_never_gets_the_tokens_of_a_name(tmp_path: Path) -
             assert set(other.tokens_seen) == {""}
 
 
-async def test_lock_that_another_process_holds_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_file, "LOCK_S", 0.2)
-    async with user_of_protected_server(tmp_path) as user:
-        await user.log_in()
-        user.authorization.tokens.clear()
-        held = token_file.TokenFile("vault", user.server.url)
-        async with held.lock():
-            outcome, reason = await user.call()
-        assert outcome is Outcome.UNAVAILABLE and "another process has held" in reason
-
-
 async def test_answer_with_another_state_is_refused_and_the_login_goes_on(tmp_path: Path) -> None:
     statuses: list[int] = []
 
@@ -270,38 +196,3 @@ async def test_answer_with_another_state_is_refused_and_the_login_goes_on(tmp_pa
         await login_server(find_server("vault", user.file), user.lines.append, open_browser=browse, timeout_s=20)
         assert statuses == [400, 400, 404]
         assert await user.call() == (Outcome.OK, "")
-
-
-async def test_login_that_nobody_finishes_ends_with_the_address_printed(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path) as user:
-        entry = find_server("vault", user.file)
-        with pytest.raises(GatewayError, match=r"nobody logged in within 0\.5 s"):
-            await login_server(entry, user.lines.append, open_browser=None, timeout_s=0.5)
-        assert f"{user.authorization.url}/authorize?" in user.lines[0]
-
-
-async def test_browser_that_hangs_does_not_hang_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = threading.Event()
-    monkeypatch.setattr("gateway.login.BROWSER_S", 0.2)
-    async with user_of_protected_server(tmp_path) as user:
-        entry = find_server("vault", user.file)
-        try:
-            with pytest.raises(GatewayError, match="nobody logged in"):
-                await login_server(entry, user.lines.append, open_browser=lambda url: closed.wait(20), timeout_s=0.5)
-        finally:
-            closed.set()
-
-
-async def test_refused_login_says_what_the_authorization_server_says(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path) as user:
-        user.authorization.refuses_login = "access_denied"
-        with pytest.raises(GatewayError, match=r"access_denied \(no\)"):
-            await user.log_in()
-
-
-async def test_login_at_a_server_with_other_credentials_is_refused(tmp_path: Path) -> None:
-    async with user_of_protected_server(tmp_path, auth_token="fixed") as user:
-        with pytest.raises(GatewayError, match="nobody logs in to vault"):
-            await user.log_in()
-    with pytest.raises(GatewayError, match=r"no server 'nowhere'[^§]*vault"):
-        find_server("nowhere", user.file)

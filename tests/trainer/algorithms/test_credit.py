@@ -46,16 +46,6 @@ def test_sum_to_go_stays_within_each_sequence(sizes: list[int], discount: float)
     assert token_positions(sequence_index(sizes)).tolist() == [turn for size in sizes for turn in range(size)]
 
 
-def test_outcome_credit_is_equal_and_discounted_credit_grows() -> None:
-    advantages, sequence = doubles([1.0, -2.0]), sequence_index([3, 1])
-    assert credit.outcome_credit(advantages, sequence).tolist() == [1.0, 1.0, 1.0, -2.0]
-    assert credit.discounted_credit(advantages, sequence, 0.5).tolist() == [0.25, 0.5, 1.0, -2.0]
-    assert (
-        credit.discounted_credit(advantages, sequence, 1.0).tolist()
-        == credit.outcome_credit(advantages, sequence).tolist()
-    )
-
-
 def test_score_credit_adds_later_scores_to_the_outcome() -> None:
     result = credit.score_credit(doubles([1.0, 0.0]), doubles([0.1, 0.0, 0.2, 0.4]), sequence_index([3, 1]))
     assert result.tolist() == pytest.approx([1.3, 1.2, 1.2, 0.4])
@@ -63,11 +53,6 @@ def test_score_credit_adds_later_scores_to_the_outcome() -> None:
         doubles([1.0, 0.0]), doubles([0.1, 0.0, 0.2, 0.4]), sequence_index([3, 1]), discount=0.0
     )
     assert myopic.tolist() == pytest.approx([1.1, 1.0, 1.2, 0.4])
-
-
-def test_outcome_is_added_to_the_last_turn() -> None:
-    result = credit.add_outcome(doubles([0.1, 0.0, 0.2, 0.4]), doubles([1.0, 2.0]), sequence_index([3, 1]))
-    assert result.tolist() == pytest.approx([0.1, 0.0, 1.2, 2.4])
 
 
 def loop_turn_credit(rewards: list[list[float]], groups: list[int], discount: float) -> list[float]:
@@ -105,16 +90,6 @@ def test_equal_siblings_get_exactly_zero_turn_credit(size: int, count: int) -> N
     assert not credit.turn_credit(rewards, sequence_index([count] * size), torch.zeros(size, dtype=torch.long)).any()
 
 
-def test_turn_credit_of_rollouts_without_turns() -> None:
-    result = credit.turn_credit(doubles([1.0, 0.5]), torch.tensor([0, 2]), torch.zeros(3, dtype=torch.long))
-    assert result.tolist() == [0.5, -0.5]
-    alone = credit.turn_credit(doubles([1.0, 0.5]), torch.tensor([1, 1]), torch.zeros(2, dtype=torch.long))
-    assert alone.tolist() == [1.5, 1.5]
-    empty = torch.tensor([], dtype=torch.long)
-    assert not len(credit.turn_credit(doubles([]), empty, torch.zeros(2, dtype=torch.long)))
-    assert not len(credit.score_credit(doubles([1.0]), doubles([]), empty))
-
-
 @given(sizes=lengths, discount=st.sampled_from([0.9, 1.0]), lam=st.sampled_from([0.0, 0.5, 1.0]))
 @settings(max_examples=40, deadline=None)
 def test_gae_equals_the_recursion(sizes: list[int], discount: float, lam: float) -> None:
@@ -132,16 +107,3 @@ def test_gae_equals_the_recursion(sizes: list[int], discount: float, lam: float)
     estimate = credit.compute_gae(to_tensor(rewards), to_tensor(values), sequence_index(sizes), discount, lam)
     assert estimate.advantages_N.tolist() == pytest.approx(expected, abs=1e-12)
     assert estimate.returns_N.tolist() == pytest.approx(targets, abs=1e-12)
-
-
-def test_gae_of_a_perfect_critic_and_with_lambda_one() -> None:
-    rewards, sequence = doubles([0.0, 0.5, 1.0, 2.0]), sequence_index([3, 1])
-    to_go = sum_to_go(rewards, sequence)
-    assert not credit.compute_gae(rewards, to_go, sequence, 1.0, 0.7).advantages_N.any()
-    result = credit.compute_gae(rewards, doubles([3.0, 1.0, 4.0, 1.0]), sequence, 1.0, 1.0)
-    assert result.returns_N.tolist() == pytest.approx(to_go.tolist())
-
-
-def test_tokens_get_the_advantage_of_their_turn() -> None:
-    result = credit.spread_over_tokens(doubles([0.5, -1.0]), torch.tensor([-1, -1, 0, 0, -1, 1]))
-    assert result.tolist() == [0.0, 0.0, 0.5, 0.5, 0.0, -1.0]

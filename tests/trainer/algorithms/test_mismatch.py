@@ -41,11 +41,6 @@ def ratio(of_sequence: dict[int, float], token: int, level: str) -> float:
     return math.exp(total if level == "sequence" else total / len(of_sequence))
 
 
-def test_weights_are_one_by_default() -> None:
-    batch = reference_loops.make_batch(3).batch()
-    assert torch.equal(compute_importance_weights(batch, MismatchSettings()), batch.trained_T.double())
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_weights_are_ratios_truncated_at_the_cap(level: str) -> None:
     for seed in range(5):

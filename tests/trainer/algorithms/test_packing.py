@@ -29,15 +29,6 @@ def test_rows_are_packed_end_to_end_without_padding() -> None:
     assert moved.ref_logprobs_T is None and torch.equal(moved.ids_T, batch.ids_T) and moved.names_S == batch.names_S
 
 
-def test_aggregations_by_token_sequence_and_constant() -> None:
-    batch, losses_T = pack([ONE, TWO]), torch.tensor([9.0, 9.0, 3.0, 9.0, 9.0, 1.0, 2.0])
-    totals = StepTotals.from_batches([batch])
-    assert (totals.weight, totals.sequences) == (3.0, 2)
-    assert float(aggregate_loss(losses_T, batch, "token", totals)) == 2.0
-    assert float(aggregate_loss(losses_T, batch, "sequence", totals)) == (3.0 + 1.5) / 2
-    assert float(aggregate_loss(losses_T, batch, "constant", totals, 10)) == pytest.approx(6.0 / 20)
-
-
 def test_only_constant_aggregation_depends_on_the_scale_of_weights() -> None:
     batch = reference_loops.make_batch(3).batch()
     tripled = replace(batch, weights_T=3 * batch.weights_T)
@@ -47,27 +38,6 @@ def test_only_constant_aggregation_depends_on_the_scale_of_weights() -> None:
             aggregate_loss(losses_T, part, kind, StepTotals.from_batches([part]), 5) for part in (batch, tripled)
         )
         torch.testing.assert_close(after, factor * before)
-
-
-def test_repeating_a_batch_keeps_its_mean() -> None:
-    batch = reference_loops.make_batch(3).batch()
-    losses_T = torch.rand(len(batch.ids_T), dtype=torch.float64)
-    for kind in ("token", "sequence", "constant"):
-        once, twice = StepTotals.from_batches([batch]), StepTotals.from_batches([batch, batch])
-        half = aggregate_loss(losses_T, batch, kind, twice, 5)
-        torch.testing.assert_close(half + half, aggregate_loss(losses_T, batch, kind, once, 5))
-
-
-def test_sequence_without_trained_tokens_is_not_counted() -> None:
-    untrained = replace(TWO, weights=[0.0] * 4)
-    batch = pack([ONE, untrained])
-    assert StepTotals.from_batches([batch]).sequences == 1
-    assert float(aggregate_loss(torch.full((7,), 4.0), batch, "sequence", StepTotals.from_batches([batch]))) == 4.0
-
-
-def test_totals_without_trained_tokens_raise() -> None:
-    with pytest.raises(ValueError, match="no token of the policy has a weight"):
-        StepTotals.from_batches([pack([replace(TWO, weights=[0.0] * 4)])])
 
 
 @pytest.mark.parametrize(
@@ -88,21 +58,6 @@ def test_totals_without_trained_tokens_raise() -> None:
 def test_invalid_row_is_rejected_by_name(row: BatchRow, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         pack([ONE, row])
-
-
-def test_tensors_of_different_shapes_are_rejected() -> None:
-    batch = pack([ONE, TWO])
-    with pytest.raises(ValueError, match=r"differ in shape: .*'old_logprobs_T': \(2,\)"):
-        replace(batch, old_logprobs_T=torch.zeros(2))
-    with pytest.raises(ValueError, match="1 names for groups of shape"):
-        replace(batch, names_S=("q/0",))
-    with pytest.raises(ValueError, match=r"must be boolean, and is torch\.float32"):
-        replace(batch, mask_T=batch.weights_T)
-    for sequences in ([0, 0, 1, 0, 1, 1, 1], [0] * 7, [0, 0, 0, 1, 1, 1, 2]):
-        with pytest.raises(ValueError, match="end to end"):
-            replace(batch, sequence_T=torch.tensor(sequences))
-    with pytest.raises(ValueError, match="7 tokens with logprobs of shape"):
-        compute_loss(torch.zeros(6), batch, StepTotals.from_batches([batch]), AlgorithmSettings())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -158,39 +158,6 @@ def test_gae_runs_over_the_policys_tokens_of_all_ledgers() -> None:
     assert [returns[0][0], returns[0][3], *returns[1][:2], returns[2][0]] == [0.0] * 5
 
 
-def test_score_of_a_turn_without_tokens_goes_to_earlier_tokens() -> None:
-    rollout = scored("qa", 1.0, (0.0,))
-    turn = rollout.rollout.ledger.entries[1]
-    ledger = rollout.rollout.ledger + replace(turn, ids=(), logprobs=())
-    empty_turn = replace(
-        rollout, rollout=replace(rollout.rollout, ledger=ledger), turn_scores=(0.0, 0.5), reward_from_turns=0.5
-    )
-    settings = make_settings("gae")
-    batch = build_train_batch([group(empty_turn)], settings, weigh_all_turns)
-    assert compute_token_advantages(batch, settings, values=[[0.0, 0.0]]).rows[0].advantages == (0.0, 1.0)
-    reordered = replace(ledger, entries=(ledger.entries[0], ledger.entries[2], turn))
-    empty_turn = replace(empty_turn, rollout=replace(empty_turn.rollout, ledger=reordered), turn_scores=(0.5, 0.0))
-    step = [group(scored("qa", 0.0, group="1-1")), group(empty_turn)]
-    other, second = compute_token_advantages(
-        build_train_batch(step, settings, weigh_all_turns), settings, values=[[0.0, 0.0]] * 2
-    ).rows
-    assert (other.advantages, second.advantages) == ((0.0, 0.0), (0.0, 1.0))
-
-
-@pytest.mark.parametrize("values", [None, [], [[0.0] * 2], [[0.0] * 7, [0.0] * 8]])
-def test_critic_values_of_a_wrong_shape_raise(values: list[list[float]] | None) -> None:
-    batch = build_train_batch([outcomes(0.0, 1.0)], make_settings("gae"), weigh_all_turns)
-    with pytest.raises(ValueError, match="gae needs the critic's value of each token: 2 sequences, 14 tokens"):
-        compute_token_advantages(batch, make_settings("gae"), values=values)
-
-
-def test_critic_value_that_is_not_finite_names_the_rollout() -> None:
-    batch = build_train_batch([outcomes(0.0, 1.0, letters="qa")], make_settings("gae"), weigh_all_turns)
-    with pytest.raises(NotFiniteError, match="rollout 1-0/sum/1 has a critic's value of nan"):
-        compute_token_advantages(batch, make_settings("gae"), values=[[0.0, 0.0], [0.0, math.nan]])
-    assert compute_token_advantages(batch, make_settings("gae"), values=[[math.nan, 0.0]] * 2).rows
-
-
 def test_whitening_is_over_the_trained_tokens_of_the_step() -> None:
     settings = make_settings(name="reinforce_pp", **with_kl())
     step = [

@@ -58,22 +58,9 @@ def test_no_rank_is_busier_than_after_trying_every_split(
         assert sum(map(shared_cost, by_group)) <= cost
 
 
-def test_common_prefixes_cost_once() -> None:
-    assert shared_cost([(1, 2, 3), (1, 2, 4, 5), (7,), (1, 2, 3)]) == 6
-
-
 def test_siblings_stay_together_if_that_balances() -> None:
     ids = [(group, group, group, index) for group in range(4) for index in range(2)]
     dealt = deal_rows(ids, [row[0] for row in ids], 2)
     assert sorted(index for share in dealt.shares for index in share) == list(range(8))
     assert all({index ^ 1 for index in share} == set(share) for share in dealt.shares)
     assert dealt.costs == (10, 10) and dealt.imbalance == 1
-
-
-def test_one_large_group_is_split_over_all_ranks() -> None:
-    dealt = deal_rows([(1, 1, index, *range(20)) for index in range(8)], [0] * 8, 4)
-    assert [len(share) for share in dealt.shares] == [2, 2, 2, 2]
-
-
-def test_more_ranks_than_rows_leave_some_without_any() -> None:
-    assert sorted(map(len, deal_rows([(1, 2)], [0], 3).shares)) == [0, 0, 1]

@@ -13,38 +13,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed import HashStore
-from torch.distributed.fsdp import FSDPModule
 
 from gateway.errors import ConfigError
 from tests.trainer.distributed.rank_pools import image_batch, random_batch
 from tests.trainer.policy.tiny_policies import tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
-from trainer.algorithms.train_batch import TrainBatch, TrainSequence
+from trainer.algorithms.train_batch import TrainSequence
 from trainer.distributed.batch_bytes import read_batch, write_batch
 from trainer.distributed.connect_ranks import (
-    DEVICE_KEY,
-    NAME_KEY,
     _answer_asking,
     _ask_generation,
-    _report_device,
-    _wait_for_others,
 )
-from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
+from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
-from trainer.distributed.lead import open_ranks
-from trainer.distributed.mesh import count_ranks, find_mesh
 from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel
 from trainer.distributed.rank_environment import (
-    RankEnvironment,
-    count_local_ranks,
     detect_environment,
     first_node,
 )
-from trainer.distributed.rank_failures import read_failures
-from trainer.distributed.restart_ranks import is_restarted
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.watchdog import Watchdog
 from trainer.vision.image_processor import ImageProcessor
@@ -69,13 +57,6 @@ def test_batches_travel_unchanged_with_images(tmp_path: Path) -> None:
                 assert repr(now) == repr(type(now)(was)) if isinstance(was, Sequence) else now == was, field.name
 
 
-def test_batch_takes_little_more_room_than_its_arrays() -> None:
-    tokens = 2000
-    row = [7] * tokens, [True] * tokens, [-0.123456789] * tokens, [1.0] * tokens, [0] * tokens
-    content = write_batch(TrainBatch((TrainSequence("a", 0, *row),), ("a",), (0,), (1.0,), ((1.0,),)))
-    assert len(content) < tokens * (4 + 1 + 8 + 8 + 4) + 1000
-
-
 def test_ranks_of_torchrun_and_srun_are_detected() -> None:
     environment = detect_environment(TORCHRUN)
     assert environment and (environment.rank, environment.size, environment.host) == (1, 2, "a")
@@ -88,66 +69,10 @@ def test_ranks_of_torchrun_and_srun_are_detected() -> None:
     assert [first_node(nodes) for nodes in ("n1", "n1,n2", "a[7]b,c", "")] == ["n1", "n1", "a7b", ""]
 
 
-@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", "MTRL_OUTPUT_KEPT"])
-async def test_rank_that_a_launcher_left_alone_trains_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = DistributedSettings(ranks=2)
-    for variable, value in (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1", name: "1"}).items():
-        monkeypatch.setenv(variable, value)
-    assert count_ranks(settings) == 1 and not is_restarted(settings)
-    async with open_ranks(settings, {}, Path("model"), Path("logs")) as channel:
-        assert channel is None
-
-
-def test_ranks_on_this_machine_are_counted() -> None:
-    settings = DistributedSettings(ranks=4)
-    assert count_local_ranks(settings, {}) == 4
-    assert count_local_ranks(settings, TORCHRUN) == 2
-    assert count_local_ranks(settings, TORCHRUN | {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}) == 8
-    assert count_local_ranks(settings, SRUN | {"SLURM_STEP_TASKS_PER_NODE": "3(x1),1"}) == 3
-
-
 @pytest.mark.parametrize("wrong", [{"RANK": "2"}, {"RANK": "x"}, {"MASTER_ADDR": ""}])
 def test_broken_environment_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="remedy"):
         detect_environment(TORCHRUN | wrong)
-
-
-def test_number_of_ranks_that_settings_or_machines_cannot_have_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RankError, match=r"`distributed.shard: 2` does not divide 3 ranks\n  remedy: use"):
-        find_mesh(DistributedSettings(shard=2), 3)
-    environment = detect_environment(TORCHRUN)
-    assert environment
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    store = HashStore()
-    with pytest.raises(ReportedRankError, match="rank 1 is number 2 on a machine with 1 GPUs"):
-        _report_device(store, environment)
-    (failure,) = read_failures(store, 2).values()  # Rank 0 reads it, and tells it.
-    assert "number 2 on a machine with 1 GPUs" in failure.problem and failure.remedy
-
-
-@pytest.mark.parametrize("without", [0, 2])
-def test_machine_without_gpus_among_others_is_named(without: int) -> None:
-    store = HashStore()
-    environment = RankEnvironment(0, 3, 0, "a", 29500, "torchrun")
-    for rank in range(3):
-        store.set(DEVICE_KEY.format(rank), "cpu" if rank == without else "cuda")
-        store.set(NAME_KEY.format(rank), f"rank {rank} (m{rank})")
-    told = r"rank 2 \(m2\) computes on cpu, rank 0 \(m0\) on cuda"
-    told = told if without else r"rank 1 \(m1\) computes on cuda, rank 0 \(m0\) on cpu"
-    with pytest.raises(RankError, match=rf"{told}\n  remedy: look at the driver"):
-        _wait_for_others(store, environment, PATIENCE_S, dict, lambda: None)
-    store.set(DEVICE_KEY.format(without), "cuda")
-    assert _wait_for_others(store, environment, PATIENCE_S, dict, lambda: None)[2] == "rank 2 (m2)"
-
-
-async def test_torch_that_is_too_old_is_told_before_any_rank_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
-    with pytest.raises(RankError, match="is too old for ranks"):
-        async with open_ranks(DistributedSettings(ranks=2), {}, tmp_path, tmp_path):
-            pass
 
 
 def test_ranks_that_start_again_do_not_read_what_earlier_ones_left_in_the_store() -> None:

@@ -11,28 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
-import torch
 from torch.distributed import HashStore
 
 from tests.trainer.distributed.rank_pools import make_updater, random_batch, running_ranks, save_wider_model
 from tests.trainer.policy.tiny_policies import tiny_model
 from tests.waiting import PATIENCE_S
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed import follow, write_shards
-from trainer.distributed.errors import LostRankError, RankError
+from trainer.distributed.errors import LostRankError
 from trainer.distributed.lead import LeadPolicy, wait_for_shards
-from trainer.distributed.rank_commands import Command, LeaderChannel
-from trainer.distributed.rank_environment import LAUNCHED
+from trainer.distributed.rank_commands import LeaderChannel
 from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.watchdog import Watchdog
 from trainer.distributed.write_shards import WRITTEN_KEY, find_unwritten
 from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
-from trainer.policy.shards import INDEX_FILE, SHARDS_FOLDER, has_shards
+from trainer.policy.shards import INDEX_FILE, SHARDS_FOLDER
 
 GAE = AlgorithmSettings.model_validate({"name": "reinforce_pp", "credit": {"kind": "gae"}})
 UPDATES = {"full": UpdateSettings(critic=CriticSettings()), "lora": UpdateSettings(lora=LoraSettings(rank=4))}
@@ -150,12 +147,6 @@ def test_damaged_shards_are_refused_and_nothing_in_them_is_executed(
         train(None, saved.model, "lora", folder, range(0))
 
 
-def test_checkpoint_with_another_kind_of_training_is_refused(saved: Saved) -> None:
-    with pytest.raises(PolicyError, match="another model, which has critic: "):
-        train(None, saved.model, "lora", saved.checkpoint("full", 3), range(0))
-    assert has_shards(saved.checkpoint("full", 3)) and not has_shards(saved.checkpoint("full", 1))
-
-
 def test_ranks_that_lose_each_other_while_writing_are_not_told_as_a_disk_error(tmp_path: Path) -> None:
     broken: Future[dict[str, str]] = Future()
     broken.set_exception(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
@@ -191,65 +182,3 @@ def test_rank_that_is_killed_while_it_writes_a_checkpoint_is_named_at_once(saved
         with pytest.raises(LostRankError, match=r"rank 1 \(.*\)( was killed by signal 9 .* during 'checkpoint'|\n)"):
             finish()
         channel.is_broken = True
-
-
-def test_rank_whose_writer_ends_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose_memory(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(write_shards, "save", lose_memory)
-    channel = make_channel(HashStore(), {0: "rank 0 (m)", 1: "rank 1 (m)"})
-    with pytest.raises(MemoryError):
-        write_shards._write({}, Mock(), channel.ranks, Mock())
-    with pytest.raises(RankError, match=r"rank 1 \(m\): memory ran out \(MemoryError\)"):
-        wait_for_shards(Future(), tmp_path, channel)
-
-
-def test_rank_that_writes_for_too_long_is_named(tmp_path: Path) -> None:
-    channel = make_channel(store := HashStore(), {0: "rank 0 (m)", 1: "rank 1 (m)"}, disk_timeout_s=0.1)
-    store.set(WRITTEN_KEY.format(0), str(tmp_path))
-    late = (
-        r"a checkpoint was not written within 0.1 s, without the part of rank 1 \(m\)\n  remedy: .* `distributed.disk_"
-    )
-    with pytest.raises(LostRankError, match=late):
-        wait_for_shards(Future(), tmp_path, channel)
-
-
-def test_store_that_is_lost_names_no_rank(tmp_path: Path) -> None:
-    store = Mock(check=Mock(side_effect=torch.distributed.DistNetworkError("Broken pipe")))
-    assert find_unwritten(store, tmp_path, {0: "rank 0", 1: "rank 1"}) == []
-
-
-def test_rank_that_has_another_run_folder_is_refused_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(LAUNCHED, "1")  # Its output goes to a file already.
-    monkeypatch.setattr(follow, "LOOK_S", 0.0)
-    (tmp_path / "there").touch()
-    assert check_mark(tmp_path / "there") == ""
-    assert "put it on a disk that all machines share" in check_mark(tmp_path / "elsewhere")
-
-
-def test_run_folder_that_a_shared_disk_shows_late_is_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark, refresh = tmp_path / "run" / "logs" / "mark", follow._refresh
-
-    def appear(file: Path) -> None:
-        refresh(file)  # Of folders that are not there yet, too.
-        mark.parent.mkdir(parents=True)
-        mark.touch()
-
-    monkeypatch.setenv(LAUNCHED, "1")
-    monkeypatch.setattr(follow, "_refresh", appear)
-    assert check_mark(mark) == ""
-
-
-def check_mark(mark: Path) -> str:
-    """The problem that a rank has with a file that rank 0 has made in the run's folder."""
-    ranks: Any = SimpleNamespace(settings=DistributedSettings())
-    check = follow.Follower(ranks, {}, "").handlers["check"]
-    arguments = {"model": str(Path(__file__).parent), "mark": str(mark)}
-    problem = check(Command(1, "check", arguments, b""))["problem"]
-    assert isinstance(problem, str)
-    return problem

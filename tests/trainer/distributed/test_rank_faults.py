@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
-import torch
 
 from tests.trainer.distributed.rank_pools import make_updater, random_batch, running_ranks
 from tests.trainer.policy.tiny_policies import tiny_model
@@ -20,12 +17,9 @@ from tests.trainer.processes import TIMEOUT_S, run_process
 from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainSequence
-from trainer.distributed.errors import RankError
 from trainer.distributed.exit_code import FILE_VARIABLE
-from trainer.distributed.lead import _check
 from trainer.distributed.rank_commands import LeaderChannel
 from trainer.policy.errors import PolicyError
-from trainer.policy.memory_plan import plan_other_rank
 from trainer.policy.settings import UpdateSettings
 
 STUCK_S = 15.0
@@ -44,17 +38,6 @@ def test_rank_whose_rows_are_wrong_is_named(model: Path, tmp_path: Path) -> None
         broken = replace(batch, sequences=(*batch.sequences[:-3], *wrong))
         with pytest.raises(Exception, match=r"an engine logprob of nan"):
             updater.train_step(broken)
-
-
-def test_rank_without_room_for_the_run_is_named_at_the_start(model: Path, tmp_path: Path) -> None:
-    update = UpdateSettings(tokens=2**40)
-    needs = plan_other_rank(model, update, AlgorithmSettings(), shards=2, tokens=64)
-    with running_ranks(2, tmp_path) as channel:
-        small = plan_other_rank(model, UpdateSettings(), AlgorithmSettings(), shards=2, tokens=64)
-        _check(channel, {}, model, tmp_path, small)
-        with pytest.raises(RankError, match=r"rank 1 .*: this run does not fit: memory: weights .*") as refused:
-            _check(channel, {}, model, tmp_path, needs)
-    assert str(refused.value).count("rank 1") == 1 and "lower `update.tokens`" in refused.value.remedy
 
 
 def test_rank_whose_memory_runs_out_in_a_step_is_named_with_the_remedy(model: Path, tmp_path: Path) -> None:
@@ -76,28 +59,6 @@ def repeat_tokens(row: TrainSequence, times: int) -> TrainSequence:
     """The row with its tokens repeated."""
     columns = ("ids", "mask", "engine_logprobs", "weights", "turns")
     return replace(row, **{name: list(getattr(row, name)) * times for name in columns})
-
-
-def test_killed_rank_ends_the_step_by_its_name(model: Path, tmp_path: Path) -> None:
-    with running_ranks(2, tmp_path) as channel:
-        _, updater = make_updater(channel, model, AlgorithmSettings(), UpdateSettings())
-        os.kill(process_of(channel, 1), signal.SIGKILL)
-        with pytest.raises(RankError, match=r"rank 1 .* was killed by signal 9 \(SIGKILL\) during 'train_step'"):
-            updater.train_step(random_batch(tiny_model(tie_word_embeddings=True), 0))
-
-
-def test_lost_store_of_a_launcher_is_told_in_words(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise torch.distributed.DistNetworkError("Broken pipe")
-
-    with running_ranks(2, tmp_path) as channel:
-        monkeypatch.setattr("trainer.distributed.rank_commands.read_failures", fail)
-        monkeypatch.setattr(channel, "_announce", fail)
-        lost = "the launcher's agent, through which ranks meet, is lost in 'end'"
-        with pytest.raises(RankError, match=lost), channel.command("end"):
-            pass
 
 
 def test_rank_that_is_stuck_inside_a_training_step_is_named_with_what_it_did_last(

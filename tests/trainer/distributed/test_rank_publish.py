@@ -25,7 +25,6 @@ from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.distributed import sharded_policy
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.distributed.sharded_weights import plan_buckets
 from trainer.engine.base import PolicyWeights, Sampling
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync import disk, process_group, tensors
@@ -138,8 +137,3 @@ def has_weights(fake: Grouped, expected: dict[str, Tensor]) -> bool:
     return sent.keys() == expected.keys() and all(
         torch.allclose(value, expected[name], rtol=0, atol=1e-6) for name, value in sent.items()
     )
-
-
-def test_bucket_holds_as_many_tensors_as_fit() -> None:
-    sizes = {"a": 5, "b": 4, "c": 2, "d": 20, "e": 1}
-    assert plan_buckets(sizes, 9) == [["a", "b"], ["c"], ["d"], ["e"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -124,25 +123,3 @@ def test_run_whose_weights_become_nan_ends_with_code_2_and_does_not_start_again(
 
 def count_lines(file: Path) -> int:
     return file.read_text().count("\n") if file.exists() else 0
-
-
-def find_rank_1(leader: psutil.Process) -> psutil.Process:
-    children = leader.children(recursive=True)
-    (rank,) = (child for child in children if "trainer.distributed.follow" in child.cmdline())
-    return rank
-
-
-def test_killed_rank_ends_the_job_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_config(**SETTINGS, steps=10_000)
-    arguments = ("--config", "run.yaml", "--ranks", "2", "--restarts", "0", "--out", "runs/a")
-    metrics = tmp_path / "runs/a/metrics.jsonl"
-    with run_process(tmp_path, "-m", "trainer.cli", *arguments) as process:
-        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, process)
-        rank = find_rank_1(psutil.Process(process.pid))
-        os.kill(rank.pid, signal.SIGKILL)
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 1, output
-    assert "Traceback" not in output
-    assert f"process {rank.pid}) was killed by signal 9 (SIGKILL)" in output and "--resume" in output
-    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()][:2] == [1, 2]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from trainer.distributed import restart_ranks
-from trainer.distributed.restart_ranks import RestartedTraining, is_restarted, run_restarted
+from trainer.distributed.restart_ranks import RestartedTraining, run_restarted
 from trainer.distributed.settings import DistributedSettings
 
 CHILD = """
@@ -78,19 +78,6 @@ def test_lost_training_resumes_and_a_killed_one_too(
     assert (training.folder / "restarts").read_text() == "012", "each is told how many restarts there were"
 
 
-def test_changed_options_of_a_resumed_training_reach_its_first_start(
-    training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training.folder.mkdir(exist_ok=True)
-    (training.folder / "run.json").write_text("{}")
-    training.words = ["--resume", "--steps", "80"]
-    run(training, monkeypatch, 1, 0)
-    folder = str(training.folder)
-    first, second = starts(training)
-    assert first == ["--out", folder, "--resume", "--steps", "80"]
-    assert second == ["--resume", "--out", folder, "--ranks", "4", "--view"]
-
-
 def test_wrong_settings_and_an_ended_training_are_not_started_again(
     training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,27 +85,11 @@ def test_wrong_settings_and_an_ended_training_are_not_started_again(
     assert run(training, monkeypatch, 0, 130) == ["130"]
 
 
-def test_only_restarts_without_a_checkpoint_in_between_count(
-    training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    *lines, code = run(training, monkeypatch, 1, "saves", "saves", 1, 1, restarts=1)
-    assert code == "1" and len(lines) == 4
-    assert "it starts again from step 3 with 4 ranks (0 restarts left)" in lines[2]
-    assert "no restarts are left: continue with --resume --out" in lines[-1]
-
-
 def test_ranks_that_do_not_come_back_are_done_without_if_that_is_set(
     training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(training, monkeypatch, 1, 1, 1, 1, 0, restarts=4, min_ranks=2)
     assert [words[words.index("--ranks") + 1] for words in starts(training)[1:]] == ["4", "3", "2", "2"]
-
-
-def test_ranks_are_done_without_by_whole_copies_of_the_weights(
-    training: RestartedTraining, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(training, monkeypatch, 1, 1, 1, 0, restarts=4, min_ranks=2, shard=2)
-    assert [words[words.index("--ranks") + 1] for words in starts(training)[1:]] == ["4", "2", "2"]
 
 
 def test_signal_to_the_command_ends_the_training_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,10 +101,3 @@ def test_signal_to_the_command_ends_the_training_once(tmp_path: Path, monkeypatc
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
     assert len((tmp_path / "run/starts").read_text().splitlines()) == 1
-
-
-def test_a_training_of_another_launcher_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_restarted(DistributedSettings(ranks=2))
-    assert is_restarted(DistributedSettings(ranks=2, restarts=0)) and not is_restarted(DistributedSettings())
-    monkeypatch.setenv(restart_ranks.SUPERVISED, "1")
-    assert not is_restarted(DistributedSettings(ranks=2))

@@ -26,18 +26,6 @@ def test_parts_of_a_weight_are_those_of_the_whole_and_may_be_empty(model: Path) 
                 assert torch.equal(part, value[start:end]), name
 
 
-def test_weights_stay_when_their_file_is_written_over(tmp_path: Path) -> None:
-    """As by an export to the folder that the run began with."""
-    skeleton = tiny_model(tie_word_embeddings=True)
-    skeleton.save_pretrained(tmp_path)
-    name, value = next(iter(skeleton.named_parameters()))
-    with ShardFiles(tmp_path, skeleton) as files:
-        part = files.read(name, value.shape, (slice(0, 2), slice(None)))
-    with (tmp_path / "model.safetensors").open("r+b") as file:
-        file.write(bytes((tmp_path / "model.safetensors").stat().st_size))
-    assert torch.equal(part, value[:2])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_stacked_experts_are_made_of_the_experts_stored_tensors_alone(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

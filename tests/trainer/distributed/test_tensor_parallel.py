@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -23,10 +22,7 @@ from tests.trainer.distributed.test_any_number_of_ranks import NOISY, batches_of
 from tests.trainer.policy.tiny_policies import SIZES, tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.distributed.errors import RankError
-from trainer.distributed.mesh import count_shards, find_mesh
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.distributed.settings import DistributedSettings
 from trainer.distributed.sharded_weights import ShardedWeights
 from trainer.distributed.tensor_parallel import find_styles
 from trainer.policy.errors import PolicyError
@@ -147,22 +143,3 @@ def odd_model() -> PreTrainedModel:
 def mixture_of_experts() -> PreTrainedModel:
     config = Qwen3MoeConfig(**SIZES, num_key_value_heads=2, head_dim=8, num_experts=4, moe_intermediate_size=8)  # type: ignore[arg-type]
     return Qwen3MoeForCausalLM(config)
-
-
-def test_sizes_of_the_mesh_multiply_to_the_number_of_ranks() -> None:
-    assert find_mesh(DistributedSettings(tensor=2, shard=2), 8) == {"replicate": 2, "shard": 2, "tensor": 2}
-    assert find_mesh(DistributedSettings(tensor=2), 8) == {"replicate": 1, "shard": 4, "tensor": 2}
-    with pytest.raises(RankError, match=r"`distributed.tensor: 3` does not divide 8 ranks"):
-        find_mesh(DistributedSettings(tensor=3), 8)
-    with pytest.raises(RankError, match=r"shard: 4` times `distributed.tensor: 4` does not divide 8 ranks"):
-        find_mesh(DistributedSettings(tensor=4, shard=4), 8)
-    with pytest.raises(ValidationError, match="min_ranks 2 is no multiple of shard times tensor, 4"):
-        DistributedSettings(tensor=2, shard=2, min_ranks=2)
-
-
-def test_model_and_number_of_ranks_are_checked_before_ranks_start(tmp_path: Path) -> None:
-    tiny_model("qwen2").config.save_pretrained(tmp_path)
-    with pytest.raises(PolicyError, match="1 key-value heads"):
-        count_shards(DistributedSettings(ranks=2, tensor=2), tmp_path)
-    with pytest.raises(RankError, match="does not divide 3 ranks"):
-        count_shards(DistributedSettings(ranks=3, tensor=2), tmp_path)

@@ -86,22 +86,6 @@ async def test_abort_ends_a_turn_that_waits_for_weights(monkeypatch: pytest.Monk
     assert ended["t/2"].finish_reason == "length" and ended["t/2"].version == 1
 
 
-async def test_abort_ends_a_turn_that_waits_for_a_server() -> None:
-    fake = Fake()
-    async with writing(fake) as (engine, tasks, ended):
-        await engine.publish(weights(1), 1)
-        fake.break_down()
-        for key in ("t/1", "t/2"):
-            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3))
-        await wait_until(lambda: not engine.replicas[0].up)
-        await engine.abort("t/1")
-        await wait_until(lambda: ended)
-        assert ended["t/1"].finish_reason == "abort" and not ended["t/1"].ids
-        fake.start_anew()
-        await wait_until(lambda: len(ended) == 2)
-    assert ended["t/2"].finish_reason == "length" and ended["t/2"].version == 1
-
-
 async def test_abort_ends_a_turn_on_a_server_presumed_lost() -> None:
     """Another request of its broke; this one goes on."""
     fake = Fake(hold_at=2)
@@ -116,40 +100,3 @@ async def test_abort_ends_a_turn_on_a_server_presumed_lost() -> None:
         fake.start_anew()
         await wait_until(lambda: len(ended) == 2)
     assert ended["t/2"].finish_reason == "length"
-
-
-async def test_abort_ends_all_turns() -> None:
-    fake = Fake(hold_at=2)
-    async with writing(fake) as (engine, tasks, ended):
-        tasks.start_soon(write, engine, ended, "t/1", Sampling(max_tokens=5))
-        await wait_until(lambda: fake.writing)
-        await engine.pause()
-        tasks.start_soon(write, engine, ended, "t/2", Sampling(max_tokens=3))
-        await wait_until(lambda: engine.replicas[0].load == 2)
-        tasks.start_soon(engine.resume)
-        await engine.abort()
-        assert {key: one.finish_reason for key, one in ended.items()} == {"t/1": "abort", "t/2": "abort"}
-
-
-@pytest.mark.parametrize(("one", "other"), [("t/1", "t/2"), ("t/2", "t/1")])
-async def test_abort_ends_the_prefilling_or_the_waiting_sibling(one: str, other: str) -> None:
-    """The other is written in either case, and reads for itself where nobody does for it."""
-    fake = Fake()
-    async with writing(fake) as (engine, tasks, ended):
-        await engine.pause()
-        for key in ("t/1", "t/2"):
-            tasks.start_soon(write, engine, ended, key, Sampling(max_tokens=3), "t")
-        await wait_until(lambda: engine.replicas[0].load)
-        await engine.abort(one)
-        await wait_until(lambda: ended)
-        assert ended == {one: NOTHING}
-        await engine.resume()
-        await wait_until(lambda: len(ended) == 2)
-    assert ended[other].finish_reason == "length"
-
-
-async def test_abort_does_not_affect_later_turns() -> None:
-    async with writing(Fake()) as (engine, _, ended):
-        await engine.abort()
-        await write(engine, ended, "t/1", Sampling(max_tokens=3))
-    assert ended["t/1"].finish_reason == "length"

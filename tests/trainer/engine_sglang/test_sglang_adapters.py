@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 import torch
-from starlette.responses import JSONResponse
 
 from tests.trainer.engine_sglang.engine_harness import serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.waiting import wait_until
 from trainer.engine.base import Adapters, AdapterShape, EngineError, Generation, PolicyWeights, Sampling
 from trainer.engine.sglang.sglang_engine import SGLangEngine
-from trainer.engine.sglang.weight_sync.adapters import AdapterPlan, plan_adapters
+from trainer.engine.sglang.weight_sync.adapters import AdapterPlan
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
@@ -130,16 +128,6 @@ async def test_restarted_server_gets_the_latest_adapters() -> None:
     assert turn.versions == (1,) * 4
 
 
-async def test_adapters_are_merged_with_a_note_where_a_server_ignores_them() -> None:
-    fake, trained = lora_fake(ignores_adapters=True), weights(0)
-    async with adapted_engine(fake, trained=trained) as engine:
-        await publish(engine, trained, 1)
-        await publish(engine, trained, 2)
-        assert engine.version == 2 and fake.weights[NAME].equal(weights(2)[NAME])
-        (note,) = [note for note in engine.capabilities.notes if "LoRA" in note]
-    assert "merged: SGLang at" in note and "other weights than were published" in note
-
-
 @pytest.mark.parametrize(
     ("info", "problem"),
     [
@@ -162,14 +150,6 @@ async def test_server_that_takes_no_such_adapters_gets_merged_weights_or_is_refu
             await SGLangEngine(urls, TensorSync(), reference=reference).__aenter__()
 
 
-async def test_refused_adapters_end_a_run_that_asked_for_them() -> None:
-    fake, trained = lora_fake(), weights(0)
-    fake.fails["/load_lora_adapter_from_tensors"] = JSONResponse({"success": False, "error_message": "no slot"})
-    async with adapted_engine(fake, trained=trained, plan=AdapterPlan("adapters", SHAPE)) as engine:
-        with pytest.raises(EngineError, match="no slot"):
-            await publish(engine, trained, 1)
-
-
 async def test_another_trainings_weights_below_the_adapters_end_the_run() -> None:
     fake, trained = lora_fake(), weights(0)
     async with adapted_engine(fake, trained=trained) as engine:
@@ -177,17 +157,3 @@ async def test_another_trainings_weights_below_the_adapters_end_the_run() -> Non
         fake.version = "12"
         with pytest.raises(EngineError, match="another training publishes to it"):
             await publish(engine, trained, 2)
-
-
-def test_adapters_are_merged_where_they_cannot_be_published_alone(tmp_path: Path) -> None:
-    def plan(kind: str, publish: Any = "auto", module: str = "q_proj", lends: bool = False) -> AdapterPlan:
-        (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}', encoding="utf-8")
-        return plan_adapters(publish, AdapterShape(2, 4.0, (module,)), tmp_path, lends_memory=lends)
-
-    assert plan("qwen3").server_flags[:3] == ("--enable-lora", "--max-lora-rank", "2")
-    assert plan("qwen3", "merged").server_flags == ()
-    assert "not tried with mamba models" in plan("mamba").problem
-    assert plan("mamba", "adapters").problem == ""
-    assert "no adapters for in_proj" in plan("qwen3", module="in_proj").problem
-    assert "placement: together" in plan("qwen3", lends=True).problem
-    assert plan_adapters("auto", None, tmp_path, lends_memory=False) == AdapterPlan()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import subprocess
 import sys
@@ -15,14 +14,13 @@ from anyio import from_thread
 from PIL import Image as Pictures
 from starlette.responses import JSONResponse
 
-from gateway.media.sniff import media_from_data_uri, to_data_uri
+from gateway.media.sniff import to_data_uri
 from gateway.types import Image
 from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
 from tests.trainer.vision.vision_models import odd_pictures, picture
 from tests.waiting import wait_until
-from trainer.engine.base import EngineError, Generation, Sampling
-from trainer.engine.sglang.http_client import ServerUnavailable
+from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang.request import PngEncoder
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
@@ -60,27 +58,6 @@ async def test_banned_ids_are_never_sampled_and_do_not_change_logprobs(temperatu
     assert len(written.ids) == 50 and not {*written.ids} & {*barred}
     if temperature:
         assert written.logprobs == pytest.approx(reads(fake.weights)((IDS[-1], *written.ids)), abs=1e-6)
-
-
-async def test_policy_that_samples_only_banned_ids_is_reported() -> None:
-    async with opened(Fake()) as engine:
-        with pytest.raises(EngineError, match="256 times"):
-            await engine.generate(IDS, Sampling(max_tokens=5, banned_ids=tuple(range(40))))
-
-
-async def test_stop_id_ends_a_turn_and_is_part_of_it() -> None:
-    async with opened(Fake()) as engine:
-        first = (await engine.generate(IDS, Sampling(max_tokens=1, temperature=0))).ids
-        written = await engine.generate(IDS, Sampling(max_tokens=9, temperature=0, stop_ids=first))
-    assert written.finish_reason == "stop" and written.ids == first
-
-
-async def test_no_request_is_sent_for_zero_tokens() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        before = len(fake.asked)
-        assert await engine.generate(IDS, Sampling(max_tokens=0)) == Generation((), (), "length")
-        assert len(fake.asked) == before
 
 
 async def test_concurrent_siblings_prefill_their_prompt_once() -> None:
@@ -166,23 +143,6 @@ async def test_server_restarted_by_others_gets_the_weights_before_it_generates()
     assert written.logprobs == pytest.approx(reads(weights(1))((IDS[-1], *written.ids)), abs=1e-6)
 
 
-async def test_unreachable_server_is_named() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        fake.fails["/generate"] = JSONResponse({"detail": "out of memory"}, 500)
-        with pytest.raises(ServerUnavailable, match=rf"{fake.url} failed at /generate \(500\): out of memory"):
-            await engine.generate(IDS, Sampling())
-
-
-async def test_turn_aborted_by_the_server_alone_is_generated_again() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        meta = {"finish_reason": {"type": "abort", "message": "shutting down"}, "weight_version": "default"}
-        fake.fails["/generate"] = JSONResponse({"output_ids": [], "meta_info": meta})
-        with pytest.raises(ServerUnavailable, match="stopped generating: shutting down"):
-            await engine.generate(IDS, Sampling())
-
-
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
@@ -216,33 +176,6 @@ async def test_unusable_server_is_reported_with_a_remedy(fake: Fake, problem: st
                 pass
 
 
-async def test_newer_release_is_used_with_a_note() -> None:
-    async with opened(Fake(info={"version": "0.6.0"})) as engine:
-        assert any("newer than any tested release" in note for note in engine.capabilities.notes)
-
-
-@pytest.mark.parametrize(
-    ("info", "sampling", "problem"),
-    [
-        ({"skip_tokenizer_init": True}, Sampling(stop=("end",)), "--skip-tokenizer-init"),
-        ({"enable_deterministic_inference": True}, Sampling(min_p=0.1), "min_p"),
-        ({"max_req_input_len": 20}, Sampling(), "20 ids leave no room"),
-    ],
-)
-async def test_unsupported_sampling_settings_are_refused(
-    info: dict[str, object], sampling: Sampling, problem: str
-) -> None:
-    async with opened(Fake(info=info)) as engine:
-        with pytest.raises(EngineError, match=problem):
-            await engine.generate(IDS, sampling)
-
-
-async def test_images_are_refused_for_text_models() -> None:
-    async with opened(Fake()) as engine:
-        with pytest.raises(EngineError, match="takes no images"):
-            await engine.generate(IDS, Sampling(), images=(Image(b"png"),))
-
-
 async def test_images_are_sent_beside_ids_and_counted_with_the_servers_width() -> None:
     images = (picture(1), picture(2))
     async with opened(fake := Fake(sees=(4, 9))) as engine:
@@ -253,19 +186,6 @@ async def test_images_are_sent_beside_ids_and_counted_with_the_servers_width() -
     asked = [body for body in fake.bodies("/generate") if body.get("image_data")]
     assert [(body["input_ids"], body["image_data"]) for body in asked] == [([*IDS], sent)] * 2
     assert written.prompt_tokens == len(IDS) + 3 + 8
-
-
-async def test_server_gets_the_pixels_that_the_trainer_uses() -> None:
-    images = [picture(1), *odd_pictures().values()]
-    async with opened(fake := Fake(sees=(4,) * len(images))) as engine:
-        await engine.generate(IDS, Sampling(max_tokens=2), images=images)
-    body = fake.bodies("/generate")[-1]
-    sent = [media_from_data_uri(uri) for uri in body["image_data"]]
-    assert sent[0] == images[0] and {one.mime for one in sent} == {"image/png"}
-    for one, image in zip(sent, images, strict=True):
-        pixels = Pictures.open(io.BytesIO(one.data))
-        assert pixels.mode == "RGB" and not {"transparency", "exif"} & {*pixels.info}
-        assert pixels.tobytes() == decode_image(image).tobytes()
 
 
 async def test_image_is_encoded_once_for_all_siblings_and_turns(
@@ -288,34 +208,11 @@ async def test_image_is_encoded_once_for_all_siblings_and_turns(
     assert made == [one.digest, other.digest]
 
 
-async def test_invalid_image_is_reported_before_a_request() -> None:
-    async with opened(fake := Fake(sees=(4,))) as engine:
-        asked = len(fake.bodies("/generate"))
-        with pytest.raises(EngineError, match="SGLang cannot be sent an image"):
-            await engine.generate(IDS, Sampling(), images=(Image(b"none"),))
-        assert len(fake.bodies("/generate")) == asked
-
-
-async def test_prompt_tokens_are_counted_once_despite_banned_ids() -> None:
-    async with opened(fake := Fake(sees=(4,))) as engine:
-        barred = tuple(range(20))
-        written = await engine.generate(IDS, Sampling(max_tokens=8, banned_ids=barred), images=(picture(1),))
-    assert len(fake.bodies("/generate")) > 3 and not set(written.ids) & set(barred)
-    assert written.prompt_tokens == len(IDS) + 3 and len(written.ids) == 8
-
-
 async def test_logprobs_of_another_temperature_are_refused() -> None:
     async with opened(Fake(original=True)) as engine:
         assert len((await engine.generate(IDS, Sampling(max_tokens=1))).ids) == 1
         with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
             await engine.generate(IDS, replace(Sampling(), temperature=0.7))
-
-
-async def test_address_without_a_server_is_reported() -> None:
-    engine = SGLangEngine(["http://127.0.0.1:9"], TensorSync())
-    with pytest.raises(EngineError, match="cannot be reached"):
-        async with engine:
-            pass
 
 
 def test_trainer_never_imports_sglang() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.responses import JSONResponse
 
 from tests.trainer.engine_sglang.engine_harness import opened, serving
@@ -19,9 +16,7 @@ from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weig
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Generation, Sampling
 from trainer.engine.sglang.sglang_engine import SGLangEngine
-from trainer.engine.sglang.weight_sync.base import buckets, untied_tensors
 from trainer.engine.sglang.weight_sync.disk import DiskSync
-from trainer.engine.sglang.weight_sync.process_group import local_address
 from trainer.engine.sglang.weight_sync.tensors import flatten_bucket
 from trainer.engine.sglang.weight_sync.verify import TrainerReference, check_agreement
 
@@ -51,31 +46,6 @@ async def test_disk_transfer_leaves_no_files(tmp_path: Path) -> None:
     assert list((tmp_path / "shared").iterdir()) == []
 
 
-async def test_disk_transfer_that_fails_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill_disk(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-        file.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device", str(file))
-
-    monkeypatch.setattr("trainer.engine.sglang.weight_sync.disk.save_file", fill_disk)
-    (tmp_path / "shared").mkdir()
-    with pytest.raises(OSError, match="No space left"):
-        await DiskSync(tmp_path / "model", tmp_path / "shared").send([], weights(1), 1, False)
-    assert list((tmp_path / "shared").iterdir()) == []
-
-
-async def test_unfinished_update_of_another_trainer_is_closed_first() -> None:
-    fake, new = Fake(updating=True), weights(1)
-    async with opened(fake, finds=reads(new)) as engine:
-        await engine.publish(new, 1)
-    assert fake.weights[NAME].equal(new[NAME]) and not fake.updating
-
-
-async def test_server_with_other_weights_than_published_ends_the_run() -> None:
-    async with opened(Fake(deaf=True), finds=reads(weights(1))) as engine:
-        with pytest.raises(EngineError, match="has other weights than were published"):
-            await engine.publish(weights(1), 1)
-
-
 async def test_server_with_the_previous_weights_ends_the_run_even_if_they_differ_little() -> None:
     old = weights(1)
     new = {NAME: old[NAME] + 2e-3 * weights(2)[NAME]}
@@ -96,14 +66,6 @@ async def test_another_training_that_publishes_to_the_same_server_ends_the_run()
             EngineError, match=r"another training publishes to it\n  remedy: give each training servers"
         ):
             await engine.publish(new, 2)
-
-
-async def test_server_reporting_another_version_ends_the_run() -> None:
-    fake = Fake()
-    fake.fails["/update_weights_from_tensor"] = JSONResponse({"success": True})
-    async with opened(fake) as engine:
-        with pytest.raises(EngineError, match="has weights -1 where 4 were published"):
-            await engine.publish(weights(1), 4)
 
 
 async def test_refused_weights_end_the_run_and_generation_resumes() -> None:
@@ -165,43 +127,6 @@ async def test_kv_cache_is_not_shared_across_versions() -> None:
     assert not any(body["flush_cache"] for body in fake.bodies("/update_weights_from_tensor"))
 
 
-async def test_no_ids_are_sampled_while_paused() -> None:
-    fake = Fake(hold_at=2)
-    async with opened(fake) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=4))
-        await wait_until(lambda: fake.writing)
-        await engine.pause()
-        fake.released.set()
-        await engine.publish(weights(1), 1)  # What it has is asked about when it goes on.
-        assert fake.writing == 1 and not fake.going.is_set()
-        await engine.resume()
-    assert fake.going.is_set() and fake.writing == 0
-
-
-async def test_missing_weights_are_detected_when_generation_resumes() -> None:
-    async with opened(Fake(deaf=True), finds=reads(weights(1))) as engine:
-        await engine.pause()
-        await engine.publish(weights(1), 1)
-        with pytest.raises(EngineError, match="other weights"):
-            await engine.resume()
-
-
-def test_tied_tensor_is_sent_once() -> None:
-    tied = torch.zeros(3, 2)
-    given = {"embed": tied, "head": tied, "other": torch.zeros(3, 2), "row": tied[0]}
-    assert [name for name, _ in untied_tensors(given)] == ["embed", "other", "row"]
-    with pytest.raises(EngineError, match="no weights to publish"):
-        untied_tensors({})
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 200))
-def test_buckets_keep_the_order_and_their_size_limit(sizes: list[int], most: int) -> None:
-    named = [(str(place), torch.zeros(size, dtype=torch.uint8)) for place, size in enumerate(sizes)]
-    filled = list(buckets(named, most))
-    assert [name for bucket in filled for name, _ in bucket] == [name for name, _ in named]
-    assert all(len(bucket) == 1 or sum(tensor.nbytes for _, tensor in bucket) <= most for bucket in filled)
-
-
 def test_flat_bucket_has_the_offset_of_each_tensor() -> None:
     part = [("a", torch.randn(2, 3)), ("b", torch.randn(4).bfloat16()), ("c", torch.randn(3, 2).t())]
     flat = flatten_bucket(part)
@@ -223,16 +148,6 @@ def test_flat_bucket_has_the_offset_of_each_tensor() -> None:
 def test_stale_weights_are_distinguished_from_other_weights(server: list[float], dtype: str, problem: str) -> None:
     with pytest.raises(EngineError, match=problem):
         check_agreement("http://a", server, [-1.0, -2.0], [-1.01, -2.0], dtype)
-
-
-def test_rounding_counts_as_agreement_and_is_measured() -> None:
-    found = check_agreement("http://a", [-1.1, -2.0], [-1.0, -2.0], None, "bfloat16")
-    assert (
-        found.max_difference == pytest.approx(0.1)
-        and found.mean_difference == pytest.approx(0.05)
-        and not found.is_exact
-    )
-    assert check_agreement("http://a", [-1.0 + 1e-6, -2.0], [-1.0, -2.0], None, "float32").is_exact
 
 
 def rounded(finds: Sequence[float], by: float, draw: random.Random) -> list[float]:
@@ -258,10 +173,6 @@ def test_stale_weights_in_16_bits_are_found_beyond_rounding() -> None:
             check_agreement("http://a", rounded(before, 0.01, draw), trainer, before, "bfloat16")
 
 
-def test_trainer_address_is_the_one_that_servers_can_reach() -> None:
-    assert local_address("http://127.0.0.1:30000") == "127.0.0.1"
-
-
 async def test_memory_is_released_for_an_update_and_resumed_around_the_weight_sync() -> None:
     fake, new = Fake(), weights(1)
     async with opened(fake, finds=reads(new), releases_memory=True) as engine:
@@ -285,32 +196,6 @@ async def test_memory_is_released_for_an_update_and_resumed_around_the_weight_sy
         ("continue_generation", None),
     ]
     assert told == once * 2
-
-
-async def test_engine_without_memory_saver_keeps_its_memory() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        assert not await engine.release_memory()
-        await engine.publish(weights(1), 1)
-    assert not fake.bodies("/release_memory_occupation") and not fake.bodies("/resume_memory_occupation")
-
-
-async def test_generation_under_way_continues_after_memory_was_released() -> None:
-    """Nobody should write then; who does keeps its place in line, as a server ends that writes without its memory."""
-    fake, new = Fake(hold_at=2), weights(1)
-    async with opened(fake, finds=reads(new), releases_memory=True) as engine, anyio.create_task_group() as tasks:
-        ended: list[Generation] = []
-
-        async def write() -> None:
-            ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
-
-        tasks.start_soon(write)
-        await wait_until(lambda: fake.writing)
-        await engine.release_memory()
-        fake.released.set()
-        await engine.publish(new, 1)
-        await wait_until(lambda: ended)
-    assert ended[0].versions == (0, 0, 1, 1)
 
 
 async def test_server_restarted_while_memory_is_released_is_not_asked_to_resume() -> None:

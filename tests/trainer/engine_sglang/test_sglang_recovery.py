@@ -9,36 +9,17 @@ import anyio
 import pytest
 from starlette.responses import JSONResponse
 
-from mtrl_plugins.cluster.cluster_plan import SERVERS_START_S
-from mtrl_plugins.cluster.ray_launcher import START_S
 from tests.trainer.engine_sglang.engine_harness import opened, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, Fake, reads, weights
 from tests.waiting import wait_until
-from trainer.distributed.restart_ranks import LOST
-from trainer.engine.base import EngineError, Generation, Sampling, ServersLostError
+from trainer.engine.base import Generation, Sampling
 from trainer.engine.sglang import health, replica
-from trainer.engine.sglang.http_client import ServerUnavailable
-from trainer.engine.sglang.server_process import MEMORY_REMEDY, ServerProcess
+from trainer.engine.sglang.server_process import ServerProcess
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
 
 EXTERNAL_RECOVERY_S = replica.EXTERNAL_RECOVERY_S
-
-
-def test_servers_of_a_scheduler_may_take_as_long_to_come_back_as_to_start() -> None:
-    assert max(SERVERS_START_S, START_S) <= EXTERNAL_RECOVERY_S
-
-
-async def test_lost_servers_end_a_run_with_a_code_that_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "EXTERNAL_RECOVERY_S", 0.0)
-    fake = Fake()
-    async with opened(fake) as engine:
-        await engine.publish(weights(1), 1)
-        fake.break_down()
-        with pytest.raises(ServersLostError, match="no SGLang server is left") as lost:
-            await engine.publish(weights(2), 2)
-    assert lost.value.exit_code == LOST
 
 
 @pytest.fixture(autouse=True)
@@ -82,15 +63,6 @@ async def test_slow_server_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> N
         fake.released.set()
         await wait_until(lambda: ended)
     assert len(fake.bodies("/generate")) == 3  # Two to find out what it is.
-
-
-async def test_idle_server_gets_no_health_checks() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        await engine.generate(IDS, Sampling(max_tokens=4))
-        told = fake.told["/server_info"]
-        await anyio.sleep(0.2)  # ten pulses, if there were any
-        assert fake.told["/server_info"] <= told + 1  # One was on its way.
 
 
 async def test_own_server_lost_before_its_first_answer_is_restarted(tmp_path: Path) -> None:
@@ -138,21 +110,3 @@ class Ours(ServerProcess):
         self.fake.start_anew()
         if self.then:
             self.then.pop(0)()
-
-
-async def test_server_out_of_memory_is_reported_with_the_setting_to_change() -> None:
-    fake = Fake()
-    async with opened(fake) as engine:
-        fake.fails["/generate"] = JSONResponse({"detail": "CUDA out of memory. Tried to allocate 2 GiB"}, 500)
-        with pytest.raises(ServerUnavailable, match="mem-fraction-static") as told:
-            await engine.generate(IDS, Sampling())
-    assert MEMORY_REMEDY in str(told.value)
-
-
-def test_log_tail_of_an_ended_server_is_reported_with_a_remedy(tmp_path: Path) -> None:
-    server = ServerProcess(tmp_path, log=tmp_path / "log")
-    server.log.write_text("torch.OutOfMemoryError: CUDA out of memory.\n" + "  File ...\n" * 1000)
-    assert server.is_out_of_memory
-    assert MEMORY_REMEDY in str(server.error("is lost")) and isinstance(server.error("is lost"), EngineError)
-    server.log.write_text("KV cache pool is full. Retract requests.\n")
-    assert not server.is_out_of_memory and MEMORY_REMEDY not in str(server.error("is lost"))

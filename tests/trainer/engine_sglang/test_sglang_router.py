@@ -17,8 +17,7 @@ from starlette.routing import Route
 
 from tests.trainer.engine_sglang.engine_harness import hosting, serving
 from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weights
-from tests.waiting import wait_until
-from trainer.engine.base import EngineError, Generation, Sampling
+from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import sglang_engine as engines
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
@@ -68,29 +67,6 @@ async def test_router_publishes_to_and_verifies_every_server() -> None:
     assert all(one.version == 1 and len(one.ids) == 3 for one in written) and router.asked == 4
 
 
-async def test_one_server_with_other_weights_ends_the_run() -> None:
-    fakes = [Fake(), Fake()]
-    async with routed(*fakes) as (engine, _):
-        fakes[1].deaf, fakes[1].weights = True, weights(5)
-        with pytest.raises(EngineError, match=rf"{fakes[1].url} has other weights than were published"):
-            await engine.publish(weights(1), 2)
-
-
-async def test_abort_reaches_the_generating_server() -> None:
-    fakes, ended = [Fake(hold_at=2), Fake(hold_at=2)], list[Generation]()
-
-    async def write() -> None:
-        ended.append(await engine.generate(IDS, Sampling(max_tokens=4), key="a"))
-
-    async with routed(*fakes) as (engine, router), anyio.create_task_group() as tasks:
-        router.turn = cycle([router.urls[1]])
-        tasks.start_soon(write)
-        await wait_until(lambda: fakes[1].writing)
-        await engine.abort("a")
-        await wait_until(lambda: ended)
-    assert (ended[0].finish_reason, len(ended[0].ids)) == ("abort", 2)
-
-
 async def test_restarted_server_gets_the_weights_before_it_generates() -> None:
     fakes = [Fake(), Fake()]
     async with routed(*fakes) as (engine, _):
@@ -128,11 +104,4 @@ async def test_unusable_router_is_reported_with_a_remedy(
     async with hosting(Turns(*urls, **more).app()) as url:
         with pytest.raises(EngineError, match=problem):
             async with SGLangEngine([url], TensorSync()):
-                pass
-
-
-async def test_router_together_with_servers_is_refused() -> None:
-    async with serving(Fake()) as urls, hosting(Turns(*urls).app()) as url:
-        with pytest.raises(EngineError, match="is a router: name it alone, or the servers"):
-            async with SGLangEngine([url, *urls], TensorSync()):
                 pass

@@ -6,16 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-import anyio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.trainer.engine_sglang.engine_harness import serving
-from tests.trainer.engine_sglang.fake_sglang import Fake
-from trainer.engine.base import Sampling
 from trainer.engine.sglang.routing import MAX_EXTRA_REQUESTS, MAX_LOAD_RATIO, Routing
-from trainer.engine.sglang.sglang_engine import SGLangEngine
-from trainer.engine.sglang.weight_sync.tensors import TensorSync
 
 Choose = Callable[[str, str, Sequence[int]], int]
 OPENING, TURN, TURNS = 100, 20, 4
@@ -48,24 +42,6 @@ def test_group_moves_for_a_queue_but_not_for_a_brief_imbalance() -> None:
     ] == [0] * 4
     assert routes.choose("a/0", "a", [MAX_EXTRA_REQUESTS + 1, 0], [0, 1]) == 1
     assert routes.counts["crowded"] == 1
-
-
-def test_lost_replica_gets_no_more_requests() -> None:
-    routes = Routing()
-    assert routes.choose("a/0", "a", [0, 0], [0, 1]) == 0
-    assert routes.choose("a/0", "a", [0, 5], [1]) == 1
-    assert routes.choose("a/0", "a", [0, 5], [0, 1]) == 1
-    assert routes.choose("a/1", "a", [8, 8], [0, 1]) == 1
-    assert routes.counts["lost"] == 1
-
-
-def test_publish_clears_the_routing_affinity() -> None:
-    routes = Routing()
-    assert routes.choose("a/0", "a", [1, 0], [0, 1]) == 1
-    assert routes.knows("a/0")
-    routes.forget()
-    assert not routes.knows("a/0")
-    assert routes.choose("a/0", "a", [0, 1], [0, 1]) == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60), st.lists(st.integers(0, 40), min_size=3))
@@ -116,29 +92,3 @@ def played(choose: Choose) -> tuple[float, float]:
         if turn + 1 < TURNS:
             active.append((group, index, turn + 1))
     return cached / possible, max(work) / sum(work)
-
-
-async def test_two_servers_prefill_each_prompt_once() -> None:
-    """Against real HTTP: 6 groups of 4, 3 turns each, on two servers."""
-    fakes = [Fake(), Fake()]
-    told: list[tuple[int, int]] = []
-
-    async def play(engine: SGLangEngine, group: int, index: int) -> None:
-        ids = [group, *range(1, 30)]
-        for _ in range(3):
-            written = await engine.generate(ids, Sampling(max_tokens=4), key=f"{group}/t/{index}", group=str(group))
-            told.append((written.cached_tokens, len(ids)))
-            ids += [*written.ids, 7, 8]
-
-    async with serving(*fakes) as urls, SGLangEngine(urls, TensorSync()) as engine:
-        with anyio.fail_after(60):
-            async with anyio.create_task_group() as tasks:
-                for group in range(6):
-                    for index in range(4):
-                        tasks.start_soon(play, engine, group, index)
-        counts, chosen = dict(engine.routing.counts), engine.routing.chosen
-    cached, asked = (sum(each) for each in zip(*told, strict=True))
-    possible = asked - 6 * 30 - len(told) - 2 * 24 * 2
-    assert cached >= 0.95 * possible
-    assert counts["placed"] == 6 and counts["lost"] == 0
-    assert max(chosen.values()) <= 0.6 * chosen.total()

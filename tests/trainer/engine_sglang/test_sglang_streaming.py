@@ -19,13 +19,6 @@ async def test_ids_come_one_by_one_and_make_the_turn(sends_new_only: bool) -> No
     assert fake.bodies("/generate")[-1]["stream"] and "stream" not in fake.bodies("/generate")[0]
 
 
-async def test_banned_ids_that_are_sampled_again_are_not_given_to_the_caller() -> None:
-    barred, seen = tuple(range(0, 40, 2)), list[int]()
-    async with opened(Fake()) as engine:
-        written = await engine.generate(IDS, Sampling(max_tokens=20, banned_ids=barred), on_ids=seen.extend)
-    assert tuple(seen) == written.ids and not {*seen} & {*barred}
-
-
 async def test_turn_whose_ids_were_seen_does_not_start_again() -> None:
     fake, seen = Fake(breaks_off=True), list[int]()
     async with opened(fake) as engine:
@@ -33,9 +26,3 @@ async def test_turn_whose_ids_were_seen_does_not_start_again() -> None:
         with pytest.raises(EngineError, match="cannot be reached"):
             await engine.generate(IDS, Sampling(max_tokens=5), on_ids=seen.extend)
         assert len(seen) == 1 and len(fake.bodies("/generate")) == before + 1
-
-
-async def test_refused_stream_is_quoted() -> None:
-    async with opened(Fake()) as engine:
-        with pytest.raises(EngineError):
-            await engine.generate((*IDS, 10**9), Sampling(max_tokens=5), on_ids=print)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 from starlette.responses import JSONResponse
 from torch import Tensor
@@ -18,7 +17,6 @@ from tests.trainer.engine_sglang.fake_sglang import IDS, NAME, Fake, reads, weig
 from tests.waiting import wait_until
 from trainer.engine.base import EngineError, Sampling
 from trainer.engine.sglang import replica
-from trainer.engine.sglang.http_client import ServerUnavailable
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync import process_group, tensors
 from trainer.engine.sglang.weight_sync.base import SyncTarget, WeightSync
@@ -72,34 +70,6 @@ async def test_bytes_of_a_bucket_are_made_once_for_all_servers_and_their_ranks(m
     assert made == [1]
 
 
-class LosesOne(TensorSync):
-    """Loses a server during the first transfer, when the others have their weights already."""
-
-    attempts = 0
-
-    async def send(
-        self, targets: Sequence[SyncTarget], weights: Mapping[str, Tensor], version: int, flush: bool
-    ) -> int:
-        size = await super().send(targets, weights, version, flush)
-        self.attempts += 1
-        if self.attempts == 1:
-            raise ServerUnavailable("killed")
-        return size
-
-
-async def test_servers_stay_paused_between_two_attempts_to_send_weights() -> None:
-    fake, way = Fake(), LosesOne()
-    async with serving(fake) as urls, SGLangEngine(urls, way) as engine:
-        before = len(fake.asked)
-        with anyio.fail_after(60):
-            await engine.publish(weights(1), 1)
-        paths = [path for path, _ in fake.asked[before:]]
-    assert way.attempts == paths.count("/pause_generation") == 2
-    last_pause = len(paths) - paths[::-1].index("/pause_generation")
-    assert "/continue_generation" not in paths[:last_pause]
-    assert paths[last_pause:].count("/continue_generation") == 1
-
-
 async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch finds out at times before any server says so."""
     fakes, whole, broken = [Grouped(), Grouped()], process_group.dist.broadcast, list[int]()
@@ -119,28 +89,6 @@ async def test_broken_process_group_is_rebuilt(monkeypatch: pytest.MonkeyPatch) 
             await engine.publish(weights(1), 1)
     assert broken and all(fake.weights[NAME].equal(weights(1)[NAME]) for fake in fakes)
     assert len(fakes[0].bodies("/init_weights_update_group")) == 2
-
-
-async def test_store_of_the_process_group_listens_on_one_address_only() -> None:
-    fake = Grouped()
-    async with serving(fake) as urls, SGLangEngine(urls, ProcessGroupSync()) as engine:
-        with anyio.fail_after(60):
-            await engine.publish(weights(1), 1)
-        (body,) = fake.bodies("/init_weights_update_group")
-        connections = psutil.Process().net_connections("tcp")
-    listening = [item.laddr for item in connections if item.status == psutil.CONN_LISTEN]
-    assert [ip for ip, port in listening if port == body["master_port"]] == [body["master_address"]] == ["127.0.0.1"]
-
-
-async def test_refused_group_update_is_repeated_in_case_another_server_died() -> None:
-    first, second = Grouped(), Grouped()
-    async with serving(first, second) as urls, SGLangEngine(urls, ProcessGroupSync()) as engine:
-        with anyio.fail_after(60):
-            refused = JSONResponse({"success": False, "message": "Connection closed by peer"})
-            first.fails["/update_weights_from_distributed"] = refused
-            with pytest.raises(EngineError, match="Connection closed by peer"):
-                await engine.publish(weights(1), 1)
-    assert len(first.bodies("/update_weights_from_distributed")) == 4
 
 
 class Strange(TensorSync):

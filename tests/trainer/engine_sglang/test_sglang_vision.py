@@ -13,7 +13,7 @@ from gateway.types import Image
 from tests.trainer.engine_sglang.engine_harness import serving
 from tests.trainer.engine_sglang.fake_sglang import NAME, Fake, reads, weights
 from trainer.engine.base import EngineError
-from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE, server_environment
+from trainer.engine.sglang.server_process import VISION_CACHE_VARIABLE
 from trainer.engine.sglang.sglang_engine import SGLangEngine
 from trainer.engine.sglang.weight_sync.tensors import TensorSync
 from trainer.engine.sglang.weight_sync.verify import TrainerReference
@@ -68,15 +68,6 @@ async def test_server_that_retokenises_ids_beside_an_image_is_refused() -> None:
             await engine.publish(weights(1), 1)
 
 
-async def test_server_without_image_support_gets_no_image_probe() -> None:
-    """Such as a vision model that is served without its tokenizer."""
-    reference, fake = TrainerReference(reads(weights(1)), image_processor=PROCESSOR), Fake(blur=1.0)
-    async with serving(fake) as urls, SGLangEngine(urls, TensorSync(), reference=reference) as engine:
-        await engine.publish(weights(1), 1)
-        assert engine.capabilities.is_exact and not engine.capabilities.supports_images
-    assert not any(body.get("image_data") for body in fake.bodies("/generate"))
-
-
 async def test_weights_are_published_under_their_checkpoint_names() -> None:
     fake = Fake(weights={f"{NAME}.of.files": weights(0)[NAME], NAME: weights(0)[NAME]})
     reference = TrainerReference(
@@ -85,18 +76,3 @@ async def test_weights_are_published_under_their_checkpoint_names() -> None:
     async with serving(fake) as urls, SGLangEngine(urls, TensorSync(), reference=reference) as engine:
         await engine.publish(weights(1), 1)
     assert fake.weights[f"{NAME}.of.files"].equal(weights(1)[NAME]) and fake.weights[NAME].equal(weights(0)[NAME])
-
-
-async def test_note_about_servers_that_we_did_not_start_names_the_vision_cache_setting() -> None:
-    async with serving(Fake(sees=(4,)), Fake()) as (seeing, blind):
-        async with SGLangEngine([seeing], TensorSync()) as engine:
-            assert any(f"{VISION_CACHE_VARIABLE}=0" in note for note in engine.capabilities.notes)
-        async with SGLangEngine([blind], TensorSync()) as engine:
-            assert not any(VISION_CACHE_VARIABLE in note for note in engine.capabilities.notes)
-
-
-def test_our_servers_have_no_vision_cache_unless_the_user_sets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VISION_CACHE_VARIABLE, raising=False)
-    assert server_environment()[VISION_CACHE_VARIABLE] == "0"
-    monkeypatch.setenv(VISION_CACHE_VARIABLE, "50")
-    assert server_environment()[VISION_CACHE_VARIABLE] == "50"

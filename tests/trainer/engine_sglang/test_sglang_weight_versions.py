@@ -39,16 +39,6 @@ async def test_recovered_server_gets_the_published_weights_not_newer_ones(
             assert engine.agreement and engine.agreement.is_exact
 
 
-async def test_verification_uses_the_published_weights_while_paused() -> None:
-    live = weights(1)
-    async with opened(Fake(), finds=lambda ids, _: reads(live)(ids)) as engine:
-        await engine.pause()
-        await engine.publish(live, 1)
-        live[NAME].add_(torch.randn(live[NAME].shape))
-        await engine.resume()
-        assert engine.agreement and engine.agreement.is_exact
-
-
 @pytest.mark.parametrize("release", ["0.5.9", "0.5.17"])
 async def test_release_without_versions_per_id_is_refused_for_async_updates(
     release: str,
@@ -60,21 +50,6 @@ async def test_release_without_versions_per_id_is_refused_for_async_updates(
                 pass
     async with opened(Fake("0.5.23"), publishes_mid_turn=True) as engine:
         assert engine.replicas[0].features.version_spans
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-async def test_release_without_versions_per_id_gets_no_weights_during_generation(in_place: bool) -> None:
-    fake = Fake("0.5.17", hold_at=2)
-    async with opened(fake, in_place=in_place) as engine, anyio.create_task_group() as tasks:
-        tasks.start_soon(engine.generate, IDS, Sampling(max_tokens=4))
-        await wait_until(lambda: fake.writing)
-        with pytest.raises(EngineError, match="does not report which weights sampled which part of a turn"):
-            await engine.publish(weights(1), 1)
-        assert fake.version == "default" and fake.going.is_set()
-        fake.released.set()
-        await wait_until(lambda: not engine.replicas[0].load)
-        await engine.publish(weights(1), 1)
-    assert fake.version == "1"
 
 
 class Slow(TensorSync):

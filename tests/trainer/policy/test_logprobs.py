@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,11 +17,8 @@ from tests.trainer.policy.tiny_policies import (
     policy_logprobs,
     tiny_model,
 )
-from trainer.policy import logprobs as logprobs_module
 from trainer.policy import prefix_forest
-from trainer.policy.logprobs import LogprobReader
 from trainer.policy.policy import Policy
-from trainer.policy.prefix_forest import build_forest, token_positions
 from trainer.policy.settings import UpdateSettings
 
 ROW = st.lists(st.integers(0, 3), min_size=1, max_size=12)
@@ -63,25 +56,6 @@ def test_every_model_family_shares_prefixes(family: str, block_nodes: int, monke
     assert torch.allclose(policy_logprobs(policy, rows), expected, atol=1e-4)
 
 
-@given(ROWS)
-def test_forest_has_one_node_per_prefix(rows: list[list[int]]) -> None:
-    ids_T, sequence_T, _ = pack_sequences(rows)
-    forest = build_forest(ids_T, sequence_T)
-    prefixes = {tuple(row[: stop + 1]) for row in rows for stop in range(len(row))}
-    assert len(forest.ids_U) == len(prefixes)
-    assert torch.equal(forest.ids_U[forest.node_T], ids_T)
-    assert torch.equal(forest.positions_U[forest.node_T], token_positions(sequence_T))
-    nodes = torch.cat([blocks.node_BM.flatten() for blocks in forest.blocks])
-    assert torch.equal(nodes[forest.output_U], torch.arange(len(prefixes)))
-
-
-@given(ROWS)
-def test_token_positions_start_at_zero_in_each_sequence(rows: list[list[int]]) -> None:
-    assert token_positions(pack_sequences(rows)[1]).tolist() == [
-        position for row in rows for position in range(len(row))
-    ]
-
-
 def test_other_sequences_do_not_change_the_gradient() -> None:
     def compute_gradient(other: list[int]) -> Tensor:
         model = tiny_model()
@@ -100,20 +74,6 @@ def test_chunks_and_checkpointing_do_not_change_the_gradient() -> None:
     whole = compute_gradient(UpdateSettings())
     assert torch.allclose(compute_gradient(UpdateSettings(chunk=1)), whole, atol=1e-5)
     assert torch.equal(compute_gradient(UpdateSettings(checkpointing=True)), whole)
-
-
-def test_only_selected_tokens_have_logprob_and_entropy() -> None:
-    model = tiny_model()
-    ids_T, sequence_T, _ = pack_sequences([[1, 2, 3], [1, 5]])
-    with torch.no_grad():
-        result = LogprobReader(model, 8).compute_batch_logprobs(
-            ids_T, sequence_T, torch.tensor([True, False, True, False, False])
-        )
-    assert result.logprobs_T.nonzero().tolist() == result.entropy_T.nonzero().tolist() == [[2]]
-    with torch.no_grad():
-        distribution = torch.distributions.Categorical(logits=tiny_model()(torch.tensor([[1, 2, 3]])).logits[0, 1])
-    assert float(result.entropy_T[2]) == pytest.approx(float(distribution.entropy()), rel=1e-5)
-    assert float(result.logprobs_T[2]) == pytest.approx(float(distribution.log_prob(torch.tensor(3))), rel=1e-5)
 
 
 def gpt2() -> PreTrainedModel:
@@ -137,24 +97,6 @@ def test_unsupported_model_runs_each_sequence_alone() -> None:
     assert torch.allclose(policy_logprobs(policy, rows), expected, atol=1e-5)
     assert float(policy.compute_batch_logprobs(*pack_sequences(rows)).entropy_T[0]) == 0.0
     assert policy.logprob_reader.compute_hidden_states(*pack_sequences(rows)[:2]).states_UD.shape == (7, 16)
-
-
-def test_model_with_unknown_layer_types_runs_each_sequence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs_module, "SUPPORTED_LAYERS", {"sliding_attention"})
-    assert "it has layers of type full_attention" in LogprobReader(tiny_model(), 8).fallback_reason
-
-
-def test_model_that_rejects_the_forest_runs_each_sequence_alone() -> None:
-    model = tiny_model()
-    model.base_model.forward = functools.partial(forward_without_forest, model.base_model.forward)  # type: ignore[method-assign]
-    assert "TypeError: no such argument" in LogprobReader(model, 8).fallback_reason
-    assert model.config._attn_implementation == "sdpa"
-
-
-def forward_without_forest(forward: Callable[..., Any], **kwargs: Any) -> Any:
-    if "forest" in kwargs:
-        raise TypeError("no such argument")
-    return forward(**kwargs)
 
 
 def test_dropout_is_off() -> None:

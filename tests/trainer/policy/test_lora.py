@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from tests.trainer.policy.tiny_policies import example_batch, plain_logprobs, policy_logprobs, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.model import load_model
-from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
 from trainer.policy.settings import LoraSettings, UpdateSettings
 from trainer.policy.update import PolicyUpdater
@@ -88,18 +86,3 @@ def test_reference_is_the_policy_without_adapters(folder: Path) -> None:
     )
     assert torch.allclose(reference.logprobs_T, plain_logprobs(tiny_model(), ROWS[0]), atol=1e-5)
     assert torch.equal(trained, policy_logprobs(policy, ROWS)) and not torch.allclose(trained[:4], reference.logprobs_T)
-
-
-def test_adapters_of_another_rank_are_rejected(folder: Path, tmp_path: Path) -> None:
-    Policy.load(folder, UPDATE, "cpu").save(tmp_path / "saved")
-    other = Policy.load(folder, UpdateSettings(lora=LoraSettings(rank=2, targets=("q_proj",))), "cpu")
-    with pytest.raises(PolicyError, match=r"adapter_model\.safetensors cannot be loaded .*28 matrices, but 4"):
-        other.resume(tmp_path / "saved")
-
-
-def test_unknown_targets_and_missing_peft_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PolicyError, match=r"`update.lora.targets`: .*nowhere"):
-        Policy(tiny_model(), UpdateSettings(lora=LoraSettings(targets=("nowhere",))))
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(PolicyError, match=r"remedy: pip install 'mtrl-rl\[lora\]'"):
-        Policy(tiny_model(), UPDATE)

@@ -84,22 +84,6 @@ def test_they_take_turns_if_they_do_not_fit_and_the_run_is_synchronous(folder: P
         asynchronous.plan.require()
 
 
-def test_operators_placement_and_flags_are_kept(folder: Path) -> None:
-    placement = make_placement(
-        folder, LARGE, serving={"placement": "together", "options": ["--mem-fraction-static", "0.5"]}
-    )
-    assert placement.kind == "together"
-    serving = placement.apply_to(make_settings(serving={"options": ["--mem-fraction-static", "0.5"]}).serving)
-    assert serving.options == ("--mem-fraction-static", "0.5", "--enable-memory-saver")
-
-
-def test_without_a_shared_gpu_settings_are_unchanged(folder: Path) -> None:
-    placement = plan_placement(make_settings(), folder, LARGE, shares_gpu=False)
-    assert placement.fraction is None and placement.apply_to(ServingSettings()) == ServingSettings()
-    assert "no server started by this run shares a GPU with the trainer" in str(placement)
-    assert placement.plan.needed == plan_memory(make_settings(), folder, LARGE).needed
-
-
 @pytest.mark.parametrize(
     ("serving", "ranks", "shares"),
     [

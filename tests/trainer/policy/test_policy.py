@@ -44,14 +44,6 @@ def test_gradient_that_is_not_finite_changes_nothing_and_raises() -> None:
     assert all(torch.equal(before[name], value) for name, value in policy.weights.items())
 
 
-def test_learning_rate_warms_up_stays_and_decays() -> None:
-    settings = UpdateSettings(warmup=4, steps=14, floor=0.2)
-    shares = [learning_rate_factor(step, settings) for step in range(20)]
-    assert shares[:4] == [0.25, 0.5, 0.75, 1.0] and shares[4] == 1.0
-    assert shares[14:] == pytest.approx([0.2] * 6) and sorted(shares[4:], reverse=True) == shares[4:]
-    assert learning_rate_factor(100, UpdateSettings()) == 1.0
-
-
 def test_cosine_decay_equals_linear_decay_at_the_ends_and_halfway() -> None:
     line, curve = (UpdateSettings(warmup=4, steps=14, floor=0.2, fall=fall) for fall in ("line", "cosine"))
     for step in (0, 3, 4, 9, 14, 30):
@@ -98,12 +90,6 @@ def test_damaged_checkpoint_file_is_named_with_a_remedy(tmp_path: Path, name: st
     with pytest.raises(PolicyError) as caught:
         Policy(tiny_model(), UpdateSettings()).resume(tmp_path)
     assert str(tmp_path / name) in caught.value.problem and "complete checkpoint" in caught.value.remedy
-
-
-def test_state_of_other_settings_is_rejected(tmp_path: Path) -> None:
-    train_steps(Policy(tiny_model(), UpdateSettings()), 1).save(tmp_path)
-    with pytest.raises(PolicyError, match=r"optimizer\.pt cannot be loaded"):
-        Policy(tiny_model(), UpdateSettings(optimizer="muon")).resume(tmp_path)
 
 
 def test_bfloat16_is_close_and_weights_stay_float32() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import example_batch, model_gradient, policy_logprobs, tiny_model
@@ -102,8 +101,3 @@ def test_proximal_ratio_recomputes_logprobs_with_an_exact_engine() -> None:
     gradient, metrics = train_gradient(make_stale(example_batch(tiny_model(), groups=3)), DECOUPLED, minibatches=2)
     assert metrics["mismatch/pass_skipped"] == 0.0 and metrics["mismatch/factor"] != 1.0
     assert float(gradient.abs().max()) > 0
-
-
-def test_proximal_ratio_without_truncation_is_rejected() -> None:
-    with pytest.raises(ValidationError, match=r"mismatch.truncate.*set it to `token`"):
-        AlgorithmSettings(ratio="proximal")

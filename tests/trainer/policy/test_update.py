@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import example_batch, model_gradient, tiny_model
@@ -23,7 +20,6 @@ from trainer.algorithms.settings import AlgorithmSettings, CreditSettings, KLSet
 from trainer.algorithms.train_batch import TrainBatch
 from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import Logprobs
-from trainer.policy.microbatch import split_evenly, split_micro_batches
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, UpdateSettings
 from trainer.policy.update import PolicyUpdater
@@ -122,13 +118,6 @@ def test_updater_computes_the_gradient_of_the_loss() -> None:
     assert torch.allclose(model_gradient(policy.model), model_gradient(other.model), atol=1e-5)
 
 
-def test_batch_without_a_signal_changes_nothing() -> None:
-    train_batch = example_batch(tiny_model(), rewards=(1.0,) * 6)
-    policy, metrics = train_one_step(train_batch)
-    assert policy.steps == 0 and max_difference(policy, Policy(tiny_model(), UpdateSettings())) == 0.0
-    assert metrics["update/rows"] == 0 and metrics["update/idle"] == 6
-
-
 def test_several_optimizer_steps_skip_the_pass_if_the_engine_is_exact() -> None:
     train_batch = example_batch(tiny_model(), groups=3)
     policy, metrics = train_one_step(train_batch, epochs=2, minibatches=3)
@@ -155,14 +144,6 @@ def test_several_optimizer_steps_recompute_logprobs_if_the_engine_is_not_exact()
     assert max_difference(policy, train_one_step(example_batch(tiny_model(), groups=3), epochs=2)[0]) < 1e-6
 
 
-def test_skipped_pass_is_noted_once() -> None:
-    updater = PolicyUpdater(Policy(tiny_model(), UpdateSettings(epochs=2, lr=1e-9)), GRPO, exact=True)
-    updater.train_step(example_batch(tiny_model()))
-    updater.train_step(example_batch(tiny_model()))
-    (note,) = updater.pending_notes
-    assert note.startswith("the engine's logprobs are exact (") and note.endswith("old logprobs are not recomputed")
-
-
 @pytest.mark.parametrize("place", ["loss", "reward"])
 def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
     kl = KLSettings(coefficient=50.0, estimator="k2", place=place)  # type: ignore[arg-type]
@@ -182,19 +163,6 @@ def test_reference_kl_is_measured_and_limits_the_policy(place: str) -> None:
         for _ in range(5):
             kl_after = updater.train_step(train_batch)["kl/reference"]
         assert 0 < kl_after < kl_before
-
-
-def test_reference_is_loaded_from_the_policys_folder(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    policy = Policy.load(tmp_path, UpdateSettings(), "cpu")
-    metrics = PolicyUpdater(policy, AlgorithmSettings(kl=KLSettings(coefficient=0.1)), exact=True).train_step(
-        example_batch(tiny_model())
-    )
-    assert metrics["kl/reference"] == 0.0
-    with pytest.raises(PolicyError, match="was not loaded from a folder"):
-        PolicyUpdater(
-            Policy(tiny_model(), UpdateSettings()), AlgorithmSettings(kl=KLSettings(coefficient=0.1)), exact=True
-        )
 
 
 def test_logprob_that_is_not_finite_names_its_rollout_and_changes_nothing() -> None:
@@ -238,29 +206,6 @@ def test_out_of_memory_names_the_setting_and_changes_nothing(error: Exception) -
     assert all(value.grad is None for value in policy.model.parameters()) and policy.steps == 0
 
 
-def test_logits_too_large_for_memory_name_the_chunk() -> None:
-    policy = Policy(tiny_model(), UpdateSettings(chunk=10**13))
-    policy.model.get_output_embeddings().register_forward_pre_hook(lambda *_: torch.empty(10**15))  # type: ignore[no-untyped-call]
-    with pytest.raises(PolicyError) as caught:
-        PolicyUpdater(policy, GRPO, exact=True).train_step(example_batch(tiny_model()))
-    assert caught.value.remedy.startswith("lower `update.chunk`")
-
-
-def test_other_errors_are_not_changed() -> None:
-    policy = Policy(tiny_model(), UpdateSettings())
-    policy.model.get_decoder().register_forward_pre_hook(lambda *_: 1 / 0)  # type: ignore[no-untyped-call, union-attr]
-    with pytest.raises(ZeroDivisionError):
-        PolicyUpdater(policy, GRPO, exact=True).train_step(example_batch(tiny_model()))
-
-
-def test_gae_without_critic_and_temperature_zero_are_rejected() -> None:
-    policy = Policy(tiny_model(), UpdateSettings())
-    with pytest.raises(PolicyError, match=r"add `update.critic: \{\}`"):
-        PolicyUpdater(policy, GAE, exact=True)
-    with pytest.raises(PolicyError, match=r"raise `sampling.temperature`"):
-        PolicyUpdater(policy, GRPO, exact=True, temperature=0.0)
-
-
 def test_critic_learns_the_return_and_resumes_identically(tmp_path: Path) -> None:
     train_batch = example_batch(tiny_model(), rewards=(2.0,) * 6)
     update = UpdateSettings(critic=CriticSettings(lr=3e-2), lr=1e-4, tokens=24)
@@ -278,54 +223,3 @@ def test_critic_learns_the_return_and_resumes_identically(tmp_path: Path) -> Non
     resumed.resume(tmp_path)
     assert first + losses(resumed, 6) == metrics
     assert max_difference(resumed, uninterrupted) == 0.0
-
-
-def test_critic_gradient_that_is_not_finite_raises() -> None:
-    policy = Policy(tiny_model(), UpdateSettings(critic=CriticSettings()))
-    assert policy.critic
-    policy.critic._head.grad = torch.full_like(policy.critic._head, math.nan)
-    with pytest.raises(PolicyError, match="critic's gradient is not finite"):
-        policy.critic.step()
-
-
-@given(st.lists(st.integers(1, 20), max_size=12), st.integers(1, 30))
-def test_micro_batches_are_full_and_in_order(sizes: list[int], tokens: int) -> None:
-    slices = list(split_micro_batches(sizes, tokens))
-    assert [size for part in slices for size in sizes[part]] == sizes
-    assert all(sum(sizes[part]) <= tokens or part.stop - part.start == 1 for part in slices)
-    assert all(sum(sizes[part]) + sizes[following.start] > tokens for part, following in pairwise(slices))
-
-
-@given(st.integers(1, 20), st.integers(1, 6))
-def test_even_parts_are_not_empty(count: int, parts: int) -> None:
-    sizes = [share.stop - share.start for share in split_evenly(count, parts)]
-    assert sum(sizes) == count and min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
-
-
-def test_update_reports_each_micro_batch_and_its_tokens() -> None:
-    model = tiny_model()
-    batch = example_batch(model)
-    policy = Policy(model, UpdateSettings(lr=1e-3, tokens=20, epochs=2))
-    updater = PolicyUpdater(policy, AlgorithmSettings(), exact=True)
-    passes: list[tuple[float, int, int]] = []
-    updater.on_pass = lambda *told: passes.append(told)
-    updater.train_step(batch)
-    total = passes[0][1]
-    whole = [number for number, _, _ in passes if number == int(number)]
-    assert total > 2 and whole == list(range(total + 1))
-    assert passes[-1][2] == 2 * sum(len(row.ids) for row in updater.last_trained)
-
-
-@pytest.mark.parametrize("update", [{}, {"checkpointing": True}, {"lora": {"rank": 2}}], ids=str)
-def test_update_reports_the_layers_of_a_micro_batch(update: dict[str, Any]) -> None:
-    model = tiny_model()
-    batch = example_batch(model)
-    policy = Policy(model, UpdateSettings.model_validate({"lr": 1e-3, **update}))
-    updater = PolicyUpdater(policy, AlgorithmSettings(), exact=True)
-    passes: list[tuple[float, int, int]] = []
-    updater.on_pass = lambda *told: passes.append(told)
-    updater.train_step(batch)
-    shares, tokens = [number for number, _, _ in passes], [count for _, _, count in passes]
-    assert shares[0] == 0 and shares[-1] == 1 and len(shares) == 2 + 2 * 2, "two layers, forward and backward"
-    assert shares == sorted({*shares}) and tokens == sorted(tokens)
-    assert not any(layer._forward_hooks for layer in model.base_model.layers)

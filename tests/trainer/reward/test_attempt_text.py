@@ -14,7 +14,6 @@ from mtrl_plugins.swift.orm import reward_arguments
 from mtrl_plugins.verl.reward_function import score_arguments
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns, make_gateway, make_tasks, render_calls
-from tests.trainer.reward.attempts import TASK, call_turn, feedback_entry, make_attempt, policy, tool_entry
 from tests.trainer.tokenizer_families import FAMILIES
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Entry, Ledger
@@ -56,13 +55,6 @@ async def run_turns(*turns: str, stepper: Any = None, template: Template | None 
     return Attempt(task, rollout, decoder=template)
 
 
-async def test_text_is_what_the_policy_wrote_and_answer_its_last_words() -> None:
-    attempt = await run_turns(*TURNS)
-    assert attempt.texts == TURNS and attempt.text == "".join(TURNS)
-    assert attempt.answer.strip() == "#### 7"
-    assert [(call.name, call.arguments) for call in attempt.calls] == [("add", '{"a": 3, "b": 4}')]
-
-
 async def test_text_has_no_text_that_a_plug_in_wrote_into_a_turn() -> None:
     attempt = await run_turns("#### 8", "#### 7", stepper=BackIntoThinking(lambda text, _: text.endswith("7")))
     assert attempt.texts == ("#### 8", "#### 7")
@@ -89,33 +81,12 @@ async def test_ms_swift_functions_see_turns_as_written_beside_their_calls() -> N
     assert first["tool_calls"][0]["function"]["name"] == "add"
 
 
-async def test_completion_of_a_turn_that_is_only_a_call_is_that_call() -> None:
-    call = render_calls(("add", {"a": 3, "b": 4}))
-    ended = make_attempt(call_turn("add"), tool_entry("7"), stop=StopReason.TOOL_DONE)
-    assert reward_arguments([ended])["completions"] == [""], "not the tool's text"
-    attempt = await run_turns(call, "done")
-    assert attempt.verbatim_messages[-3]["content"] == call
-
-
 async def test_tool_rewards_tell_a_reward_of_zero_from_none() -> None:
     calls = render_calls(("add", {"a": 3, "b": 4}), ("silent", {"a": 3}))
     attempt = await run_turns(calls, "done")
     assert attempt.tool_rewards == (0.0, None)
     scores = score_arguments(attempt)["extra_info"]["rollout_reward_scores"]
     assert scores == {"turn_scores": [], "tool_rewards": [0.0]}
-
-
-def test_turn_scores_tell_a_score_of_zero_from_none() -> None:
-    attempt = make_attempt(
-        policy("8"), feedback_entry("No.", 0.0), policy("9"), feedback_entry("No.", 0.5), policy("7")
-    )
-    assert attempt.turn_scores == (0.0, 0.5, None)
-
-
-def test_calls_that_were_not_made_have_no_reward() -> None:
-    made = tool_entry("7", reward=0.25)
-    attempt = make_attempt(call_turn("add", "add"), made, call_turn("add"), stop=StopReason.TOOL_CALLS)
-    assert attempt.tool_rewards == (None, 0.25, None), "a plug-in's sum belongs to the turn's last call"
 
 
 async def test_turns_that_a_later_ledger_repeats_are_still_verbatim() -> None:
@@ -125,11 +96,6 @@ async def test_turns_that_a_later_ledger_repeats_are_still_verbatim() -> None:
     repeated = Rollout("one", Ledger((prompt,)), StopReason.DONE, earlier=(rollout.ledger,))
     texts = [message["content"] for message in verbatim_messages(repeated, template) if message["role"] == "assistant"]
     assert texts == list(TURNS)
-
-
-def test_attempt_without_a_decoder_says_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="give it the template"):
-        _ = Attempt(TASK, make_attempt(policy("7")).rollout).text
 
 
 SNIPPETS = st.lists(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 
 import anyio
 import pytest
 
-from tests.trainer.reward.attempts import TASK, Write, answer_group, reward_settings, score_group
+from tests.trainer.reward.attempts import TASK, Write, answer_group, reward_settings
 from trainer.reward.scorer import ScoredGroup, Scorer
 
 COMPONENT = {"function": "my_rewards.py:score"}
-CONTEXT: ContextVar[str] = ContextVar("a value for reward functions", default="nothing")
 
 
 def make_scorer(folder: Path, timeout_s: float = 20.0, **variables: object) -> Scorer:
@@ -64,30 +61,6 @@ async def test_blocking_async_function_does_not_block_the_run(write: Write, rele
             released.set()  # Runs in the event loop, which would be blocked otherwise.
 
 
-async def test_async_functions_run_concurrently_in_one_loop(write: Write) -> None:
-    folder = write(
-        "import anyio, asyncio\nhere, loops, all = [], set(), None\n"
-        "async def score(attempt):\n"
-        "    global all\n"
-        "    all = all or anyio.Event()\n"
-        "    here.append(attempt)\n    loops.add(asyncio.get_running_loop())\n"
-        "    if len(here) >= 3:\n        all.set()\n"
-        "    await all.wait()\n    return len(loops)\n"
-    )
-    scorer = make_scorer(folder)
-    for _ in range(2):
-        group = await scorer.score(TASK, answer_group("a", "b", "c"))
-        assert [scored.reward for scored in group.scored] == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_functions_see_context_variables(write: Write, kind: str) -> None:
-    CONTEXT.set("seven")
-    folder = write(f"context = None\n{kind} score(attempt):\n    return len(context.get())\n")
-    group = await make_scorer(folder, context=CONTEXT).score(TASK, answer_group("what"))
-    assert [scored.reward for scored in group.scored] == [5.0]
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -122,13 +95,3 @@ async def test_calls_queued_behind_a_blocked_one_are_dropped_after_the_deadline(
     released.set()
     await anyio.to_thread.run_sync(loop.join, 20)
     assert not loop.is_alive() and len(sys.modules["my_rewards"].called) == 1
-
-
-async def test_event_loop_ends_with_its_scorer(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.reward.function_runner.LOOP_CHECK_S", 0.01)
-    before = set(threading.enumerate())
-    await score_group(write("async def score(attempt):\n    return 1\n"), answer_group("a"), mine=COMPONENT)
-    gc.collect()
-    for loop in [thread for thread in threading.enumerate() if thread.name == "rewards" and thread not in before]:
-        await anyio.to_thread.run_sync(loop.join, 20)
-        assert not loop.is_alive()

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.types import Outcome
 from tests.trainer.reward.attempts import (
     FEEDBACK_TASK,
     TASK,
-    answer_group,
     call_turn,
     feedback_entry,
     make_attempt,
@@ -21,10 +19,8 @@ from tests.trainer.reward.attempts import (
     tool_entry,
 )
 from tests.trainer.sample_rollouts import policy
-from trainer.ledger import Author, Entry, Ledger
-from trainer.reward.attempt import Attempt
-from trainer.reward.functions import answer, calc_reward, efficiency, feedback, outcome, tool_quality, tools
-from trainer.rollout.rollout import Rollout, StopReason
+from trainer.reward.functions import answer, efficiency, outcome
+from trainer.rollout.rollout import StopReason
 
 RIGHT = "#### 7"
 
@@ -59,13 +55,6 @@ def test_any_text_scores_zero_or_one(text: str, method: str) -> None:
     assert answer(make_attempt(policy(text)), method) in (0.0, 1.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("truth", [None, "seven", "nan", "5 apples", True, ["7"]])
-async def test_invalid_truth_fails_the_rollout_with_a_remedy(truth: object) -> None:
-    group = await score_group(None, answer_group(RIGHT), replace(TASK, truth=truth), right={"function": "answer"})
-    assert group.scored == ()
-    assert "use" in group.failed[0].reason and "0-0/one/0" in group.failed[0].reason
-
-
 @pytest.mark.parametrize("function", ["answer", "outcome"])
 async def test_text_of_tools_and_feedback_is_not_the_answer(function: str) -> None:
     stop = StopReason.TOOL_DONE
@@ -89,40 +78,6 @@ def test_answer_is_the_last_turn_unless_truncated() -> None:
         == RIGHT
     )
     assert make_attempt().answer == ""
-
-
-def test_reasoning_and_calls_are_not_the_answer() -> None:
-    message = {"role": "assistant", "content": "", "reasoning_content": RIGHT, "tool_calls": [{"arguments": RIGHT}]}
-    assert make_attempt(replace(policy(RIGHT), messages=(message,))).answer == ""
-
-
-def test_answer_is_the_last_turn_of_several_ledgers() -> None:
-    first, prompt = make_attempt(policy("#### 8"), tool_entry("no")).ledger, Entry(Author.TASK, (1,), TASK.messages)
-    answered = Rollout("one", Ledger((prompt, policy(RIGHT))), StopReason.DONE, earlier=(first,))
-    assert Attempt(TASK, answered).answer == RIGHT and len(Attempt(TASK, answered).turns) == 2
-    unanswered = Rollout("one", Ledger((prompt,)), StopReason.LENGTH_ROLLOUT, earlier=(first,))
-    assert Attempt(TASK, unanswered).answer == "#### 8" and Attempt(TASK, unanswered).truncated
-
-
-def test_attempt_has_truncation_columns_infos_and_messages() -> None:
-    truncated = make_attempt(policy("on and on"), stop=StopReason.LENGTH_TURN, infos={"seen": 1}, rewards={"end": 0.5})
-    assert (
-        truncated.truncated
-        and not truncated.ended
-        and truncated.columns == {"level": 2}
-        and truncated.infos == {"seen": 1}
-    )
-    assert not make_attempt(stop=StopReason.TOOL_CALLS).truncated
-    assert [message["role"] for message in truncated.messages] == ["user", "assistant"]
-    assert calc_reward(truncated) == 0.5 and calc_reward(make_attempt()) == 0.0
-
-
-def test_tools_and_feedback_are_summed_separately() -> None:
-    both = make_attempt(
-        call_turn("add"), tool_entry("3", reward=0.25), policy("3"), feedback_entry("No.", -0.5), policy("7")
-    )
-    assert (tools(both), feedback(both)) == (0.25, -0.5)
-    assert both.given(Author.TOOL) == (0.25, 0.0, 0.0) and both.given(Author.FEEDBACK) == (0.0, -0.5, 0.0)
 
 
 @pytest.mark.parametrize("stop", [stop for stop in StopReason if not stop.is_infrastructure])
@@ -156,11 +111,3 @@ def test_efficiency_costs_successful_attempts_up_to_the_maximum() -> None:
     assert efficiency(successful, per_call=9, most=0.5) == -0.5
     assert efficiency(failed) == 0.0 and efficiency(failed, always=True) == -0.1
     assert math.copysign(1, efficiency(successful, per_call=0)) == 1
-
-
-def test_tool_quality_is_the_share_of_successful_calls() -> None:
-    outcomes = (Outcome.OK, Outcome.OK, Outcome.ERROR, Outcome.INVALID)
-    assert tool_quality(make_attempt(call_turn("add"), tool_entry("", *outcomes)), invalid=0.5) == 0.375
-    assert tool_quality(make_attempt(call_turn("add"), tool_entry("", Outcome.INVALID))) == -1.0
-    assert tool_quality(make_attempt(call_turn("add"), tool_entry("", Outcome.OK, Outcome.TIMEOUT))) == 1.0
-    assert tool_quality(make_attempt(policy("7"))) == 0.0

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import anyio
 import pytest
@@ -87,17 +86,6 @@ async def test_function_sees_row_chat_and_success(write: Write) -> None:
     assert [scored.components["mine"] for scored in group.scored] == [2.0, 0.0]
 
 
-async def test_other_components_skip_what_the_first_could_not_score(write: Write) -> None:
-    folder = write(
-        "called = []\ndef score(attempt):\n    return 1.0 if attempt.answer == '#### 7' else None\n"
-        "def count(attempt):\n    called.append(attempt.rollout.index)\n    return len(called)\n"
-    )
-    group = await score_group(
-        folder, answer_group("#### 8", "#### 7"), mine=COMPONENT, counted={"function": "my_rewards.py:count"}
-    )
-    assert indices(group) == [1] and sys.modules["my_rewards"].called == [1]
-
-
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
     """What hanging functions wait for, so that no thread outlives its test."""
@@ -117,16 +105,6 @@ async def test_hanging_function_fails_its_rollouts(
         group = await scorer.score(TASK, answer_group("#### 7", "#### 8"))
     assert group.scored == () and len(reasons(group)) == 2
     assert all("returned nothing within 0.05 s, its `timeout_s`; rollout" in reason for reason in reasons(group))
-
-
-async def test_hanging_async_function_costs_only_its_rollout(write: Write) -> None:
-    folder = write(
-        "import anyio\nasync def score(attempt):\n    if attempt.answer != '#### 7':\n"
-        "        await anyio.sleep_forever()\n    return 1\n"
-    )
-    with anyio.fail_after(60):
-        group = await score_group(folder, answer_group("#### 7", "#### 8"), mine=COMPONENT | {"timeout_s": 1})
-    assert indices(group) == [0] and "returned nothing within" in reasons(group)[0]
 
 
 async def test_hanging_function_does_not_delay_other_groups(write: Write, released: threading.Event) -> None:
@@ -158,62 +136,16 @@ async def test_batched_function_scores_its_group_in_order(write: Write) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "message", "scored"),
-    [
-        ("return [1.0]", "returned 1 numbers for 2 rollouts; rollouts 0-0/one/0, 0-0/one/1", []),
-        ("return 1.0", "returned 1.0, not a list of 2 numbers", []),
-        ("return {1.0, 2.0}", "returned {1.0, 2.0}, not a list", []),
-        ("raise KeyError('it')", "raised KeyError: 'it'", []),
-        ("return [1.0, float('nan')]", "returned nan, which is not a usable number; rollout 0-0/one/1", [0]),
-    ],
-)
-async def test_failing_batched_function_costs_its_group(
-    write: Write, body: str, message: str, scored: list[int]
-) -> None:
-    folder = write(f"def score(attempts):\n    {body}\n")
-    group = await score_group(folder, answer_group("#### 7", "#### 8"), right=RIGHT, mine=COMPONENT | {"batched": True})
-    assert indices(group) == scored and len(reasons(group)) == 2 - len(scored)
-    assert all(message in reason for reason in reasons(group))
-
-
 SOURCE = """
 class Needy:
     def __init__(self, what):
         self.what = what
 def batch(completions, **kwargs):
     return [0.5 for _ in completions]
-class Score:
-    def __call__(self, attempt):
-        return 0.5
-    async def later(self, attempt):
-        return 0.25
-instance = Score()
 number = 3
 def score(attempt, scale):
     return scale
 """
-
-
-@pytest.mark.parametrize(("name", "reward"), [("instance", 0.5), ("instance.later", 0.25), ("Score", 0.5)])
-async def test_any_callable_is_a_function(write: Write, name: str, reward: float) -> None:
-    group = await score_group(write(SOURCE), answer_group("what"), mine={"function": f"my_rewards.py:{name}"})
-    assert group.scored[0].reward == reward
-
-
-TRAJECTORIES = """
-def one(trajectory):
-    return len(trajectory["turns"])
-def all(trajectories):
-    return [one(trajectory) for trajectory in trajectories]
-"""
-
-
-@pytest.mark.parametrize(("name", "batched"), [("one", False), ("all", True)])
-async def test_function_of_a_trajectory_gets_dicts(write: Write, name: str, batched: bool) -> None:
-    component = {"function": f"my_rewards.py:{name}", "batched": batched}
-    group = await score_group(write(TRAJECTORIES), answer_group("#### 7", "#### 8"), mine=component)
-    assert [scored.reward for scored in group.scored] == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -252,17 +184,6 @@ def test_invalid_component_is_rejected_before_the_run(write: Write, component: d
     assert "remedy:" in str(caught.value) and "reward.components.mine." in str(caught.value)
 
 
-def test_all_invalid_components_are_reported_at_once(write: Write) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)'one'.*'two'"):
-        Scorer(reward_settings(first={"function": "one"}, second={"function": "two"}), write(SOURCE))
-
-
-def test_file_with_the_name_of_an_imported_module_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text("def dumps(attempt):\n    return 1.0\n")
-    with pytest.raises(ConfigError, match=r"(?s)module named 'json' is there already.*another name"):
-        Scorer(reward_settings(mine={"function": "json.py:dumps"}), tmp_path)
-
-
 def test_process_exits_while_a_reward_function_hangs(write: Write) -> None:
     folder = write("import time\ndef score(attempt):\n    time.sleep(300)\n")
     script = (
@@ -278,8 +199,3 @@ def test_process_exits_while_a_reward_function_hangs(write: Write) -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 3 and "returned nothing within 0.1 s" in result.stdout
     assert time.monotonic() - started < 60
-
-
-async def test_function_without_signature_is_called() -> None:
-    group = await score_group(None, answer_group("what"), mine={"function": "math:hypot"})
-    assert "component 'mine' (math:hypot) raised TypeError: must be real number, not Attempt" in reasons(group)[0]

@@ -19,7 +19,7 @@ from tests.trainer.policy_scripts import HERMES, encode_turns, render_calls
 from tests.trainer.reward.attempts import TASK, make_attempt, policy, reward_settings
 from trainer.data.tasks import load_rows
 from trainer.engine.scripted import ScriptedEngine
-from trainer.reward.functions import find_truth_problem, solved, state_equals
+from trainer.reward.functions import find_truth_problem, state_equals
 from trainer.reward.scorer import Scorer
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import STATES_INFO, StopReason
@@ -38,24 +38,6 @@ def attempt(answer: str = "", *, stop: StopReason = StopReason.DONE, truth: Any 
 def test_state_must_be_the_expected_one(end: str, reward: float) -> None:
     assert state_equals(attempt(end_state={"notes": end})) == reward
     assert state_equals(attempt(end_state={"notes": end}, stop=StopReason.LENGTH_TURN)) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "end", "reward"), [("#### 7", HASH, 1.0), ("#### 8", HASH, 0.0), ("#### 7", "sha256:1", 0.0)]
-)
-def test_solved_needs_the_answer_and_the_state(answer: str, end: str, reward: float) -> None:
-    assert solved(attempt(answer, truth="7", end_state={"notes": end})) == reward
-    assert solved(attempt(answer, truth="7")) == float(answer == "#### 7")
-    assert solved(attempt(answer, end_state={"notes": end})) == float(end == HASH)
-
-
-@pytest.mark.parametrize(
-    ("columns", "problem"),
-    [({}, "no `end_state`"), ({"end_state": {"other": HASH}}, "other"), ({"end_state": {"notes": "gone"}}, "neither")],
-)
-def test_row_that_cannot_be_scored_is_no_failure_of_the_policy(columns: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        state_equals(attempt(**columns))
 
 
 @pytest.mark.parametrize(

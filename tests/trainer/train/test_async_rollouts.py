@@ -168,12 +168,3 @@ async def test_step_continues_with_fewer_groups_after_an_infrastructure_failure(
         StopReason.ERROR
     }
     assert sum(taken.lost_reasons.values()) == 2
-
-
-async def test_idle_time_is_measured() -> None:
-    tool = BlockingTool()
-    async with open_queue(tool) as run:
-        before = anyio.current_time()
-        while anyio.current_time() - before < 0.02:
-            await anyio.lowlevel.checkpoint()
-        assert (await run.take()).waited_s >= 0.02

@@ -10,16 +10,9 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors.torch import save_file
 
-from trainer.policy.errors import PolicyError
-from trainer.storage.run_files import RUN_INFO_FILE
 from trainer.train.checkpoint import STATE_FILE, CheckpointError, Checkpoints, unfinished_name
 from trainer.train.evaluate import SuccessRate
-from trainer.train.run_folder import RunFolder
 
 
 def write_files(folder: Path, text: str = "weights") -> None:
@@ -33,28 +26,6 @@ def save_steps(run: Path, *steps: int, keep: int = 2) -> Checkpoints:
     for step in steps:
         checkpoints.save(step, {"position": step}, write_files)
     return checkpoints
-
-
-def test_latest_checkpoint_is_found_with_its_state(tmp_path: Path) -> None:
-    found = save_steps(tmp_path, 1, 2).find_latest()
-    assert found is not None and (found.step, found.state) == (2, {"position": 2})
-    assert (found.folder / "inner" / "optimizer.bin").read_text() == "weightsweights"
-
-
-def test_other_accounts_may_read_weights_as_they_may_read_the_other_files(tmp_path: Path) -> None:
-    def write(folder: Path) -> None:
-        save_file({"a": torch.zeros(1)}, folder / "model.safetensors")
-
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {}, write)
-    found = checkpoints.find_latest()
-    assert found is not None
-    modes = {file.name: file.stat().st_mode for file in found.folder.iterdir()}
-    assert modes["model.safetensors"] == modes[STATE_FILE]
-
-
-def test_run_without_checkpoints_finds_none(tmp_path: Path) -> None:
-    assert Checkpoints(tmp_path).find_latest() is None
 
 
 def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -108,17 +79,6 @@ def test_full_disk_keeps_the_previous_checkpoint_and_gives_a_remedy(tmp_path: Pa
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
 
 
-def test_error_of_the_policy_is_not_told_as_one_of_the_disk(tmp_path: Path) -> None:
-    def lose_a_rank(folder: Path) -> None:
-        write_files(folder)
-        raise PolicyError("rank 1 was killed", "continue with --resume")
-
-    checkpoints = save_steps(tmp_path, 1)
-    with pytest.raises(PolicyError, match="rank 1 was killed"):
-        checkpoints.save(2, {}, lose_a_rank)
-    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
-
-
 def test_half_written_checkpoint_is_ignored(tmp_path: Path) -> None:
     checkpoints = save_steps(tmp_path, 1)
     beside = tmp_path / "checkpoints" / unfinished_name(2)
@@ -167,26 +127,12 @@ def test_every_file_and_folder_is_on_the_disk_before_a_checkpoint_counts(
     assert synced[-2:] == ["", ""]  # The folder of the checkpoint, and after it has its name, that above.
 
 
-def test_repeated_step_replaces_its_checkpoint(tmp_path: Path) -> None:
-    checkpoints = save_steps(tmp_path, 1, 2)
-    checkpoints.save(2, {"position": "again"}, write_files)
-    found = checkpoints.find_latest()
-    assert found is not None and found.state == {"position": "again"}
-
-
 def test_resume_from_an_earlier_step_uses_the_checkpoint_before_it(tmp_path: Path) -> None:
     checkpoints = save_steps(tmp_path, 3, 4)
     assert checkpoints.find_before(3) is None
     found = checkpoints.find_before(9)
     assert found is not None and found.step == 4
     assert json.loads((found.folder / STATE_FILE).read_text())["step"] == 4
-
-
-@given(st.integers(0, 500), st.integers(1, 500))
-def test_confidence_interval_contains_its_rate_and_stays_within_0_and_1(right: int, tried: int) -> None:
-    rate = SuccessRate(min(right, tried), tried)
-    low, high = rate.interval
-    assert 0 <= low <= rate.value + 1e-12 and rate.value - 1e-12 <= high <= 1 and low < high
 
 
 def test_confidence_interval_is_wilsons() -> None:
@@ -233,14 +179,4 @@ def test_failure_in_the_background_is_raised_once_and_leaves_the_previous_checkp
     with pytest.raises(CheckpointError, match=r"step 2 cannot be written \((No space|lost.bin was).*; that of step 1"):
         checkpoints.wait()
     checkpoints.wait()
-    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]
-
-
-def test_half_written_checkpoint_is_removed_by_the_next_start(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1)
-    (tmp_path / "checkpoints" / unfinished_name(2) / "shards").mkdir(parents=True)
-    (tmp_path / RUN_INFO_FILE).write_text("{}")
-    with RunFolder(tmp_path) as folder:
-        found = folder.checkpoints.find_latest()
-    assert found is not None and found.step == 1
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["000001"]

@@ -151,14 +151,6 @@ def test_peft_loads_the_exported_adapters(runs: dict[str, Path], start: Path, tm
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == str(start)
 
 
-def test_export_without_the_first_model_keeps_the_checkpoints_dtype(runs: dict[str, Path], tmp_path: Path) -> None:
-    copy = shutil.copytree(runs["full-2"] / "checkpoints/000001", tmp_path / "copy")
-    assert "in float32" in export(copy, "--out", tmp_path / "exported")
-    copy = shutil.copytree(runs["lora-2"] / "checkpoints/000001", tmp_path / "lora")
-    assert "name its folder with --model" in export(copy, "--out", tmp_path / "merged", code=2)
-    assert not (tmp_path / "merged").exists() and not list(tmp_path.glob(".*"))
-
-
 def test_mistakes_are_named_before_anything_is_written(runs: dict[str, Path], start: Path, tmp_path: Path) -> None:
     out, run = tmp_path / "out", runs["full-2"]
     save_wider_model(tmp_path / "other")
@@ -183,8 +175,3 @@ def test_mistakes_are_named_before_anything_is_written(runs: dict[str, Path], st
         assert problem in export(*arguments, "--out", out, code=2), problem
         assert not out.exists() and not list(tmp_path.glob(".*"))
     assert "the folder exists already" in export(run, "--out", start, code=2)
-
-
-def test_checkpoint_of_ranks_is_not_taken_for_a_model(runs: dict[str, Path]) -> None:
-    done = CliRunner().invoke(app, ["serve-policy", "--model", str(runs["full-2"])])
-    assert done.exit_code == 2 and "mtrl-train export" in done.output, done.output

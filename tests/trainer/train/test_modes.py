@@ -16,12 +16,9 @@ from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job
 from tests.trainer.train.trainings import NATIVE
 from trainer.data.curriculum import TaskStream
-from trainer.engine.base import Agreement
-from trainer.engine.torch import TorchEngine
 from trainer.policy.update import PolicyUpdater
 from trainer.rollout.rollout import Rollout
 from trainer.storage.rollout_file import Rollouts
-from trainer.train.dry_run import dry_run
 from trainer.train.job import load_tasks
 from trainer.train.replay_step import replay_step
 from trainer.train.settings import TrainSettings
@@ -97,11 +94,6 @@ def test_one_step_off_rollouts_are_one_version_behind(off: Path) -> None:
     assert lines[0]["mismatch/max"] < 1e-4 and all("staleness/kl" in line for line in lines[1:])
     assert not any("mismatch/max" in line for line in lines[1:])  # Nobody knows what the engine's part is of that.
     assert all(line["engine/waiting_s"] >= 0 and line["time/waiting_s"] >= 0 for line in lines)
-
-
-async def test_one_step_off_run_is_deterministic(off: Path, tools: str, tmp_path: Path) -> None:
-    await train(make_job(tools, "one_step_off"), tmp_path / "twice", string_console())
-    assert read_metrics_without_times(tmp_path / "twice") == read_metrics_without_times(off)
 
 
 def test_asynchronous_steps_respect_max_staleness_and_train_each_rollout_once(flow: Path) -> None:
@@ -189,33 +181,3 @@ async def test_step_with_several_policy_versions_is_replayed(
         assert await replay_step(run, step, console), console.file.getvalue()  # type: ignore[attr-defined]
         output = console.file.getvalue()  # type: ignore[attr-defined]
         assert f"{PROMPTS * N} rollouts of step {step}; 0 differ" in output
-
-
-async def test_groups_without_a_learning_signal_are_replaced_in_every_mode(tools: str, tmp_path: Path) -> None:
-    few = {"components": {"right": {"function": "outcome"}}}
-    for mode in ("one_step_off", "asynchronous"):
-        settings = make_job(tools, mode, steps=2, reward=few, algorithm={"name": "dapo", "dynamic": True}, draws=1)
-        await train(settings, tmp_path / mode, string_console())
-        assert [line["step"] for line in read_metrics_without_times(tmp_path / mode)] == [1, 2]
-        for step in (1, 2):
-            console = string_console()
-            assert await replay_step(tmp_path / mode, step, console), console.file.getvalue()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("mode", ["synchronous", "one_step_off", "asynchronous"])
-async def test_agreement_with_the_engine_is_a_metric_in_every_mode(
-    mode: str, tools: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Agreement is measured by the engine, since in some modes other weights sampled the batch."""
-    monkeypatch.setattr(TorchEngine, "agreement", property(lambda engine: Agreement(engine.version / 1e6, 1e-7)))
-    await train(make_job(tools, mode, steps=2, evaluation={"every": 0}), tmp_path / "r", string_console())
-    agreements = [(line["agreement/max"], line["agreement/mean"]) for line in read_lines(tmp_path / "r")]
-    assert agreements == [(1e-6, 1e-7), (2e-6, 1e-7)]
-
-
-async def test_dry_run_describes_the_mode(tools: str) -> None:
-    console = string_console()
-    assert await dry_run(make_job(tools, "asynchronous", max_staleness=2), console)
-    output = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "asynchronous: a step trains on tokens that are at most 2 versions old" in output
-    assert f"at most {3 * PROMPTS} groups are open at once" in output

@@ -67,13 +67,6 @@ async def test_rows_without_the_truth_that_their_reward_needs_are_counted(job: J
         require_ready(with_tasks(job, make_task(0, None)))
 
 
-async def test_single_rollouts_are_refused_where_siblings_are_compared(job: Job) -> None:
-    finding = only(list(find_problems(with_settings(job, n=1))))
-    assert finding.text.startswith("n is 1, but dapo compares") and "set `n: 8`" in finding.remedy
-    alone = small_job(algorithm={"name": "reinforce_pp"}, n=1)
-    assert list(find_problems(replace(job, settings=alone))) == []
-
-
 async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_shortest(job: Job) -> None:
     long, short = make_task(0, words=60), make_task(1)
     every = only(list(find_problems(with_tasks(job, long))))
@@ -81,20 +74,6 @@ async def test_a_limit_that_prompts_exceed_is_compared_with_the_longest_and_the_
     assert "every prompt" in every.text and "set `limits.rollout_tokens` to " in every.remedy
     some = only(list(find_problems(with_tasks(job, short, long))))
     assert some.grade == "note" and "some prompts" in some.text
-
-
-async def test_a_stop_id_that_is_ordinary_text_is_named(job: Job) -> None:
-    ordinary = next(
-        id for id in range(job.template.tokenizer.size) if id not in job.template.tokenizer.control_ids.values()
-    )
-    stops = job.template.stop_ids
-    try:
-        job.template.stop_ids = (*stops, ordinary)
-        finding = only(list(find_problems(job)))
-    finally:
-        job.template.stop_ids = stops
-    assert finding.grade == "wrong" and f"its id {ordinary} is among the model's stop ids" in finding.text
-    assert "generation_config.json" in finding.remedy
 
 
 async def test_adapters_for_layers_that_the_model_lacks_are_refused_even_beside_ones_that_it_has(job: Job) -> None:
@@ -106,12 +85,6 @@ async def test_adapters_for_layers_that_the_model_lacks_are_refused_even_beside_
     assert misspelt.remedy == "did you mean 'v_proj'?" and unknown.remedy.startswith(
         "name some of embed_tokens, q_proj"
     )
-
-
-async def test_a_learning_rate_that_nobody_uses_is_told(job: Job) -> None:
-    update = job.settings.update.model_copy(update={"lr": 0.5})
-    finding = only(list(find_warnings(replace(job, settings=job.settings.model_copy(update={"update": update})))))
-    assert finding.text.startswith("update.lr is 0.5: ") and "use 3e-06 to 0.003 for" in finding.remedy
 
 
 async def test_the_first_rows_are_checked_without_loading_their_media(

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import ConfigError
 from trainer.train import reporters as reports_module
-from trainer.train.reporters import Reporters, TensorBoardWriter
+from trainer.train.reporters import Reporters
 
 SETTINGS = {"steps": 3, "algorithm": {"name": "grpo", "kl": {"coefficient": 0.0}}}
 Fake = Callable[..., "FakePackage"]
@@ -39,15 +38,6 @@ def test_tensorboard_reads_the_metrics(tmp_path: Path) -> None:
     assert logged["kl/old"] == [(step, pytest.approx(-1e-9)) for step in (0, 1, 300)]
     assert "loss" not in logged
     assert logged["tokens/ünits"][0][1] > 1e38
-
-
-def test_tensorboard_drops_steps_that_a_resumed_run_repeats(tmp_path: Path) -> None:
-    for steps, value in ((range(1, 6), 1.0), (range(4, 8), 2.0)):
-        events = TensorBoardWriter(tmp_path)
-        for step in steps:
-            events.log(step, {"loss": value})
-        events.close()
-    assert read_back(tmp_path)["loss"] == [(step, 1.0 if step < 4 else 2.0) for step in range(1, 8)]
 
 
 class FakePackage:
@@ -123,41 +113,6 @@ def test_resumed_run_continues_the_reporter_run(tmp_path: Path, hosted: Fake, na
     assert not set(first) & set("/\\#?%:")
 
 
-def test_mlflow_gets_parameters_once_and_metrics_each_step(tmp_path: Path, hosted: Fake) -> None:
-    fake = hosted("mlflow")
-    assert report_run(tmp_path, "mlflow") == report_run(tmp_path, "mlflow") == []
-    once = ["set_experiment", "start_run", "log_params", "log_metrics", "log_metrics", "end_run"]
-    assert [call[0] for call in fake.calls] == once + [name for name in once if name != "log_params"]
-    assert [begun for _, begun in fake.named("start_run")] == [
-        {"run_id": None, "run_name": "first"},
-        {"run_id": "of-the-server", "run_name": "first"},
-    ]
-    assert fake.named("log_params") == [
-        (({"steps": 3, "algorithm.name": "grpo", "algorithm.kl.coefficient": 0.0},), {})
-    ]
-    assert fake.named("log_metrics")[0] == (({"loss": 0.5},), {"step": 1})
-
-
-def test_reporter_project_may_come_from_the_environment(
-    tmp_path: Path, hosted: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    wandb, mlflow = hosted("wandb"), hosted("mlflow")
-    report_run(tmp_path, "wandb")
-    report_run(tmp_path, "mlflow")
-    assert wandb.named("init")[0][1]["project"] == "mine"
-    assert mlflow.named("set_experiment") == []
-
-
-def test_missing_reporter_package_is_reported_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(ConfigError, match="report: the package trackio cannot be imported") as raised:
-        Reporters(("trackio",), tmp_path, {}, "run")
-    assert "pip install trackio" in str(raised.value)
-    assert not any(thread.name.startswith("report to") for thread in threading.enumerate())
-
-
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
 def test_failing_reporter_warns_once_and_the_others_continue(tmp_path: Path, hosted: Fake, fails: str) -> None:
     hosted("wandb", fails=fails)
@@ -165,15 +120,6 @@ def test_failing_reporter_warns_once_and_the_others_continue(tmp_path: Path, hos
     why = "wandb failed (ConnectionError: the server is down)"
     assert notes == [f"{why} and gets no more metrics of this run; metrics.jsonl has everything"]
     assert read_back(tmp_path / "tensorboard")["loss"] == [(1, 0.5), (2, 0.5)]
-
-
-def test_full_disk_of_a_reporter_does_not_end_the_training(tmp_path: Path) -> None:
-    (tmp_path / "tensorboard").write_text("no folder")
-    notes: list[str] = []
-    reports = Reporters((), tmp_path, SETTINGS, "first", notes.append)
-    reports.log(1, {"loss": 0.5})
-    reports.close()
-    assert len(notes) == 1 and notes[0].startswith("tensorboard failed (FileExistsError")
 
 
 def test_hanging_reporter_does_not_delay_the_training(

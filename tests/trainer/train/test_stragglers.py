@@ -36,12 +36,6 @@ def test_straggler_is_an_alarm_once_it_was_slow_in_each_of_several_steps(
     assert check_steps(*([slow] * (STRAGGLER_STEPS - 1) + [even]) * 3) == [], "slow now and then"
 
 
-def test_fast_workers_and_a_single_one_are_no_stragglers() -> None:
-    assert check_steps(*[worker_turns(a=0.001, b=0.04)] * 9) == []
-    assert check_steps(*[worker_turns(a=5.0)] * 9) == []
-    assert check_steps(*[rank_speeds(5.0)] * 9) == []
-
-
 def test_worker_is_idle_while_all_its_rollouts_wait_for_the_engine() -> None:
     now = 0.0
     clock = WorkerClock(lambda: now)

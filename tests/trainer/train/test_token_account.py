@@ -10,11 +10,10 @@ import pytest
 
 from trainer.algorithms.advantages import compute_token_advantages
 from trainer.algorithms.settings import AlgorithmSettings
-from trainer.algorithms.token_weights import weigh_last_turn
 from trainer.algorithms.train_batch import build_train_batch
 from trainer.ledger import Author, Entry, Ledger
 from trainer.reward.scorer import ScoredGroup, ScoredRollout, UnscoredRollout
-from trainer.rollout.rollout import EXCLUDED_SPANS, Rollout, StopReason
+from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.task import Task
 from trainer.train.collect import StepRollouts
 from trainer.train.token_account import TokenAccount, TokenAccountError, account_for_tokens
@@ -71,13 +70,6 @@ def test_each_reason_for_leaving_tokens_out_has_its_count() -> None:
     assert result.metrics["tokens/left_out/stale"] == 21
 
 
-def test_tokens_without_weight_and_excluded_tokens_are_left_out() -> None:
-    rollouts = [rollout("1-0-0", index, policy(6), policy(10, **{EXCLUDED_SPANS: [[0, 4]]})) for index in range(2)]
-    step = StepRollouts(groups=[scored(rollouts, (1.0, 0.0))], finished=rollouts)
-    result = account(step, weigh_last_turn)
-    assert result.left_out == Counter(excluded=8, credit_rounds=12) and result.trained == 12
-
-
 def test_turn_that_an_agents_engine_sampled_but_nobody_recorded_is_named_or_an_error() -> None:
     infos = {"agent": {"sampled": 25, "discarded": 5}}
     rollouts = [rollout("1-0-0", 0, policy(20), infos=infos), rollout("1-0-0", 1, policy(10))]
@@ -95,8 +87,3 @@ def test_row_that_is_trained_twice_is_an_error() -> None:
     rows = compute_token_advantages(batch, SETTINGS).rows
     with pytest.raises(TokenAccountError, match="remedy"):
         account_for_tokens(step, [*rows, *rows], [*rows, *rows])
-
-
-def test_step_that_trains_nothing_is_accounted_for() -> None:
-    lost = rollout("1-0-0", 0, policy(3), stop=StopReason.WALL_TIME)
-    assert account_for_tokens(StepRollouts(finished=[lost])).left_out == Counter(infrastructure=3)

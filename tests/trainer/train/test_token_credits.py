@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.storage import token_credit
-from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts, RolloutWriter, append_line
+from trainer.storage.rollout_file import ROLLOUTS_FILE, RolloutWriter, append_line
 from trainer.train.run_folder import RunFolder
 
 ROLLOUT = Rollout(
@@ -43,22 +39,8 @@ class Row:
     weights: tuple[float, ...] = (0.0, 1.0)
 
 
-CREDIT: Any = [[[1, 0.0, 0.0], [1, 0.5, 1.0]]]
-
-
 def credit_steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / token_credit.CREDITS_FILE).read_text().splitlines()]
-
-
-@given(st.integers(min_value=1, max_value=60))
-def test_partial_line_of_credits_is_truncated(cut: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_run(folder, 1, 2)
-        os.truncate(folder / token_credit.CREDITS_FILE, (folder / token_credit.CREDITS_FILE).stat().st_size - cut)
-        write_run(folder, 2, 3)
-        assert credit_steps(folder) == [1, 2, 3]
-        assert [token_credit.CreditReader(folder).read_rollout(one) for one in Rollouts(folder)] == [CREDIT] * 4
 
 
 def test_full_disk_leaves_no_partial_line_of_credits(tmp_path: Path) -> None:
@@ -84,8 +66,3 @@ def test_credits_of_repeated_steps_are_replaced(step: int, tmp_path: Path) -> No
     assert credit_steps(tmp_path) == [1, 2, 3][:step]
     write_run(tmp_path, *range(step + 1, 4))
     assert credit_steps(tmp_path) == [1, 2, 3] and (tmp_path / ROLLOUTS_FILE).stat().st_size == before
-
-
-def test_run_without_credits_is_truncated_as_well(tmp_path: Path) -> None:
-    RunFolder(tmp_path).truncate(0, 0)
-    assert not (tmp_path / token_credit.CREDITS_FILE).exists()

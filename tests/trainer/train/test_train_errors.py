@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,8 @@ import trainer.policy.lora
 import trainer.policy.memory_plan
 from tests.trainer.train.jobs import ROOT, SMALL, demo_model
 from tests.trainer.train.trainings import NUMBERS, Run, list_checkpoints, read_run_metrics, user_reward, write_config
-from trainer.engine.base import NOT_FINITE
 from trainer.policy.policy import Policy
 from trainer.storage.rollout_file import Rollouts
-from trainer.train.train_loop import NothingScoredError
 
 # Numbers that are none.
 
@@ -48,14 +44,6 @@ def test_run_stops_with_reasons_after_a_step_without_a_scored_rollout(
     assert [record.levelname for record in caplog.records if "not scored: " in record.message] == ["WARNING"]
 
 
-def test_exit_code_says_whether_a_run_without_scores_may_be_started_again() -> None:
-    assert NothingScoredError(1, Counter({"component 'mine' raised ValueError": 4})).exit_code == 2
-    assert NothingScoredError(1, Counter({"misaligned: other widths": 4})).exit_code == 2
-    assert NothingScoredError(1, Counter({f"engine_failed: {NOT_FINITE} under version 3": 4})).exit_code == 2
-    for reason in ("engine_failed: no SGLang server is left", "tool_failed: x is down", "worker_lost: it ended"):
-        assert NothingScoredError(1, Counter({"component 'mine' raised ValueError": 3, reason: 1})).exit_code == 1
-
-
 def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as_an_undisturbed_one(run: Run) -> None:
     is_down = "attempt.rollout.group.startswith('3-') and not os.path.exists('mended')"
     body = f"import os\n    if {is_down}: raise OSError('down')\n    return float(len(attempt.answer) % 3)"
@@ -68,13 +56,6 @@ def test_steps_before_one_without_scores_are_saved_and_the_resumed_run_trains_as
     run("--config", file, "--out", "undisturbed")
     assert read_run_metrics("r") == read_run_metrics("undisturbed")
     assert len(Rollouts(Path("r"))) == len(Rollouts(Path("undisturbed"))) == 16
-
-
-def test_missing_value_in_one_rollout_costs_only_that_rollout(run: Run) -> None:
-    body = "if attempt.rollout.name.endswith('/0'): raise KeyError('x')\n    return float(len(attempt.answer) % 3)"
-    run("--config", write_config(reward=user_reward(body), steps=2), "--out", "r")
-    assert [(line["rollout/lost"], line["rollout/count"]) for line in read_run_metrics("r")] == [(2, 2)] * 2
-    assert len(Rollouts(Path("r"))) == 8
 
 
 @pytest.mark.parametrize(
@@ -103,31 +84,6 @@ def token_weights_file(body: str) -> str:
     name = f"rounds_{next(NUMBERS)}.py"
     Path(name).write_text(f"def mine(ledger):\n    {body}\n")
     return name
-
-
-def test_exact_engine_is_reported_once(run: Run) -> None:
-    output = run(
-        "--config",
-        write_config(
-            steps=2, update={**SMALL["update"], "epochs": 2}, reward=user_reward("return float(attempt.rollout.index)")
-        ),
-        "--out",
-        "r",
-    )
-    assert output.count("the engine's logprobs are exact") == 1
-
-
-def test_adapters_are_merged_on_the_training_thread(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, real = [], trainer.policy.lora.merge_adapters
-
-    def merged(given: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return real(given)
-
-    monkeypatch.setattr(trainer.policy.lora, "merge_adapters", merged)
-    run("--config", write_config(steps=2, update={**SMALL["update"], "lora": {"rank": 2}}), "--out", "r")
-    assert [name for name in threads if name.startswith("learning")] == ["learning_0"] * 2
-    assert threads[-2:] == ["learning_0"] * 2, "after the first step nothing is merged elsewhere"
 
 
 def fill_with_nan(weights: Any) -> None:
@@ -168,25 +124,6 @@ def test_non_finite_loss_names_its_rollout_and_skips_the_update(run: Run, monkey
 
 async def publish_nothing(*_: Any) -> None:
     """The engine keeps the weights that it began with."""
-
-
-def test_learning_rate_that_yields_non_finite_weights_is_refused(run: Run) -> None:
-    output = run("--config", write_config(update={"lr": 1e30}), "--out", "r", code=2)
-    assert "run.yaml:1: update.lr: expected less than or equal to 10, found 1e+30" in output
-
-
-def test_groups_without_a_learning_signal_raise_an_alarm_and_the_run_continues(run: Run) -> None:
-    output = run("--config", write_config(reward=user_reward("return 1.0"), steps=2), "--out", "r")
-    assert "no group has a learning signal: the rewards within each group are all equal" in output
-    assert [line["groups/teaching"] for line in read_run_metrics("r")] == [0, 0]
-    assert list_checkpoints("r") == ["000001", "000002"]
-
-
-def test_alarm_names_the_limit_that_truncates_everything(run: Run) -> None:
-    output = run("--config", write_config(limits={"turn_tokens": 3, "rollout_tokens": 160}, steps=1), "--out", "r")
-    assert (
-        "100% of the rollouts are truncated, 100% by length_turn" in output and "raise `limits.turn_tokens`" in output
-    )
 
 
 # What cannot begin.
@@ -274,12 +211,6 @@ def test_mistake_in_the_run_file_is_reported_with_line_field_and_suggestion(
 ) -> None:
     assert says in run("--config", write_config(**changes), "--out", "r", code=2)
     assert not Path("r/run.json").exists()
-
-
-def test_mistake_in_rows_that_are_trained_on_and_held_out_is_told_once(run: Run) -> None:
-    Path("rows.jsonl").write_text('{"prompt": "what", "ground_truth": "7", "tools": ["calcluate"]}\n')
-    output = run("--config", write_config(data="rows.jsonl", demo={}), "--out", "r", code=2)
-    assert output.count("the gateway offers no tool 'calcluate'") == 1
 
 
 @pytest.mark.parametrize(

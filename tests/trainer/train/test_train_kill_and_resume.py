@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
-from tests.trainer.train.jobs import ROOT, small_job
+from tests.trainer.train.jobs import small_job
 from tests.waiting import PATIENCE_S
 from trainer.view.metrics import is_repeated
 
@@ -97,16 +97,3 @@ def test_ctrl_c_stops_a_training_quickly_and_it_can_be_resumed(place: Path, whol
         wait_until_gone(kept)
     finish_training(place, "stopped", "--resume")
     assert read_metrics_without_times(place / "stopped") == whole
-
-
-def test_ctrl_c_during_model_creation_leaves_no_partial_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
-    with start_training(tmp_path, "stopped", "--tools", str(ROOT / "tool_configs"), config="default") as process:
-        wait_until(lambda: any(kept.glob("mtrl/*/model/config.json")), process)
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 130 and time.monotonic() - began < LEAVE_S, output
-    assert "mtrl-train: stopped; training had not started" in output
-    assert [*kept.glob("mtrl/*")] == [] and not (tmp_path / "stopped").exists()

@@ -7,7 +7,6 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
@@ -26,26 +25,12 @@ def write_metrics(folder: Path, steps: int = 4) -> Path:
     return file
 
 
-def test_metrics_are_read_as_they_were_written(tmp_path: Path) -> None:
-    rows = read_metrics(write_metrics(tmp_path / "runs" / "new"))
-    assert rows == [{"step": step, "reward/mean": step / 3} for step in range(4)]
-    assert isinstance(rows[0]["step"], int)
-
-
 @given(st.dictionaries(st.text(), st.floats(allow_nan=False, allow_infinity=False).filter(bool)), st.integers(0, 10**9))
 def test_any_metric_name_and_number_can_be_written(metrics: dict[str, float], step: int) -> None:
     metrics.pop("step", None)
     line = dump_metrics(step, metrics)
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     assert json.loads(line) == {"step": step, **metrics}
-
-
-def test_non_finite_metrics_are_written_as_null(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path / "m.jsonl") as metrics:
-        metrics.add(1, {"loss": nan, "kl/old": inf, "entropy": 0.5})
-    assert json.loads((tmp_path / "m.jsonl").read_text()) == {"step": 1, "loss": None, "kl/old": None, "entropy": 0.5}
-    rows = read_metrics(tmp_path / "m.jsonl")[0]
-    assert isnan(rows["loss"]) and isnan(rows["kl/old"]) and rows["entropy"] == 0.5
 
 
 def test_resuming_from_a_step_truncates_later_metrics(tmp_path: Path) -> None:
@@ -84,28 +69,6 @@ def test_damaged_metrics_line_is_reported_once_by_number_and_left_out(
         assert [one["step"] for one in metrics.truncate_after(9)] == [0, 1, 3]
         metrics.add(4, {})
     assert [json.loads(text)["step"] for text in file.read_text().splitlines()] == [0, 1, 3, 4], "it is told no more"
-
-
-def test_step_that_stands_in_the_metrics_twice_counts_once(tmp_path: Path) -> None:
-    file = write_metrics(tmp_path)
-    with file.open("ab") as opened:
-        opened.write(dump_metrics(2, {"reward/mean": 7.0}))
-    assert [(one["step"], one["reward/mean"]) for one in read_metrics(file)] == [(0, 0), (1, 1 / 3), (2, 7.0), (3, 1.0)]
-
-
-def test_missing_metrics_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"cannot be read \(No such file"):
-        read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_full_disk_error_names_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.jsonl"
-    file.symlink_to("/dev/full")
-    with (
-        MetricsWriter(file) as metrics,
-        pytest.raises(RunError, match=r"metrics\.jsonl: cannot be written \(No space left"),
-    ):
-        metrics.add(1, {"loss": 0.5})
 
 
 @contextmanager

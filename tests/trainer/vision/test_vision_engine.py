@@ -10,13 +10,11 @@ import anyio
 import pytest
 import torch
 
-from gateway.media.image import encode_png
 from gateway.types import Image
-from tests.trainer.vision.vision_models import engine_of, loaded, logprobs, odd_pictures, picture
+from tests.trainer.vision.vision_models import engine_of, loaded, logprobs, picture
 from trainer.engine.base import EngineError, Generation, Sampling
-from trainer.engine.torch import TorchEngine
 from trainer.template import Template
-from trainer.vision.image_processor import ImageProcessor, decode_image
+from trainer.vision.image_processor import ImageProcessor
 
 SHORT = Sampling(max_tokens=12, seed=1)
 
@@ -51,13 +49,6 @@ async def test_logprobs_equal_the_models_with_images_anywhere(kind: Path, count:
     own = logprobs(kind, eyes, (*ids, *written.ids), images)
     assert list(written.logprobs) == pytest.approx(own[-len(written.ids) :], abs=1e-5)
     assert written.prompt_tokens == len(eyes.prepare_prompt(ids, images).ids) == len(own) + 1 - len(written.ids)
-
-
-def test_images_are_rotated_upright_and_flattened_on_white(sees: Path) -> None:
-    eyes = eyes_of(sees)
-    for name, odd in odd_pictures().items():
-        found, meant = eyes.prepare(odd), eyes.prepare(encode_png(decode_image(odd)))
-        assert found.grid == meant.grid and torch.equal(found.pixels, meant.pixels), name
 
 
 async def test_prefix_cache_distinguishes_images_by_content(sees: Path) -> None:
@@ -116,29 +107,11 @@ async def test_published_vision_weights_take_effect(kind: Path) -> None:
     assert after.logprobs != before.logprobs and back.logprobs == before.logprobs
 
 
-async def test_image_is_prepared_once_for_all_turns_and_siblings(sees: Path) -> None:
-    eyes = eyes_of(sees)
-    with anyio.fail_after(60):
-        async with TorchEngine(loaded(sees), image_processor=eyes) as engine:
-            for count in (1, 2, 2):
-                await engine.generate(prompt(eyes, count), SHORT, images=[picture(number) for number in range(count)])
-    assert eyes.processed_count == 2
-
-
 @pytest.mark.parametrize(("places", "images"), [(1, 0), (0, 1), (2, 1)])
 async def test_images_and_placeholders_must_match(sees: Path, places: int, images: int) -> None:
     ids = prompt(eyes_of(sees), places)
     with pytest.raises(EngineError, match=f"{images} images for ids with {places} placeholders"):
         await write(sees, ids, [picture(number) for number in range(images)])
-
-
-async def test_images_that_fill_the_context_are_refused(sees: Path) -> None:
-    eyes = eyes_of(sees)
-    images = [picture(number, 64, 64) for number in range(70)]
-    _, _, begin, end = eyes.family.banned_ids
-    ids = tuple(token for _ in images for token in (begin, eyes.family.image_id, end))
-    with pytest.raises(EngineError, match="4620 ids leave no room"):
-        await write(sees, ids, images)
 
 
 async def test_image_ids_are_never_sampled(sees: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.types import Image, Text
-from tests.trainer.rollout_strategies import ledgers
 from trainer.ledger import Author, Entry, Ledger
 
 PAD = 9
@@ -42,14 +40,6 @@ def entries(draw: st.DrawFn) -> Entry:
 
 def mixes() -> st.SearchStrategy[Ledger]:
     return st.lists(entries(), max_size=6).map(lambda written: Ledger(tuple(written)))
-
-
-@given(mixes())
-def test_expanded_ids_repeat_each_image_id_by_its_width(ledger: Ledger) -> None:
-    widths = iter(width for entry in ledger for width in entry.widths if width)
-    slow = [token for at in ledger.ids for token in ([PAD] * next(widths) if at == PAD else [at])]
-    assert list(ledger.expanded.ids) == slow
-    assert len(ledger.expanded) == len(ledger) + sum(max(0, width - 1) for entry in ledger for width in entry.widths)
 
 
 @given(mixes())
@@ -97,27 +87,3 @@ def test_ledger_grows_consistently_expanded_or_not(ledger: Ledger, more: list[En
         ledger += entry
         assert ledger.expanded == Ledger(ledger.entries).expanded
         assert ledger.expanded.expanded is ledger.expanded
-
-
-@given(ledgers())
-def test_ledger_without_widths_expands_to_itself(ledger: Ledger) -> None:
-    assert ledger.expanded is ledger
-    assert all(ledger.to_expanded(token) == token == ledger.from_expanded(token) for token in range(len(ledger)))
-
-
-@pytest.mark.parametrize(
-    ("spans", "widths", "problem"),
-    [
-        (((0, 1), (1, 2)), (2,), "2 spans with 1 widths"),
-        (((1, 2), (0, 1)), (2, 2), "do not match widths"),
-        (((0, 1), (1, 2)), (2, 0), "do not match widths"),
-        (((0, 1), (1, 1)), (2, 1), "do not match widths"),
-    ],
-)
-def test_widths_without_a_matching_span_are_refused(
-    spans: tuple[tuple[int, int], ...], widths: tuple[int, ...], problem: str
-) -> None:
-    with pytest.raises(ValueError, match=problem):
-        Entry(Author.TOOL, (PAD, PAD), parts=(Image(b"1"), Image(b"2")), spans=spans, widths=widths)
-    with pytest.raises(ValueError, match="no media to expand"):
-        Entry(Author.POLICY, (PAD,), logprobs=(0.0,), parts=(Image(b"1"),), spans=((0, 1),), widths=(2,))

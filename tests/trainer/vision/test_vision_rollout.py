@@ -6,11 +6,9 @@ from pathlib import Path
 
 import torch
 
-from gateway.chat_messages import chat_content
-from gateway.types import Text
 from tests.trainer.policy_scripts import encode_turns, render_calls
-from tests.trainer.vision.vision_models import engine_of, picture
-from tests.trainer.vision.vision_rollouts import LOOKS, lesson_of, play
+from tests.trainer.vision.vision_models import picture
+from tests.trainer.vision.vision_rollouts import lesson_of, play
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.engine.base import Generation, Sampling
 from trainer.engine.scripted import Answer, ScriptedEngine
@@ -20,7 +18,6 @@ from trainer.policy.settings import UpdateSettings
 from trainer.policy.update import PolicyUpdater
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.steppers import ToolsAndFeedback
-from trainer.rollout.task import Task
 from trainer.template import Template
 from trainer.train.collect import StepRollouts
 
@@ -68,25 +65,6 @@ async def test_tool_images_are_rendered_as_the_template_renders_them(sees: Path)
     assert rollout.ledger.images == (PICTURES[0], PICTURES[1], PICTURES[0])
 
 
-async def test_siblings_and_turns_share_prepared_images(sees: Path) -> None:
-    template = Template.load(sees)
-    assert template.image_processor is not None
-    engine = engine_of(sees, template.image_processor)
-    rollouts = await play(sees, PICTURES, n=4, looks=4, template=template, engine=engine)
-    assert [len(rollout.ledger.images) for rollout in rollouts] == [4] * 4
-    assert template.image_processor.processed_count == 2
-
-
-async def test_siblings_share_the_images_of_their_prompt(sees: Path) -> None:
-    """In the engine's cache, as words are."""
-    shown = Task("t", ({"role": "user", "content": chat_content((Text("Look:"), PICTURES[0], Text("What is it?")))},))
-    rollouts = await play(sees, PICTURES, n=2, looks=0, task=shown)
-    assert [rollout.ledger.images for rollout in rollouts] == [(PICTURES[0],)] * 2
-    opening = len(rollouts[0].ledger.entries[0].expanded.ids)
-    assert sorted(rollout.ledger.turns[0].cached_tokens for rollout in rollouts) == [0, opening - 1]
-    assert LOOKS.messages[0]["content"] and rollouts[0].ledger.messages[0]["content"][1] == {"type": "image"}
-
-
 def counting(read: int | None) -> ScriptedEngine:
     """A turn each, and how many ids each was asked to go on from."""
 
@@ -112,17 +90,3 @@ async def test_engine_with_another_image_width_ends_the_rollout_as_an_infrastruc
     )
     metrics = StepRollouts(finished=[rollout]).metrics(0)
     assert metrics["lost/misaligned"] == metrics["rollout/lost"] == 1 and metrics["rollout/count"] == 0
-
-
-async def test_image_beyond_the_token_limit_ends_the_rollout_before_generation(sees: Path) -> None:
-    [rollout] = await play(sees, [picture(1, 64, 64)], looks=9, room=600)
-    assert rollout.stop is StopReason.LENGTH_ROLLOUT and "does not fit" in rollout.reason
-    assert len(rollout.ledger.expanded) < 600 < len(rollout.ledger.expanded) + 100
-    assert rollout.ledger.entries[-1].parts[1] == picture(1, 64, 64) and not rollout.ledger.entries[-1].spans
-
-
-async def test_fifty_images_keep_their_order(sees: Path) -> None:
-    shown = Task("t", ({"role": "user", "content": chat_content([picture(number) for number in range(50)])},))
-    [rollout] = await play(sees, PICTURES, looks=0, task=shown)
-    assert rollout.stop is StopReason.DONE
-    assert rollout.ledger.images == tuple(picture(number) for number in range(50))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import io
 import os
 from pathlib import Path
 
-from rich.console import Console
 from transformers import AutoModelForImageTextToText
 
 from tests.trainer.policy_scripts import encode_turns, render_calls
@@ -23,8 +21,6 @@ from trainer.storage.blobs import BlobFolder
 from trainer.storage.rollout_line import dump_rollout, load_rollout
 from trainer.template import Template
 from trainer.train.job import Job
-from trainer.view.show import print_rollouts
-from trainer.view.why import explain_token
 
 PICTURES = [picture(1), picture(2, 24, 8)]
 
@@ -58,22 +54,6 @@ async def test_rollout_with_images_is_replayed_to_the_same_ids(sees: Path) -> No
     engine = ScriptedEngine(said_before(before))
     [after] = await play(sees, PICTURES, engine=engine, stepper=ToolsAndFeedback())
     assert describe_difference(before, after) == "" and after.ledger.media_spans == before.ledger.media_spans
-
-
-async def test_show_names_images_at_their_position(sees: Path) -> None:
-    [rollout] = await rolled(sees)
-    decode = Template.load(sees).tokenizer.decode
-    first, second = rollout.ledger.media_spans
-    console = Console(width=200, record=True, file=io.StringIO())
-    print_rollouts([rollout], console, rollout=0, decode=decode)
-    shown = console.export_text()
-    size = len(PICTURES[1].data)
-    assert f"▣ image (image/png, {size:,} bytes) at tokens {second.start}-{second.start}, expanded to 3" in shown
-    assert "<|vision_start|><|image_pad|><|vision_end|>" in shown
-    explanation = explain_token([rollout], 0, second.start, decode)
-    assert f"stands for  image 2 (image/png, {size:,} bytes), expanded to 3 tokens" in str(explanation)
-    assert not explanation.trained and not explain_token([rollout], 0, first.start - 1).media
-    assert explain_token([rollout], 0, first.start).requests == 2
 
 
 def test_saved_policy_loads_with_its_image_processor(sees: Path, tmp_path: Path) -> None:

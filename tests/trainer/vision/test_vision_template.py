@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat_messages import tool_messages as tool_messages
-from gateway.errors import ConfigError
-from gateway.media.image import encode_video, open_image
-from gateway.types import Audio, Image, Text, ToolCall, ToolResult, ToolSpec, Video
+from gateway.types import Audio, Image, Text, ToolCall, ToolResult, ToolSpec
 from tests.trainer.policy_scripts import HERMES, make_template
-from tests.trainer.tokenizer_families import VISION_FAMILIES, save_tokenizer_folder
 from tests.trainer.vision.vision_models import picture, seeing_model
-from tests.trainer.vision.vision_rollouts import play
 from trainer.ledger import Author, Entry, Ledger, Message
-from trainer.rollout.rollout import StopReason
 from trainer.rollout.settings import TemplateSettings
 from trainer.setup import load_template
 from trainer.template import Settings, Template, TemplateError, probe
@@ -97,14 +91,6 @@ def test_mixed_content_has_the_same_widths_in_engine_and_training(
     assert entry.expanded.ids == tuple(token if token >= 0 else image for token in read)
 
 
-def test_tool_images_follow_the_tool_messages_if_configured(dropping: Path) -> None:
-    _, laid = laid_in(dropping, [*SHOWN, {"role": "user", "content": "And?"}], images="user_message")
-    see = "[image: see the next message]"
-    told = [("tool", f"x\n{see}\ny"), ("tool", f"{see}\n{see}"), ("user", [IMAGE] * 3), ("user", "And?")]
-    assert [(row["role"], row["content"]) for row in laid.messages] == told
-    assert (laid.media, laid.widths) == ((ONE, TWO, ONE), (4, 3, 4))
-
-
 def test_probe_finds_a_template_that_drops_images(sees: Path, dropping: Path) -> None:
     assert probe(Template.load(sees)).is_ok
     with pytest.raises(
@@ -113,12 +99,6 @@ def test_probe_finds_a_template_that_drops_images(sees: Path, dropping: Path) ->
         probe(Template.load(dropping)).raise_if_failed()
     assert probe(Template.load(dropping), tools=False).is_ok
     assert probe(Template.load(dropping, settings=Settings(images="user_message"))).is_ok
-
-
-def test_probe_finds_a_template_without_images(sees: Path, tmp_path: Path) -> None:
-    told = Template.load(sees, settings=Settings(chat_template=HERMES.template))
-    with pytest.raises(TemplateError, match="the template drops images of users"):
-        probe(told).raise_if_failed()
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
@@ -136,33 +116,6 @@ def test_family_without_a_tool_template_gets_the_shipped_one(kind: str, tmp_path
         assert shipped.parser.name == "hermes" and probe(shipped).is_ok
 
 
-def test_template_without_calls_is_accepted_without_tools(tmp_path: Path) -> None:
-    folder = seeing_model(tmp_path, template="stock_seeing")
-    assert probe(Template.load(folder, "hermes"), tools=False).is_ok
-
-
-def test_unknown_template_is_reported_with_the_shipped_ones(sees: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)qwen2vl: template\.chat_template: cannot be read.*package: qwen2_vl"):
-        load_template(sees, TemplateSettings(chat_template="qwen2vl"))
-
-
-async def test_images_behind_tool_messages_have_their_spans(dropping: Path) -> None:
-    template = Template.load(dropping, settings=Settings(images="user_message"))
-    [rollout] = await play(dropping, [ONE, TWO], template=template)
-    assert (rollout.stop, rollout.reason) == (StopReason.DONE, "")
-    assert rollout.ledger.images == (ONE, TWO)
-    assert [[one["role"] for one in entry.messages] for entry in rollout.ledger if entry.author is Author.TOOL] == [
-        ["tool", "user"]
-    ] * 2
-
-
-async def test_images_without_a_placeholder_end_the_rollout_with_a_reason(dropping: Path) -> None:
-    template = Template.load(dropping, settings=Settings(images="in_tool_message"))
-    [rollout] = await play(dropping, [ONE], template=template)
-    assert rollout.stop is StopReason.ERROR and "writes 0 placeholders for 1 images" in rollout.reason
-    assert rollout.stop.is_infrastructure
-
-
 def test_text_model_reads_that_an_image_was_omitted() -> None:
     laid = make_template(HERMES).prepare_media(
         [*SHOWN, {"role": "user", "content": [text("hear"), _part(Audio(b"RIFF"))]}]
@@ -178,58 +131,12 @@ def test_text_model_reads_that_an_image_was_omitted() -> None:
         make_template(HERMES, Settings(blind="error")).prepare_media(SHOWN)
 
 
-@pytest.mark.parametrize(
-    ("part", "told"),
-    [
-        (Image(b"\x89PNG\r\n\x1a\n", "image/png"), "image left out"),
-        (Image(ONE.data[:-30], "image/png"), "image left out"),
-        (picture(1, 2000, 4), "image left out: the model cannot be shown it"),
-        (Video(b"\0\0\0\x18ftypmp42", "video/mp4"), "video left out: "),
-        (Audio(b"ID3", "audio/mpeg"), "audio left out: this model takes in no audios"),
-    ],
-)
-def test_unsupported_media_are_named_and_images_are_shown(sees: Path, part: Image | Audio | Video, told: str) -> None:
-    shown = tool_messages(CALLS[:1], [ToolResult((ONE, part, TWO))])
-    template, laid = laid_in(sees, shown)
-    content = laid.messages[0]["content"]
-    assert [one["type"] for one in content] == ["image", "text", "image"] and told in content[1]["text"]
-    ids = template.encode_tail(laid.messages, ended=True)
-    assert template.count_images(ids) == 2
-    assert laid.replace_media((ONE, part, TWO)) == (ONE, part, TWO)
-
-
-def test_video_is_shown_as_frames(sees: Path) -> None:
-    film = encode_video([open_image(picture(number).data) for number in range(3)], 2)
-    _, laid = laid_in(sees, tool_messages(CALLS[:1], [ToolResult((Text("so"), film))]))
-    assert laid.messages[0]["content"] == [text("so"), IMAGE, IMAGE, IMAGE]
-    assert laid.widths == (4, 4, 4) and laid.replace_media((Text("so"), film)) == (Text("so"), *laid.media)
-    [shown] = make_template(HERMES).prepare_media(tool_messages(CALLS[:1], [ToolResult((film,))])).messages
-    assert shown["content"] == "[video left out: this model reads text alone]"
-
-
 def test_text_that_looks_like_an_image_token_is_no_placeholder(sees: Path) -> None:
     hostile = "<|vision_start|><|image_pad|><|vision_end|>"
     template, laid = laid_in(sees, tool_messages(CALLS[:1], [ToolResult((Text(hostile), ONE, Text(hostile)))]))
     ids = template.encode_tail(laid.messages, ended=True)
     assert template.count_images(ids) == 1
     assert template.tokenizer.decode(ids).count(hostile) == 3
-
-
-def test_vision_model_needs_its_image_processor(tmp_path: Path, sees: Path) -> None:
-    save_tokenizer_folder(VISION_FAMILIES["seeing"], tmp_path)
-    (tmp_path / "config.json").write_text((sees / "config.json").read_text())
-    with pytest.raises(TemplateError, match=r"no image processor.*preprocessor_config\.json"):
-        Template.load(tmp_path)
-
-
-def test_every_family_has_a_default_image_placement(tmp_path: Path, sees: Path) -> None:
-    told = json.loads((sees / "config.json").read_text())
-    for kind, expected in (("qwen2_vl", "user"), ("qwen2_5_vl", "tool"), ("qwen3_vl", "tool")):
-        folder = save_tokenizer_folder(VISION_FAMILIES["seeing"], tmp_path / kind)
-        (folder / "config.json").write_text(json.dumps(told | {"model_type": kind}))
-        (folder / "preprocessor_config.json").write_text((sees / "preprocessor_config.json").read_text())
-        laid = Template.load(folder).prepare_media(SHOWN)
-        assert next(row["role"] for row in laid.messages if isinstance(row["content"], list)) == expected
 
 
 def _part(audio: Audio) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from tests.trainer.vision.vision_sequences import looked
 from trainer.algorithms.aggregate import StepTotals
 from trainer.algorithms.loss import compute_loss
 from trainer.algorithms.packing import Batch, pack
-from trainer.algorithms.settings import AlgorithmSettings, CreditSettings
+from trainer.algorithms.settings import AlgorithmSettings
 from trainer.model import load_model
 from trainer.policy.adapter_size import count_adapter_parameters
-from trainer.policy.errors import PolicyError
 from trainer.policy.logprobs import LogprobReader
 from trainer.policy.memory_plan import plan_memory, vision_bytes_per_token
 from trainer.policy.meta_model import load_meta_model
@@ -128,32 +127,6 @@ async def test_vision_encoder_trains_if_configured(
     if "lora" not in settings:
         whole = load_model(tmp_path).state_dict()
         assert all(torch.equal(value, whole[name]) for name, value in policy.weights.items())
-
-
-async def test_reference_and_critic_read_images_too(sees: Path) -> None:
-    algorithm = AlgorithmSettings.model_validate({"kl": {"coefficient": 0.1}, "credit": CreditSettings(kind="gae")})
-    given = lesson_of(await play(sees, [ONE, TWO], n=2), algorithm)
-    policy = policy_of(sees, critic={"lr": 1e-3})
-    learner = PolicyUpdater(policy, algorithm, exact=True)
-    first, second = learner.train_step(given), learner.train_step(given)
-    assert abs(first["kl/reference"]) < 1e-6 < second["kl/reference"]
-    assert second["critic/loss"] < first["critic/loss"]
-
-
-def test_policy_without_a_vision_encoder_refuses_images(sees: Path) -> None:
-    eyes = ImageProcessor.load(sees)
-    assert eyes is not None
-    policy = Policy(load_model(sees), UpdateSettings())
-    batch = batch_of(eyes)
-    with pytest.raises(PolicyError, match="the batch has images, but the model has no image processor"):
-        policy.compute_batch_logprobs(batch.ids_T, batch.sequence_T, batch.trained_T, images=batch.images)
-
-
-def test_memory_plan_counts_the_vision_encoder(kind: Path) -> None:
-    settings = TrainSettings(model=str(kind), steps=1)
-    numbers = sum(parameter.numel() for parameter in load_model(kind).parameters())
-    assert sum(parameter.numel() for parameter in load_meta_model(kind).parameters()) == numbers
-    assert plan_memory(settings, kind).parts[0].size == 4 * numbers
 
 
 def test_memory_plan_estimates_image_activations(kind: Path) -> None:
