@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -54,7 +53,7 @@ async def run_agent(settings: AgentSettings, about: Mapping[str, Any], reaper: R
         words = _make_words(about, work, task_file)
         for name, text in settings.files.items():
             _write_file(work, name, _fill(text, words))
-        command = tuple(_fill(word, words) for word in _split(settings.command))
+        command = tuple(_fill(word, words) for word in settings.words)
         environment = {name: os.environ[name] for name in (*PASSED_ON, *settings.inherit_env) if name in os.environ}
         environment |= _endpoint_variables(about) | {name: _fill(text, words) for name, text in settings.env.items()}
         try:
@@ -117,10 +116,6 @@ async def _work_folder(source: Path | None, reaper: Reaper) -> AsyncIterator[Pat
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(lambda: shutil.rmtree(folder, ignore_errors=True))
         reaper.remove_folder(folder)
-
-
-def _split(command: str | tuple[str, ...] | None) -> list[str]:
-    return shlex.split(command) if isinstance(command, str) else list(command or ())
 
 
 def _write_file(work: Path, name: str, text: str) -> None:

@@ -57,7 +57,7 @@ def serve_policy(
         from rich.console import Console
 
         from gateway.http.settings import read_token
-        from mtrl_plugins.agents.serve_policy import ServeSettings, serve_policy
+        from mtrl_plugins.agents.policy_server import ServeSettings, serve_policy
         from trainer.cli.run_file import find_run_file, load_settings, read_run_file
         from trainer.model import configure_torch
 

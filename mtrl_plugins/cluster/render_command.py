@@ -82,9 +82,8 @@ def slurm(
     file system that all nodes share.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import parse_environment
+        from mtrl_plugins.cluster.cluster_plan import LOGS, parse_environment, write_files
         from mtrl_plugins.cluster.slurm import SCRIPT, SlurmOptions, parse_directives, render_slurm
-        from mtrl_plugins.cluster.write_files import LOGS, write_files
 
         plan = _plan(config, _options(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or [])))
         named = {"partition": partition, "account": account}
@@ -200,8 +199,7 @@ def kubernetes(
     """
     with report_errors():
         from mtrl_plugins.cluster.cluster_plan import parse_environment
-        from mtrl_plugins.cluster.kubernetes import SERVER_IMAGE, render_kubernetes
-        from mtrl_plugins.cluster.pods import WORKSPACE, PodOptions, check_image
+        from mtrl_plugins.cluster.kubernetes import SERVER_IMAGE, WORKSPACE, PodOptions, check_image, render_kubernetes
 
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
         options.check()
@@ -240,7 +238,7 @@ def kuberay(
     with report_errors():
         from mtrl_plugins.cluster.cluster_plan import parse_environment
         from mtrl_plugins.cluster.kuberay import render_kuberay
-        from mtrl_plugins.cluster.pods import WORKSPACE, PodOptions
+        from mtrl_plugins.cluster.kubernetes import WORKSPACE, PodOptions
 
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
         options.check()
@@ -250,7 +248,7 @@ def kuberay(
 
 
 def _write_manifests(plan: ClusterPlan, files: Mapping[str, str], out: Path | None, kind: str) -> None:
-    from mtrl_plugins.cluster.write_files import write_files
+    from mtrl_plugins.cluster.cluster_plan import write_files
 
     folder = (out or Path(kind) / plan.name).absolute()
     write_files(folder, files)
@@ -265,7 +263,7 @@ def wait_for_servers(
 ) -> None:
     """Wait until SGLang servers answer; used by rendered jobs."""
     with report_errors():
-        from mtrl_plugins.cluster.wait_for_servers import wait_for_servers as wait
+        from mtrl_plugins.cluster.ray_launcher import wait_for_servers as wait
 
         def log(text: str) -> None:
             sys.stderr.write(f"mtrl-train: {text}\n")

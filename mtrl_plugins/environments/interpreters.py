@@ -106,8 +106,8 @@ def require_interpreter(framework: str) -> Path:
     """The Python of a framework. Raises ConfigError if it is not installed."""
     interpreter = find_interpreter(framework)
     if interpreter is None:
-        remedy = f"run `mtrl-train env install {framework}`, or name a Python that has it as `{framework}.python`"
-        raise ConfigError(f"{framework} is not installed", field=f"{framework}.python", remedy=remedy)
+        remedy = f"run `mtrl-train env install {framework}`, or name a Python that has it as `environment.python`"
+        raise ConfigError(f"{framework} is not installed", field="environment.python", remedy=remedy)
     return interpreter.python
 
 
@@ -260,7 +260,7 @@ def _failure(command: Sequence[str], framework: str, code: int, lines: Sequence[
         remedy = (
             "the package index cannot be reached: check the network and pip's settings (`pip config list`), or install "
             f"{' '.join(RELEASES[framework])} into a virtual environment elsewhere and name its Python as "
-            f"`{framework}.python`"
+            f"`environment.python`"
         )
     else:
         remedy = "read pip's last lines above; `mtrl-train env remove` and `install` begin again"

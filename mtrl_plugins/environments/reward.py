@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrl_plugins.environments.episode_stepper import INFO
-from mtrl_plugins.environments.host_process import EnvironmentFailed, find_host
+from mtrl_plugins.environments.episodes import INFO
+from mtrl_plugins.environments.host_process import EnvironmentFailed, hosts
 from trainer.reward.attempt import Attempt
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -
     """
     scores: list[Mapping[str, Any] | None] = [_score_episode(attempt) for attempt in attempts]
     for key, starts in {_host_of(attempt) for attempt, score in zip(attempts, scores, strict=True) if not score}:
-        host = find_host(key)
+        host = hosts.get(key)
         if host is None:
             log.warning("rollouts are not scored: their environment is not open in this process")
             continue

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_endpoint import ModelEndpoint
-    from mtrl_plugins.environments.host_server import HostError, load_file
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint, load_file
 else:
     from host_server import HostError, load_file
 
@@ -46,7 +45,7 @@ def _check_verifiers() -> None:
     try:
         importlib.import_module("verifiers")
     except ImportError as error:
-        remedy = "install it there (`pip install verifiers`), or name another Python as `verifiers.python`"
+        remedy = "install it there (`pip install verifiers`), or name another Python as `environment.python`"
         raise HostError(f"{sys.executable} has no verifiers ({error})", remedy) from error
 
 

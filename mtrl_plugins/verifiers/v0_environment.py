@@ -12,8 +12,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_endpoint import ModelEndpoint
-    from mtrl_plugins.environments.host_server import HostError
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint
 else:
     from host_server import HostError
 

@@ -14,8 +14,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_endpoint import ModelEndpoint
-    from mtrl_plugins.environments.host_server import HostError, load_file
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint, load_file
 else:
     from host_server import HostError, load_file
 
@@ -32,7 +31,7 @@ def load(module: ModuleType, name: str, args: dict[str, Any], endpoint: ModelEnd
     try:
         config = loaders.resolve_env_config({"taskset": {"id": name, **args}, "agent": agent})
     except ValueError as error:
-        raise HostError(f"{name!r} refuses its arguments: {error}", "correct `verifiers.args`") from error
+        raise HostError(f"{name!r} refuses its arguments: {error}", "correct `environment.args`") from error
     return V1Environment(name, loaders.load_environment(config), endpoint)
 
 

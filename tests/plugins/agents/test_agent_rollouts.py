@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigError
 from gateway.types import ToolCall
-from mtrl_plugins.agents.agent_function import AgentHandle
+from mtrl_plugins.agents.agent_runner import AgentHandle
 from mtrl_plugins.agents.settings import AgentSettings
 from tests.plugins.agents.agent_harness import AgentHarness, open_agents
 from tests.plugins.agents.chats import USER

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
+from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from tests.trainer.distributed.rank_pools import running_ranks
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import write_config

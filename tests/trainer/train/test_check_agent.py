@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gateway.errors import ConfigError
 from gateway.types import Task as SessionTask
 from mtrl_plugins.agents.check_agent import check_agent
-from mtrl_plugins.agents.find_mistakes import find_agent_mistakes
+from mtrl_plugins.agents.settings import AgentSettings
 from tests.trainer.train.jobs import small_job
 from tests.trainer.train.test_agent_training import AGENT, agent_job, anyio_backend, tools
 from tests.trainer.train.test_modes import string_console
@@ -78,8 +78,8 @@ async def test_program_in_the_agents_own_folder_is_found(tools: str, tmp_path: P
 
 def test_row_with_an_interaction_is_an_error_if_an_agent_plays() -> None:
     rows = [Task("a", ()), Task("b", (), session_task=SessionTask(feedback="gsm8k"))]
-    assert find_agent_mistakes(rows[:1]) == []
-    assert "the task 'b' has an interaction" in str(find_agent_mistakes(rows)[0])
+    assert AgentSettings(external=True).find_mistakes(rows[:1]) == []
+    assert "the task 'b' has an interaction" in str(AgentSettings(external=True).find_mistakes(rows)[0])
 
 
 @pytest.mark.parametrize(
