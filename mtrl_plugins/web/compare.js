@@ -1,9 +1,8 @@
 // What changed between two steps: reward, kinds of task, endings, tools, outcomes and lengths, with links to rollouts.
 
 import { count, el, integer, number, percent, put, seconds, signed } from "./dom.js";
-import { fetchSteps } from "./data.js";
+import { fetchSteps, linkTo } from "./data.js";
 import { dataTable } from "./data_table.js";
-import { linkTo } from "./address.js";
 
 const PROPERTIES = { kind: "Kinds of task", source: "Data sources", stop: "Endings", tool: "Tools used", outcome: "Outcomes of tool calls", blame: "Failures" };
 const HEADS = { kind: "Kind", source: "Source", stop: "Ending", tool: "Tool", outcome: "Outcome", blame: "Failure of" };
@@ -60,7 +59,7 @@ function partOf(before, after, part) {
 }
 
 /** The values of a property in two steps; `part` is their part of the change of the mean reward, of which all make the whole. */
-export function propertyRows(before, after, property) {
+function propertyRows(before, after, property) {
   const names = [...new Set([before, after].flatMap(digest => Object.keys(digest.values[property])))];
   const value = (digest, name) => digest.values[property][name] ?? { rollouts: 0, scored: 0, reward: null };
   const rows = names.map(name => ({ name, before: value(before, name), after: value(after, name) }));
