@@ -48,7 +48,7 @@ class AgentHost:
         self.settings = settings
         self.run_key = f"mtrl-run-{secrets.token_urlsafe(24)}" if run_key is None else run_key
         self.endpoint = AgentEndpoint(self.run_key, self._hand_out)
-        self.function = load_plugin(settings.function, "agent.function") if settings.function else None
+        self.function: Any = load_plugin(settings.function, "agent.function") if settings.function else None
         """The agent, if it is a function."""
         if self.function is not None and not callable(self.function):
             raise ConfigError("is no function", field="agent.function", remedy="name `my_agent.py:run`")

@@ -20,7 +20,7 @@ from gateway.types import EMPTY
 from gateway.user_code import UserCode
 from gateway.wire import to_plain
 from mtrl_plugins.agents.agent_host import AgentHost
-from mtrl_plugins.agents.agent_process import AgentExit, run_agent
+from mtrl_plugins.agents.agent_process import run_agent
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
 from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import Rollout, Span, StopReason
@@ -69,13 +69,9 @@ class AgentHandle:
 
     def reward(self, value: float, name: str = "agent") -> None:
         """Gives the rollout a reward."""
-        self._session.rewards[name] = _check_reward(value)
-
-
-def _check_reward(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"a reward must be a finite number, not {safe_repr(value)}")
-    return float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError(f"a reward must be a finite number, not {safe_repr(value)}")
+        self._session.rewards[name] = float(value)
 
 
 log = logging.getLogger(__name__)
@@ -152,7 +148,11 @@ class _AgentRollout:
                         stop, reason = await self._play(tools, scope)
                     finally:
                         await self.session.end_requests()
-                await self._collect_rewards(tools)
+                await tools.finish()
+                rewards = dict(self.session.rewards)
+                for reward in tools.rewards:
+                    rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
+                self.rewards = rewards
                 return stop, reason
         except GatewayError as error:
             return StopReason.TOOL_FAILED, str(error)
@@ -187,7 +187,9 @@ class _AgentRollout:
         if settings.function:
             return await self._call_function(tools)
         about = self.runner.host.endpoint.describe(self.session)
-        return self._read_exit(await run_agent(settings, about, self.runner.host.reaper))
+        ended = await run_agent(settings, about, self.runner.host.reaper)
+        self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
+        return "" if ended.code == 0 else f"the agent {ended.describe()}"
 
     async def _wait_for_end(self, idle_s: float) -> str:
         """Waits until the session's program ends it, or sends nothing for too long."""
@@ -217,10 +219,6 @@ class _AgentRollout:
             return f"the agent raised {format_error(error)}"
         return ""
 
-    def _read_exit(self, ended: AgentExit) -> str:
-        self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
-        return "" if ended.code == 0 else f"the agent {ended.describe()}"
-
     def _judge(self, failure: str) -> tuple[StopReason, str]:
         """What the agent's end means."""
         if self.session.overflow:
@@ -232,13 +230,6 @@ class _AgentRollout:
         if failure:
             self.infos["agent_failure"] = failure
         return StopReason.DONE, ""
-
-    async def _collect_rewards(self, tools: AnySession) -> None:
-        await tools.finish()
-        rewards = dict(self.session.rewards)
-        for reward in tools.rewards:
-            rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
-        self.rewards = rewards
 
     def _describe_session(self) -> dict[str, Any]:
         """What the endpoint saw, for reward functions and metrics."""

@@ -271,7 +271,11 @@ class AgentSession:
 
     async def _answer(self, request: PolicyRequest, listener: TurnListener | None) -> PolicyAnswer:
         self._check_open()
-        self._count_left_out(request.options.get("left_out", ()))
+        for kind in request.options.get(
+            "left_out", ()
+        ):  # Of tools at the provider.
+            name = f"left_out_{kind[:40]}"
+            self.counts[name if name in self.counts or len(self.counts) < MOST_COUNTS else "left_out"] += 1
         request = self._complete(request)
         prompt = await self._make_prompt(request)
         sampling = self._make_sampling(prompt, request)
@@ -282,12 +286,6 @@ class AgentSession:
         with self.sampled.recording(prompt.ledger.ids, generation.ids):
             self._check_aligned(prompt, generation)
             return self._record(prompt, request, generation, start.id, stream)
-
-    def _count_left_out(self, kinds: Sequence[str]) -> None:
-        """Counts tools that run at the provider, by kind: the policy is not shown them."""
-        for kind in kinds:
-            name = f"left_out_{kind[:40]}"
-            self.counts[name if name in self.counts or len(self.counts) < MOST_COUNTS else "left_out"] += 1
 
     def _stop(self, stop: StopReason, reason: str = "") -> None:
         """Ends the policy's part in the rollout; what came first counts."""
@@ -326,18 +324,13 @@ class AgentSession:
             instructions = [message for message in messages[:1] if message["role"] == "system"]
             before = [message for message in self._chats[previous] if message["role"] != "system"]
             messages = (*instructions, *before, *messages[len(instructions) :])
-        self._check_owner(messages)
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
+        if {find_session(str(call.get("id"))) for call in calls} - {None, self._salt}:
+            raise PolicyProblem("invalid_request", "the chat holds calls of another session", param="messages")
         messages = join_system(messages)
         if self.tools is not None:
             messages = tuple(add_instructions(messages, find_offered(self.tools.specs, request.tools)))
         return replace(request, messages=messages)
-
-    def _check_owner(self, messages: Sequence[Message]) -> None:
-        """Raises if a chat holds calls of another session's policy."""
-        calls = [call for message in messages for call in message.get("tool_calls") or ()]
-        owners = {find_session(str(call.get("id"))) for call in calls} - {None, self._salt}
-        if owners:
-            raise PolicyProblem("invalid_request", "the chat holds calls of another session", param="messages")
 
     @property
     def _salt(self) -> str:
@@ -443,7 +436,10 @@ class AgentSession:
         self.runner.observer.on_generation(self.identity.key, generation, length)
         ids = generation.ids
         reply, stop_string = cut_stop_string(template, template.parse_turn(ids), ids, request.stop)
-        reply = self._name_calls(stream.finish(reply) if stream else reply, request)
+        reply = stream.finish(reply) if stream else reply
+        calls = reply.calls if request.parallel_calls else reply.calls[:1]
+        ids_of = (make_call_id(self.tree.added, index, self._salt) for index in range(len(calls)))
+        reply = replace(reply, calls=tuple(replace(call, id=id) for call, id in zip(calls, ids_of, strict=True)))
         message = template.build_message(reply)
         entry = make_policy_entry(generation, message, reply.calls)
         ended = template.is_turn_ended(ids)
@@ -469,11 +465,3 @@ class AgentSession:
             stop_sequence=stop_string,
             tokens=tuple(zip(pieces, generation.logprobs, strict=False)),
         )
-
-    def _name_calls(self, reply: Reply, request: PolicyRequest) -> Reply:
-        """Gives each call an id that no other call of the rollout has."""
-        number = self.tree.added
-        calls = reply.calls if request.parallel_calls else reply.calls[:1]
-        salt = self._salt
-        named = (replace(call, id=make_call_id(number, index, salt)) for index, call in enumerate(calls))
-        return replace(reply, calls=tuple(named))

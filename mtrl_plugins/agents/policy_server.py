@@ -196,7 +196,9 @@ async def serve_policy(settings: ServeSettings, agent: AgentSettings, token: str
         stack.enter_context(server.bind())
         await stack.enter_async_context(engine)
         if settings.out is not None:
-            _write_run_info(settings, settings.out, engine.capabilities.name)
+            about: dict[str, Any] = {"mtrl": installed_version(), "engine": engine.capabilities.name}
+            about["settings"] = settings.model_dump(mode="json")
+            write_atomically(settings.out / RUN_INFO_FILE, (json.dumps(about, indent=2) + "\n").encode())
         for note in engine_notes(engine.capabilities):
             say(note)
         await _serve_until_signal(server, settings, say)
@@ -238,8 +240,3 @@ def _save(writer: RolloutWriter) -> Sink:
 
 async def _save_nothing(rollout: Rollout) -> None:
     """For servers without a folder."""
-
-
-def _write_run_info(settings: ServeSettings, out: Path, engine: str) -> None:
-    about = {"mtrl": installed_version(), "engine": engine, "settings": settings.model_dump(mode="json")}
-    write_atomically(out / RUN_INFO_FILE, (json.dumps(about, indent=2) + "\n").encode())

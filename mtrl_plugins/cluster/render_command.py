@@ -85,7 +85,9 @@ def slurm(
         from mtrl_plugins.cluster.cluster_plan import LOGS, parse_environment, write_files
         from mtrl_plugins.cluster.slurm import SCRIPT, SlurmOptions, parse_directives, render_slurm
 
-        plan = _plan(config, _options(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or [])))
+        plan = _plan(
+            config, ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        )
         named = {"partition": partition, "account": account}
         directives = {key: value for key, value in named.items() if value}
         directives.update(parse_directives([*map("=".join, directives.items()), *(sbatch or [])]))
@@ -105,20 +107,6 @@ def _absolute(file: Path | None) -> Path | None:
     if not file.is_file():
         raise ConfigError("there is no such file", file=file, field="--setup", remedy="name a shell file")
     return file.absolute()
-
-
-def _options(
-    nodes: int,
-    gpus: int,
-    server_nodes: int | None,
-    name: str | None,
-    time: str | None,
-    retries: int,
-    environment: Mapping[str, str],
-) -> ClusterOptions:
-    from mtrl_plugins.cluster.cluster_plan import ClusterOptions
-
-    return ClusterOptions(nodes, gpus, server_nodes, name, time, retries, environment)
 
 
 def _plan(config: str, options: ClusterOptions, shared: PurePosixPath | None = None) -> ClusterPlan:
@@ -198,13 +186,13 @@ def kubernetes(
     Relative paths in the run file lead from /workspace, where pods mount the volume. Needs Kubernetes 1.31 or later.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import parse_environment
+        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment
         from mtrl_plugins.cluster.kubernetes import SERVER_IMAGE, WORKSPACE, PodOptions, check_image, render_kubernetes
 
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
         options.check()
         check_image("--server-image", server_image or SERVER_IMAGE)
-        job = _options(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
         plan = _plan(config, job, WORKSPACE)
         _write_manifests(plan, render_kubernetes(plan, options, server_image or SERVER_IMAGE), out, "kubernetes")
 
@@ -236,13 +224,13 @@ def kuberay(
     The image needs mtrl-rl[ray] and, where it serves, SGLang. Relative paths in the run file lead from /workspace.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import parse_environment
+        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment
         from mtrl_plugins.cluster.kuberay import render_kuberay
         from mtrl_plugins.cluster.kubernetes import WORKSPACE, PodOptions
 
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
         options.check()
-        job = _options(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
         plan = _plan(config, job, WORKSPACE)
         _write_manifests(plan, render_kuberay(plan, options), out, "kuberay")
 

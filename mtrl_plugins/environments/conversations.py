@@ -12,7 +12,6 @@ import re
 from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import ConfigError
@@ -27,6 +26,7 @@ from trainer.ledger import Author, Message
 from trainer.parse.base import Reply
 from trainer.rollout.rollout import StopReason
 from trainer.rollout.steppers import RolloutEnd, RolloutStart, Step, Turn
+from trainer.template.chat_template import build_call
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KEYS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
@@ -104,12 +104,8 @@ def write_turn(reply: Reply, text: str, *, inline_reasoning: bool) -> Message:
     elif reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.calls:
-        message["tool_calls"] = [_write_call(call) for call in reply.calls]
+        message["tool_calls"] = [build_call(call.id, call.name, call.arguments) for call in reply.calls]
     return message
-
-
-def _write_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def new_messages(known: Sequence[Message], turn: Message, asked: Sequence[Message]) -> tuple[Message, ...] | None:
@@ -166,9 +162,7 @@ class EnvironmentToolset:
         self.specs = [*read_tools(opened["tools"], name), *own]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         await self.host.stop_async()
 
     @asynccontextmanager

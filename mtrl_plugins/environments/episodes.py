@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import fsum, isfinite
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
@@ -79,9 +78,7 @@ class EpisodeSource(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None: ...
+    async def __aexit__(self, *error: Any) -> bool | None: ...
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -143,9 +140,7 @@ class ProcessEpisodes:
         await to_thread.run_sync(self.host.start)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         await self.host.stop_async()
 
     @property
@@ -203,10 +198,8 @@ class EpisodeToolset:
             ]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self.source.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self.source.__aexit__(*error)
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Session]:

@@ -257,12 +257,6 @@ class GymnasiumAdapter:
             {"name": "step", "description": text, "parameters": {**parameters, "additionalProperties": False}}
         ]
 
-    async def __aenter__(self) -> GymnasiumAdapter:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
     def about(self) -> dict[str, Any]:
         """The release, and the tool."""
         return {"framework": f"gymnasium {version('gymnasium')}", "tools": self.tools}

@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 
 KEY_VARIABLE = "MTRL_POLICY_TOKEN"
@@ -62,9 +62,7 @@ class ModelEndpoint:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**16)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         if self._server is not None:
             self._server.close()
 
@@ -321,7 +319,8 @@ class ConversationHost:
     async def rows(self, split: str, start: int, count: int) -> Any:
         """Some rows of the environment's data, each with a prompt, an answer and a digest of them."""
         rows = await asyncio.to_thread(self.adapter.rows, split, start, count)
-        return [{**row, "digest": _digest(row)} for row in rows]
+        texts = [json.dumps(row, sort_keys=True, default=str) for row in rows]
+        return [{**row, "digest": sha256(texts[at].encode()).hexdigest()[:16]} for at, row in enumerate(rows)]
 
     async def open(self, split: str, row: int, digest: str | None = None) -> Any:
         """Starts a rollout; returns what the environment asks of its model first."""
@@ -393,10 +392,6 @@ class ConversationHost:
             asked.cancel()
         conversation.result = run.result()
         return {"ended": self.adapter.describe(conversation.result)}
-
-
-def _digest(row: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(row, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -497,7 +492,8 @@ def main() -> None:
 
 
 async def _serve(wire: Wire, id: int, adapter: Any, endpoint: Any) -> None:
-    host = EpisodeHost(adapter) if hasattr(adapter, "make") else ConversationHost(adapter, endpoint)
+    is_episodic = hasattr(adapter, "make")
+    host = EpisodeHost(adapter) if is_episodic else ConversationHost(adapter, endpoint)
     loop, stopped, tasks = asyncio.get_running_loop(), asyncio.Event(), set[asyncio.Task[None]]()
 
     def accept(request: dict[str, Any]) -> None:
@@ -514,7 +510,7 @@ async def _serve(wire: Wire, id: int, adapter: Any, endpoint: Any) -> None:
             time.sleep(EXIT_S)
             end_process(1)  # Whatever the environment is doing.
 
-    async with endpoint, adapter:
+    async with endpoint, contextlib.nullcontext() if is_episodic else adapter:
         wire.send(id, ok=adapter.about())
         threading.Thread(target=read, daemon=True).start()
         await stopped.wait()
@@ -537,17 +533,14 @@ def kill_marked(mark: str) -> None:
     """
     entry = f"{MARK}={mark}".encode()
     for _ in range(KILL_ROUNDS):  # One may start another one meanwhile.
-        found = [int(name) for name in _list_processes() if entry in _read_variables(name)]
+        names = os.listdir("/proc") if os.path.isdir("/proc/self") else []
+        others = (name for name in names if name.isdigit() and int(name) != os.getpid())
+        found = [int(name) for name in others if entry in _read_variables(name)]
         for process in found:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         if not found:
             return
-
-
-def _list_processes() -> list[str]:
-    names = os.listdir("/proc") if os.path.isdir("/proc/self") else []
-    return [name for name in names if name.isdigit() and int(name) != os.getpid()]
 
 
 def _read_variables(process: str) -> list[bytes]:

@@ -59,7 +59,12 @@ class Interpreter:
     @property
     def version(self) -> str:
         """The release of its Python, such as 3.12.1; empty if that is not known."""
-        return _venv_version(self.folder)
+        try:
+            text = (self.folder / "pyvenv.cfg").read_text("utf-8")
+        except OSError:
+            return ""
+        match = re.search(r"^version\s*=\s*(\S+)", text, re.MULTILINE)
+        return match[1] if match else ""
 
     @property
     def outdated(self) -> bool:
@@ -109,12 +114,6 @@ def require_interpreter(framework: str) -> Path:
         remedy = f"run `mtrl-train env install {framework}`, or name a Python that has it as `environment.python`"
         raise ConfigError(f"{framework} is not installed", field="environment.python", remedy=remedy)
     return interpreter.python
-
-
-def list_interpreters() -> list[Interpreter]:
-    """All interpreters that are installed."""
-    found = (find_interpreter(framework) for framework in RELEASES)
-    return [interpreter for interpreter in found if interpreter is not None]
 
 
 def install_interpreter(framework: str, added: Sequence[str], show: Show, python: str | None = None) -> Interpreter:
@@ -186,15 +185,6 @@ def _find_python(python: str) -> tuple[str, str]:
         problem = f"{python!r} is no Python to be used ({reason.strip()[-200:]})"
         raise ConfigError(problem, field="--python", remedy=remedy) from error
     return os.path.abspath(path), done.stdout.strip()
-
-
-def _venv_version(folder: Path) -> str:
-    """The release of a virtual environment's Python; empty if that is not known."""
-    try:
-        match = re.search(r"^version\s*=\s*(\S+)", (folder / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
-    except OSError:
-        return ""
-    return match[1] if match else ""
 
 
 def remove_interpreter(framework: str) -> bool:

@@ -8,7 +8,6 @@ import os
 from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, Self, cast
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -104,16 +103,15 @@ class OpenEnvEpisodes:
 
     async def __aenter__(self) -> Self:
         schema = await to_thread.run_sync(self._fetch_schema)
-        self.is_mcp = _find_constant(schema.get("properties", {}).get("type")) == "call_tool"
+        kind = schema.get("properties", {}).get("type")
+        self.is_mcp = isinstance(kind, Mapping) and (kind.get("const") or kind.get("default")) == "call_tool"
         self.tools = await self._list_tools() if self.is_mcp else (_step_tool(schema),)
         fields = self.tools[0]["parameters"].get("properties") or {}
         if not self.is_mcp and [field.get("type") for field in fields.values()] == ["string"]:
             self.text_field = next(iter(fields))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         """Every episode has closed its own connection."""
 
     @asynccontextmanager
@@ -275,10 +273,6 @@ def _step_tool(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = {name: value for name, value in schema.items() if name not in ("title", "description", "properties")}
     description = str(schema.get("description") or "Acts in the environment, and returns what happens.")
     return {"name": "step", "description": description, "parameters": {**parameters, "properties": properties}}
-
-
-def _find_constant(field: Any) -> Any:
-    return field.get("const") or field.get("default") if isinstance(field, Mapping) else None
 
 
 def _code(answer: Mapping[str, Any]) -> str:

@@ -18,7 +18,10 @@ def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -
 
     Metrics of episodes are `steps`, `terminated` and `truncated`. A runner scores a group's rollouts together.
     """
-    scores: list[Mapping[str, Any] | None] = [_score_episode(attempt) for attempt in attempts]
+    infos = [attempt.infos.get(INFO) or {} for attempt in attempts]  # An episode's score is known from its steps.
+    scores: list[Mapping[str, Any] | None] = [
+        {"reward": info["return"], "metrics": info} if "return" in info else {} for info in infos
+    ]
     for key, starts in {_host_of(attempt) for attempt, score in zip(attempts, scores, strict=True) if not score}:
         host = hosts.get(key)
         if host is None:
@@ -31,12 +34,6 @@ def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -
         for place, score in zip(places, host.score(starts, names), strict=True):
             scores[place] = score
     return [_pick(score, metric) for score in scores]
-
-
-def _score_episode(attempt: Attempt) -> Mapping[str, Any]:
-    """The score of an episode, which is known from its steps; empty if it was no episode."""
-    info = attempt.infos.get(INFO) or {}
-    return {"reward": info["return"], "metrics": info} if "return" in info else {}
 
 
 def _host_of(attempt: Attempt) -> tuple[str, int]:

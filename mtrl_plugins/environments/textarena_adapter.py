@@ -68,12 +68,6 @@ class TextArenaAdapter:
             problem = f"the game has {self.players} players, so there is no seat {self.player}"
             raise HostError(problem, "correct `environment.player`, or set `environment.players`")
 
-    async def __aenter__(self) -> TextArenaAdapter:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
-
     def about(self) -> dict[str, Any]:
         """The release, the tool and the number of players."""
         return {"framework": f"textarena {version('textarena')}", "tools": [TOOL], "players": self.players}

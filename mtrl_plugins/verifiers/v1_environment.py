@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ class V1Environment:
         await self._stack.enter_async_context(self.environment.serving())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         await self._stack.aclose()
 
     def about(self) -> dict[str, Any]:

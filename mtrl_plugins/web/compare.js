@@ -59,7 +59,7 @@ function partOf(before, after, part) {
 }
 
 /** The values of a property in two steps; `part` is their part of the change of the mean reward, of which all make the whole. */
-function propertyRows(before, after, property) {
+export function propertyRows(before, after, property) {
   const names = [...new Set([before, after].flatMap(digest => Object.keys(digest.values[property])))];
   const value = (digest, name) => digest.values[property][name] ?? { rollouts: 0, scored: 0, reward: null };
   const rows = names.map(name => ({ name, before: value(before, name), after: value(after, name) }));

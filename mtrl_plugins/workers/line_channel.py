@@ -215,7 +215,11 @@ async def accept_worker(channel: LineChannel, token: str, version: str) -> dict[
     most, channel.max_bytes = channel.max_bytes, GREETING_BYTES
     nonce = secrets.token_hex(16)
     await channel.send_now({"protocol": PROTOCOL, "mtrl": version, "nonce": nonce})
-    greeting = await _receive_greeting(channel)
+    try:
+        with anyio.fail_after(ANSWER_S):  # A stranger must not hold a connection by sending it byte by byte.
+            greeting = await channel.receive(ANSWER_S)
+    except TimeoutError:
+        raise ChannelError(f"it did not greet within {ANSWER_S:g} s") from None
     its_nonce, proof = greeting.get("nonce"), greeting.get("proof")
     if not _is_ascii(its_nonce) or not _is_ascii(proof) or not _is_printable(greeting.get("name")):
         raise ChannelError("its greeting is not that of a worker")
@@ -248,15 +252,6 @@ async def greet_trainer(channel: LineChannel, token: str, version: str, **about:
     its_proof = answer.get("proof")
     if not _is_ascii(its_proof) or not hmac.compare_digest(its_proof, expected):
         raise StrangerError("the training process does not know the token")
-
-
-async def _receive_greeting(channel: LineChannel) -> dict[str, Any]:
-    """The first message of a stranger, who must not hold a connection by sending it byte by byte."""
-    try:
-        with anyio.fail_after(ANSWER_S):
-            return await channel.receive(ANSWER_S)
-    except TimeoutError:
-        raise ChannelError(f"it did not greet within {ANSWER_S:g} s") from None
 
 
 def _is_ascii(value: Any) -> TypeGuard[str]:

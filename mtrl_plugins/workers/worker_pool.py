@@ -384,7 +384,8 @@ class WorkerPool:
         try:
             greeting = await self._greet(channel, entrance)
             owner = entrance.owners.get(greeting["name"])
-            link = self._make_link(channel, greeting, owner is not None)
+            name = str(greeting["name"])[:MAX_NAME_LENGTH]
+            link = WorkerLink(channel, name, self._engine, self._job, self._notify, is_local=owner is not None)
             if owner is not None:
                 owner.link = link
             if entrance.placed is not None:
@@ -408,10 +409,6 @@ class WorkerPool:
             return greeting
         finally:
             entrance.strangers -= 1
-
-    def _make_link(self, channel: LineChannel, greeting: Mapping[str, Any], is_local: bool) -> WorkerLink:
-        name = str(greeting["name"])[:MAX_NAME_LENGTH]
-        return WorkerLink(channel, name, self._engine, self._job, self._notify, is_local=is_local)
 
     async def _serve_link(self, link: WorkerLink, entrance: _Entrance) -> None:
         """Serves a worker while it is connected."""
