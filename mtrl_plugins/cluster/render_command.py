@@ -82,12 +82,11 @@ def slurm(
     file system that all nodes share.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import LOGS, parse_environment, write_files
+        from mtrl_plugins.cluster.cluster_plan import LOGS, ClusterOptions, parse_environment, write_files
         from mtrl_plugins.cluster.slurm import SCRIPT, SlurmOptions, parse_directives, render_slurm
 
-        plan = _plan(
-            config, ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
-        )
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        plan = _plan(config, job)
         named = {"partition": partition, "account": account}
         directives = {key: value for key, value in named.items() if value}
         directives.update(parse_directives([*map("=".join, directives.items()), *(sbatch or [])]))

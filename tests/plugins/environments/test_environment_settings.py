@@ -46,6 +46,7 @@ def test_settings_are_the_same_after_they_were_saved() -> None:
         ({"environment": "openenv:localhost:8000"}, "should be the server's address"),
         ({"environment": {"name": "gymnasium:A", "max_step": 3}}, "environment.max_step"),
         ({"environment": "gymnasium:A", "tools": "my_tools"}, "`tools` and `environment` exclude each other"),
+        ({"environment": "gymnasium:A", "stepper": "mine:x"}, "`stepper` and `environment` exclude each other"),
     ],
 )
 def test_what_a_run_file_cannot_mean_is_refused(values: dict[str, Any], problem: str) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 
 from gateway.errors import ConfigError
@@ -19,11 +15,9 @@ from mtrl_plugins.environments.host_process import EnvironmentHost, get_host, st
 from mtrl_plugins.environments.host_server import Conversation
 from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.conftest import Write
-from tests.plugins.verifiers.verifiers_runs import STAND_IN, make_settings, open_environment
+from tests.plugins.verifiers.verifiers_runs import make_settings, open_environment
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.settings import RolloutSettings
 from trainer.setup import load_data, make_gateway
-from trainer.train.settings import TrainSettings
 
 
 async def run_with_trouble(trouble: str, **options: Any) -> Rollout:
@@ -78,32 +72,6 @@ async def test_environment_that_keeps_dying_is_given_up() -> None:
     host.start_times.extend([time.monotonic()] * 4)
     with pytest.raises(Exception, match="ended 4 times"):
         await host.request_async("rows", split="train", start=0, count=1)
-
-
-async def test_process_ends_with_the_run() -> None:
-    async with open_environment("shop_env") as shop:
-        pid = shop.pid
-    assert pid is not None and is_gone(pid)
-
-
-def test_process_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import sys, os\n"
-        "from tests.plugins.verifiers.verifiers_runs import make_settings\n"
-        "from mtrl_plugins.environments.host_process import get_host\n"
-        "host = get_host(make_settings('shop_env').environment)\n"
-        "host.request('rows', split='train', start=0, count=1)\n"
-        "sys.stdout.write(f'{host.pid}\\n'); sys.stdout.flush()\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    root = Path(__file__).parents[3]
-    paths = os.pathsep.join([str(root), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths},
-        timeout=60, check=False,
-    )  # fmt: skip
-    psutil.wait_procs([psutil.Process(pid) for pid in [int(done.stdout)] if psutil.pid_exists(pid)], timeout=20)
-    assert is_gone(int(done.stdout))
 
 
 @pytest.mark.parametrize(
@@ -168,15 +136,6 @@ def test_number_of_rows_is_limited_and_unknown_splits_are_refused() -> None:
     stop_hosts()
 
 
-def test_run_file_with_an_environment_has_no_tools_and_no_stepper_of_its_own() -> None:
-    environment = {"name": "verifiers:shop_env", "python": sys.executable}
-    for name in ("tools", "stepper"):
-        with pytest.raises(ValueError, match=f"`{name}` and `environment` exclude each other"):
-            TrainSettings.model_validate({"model": "mine", "environment": environment, name: "something"})
-    rollouts = RolloutSettings.model_validate({"model": "mine", "out": "runs/x", "environment": environment})
-    assert rollouts.data == "environment"
-
-
 async def test_arguments_are_not_stored_with_rollouts() -> None:
     async with open_environment("guess_env", args={"key": "a secret"}) as guess:
         rollout = await guess.run("5")
@@ -232,10 +191,6 @@ async def test_gateway_is_not_opened_for_an_environment_that_asks_nothing(write:
         async with make_gateway(settings):
             pass
     stop_hosts()
-
-
-def test_stand_in_is_not_importable_here() -> None:
-    assert str(STAND_IN) not in sys.path
 
 
 REWRITING = """
