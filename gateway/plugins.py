@@ -26,7 +26,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "client_files": ("import",),
     "cluster": ("render", "wait-for-servers", "--ray", "--ray-servers"),
     "demo": ("demo", "sight", "shelves"),
-    "environments": ("environment", "gymnasium", "textarena", "openenv", "env"),
+    "environments": ("environment", "env"),
     "plan": ("plan",),
     "sandboxes": ("container", "remote", "sandboxes"),
     "scripts": ("scripts", "translate", "--verl-config", "--swift"),

@@ -29,7 +29,7 @@ RECORDED = {
     "trainer/storage/run_status.py": "the age of a status: for the page, and for an evaluation beside a training run",
     "mtrl_plugins/web/runs.py": "when a run changed, for its page",
     "mtrl_plugins/swift/protocol.py": "when a response was created, as the interface has it",
-    "mtrl_plugins/environments/host_endpoint.py": "when a response was created, as the interface has it",
+    "mtrl_plugins/environments/host_server.py": "when a response was created, as the interface has it",
     "gateway/mcp_client/auth/token_file.py": "whether a token in a file has expired, which other processes read, too",
     "gateway/mcp_client/auth/token_requests.py": "when a token expires, as other processes read it",
     "mtrl_plugins/agents/chat_dialect.py": "when an answer was created, as the interface has it",

@@ -34,6 +34,11 @@ class FrozenModel(BaseModel):
         known = file_keys(cls)
         return {key: value for key, value in data.items() if value is not None or key not in known}
 
+    @classmethod
+    def kind_of(cls, value: object) -> type[BaseModel]:
+        """The model that reads a value: this one, unless the value names one of several."""
+        return cls
+
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         # Strings are left out, because any of them may come from the environment.
         given = ((name, getattr(self, name)) for name in type(self).model_fields if name in self.model_fields_set)

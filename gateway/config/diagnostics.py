@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.base import file_keys
+from gateway.config.base import FrozenModel, file_keys
 from gateway.config.entries import FunctionSchema, InteractionEntry, Mcp, ToolSchema, display_path
 from gateway.config.environment import Expansion, Loc, format_loc
 from gateway.config.file_forms import FORMS, ServerSection, ServersFile, ToolsFile, entry_form
@@ -199,10 +199,12 @@ class _Explainer:
     def _nested_model(self, owner: Loc) -> type[BaseModel]:
         """The model of a nested field; for a list or mapping, the model of its items."""
         model, within = self.model, False
-        for step in owner:
+        for depth, step in enumerate(owner, 1):
             if not within:
                 annotation = model.model_fields[str(step)].annotation
                 model, within = _first_model(annotation) or model, get_origin(annotation) in (tuple, list, dict)
+                if issubclass(model, FrozenModel) and not within:
+                    model = model.kind_of(value_at(self.raw, owner[:depth]))
             else:
                 within = False
         return model

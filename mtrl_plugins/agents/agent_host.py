@@ -23,11 +23,11 @@ from gateway.http.settings import Settings as HttpSettings
 from gateway.http.uvicorn_server import Server, bind_socket, make_uvicorn_config, server_url
 from gateway.mcp_client.reaper import Reaper
 from gateway.types import EMPTY
-from mtrl_plugins.agents.agent_function import load_agent
 from mtrl_plugins.agents.agent_session import AgentSession
 from mtrl_plugins.agents.endpoint import AgentEndpoint
-from mtrl_plugins.agents.policy_request import PolicyProblem
+from mtrl_plugins.agents.requests import PolicyProblem
 from mtrl_plugins.agents.settings import AgentSettings
+from trainer.load_plugin import load_plugin
 from trainer.rollout.loop import RolloutRunner
 
 OPEN_TIMEOUT_S = 60.0
@@ -48,8 +48,10 @@ class AgentHost:
         self.settings = settings
         self.run_key = f"mtrl-run-{secrets.token_urlsafe(24)}" if run_key is None else run_key
         self.endpoint = AgentEndpoint(self.run_key, self._hand_out)
-        self.function = load_agent(settings) if settings.function else None
+        self.function: Any = load_plugin(settings.function, "agent.function") if settings.function else None
         """The agent, if it is a function."""
+        if self.function is not None and not callable(self.function):
+            raise ConfigError("is no function", field="agent.function", remedy="name `my_agent.py:run`")
         self.reaper = Reaper()
         """Ends agents that are programs even if this process is killed."""
         self._waiting: list[tuple[AgentSession, anyio.Event]] = []

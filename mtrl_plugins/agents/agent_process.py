@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -54,14 +53,22 @@ async def run_agent(settings: AgentSettings, about: Mapping[str, Any], reaper: R
         words = _make_words(about, work, task_file)
         for name, text in settings.files.items():
             _write_file(work, name, _fill(text, words))
-        command = tuple(_fill(word, words) for word in _split(settings.command))
+        command = tuple(_fill(word, words) for word in settings.words)
         environment = {name: os.environ[name] for name in (*PASSED_ON, *settings.inherit_env) if name in os.environ}
-        environment |= _endpoint_variables(about) | {name: _fill(text, words) for name, text in settings.env.items()}
+        environment |= {
+            "OPENAI_BASE_URL": about["base_url"],
+            "OPENAI_API_KEY": about["api_key"],
+            "ANTHROPIC_BASE_URL": about["anthropic_base_url"],
+            "ANTHROPIC_API_KEY": about["api_key"],
+            "MTRL_MCP_URL": str(about.get("mcp_url", "")),
+        }
+        environment |= {name: _fill(text, words) for name, text in settings.env.items()}
         try:
             program = await SupervisedProcess.start(command, environment, work, reaper, stderr=STDOUT)
         except OSError as error:
             return AgentExit(127, f"{command[0]} cannot be started: {error.strerror or error}")
-        return await _run_to_end(program, settings, _input(settings, about))
+        texts = {"prompt": str(about["task"]["prompt"]), "json": json.dumps(about["task"]), "none": ""}
+        return await _run_to_end(program, settings, texts[settings.stdin].encode())
 
 
 async def _run_to_end(program: SupervisedProcess, settings: AgentSettings, text: bytes) -> AgentExit:
@@ -119,10 +126,6 @@ async def _work_folder(source: Path | None, reaper: Reaper) -> AsyncIterator[Pat
         reaper.remove_folder(folder)
 
 
-def _split(command: str | tuple[str, ...] | None) -> list[str]:
-    return shlex.split(command) if isinstance(command, str) else list(command or ())
-
-
 def _write_file(work: Path, name: str, text: str) -> None:
     """Writes a file in the work folder. Links in the copied folder are not followed: they may lead out of it."""
     folder = work
@@ -155,23 +158,3 @@ def _fill(text: str, words: Mapping[str, str]) -> str:
         name, closed, rest = part.partition("}")
         filled.append(words[name] + rest if closed and name in words else "{" + part)
     return "".join(filled)
-
-
-def _endpoint_variables(about: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "OPENAI_BASE_URL": about["base_url"],
-        "OPENAI_API_KEY": about["api_key"],
-        "ANTHROPIC_BASE_URL": about["anthropic_base_url"],
-        "ANTHROPIC_API_KEY": about["api_key"],
-        "MTRL_MCP_URL": str(about.get("mcp_url", "")),
-    }
-
-
-def _input(settings: AgentSettings, about: Mapping[str, Any]) -> bytes:
-    match settings.stdin:
-        case "prompt":
-            return str(about["task"]["prompt"]).encode()
-        case "json":
-            return json.dumps(about["task"]).encode()
-        case _:
-            return b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -11,18 +12,67 @@ from typing import Any
 
 import anyio
 
-from gateway.errors import GatewayError, format_error, unwrap_error
+from gateway.errors import GatewayError, format_error, safe_repr, unwrap_error
+from gateway.feedback.base import plain_text
+from gateway.native.thread_pool import shared_threads
 from gateway.session import AnySession
 from gateway.types import EMPTY
 from gateway.user_code import UserCode
-from mtrl_plugins.agents.agent_function import AgentHandle, call_agent
+from gateway.wire import to_plain
 from mtrl_plugins.agents.agent_host import AgentHost
-from mtrl_plugins.agents.agent_process import AgentExit, run_agent
+from mtrl_plugins.agents.agent_process import run_agent
 from mtrl_plugins.agents.agent_session import AgentSession, RolloutIdentity
-from mtrl_plugins.agents.describe_task import describe_task
 from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import Rollout, Span, StopReason
 from trainer.rollout.task import Task
+
+TRUTH_COLUMNS = frozenset({"reward_model", "ground_truth", "answer", "solution", "truth"})
+"""Columns that hold the right answer in the data sets of several frameworks."""
+
+
+def prompt_text(task: Task) -> str:
+    """The last question as text."""
+    asked = (message for message in reversed(task.messages) if message["role"] == "user")
+    return plain_text(next(asked, {}).get("content"))
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """The task in JSON types."""
+    columns = {name: value for name, value in task.columns.items() if name not in TRUTH_COLUMNS}
+    messages = [{**message, "content": plain_text(message.get("content"))} for message in task.messages]
+    return {"id": task.id, "prompt": prompt_text(task), "messages": messages, "columns": to_plain(columns)}
+
+
+@dataclass(frozen=True)
+class AgentHandle:
+    """What an agent's function has besides the base URL: the key, the rollout's tools, and where rewards go."""
+
+    _session: AgentSession
+    tools: AnySession
+    """The gateway's session of this rollout: `await session.tools.call(...)`."""
+    description: Mapping[str, Any]
+
+    @property
+    def api_key(self) -> str:
+        """The key for the endpoint."""
+        return self._session.api_key
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The base URL for clients of Anthropic."""
+        return str(self.description["anthropic_base_url"])
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return str(self.description["model"])
+
+    def reward(self, value: float, name: str = "agent") -> None:
+        """Gives the rollout a reward."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError(f"a reward must be a finite number, not {safe_repr(value)}")
+        self._session.rewards[name] = float(value)
+
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +148,11 @@ class _AgentRollout:
                         stop, reason = await self._play(tools, scope)
                     finally:
                         await self.session.end_requests()
-                await self._collect_rewards(tools)
+                await tools.finish()
+                rewards = dict(self.session.rewards)
+                for reward in tools.rewards:
+                    rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
+                self.rewards = rewards
                 return stop, reason
         except GatewayError as error:
             return StopReason.TOOL_FAILED, str(error)
@@ -133,7 +187,9 @@ class _AgentRollout:
         if settings.function:
             return await self._call_function(tools)
         about = self.runner.host.endpoint.describe(self.session)
-        return self._read_exit(await run_agent(settings, about, self.runner.host.reaper))
+        ended = await run_agent(settings, about, self.runner.host.reaper)
+        self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
+        return "" if ended.code == 0 else f"the agent {ended.describe()}"
 
     async def _wait_for_end(self, idle_s: float) -> str:
         """Waits until the session's program ends it, or sends nothing for too long."""
@@ -154,19 +210,14 @@ class _AgentRollout:
         handle = AgentHandle(self.session, tools, endpoint.describe(self.session))
         try:
             with UserCode(None):
-                reward = await call_agent(
-                    settings, self.runner.host.function, endpoint.base_url(self.session), self.task, handle
-                )
+                url, host = endpoint.base_url(self.session), self.runner.host  # What is not async runs in a thread.
+                value = await shared_threads().run(host.function, url, self.task, handle, **settings.args)
+                if value is not None:
+                    handle.reward(value)
         except Exception as error:  # boundary: users wrote the agent
             log.info("the agent of rollout %s failed", self.session.identity.key, exc_info=error)
             return f"the agent raised {format_error(error)}"
-        if reward is not None:
-            self.session.rewards["agent"] = reward
         return ""
-
-    def _read_exit(self, ended: AgentExit) -> str:
-        self.infos |= {"agent_output": ended.output, "agent_exit": ended.code}
-        return "" if ended.code == 0 else f"the agent {ended.describe()}"
 
     def _judge(self, failure: str) -> tuple[StopReason, str]:
         """What the agent's end means."""
@@ -179,13 +230,6 @@ class _AgentRollout:
         if failure:
             self.infos["agent_failure"] = failure
         return StopReason.DONE, ""
-
-    async def _collect_rewards(self, tools: AnySession) -> None:
-        await tools.finish()
-        rewards = dict(self.session.rewards)
-        for reward in tools.rewards:
-            rewards[reward.kind] = rewards.get(reward.kind, 0.0) + reward.value
-        self.rewards = rewards
 
     def _describe_session(self) -> dict[str, Any]:
         """What the endpoint saw, for reward functions and metrics."""

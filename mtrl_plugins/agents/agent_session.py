@@ -3,41 +3,184 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
+from itertools import takewhile
 from typing import Any
 
 import anyio
+from anyio import to_thread
 
 from gateway.session import AnySession
-from mtrl_plugins.agents.call_ids import find_session, make_call_id
-from mtrl_plugins.agents.ledger_prefixes import LedgerPrefixes
-from mtrl_plugins.agents.message_cache import MessageCache
-from mtrl_plugins.agents.message_keys import tools_key
-from mtrl_plugins.agents.policy_request import (
+from mtrl_plugins.agents.requests import (
     FinishReason,
+    MessageCache,
     PolicyAnswer,
     PolicyProblem,
     PolicyRequest,
     ProblemKind,
     TurnStart,
+    find_session,
+    make_call_id,
 )
-from mtrl_plugins.agents.prompt_rendering import Prompt, cut_stop_string, join_system, prepare_layout, render_entry
-from mtrl_plugins.agents.sampled_tokens import SampledTokens
-from mtrl_plugins.agents.session_use import SessionUse
 from mtrl_plugins.agents.settings import AgentSettings
 from mtrl_plugins.agents.turn_stream import TurnListener, TurnStream
-from mtrl_plugins.agents.turn_tree import PolicyTurn, TurnTree
+from mtrl_plugins.agents.turn_tree import Continuation, LedgerPrefixes, PolicyTurn, TurnTree, tools_key
 from trainer.engine.base import EngineError, Generation, OnIds, Sampling
-from trainer.ledger import Message
+from trainer.ledger import Author, Entry, Ledger, Message
 from trainer.parse.base import Reply
 from trainer.rollout.instructions import add_instructions, find_offered
 from trainer.rollout.ledger_builder import make_policy_entry
 from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import StopReason
+from trainer.template import Template
+from trainer.template.errors import TemplateError
+from trainer.template.media_layout import MediaLayout, has_media
+
+
+class SessionUse:
+    """The requests of one session: it is idle while none is under way."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._ended_at = time.monotonic()
+        self.abandoned = False
+        """Whether the session was ended because it was idle for too long."""
+
+    @property
+    def idle_s(self) -> float:
+        """For how long there was no request; 0 while one is under way."""
+        return 0.0 if self._under_way else time.monotonic() - self._ended_at
+
+    def touch(self) -> None:
+        """Notes a request that is over at once."""
+        self._ended_at = time.monotonic()
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """A block in which a request is answered."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self.touch()
+
+    def remaining_s(self, limit_s: float) -> float:
+        """Seconds until the session was idle for so long, if nothing comes; 0 if it was."""
+        return max(0.0, limit_s - self.idle_s)
+
+
+@dataclass
+class SampledTokens:
+    """The tokens of one rollout, counted where the engine returns them and not where they are recorded."""
+
+    count: int = 0
+    discarded: int = 0
+    """Tokens of turns that were not recorded, since the engine aborted them or counted another prompt."""
+    retokenised: int = 0
+    """Prompts whose beginning, up to the policy's latest turn, is not what the engine read and sampled before."""
+    _known: set[int] = field(default_factory=set)
+
+    def check_prompt(self, known: tuple[int, ...]) -> None:
+        """Compares the beginning of a prompt, up to the end of a turn, with what went through the engine."""
+        if known and hash(known) not in self._known:
+            self.retokenised += 1
+
+    def discard(self, count: int) -> None:
+        """Counts tokens of a turn that was given up while it was written."""
+        self.count += count
+        self.discarded += count
+
+    @contextmanager
+    def recording(self, prompt: tuple[int, ...], ids: tuple[int, ...]) -> Iterator[None]:
+        """Counts a turn while it is recorded; if that fails, its tokens are discarded."""
+        self.count += len(ids)
+        try:
+            yield
+        except BaseException:
+            self.discarded += len(ids)
+            raise
+        self._known.add(hash((*prompt, *ids)))
+
+
+SMALL_CHARS = 65_536
+"""A longer chat is rendered and encoded in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of one request."""
+
+    chat: Continuation
+    entry: Entry
+    ledger: Ledger
+    """Everything before the policy's turn."""
+    template: Template
+    tools: bytes
+    """The digest of the tools."""
+
+
+async def prepare_layout(template: Template, messages: Sequence[Message]) -> MediaLayout:
+    """Prepares messages for the template; decoding images is done in a thread. Raises PolicyProblem."""
+    if not has_media(messages):
+        return MediaLayout(tuple(messages))
+    try:
+        return await to_thread.run_sync(template.prepare_media, messages)
+    except TemplateError as error:
+        raise PolicyProblem("invalid_request", str(error), param="messages") from error
+
+
+async def render_entry(
+    template: Template, parent: PolicyTurn | None, layout: MediaLayout, tools: Sequence[Mapping[str, Any]]
+) -> Entry:
+    """The entry before the policy's turn. Raises PolicyProblem for what the template refuses."""
+    rendering = partial(_render, template, parent, layout, tools)
+    is_small = sum(len(str(message.get("content"))) for message in layout.messages) <= SMALL_CHARS
+    try:
+        return rendering() if is_small else await to_thread.run_sync(rendering)
+    except TemplateError as error:
+        raise PolicyProblem("invalid_request", str(error), param="messages") from error
+
+
+def join_system(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with those of the system at the start as one, as most templates take no second one."""
+    texts = [str(message["content"]) for message in takewhile(lambda message: message["role"] == "system", messages)]
+    if len(texts) < 2:
+        return tuple(messages)
+    return ({"role": "system", "content": "\n\n".join(texts)}, *messages[len(texts) :])
+
+
+def _render(
+    template: Template, parent: PolicyTurn | None, layout: MediaLayout, tools: Sequence[Mapping[str, Any]]
+) -> Entry:
+    """The entry before the policy's turn: a whole prompt, or what follows the turn before."""
+    if parent is None:
+        ids, author = template.encode_prompt(layout.messages, tools), Author.TASK
+    else:
+        calls = parent.message.get("tool_calls") or ()
+        ids = template.encode_tail(layout.messages, ended=parent.ended, calls=calls)
+        author = Author.TOOL if layout.messages[0]["role"] == "tool" else Author.FEEDBACK
+    return template.attach_media(layout, Entry(author, ids, parts=layout.media, source="agent"))
+
+
+def cut_stop_string(
+    template: Template, reply: Reply, ids: tuple[int, ...], stops: Sequence[str]
+) -> tuple[Reply, str | None]:
+    """The reply without the stop string that ended it, as the protocols promise; the ids stay."""
+    text = "" if not stops or template.is_turn_ended(ids) else template.decode_turn(ids)
+    ends = [(text.find(stop), stop) for stop in stops if stop in text]
+    if not ends:
+        return reply, None
+    stop = min(ends)[1]
+    index = reply.content.find(stop)
+    return (replace(reply, content=reply.content[:index]) if index >= 0 else reply), stop
+
 
 MOST_COUNTS = 50
 """Bounds how many kinds are counted by name: agents choose the names."""
@@ -128,7 +271,9 @@ class AgentSession:
 
     async def _answer(self, request: PolicyRequest, listener: TurnListener | None) -> PolicyAnswer:
         self._check_open()
-        self._count_left_out(request.options.get("left_out", ()))
+        for kind in request.options.get("left_out", ()):  # Of tools at the provider.
+            name = f"left_out_{kind[:40]}"
+            self.counts[name if name in self.counts or len(self.counts) < MOST_COUNTS else "left_out"] += 1
         request = self._complete(request)
         prompt = await self._make_prompt(request)
         sampling = self._make_sampling(prompt, request)
@@ -139,12 +284,6 @@ class AgentSession:
         with self.sampled.recording(prompt.ledger.ids, generation.ids):
             self._check_aligned(prompt, generation)
             return self._record(prompt, request, generation, start.id, stream)
-
-    def _count_left_out(self, kinds: Sequence[str]) -> None:
-        """Counts tools that run at the provider, by kind: the policy is not shown them."""
-        for kind in kinds:
-            name = f"left_out_{kind[:40]}"
-            self.counts[name if name in self.counts or len(self.counts) < MOST_COUNTS else "left_out"] += 1
 
     def _stop(self, stop: StopReason, reason: str = "") -> None:
         """Ends the policy's part in the rollout; what came first counts."""
@@ -183,18 +322,13 @@ class AgentSession:
             instructions = [message for message in messages[:1] if message["role"] == "system"]
             before = [message for message in self._chats[previous] if message["role"] != "system"]
             messages = (*instructions, *before, *messages[len(instructions) :])
-        self._check_owner(messages)
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
+        if {find_session(str(call.get("id"))) for call in calls} - {None, self._salt}:
+            raise PolicyProblem("invalid_request", "the chat holds calls of another session", param="messages")
         messages = join_system(messages)
         if self.tools is not None:
             messages = tuple(add_instructions(messages, find_offered(self.tools.specs, request.tools)))
         return replace(request, messages=messages)
-
-    def _check_owner(self, messages: Sequence[Message]) -> None:
-        """Raises if a chat holds calls of another session's policy."""
-        calls = [call for message in messages for call in message.get("tool_calls") or ()]
-        owners = {find_session(str(call.get("id"))) for call in calls} - {None, self._salt}
-        if owners:
-            raise PolicyProblem("invalid_request", "the chat holds calls of another session", param="messages")
 
     @property
     def _salt(self) -> str:
@@ -300,7 +434,10 @@ class AgentSession:
         self.runner.observer.on_generation(self.identity.key, generation, length)
         ids = generation.ids
         reply, stop_string = cut_stop_string(template, template.parse_turn(ids), ids, request.stop)
-        reply = self._name_calls(stream.finish(reply) if stream else reply, request)
+        reply = stream.finish(reply) if stream else reply
+        calls = reply.calls if request.parallel_calls else reply.calls[:1]
+        ids_of = (make_call_id(self.tree.added, index, self._salt) for index in range(len(calls)))
+        reply = replace(reply, calls=tuple(replace(call, id=id) for call, id in zip(calls, ids_of, strict=True)))
         message = template.build_message(reply)
         entry = make_policy_entry(generation, message, reply.calls)
         ended = template.is_turn_ended(ids)
@@ -326,11 +463,3 @@ class AgentSession:
             stop_sequence=stop_string,
             tokens=tuple(zip(pieces, generation.logprobs, strict=False)),
         )
-
-    def _name_calls(self, reply: Reply, request: PolicyRequest) -> Reply:
-        """Gives each call an id that no other call of the rollout has."""
-        number = self.tree.added
-        calls = reply.calls if request.parallel_calls else reply.calls[:1]
-        salt = self._salt
-        named = (replace(call, id=make_call_id(number, index, salt)) for index, call in enumerate(calls))
-        return replace(reply, calls=tuple(named))

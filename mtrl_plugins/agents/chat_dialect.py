@@ -7,11 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.wire import dumps
-from mtrl_plugins.agents.event_writer import EventWriter, write_event
-from mtrl_plugins.agents.message_cache import MessageCache
-from mtrl_plugins.agents.message_content import read_content
-from mtrl_plugins.agents.policy_request import PolicyAnswer, PolicyProblem, PolicyRequest, TurnStart, refuse, require
-from mtrl_plugins.agents.request_fields import read_integer, read_list, read_number, read_object, read_texts
+from mtrl_plugins.agents.requests import (
+    MessageCache,
+    PolicyAnswer,
+    PolicyProblem,
+    PolicyRequest,
+    TurnStart,
+    read_content,
+    read_integer,
+    read_list,
+    read_number,
+    read_object,
+    read_texts,
+    refuse,
+    require,
+)
+from mtrl_plugins.agents.turn_stream import EventWriter, write_event
 from trainer.ledger import Message
 from trainer.template.chat_template import build_call
 

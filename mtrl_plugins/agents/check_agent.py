@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.errors import ConfigError
-from mtrl_plugins.agents.agent_metrics import compute_agent_metrics
 from mtrl_plugins.agents.settings import AgentSettings
 from trainer.finding import print_finding
 from trainer.ledger import Author, Entry, Ledger
@@ -57,7 +56,7 @@ async def check_agent(settings: TrainSettings, console: Console) -> bool:
         rollout = group.scored[0].rollout if is_scored else group.failed[0].rollout
         print_rollouts([rollout], console, rollout=0, decode=job.template.tokenizer.decode)
         log("")
-        for line in _summary_lines(job, rollout):
+        for line in _summary_lines(agent, job, rollout):
             log(line)
         if not is_scored:
             log(f"not scored: {group.failed[0].reason}")
@@ -68,11 +67,11 @@ async def check_agent(settings: TrainSettings, console: Console) -> bool:
         return not problems
 
 
-def _summary_lines(job: Job, rollout: Rollout) -> Iterator[str]:
+def _summary_lines(agent: AgentSettings, job: Job, rollout: Rollout) -> Iterator[str]:
     """Counts, and each turn that the agent changed."""
     written = sum(len(turn.ids) for turn in rollout.turns)
     yield f"{len(rollout.ledgers)} branches; {written} tokens sampled, each of them trained once"
-    metrics = compute_agent_metrics([rollout])
+    metrics = agent.compute_metrics([rollout])
     yield ", ".join(f"{name.removeprefix('agent/')} {value:g}" for name, value in metrics.items())
     turn = -1
     for ledger in rollout.ledgers:

@@ -32,13 +32,11 @@ from gateway.http.exchange import ClientDisconnected, Request, Response, json_re
 from gateway.mcp_server.session_app import SessionMcpApp
 from mtrl_plugins.agents import anthropic_dialect, chat_dialect, responses_dialect
 from mtrl_plugins.agents.agent_session import AgentSession
-from mtrl_plugins.agents.answer_stream import FAILED, AnswerStream
-from mtrl_plugins.agents.anthropic_events import AnthropicEvents
+from mtrl_plugins.agents.anthropic_dialect import AnthropicEvents
 from mtrl_plugins.agents.chat_dialect import ChatEvents
-from mtrl_plugins.agents.event_writer import EventWriter
-from mtrl_plugins.agents.message_cache import MessageCache
-from mtrl_plugins.agents.policy_request import PolicyAnswer, PolicyProblem, PolicyRequest, ProblemKind, require
-from mtrl_plugins.agents.responses_events import ResponsesEvents
+from mtrl_plugins.agents.requests import MessageCache, PolicyAnswer, PolicyProblem, PolicyRequest, ProblemKind, require
+from mtrl_plugins.agents.responses_dialect import ResponsesEvents
+from mtrl_plugins.agents.turn_stream import FAILED, AnswerStream, EventWriter
 
 log = logging.getLogger(__name__)
 DIRECT_LENGTH = 2**20

@@ -57,9 +57,11 @@ def serve_policy(
         from rich.console import Console
 
         from gateway.http.settings import read_token
-        from mtrl_plugins.agents.serve_policy import ServeSettings, serve_policy
+        from mtrl_plugins.agents.policy_server import ServeSettings, serve_policy
         from trainer.cli.run_file import find_run_file, load_settings, read_run_file
         from trainer.model import configure_torch
+        from trainer.rollout.settings import RolloutSettings
+        from trainer.train.settings import TrainSettings
 
         file = None if config is None else find_run_file(config)
         values = read_run_file(file)
@@ -68,19 +70,12 @@ def serve_policy(
             remedy = "name a model's folder, a run's folder, or `demo`"
             raise ConfigError("there is no model to serve", field="--model", remedy=remedy)
         configure_torch()
+        others = {*TrainSettings.model_fields, *RolloutSettings.model_fields}
         options["model"] = _find_model(str(name), seed if seed is not None else int(values.get("seed", 0)))
-        settings = load_settings(ServeSettings, file, options, ignored=_other_settings(ServeSettings))
+        settings = load_settings(ServeSettings, file, options, ignored=others - {*ServeSettings.model_fields})
         token = "" if token_file is None else read_token(token_file).get_secret_value()
         agent = _agent_settings(AgentSettings.of(settings), host, port)
         anyio.run(partial(serve_policy, settings, agent, token, Console()))
-
-
-def _other_settings(kind: type[Any]) -> frozenset[str]:
-    """The settings of runs that do not matter for serving."""
-    from trainer.rollout.settings import RolloutSettings
-    from trainer.train.settings import TrainSettings
-
-    return frozenset({*TrainSettings.model_fields, *RolloutSettings.model_fields} - {*kind.model_fields})
 
 
 def _agent_settings(agent: AgentSettings | None, host: str | None, port: int | None) -> AgentSettings:
@@ -97,6 +92,7 @@ def _agent_settings(agent: AgentSettings | None, host: str | None, port: int | N
 def _find_model(name: str, seed: int) -> Path:
     """A model's folder: that of a demo, which may have to be built, or of a run's latest checkpoint."""
     from trainer.data.examples import example_names, load_example
+    from trainer.model import require_whole_model
     from trainer.train.settings import TrainSettings
 
     if name in example_names():
@@ -105,17 +101,12 @@ def _find_model(name: str, seed: int) -> Path:
         return load_example(name).prepare_model(settings, lambda *_: None)
     folder = Path(name)
     if (folder / "config.json").exists() or not (folder / "checkpoints").is_dir():
-        return _require_whole(folder)
+        require_whole_model(folder)
+        return folder
     from trainer.train.checkpoint import Checkpoints
 
     latest = Checkpoints(folder).find_latest()
     if latest is None:
         raise ConfigError("the run has no checkpoint yet", file=folder, field="--model", remedy="name another folder")
-    return _require_whole(latest.folder)
-
-
-def _require_whole(folder: Path) -> Path:
-    from trainer.model import require_whole_model
-
-    require_whole_model(folder)
-    return folder
+    require_whole_model(latest.folder)
+    return latest.folder

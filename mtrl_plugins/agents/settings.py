@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
+from gateway.errors import ConfigError
 from trainer.rollout.run_part import RunPart
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gateway.errors import ConfigError
     from mtrl_plugins.agents.agent_host import AgentHost
     from trainer.rollout.rollout import Rollout
     from trainer.rollout.settings import BaseRolloutSettings
@@ -82,9 +85,13 @@ class AgentSettings(RunPart):
         if self.function is not None:
             return f"an agent plays the rollouts: the function {self.function}"
         if self.command is not None:
-            words = self.command if isinstance(self.command, str) else " ".join(self.command)
-            return f"an agent plays the rollouts: the program {words}"
+            return f"an agent plays the rollouts: the program {' '.join(self.words)}"
         return "agents play the rollouts: programs that open sessions over HTTP"
+
+    @property
+    def words(self) -> list[str]:
+        """The command's words."""
+        return shlex.split(self.command) if isinstance(self.command, str) else list(self.command or ())
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -114,14 +121,35 @@ class AgentSettings(RunPart):
             raise ValueError(f"{problem}: each worker serves its agents at an address of its own")
 
     def make_player(self) -> AgentHost:
-        from mtrl_plugins.agents.find_mistakes import make_agent_host
+        from mtrl_plugins.agents.agent_host import AgentHost
 
-        return make_agent_host(self)
+        self._check_command()
+        return AgentHost(self)
+
+    def _check_command(self) -> None:
+        """Looks for the program where it will be looked for; one among the rollout's own files is not checked."""
+        if self.command is None:
+            return
+        words = self.words
+        remedy = "name an installed program, or its whole path"
+        if not words:
+            raise ConfigError("has no words", field="agent.command", remedy=remedy)
+        program = words[0]
+        if "{" in program or program.removeprefix("./") in self.files:
+            return
+        if "/" in program and not Path(program).is_absolute():  # It is started in the rollout's own folder.
+            remedy = "give its whole path, or set `agent.cwd` to the folder that has it"
+            program = str(self.cwd.absolute() / program) if self.cwd else ""
+        if shutil.which(program, path=self.env.get("PATH")) is None:
+            raise ConfigError(f"there is no program {words[0]!r}", field="agent.command", remedy=remedy)
 
     def find_mistakes(self, tasks: Iterable[Task]) -> Sequence[ConfigError]:
-        from mtrl_plugins.agents.find_mistakes import find_agent_mistakes
-
-        return find_agent_mistakes(tasks)
+        """The first row that asks for an interaction, which agents do not have."""
+        task = next((task for task in tasks if task.has_feedback), None)
+        if task is None:
+            return []
+        remedy = "leave the row's interaction out, or `agent`: an agent talks to its users itself"
+        return [ConfigError(f"the task {task.id!r} has an interaction, and an agent plays", remedy=remedy)]
 
     def find_trial(self) -> Callable[[Any, Console], Awaitable[bool]]:
         from mtrl_plugins.agents.check_agent import check_agent
@@ -129,6 +157,15 @@ class AgentSettings(RunPart):
         return check_agent
 
     def compute_metrics(self, rollouts: Iterable[Rollout]) -> Mapping[str, float]:
-        from mtrl_plugins.agents.agent_metrics import compute_agent_metrics
-
-        return compute_agent_metrics(rollouts)
+        """What agents changed, branches of their chats, and requests that were refused."""
+        infos = [rollout.infos["agent"] for rollout in rollouts if isinstance(rollout.infos.get("agent"), dict)]
+        if not infos:
+            return {}
+        metrics = {
+            "agent/branches": sum(info.get("branches", 1) for info in infos) / len(infos),
+            "agent/retokenised": float(sum(info.get("retokenised", 0) for info in infos)),
+        }
+        for name, kind in (("changed_by_agent", "changed"), ("requests", "requests")):
+            counts = sum((Counter(info.get(name, {})) for info in infos), Counter[str]())
+            metrics |= {f"agent/{kind}/{cause}": float(count) for cause, count in sorted(counts.items())}
+        return metrics

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_plugins.cluster.cluster_plan import STOP_S, ClusterPlan
-from mtrl_plugins.cluster.pods import (
+from mtrl_plugins.cluster.kubernetes import (
     FILES,
     NO_SERVICE_LINKS,
     WORKSPACE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -66,7 +66,7 @@ def _make_job(settings: TrainSettings, folder: Path, options: TrainOptions, clus
     if ranks < 1 or servers < 0:
         raise ConfigError("a job needs a rank", field="--ranks", remedy="ask for one or more")
     given = {name: value for name, value in options.settings.items() if value is not None and name != "out"}
-    words = [word for name, value in given.items() for word in _option(name, value)]
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     return RayJob(
         (PYTHON, "-m", "trainer.cli", *words, "--out", str(folder)),
         ranks,
@@ -80,10 +80,6 @@ def _make_job(settings: TrainSettings, folder: Path, options: TrainOptions, clus
         silent_s=workers.silent_s,
         gpus=gpus > 0,
     )
-
-
-def _option(name: str, value: Any) -> tuple[str, str]:
-    return f"--{name}", str(value)
 
 
 add_train_option(TrainOption(name=RAY, help="Run on this Ray cluster", metavar="ADDRESS", launch=run_settings_on_ray))

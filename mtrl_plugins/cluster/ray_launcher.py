@@ -6,21 +6,102 @@ Ray only places and watches processes. A rank runs the same command as under tor
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import OpenerDirector, ProxyHandler, build_opener
 
 from gateway.errors import ConfigError
 from mtrl_plugins.cluster.node_process import PYTHON, SGLANG_PYTHON, NodeProcess
-from mtrl_plugins.cluster.ray_workers import RayWorker, replace_lost_worker
-from mtrl_plugins.cluster.wait_for_servers import wait_for_servers
-from mtrl_plugins.cluster.worker_place import WorkerPlace, choose_worker_place
+from mtrl_plugins.cluster.node_workers import WorkerPlace, choose_worker_place
 from trainer.distributed.exit_code import NOT_AGAIN
 from trainer.distributed.rank_output import KEPT
 from trainer.distributed.restart_count import RESTARTS
+
+HEALTH_S = 30.0
+"""A server's health endpoint may generate a token before it answers."""
+PAUSE_S = 2.0
+NOTE_EVERY_S = 60.0
+
+
+def wait_for_servers(urls: Sequence[str], within_s: float, log: Callable[[str], None]) -> None:
+    """Returns once all servers answer; raises at the deadline, with the names of those that did not."""
+    for url in urls:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            remedy = "write http://HOST:PORT"
+            raise ConfigError(f"{url!r} is no address of a server", field="wait-for-servers", remedy=remedy)
+    opener = build_opener(ProxyHandler({}))
+    end, missing, problems, noted = time.monotonic() + within_s, list(urls), dict[str, str](), time.monotonic()
+    while True:
+        for url in list(missing):
+            left = end - time.monotonic()
+            if left > 0 and (problem := _problem(opener, url, min(HEALTH_S, left))):
+                problems[url] = problem
+            elif left > 0:
+                missing.remove(url)
+        if not missing:
+            return
+        if time.monotonic() >= end:
+            names = ", ".join(f"{url} ({problems.get(url, 'not asked')})" for url in missing)
+            remedy = "look into the logs of these servers"
+            raise ConfigError(f"no answer within {within_s:g} s from {names}", field="servers", remedy=remedy)
+        if time.monotonic() - noted >= NOTE_EVERY_S:
+            noted = time.monotonic()
+            log(f"{len(urls) - len(missing)} of {len(urls)} servers answer; waiting for {', '.join(missing)}")
+        time.sleep(min(PAUSE_S, max(0.0, end - time.monotonic())))
+
+
+def _problem(opener: OpenerDirector, url: str, timeout_s: float) -> str:
+    """Why the server is not ready; empty if it is."""
+    try:
+        with opener.open(f"{url.rstrip('/')}/health", timeout=timeout_s):
+            return ""
+    except (OSError, HTTPException, ValueError) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+MAX_ACTORS = 5
+"""How many actors one worker may have in one start of the ranks, if each is lost with its node."""
+
+
+@dataclass
+class RayWorker:
+    """One worker: how to make its actor, and what that one runs."""
+
+    name: str
+    make_actor: Callable[[], Any]
+    arguments: tuple[Any, ...]
+    """Of `NodeProcess.keep_running`."""
+    actor: Any = None
+    actors_left: int = MAX_ACTORS
+
+    def start(self) -> Any:
+        """Starts it in a new actor; the result is there once it has ended for good."""
+        self.actors_left -= 1
+        self.actor = self.make_actor()
+        return self.actor.keep_running.remote(*self.arguments)
+
+
+def replace_lost_worker(ray: Any, end: Any, workers: dict[Any, RayWorker], log: Callable[[str], None]) -> None:
+    """Starts a worker whose actor was lost in another one. One that failed too often stays away: the others play."""
+    worker = workers.pop(end)
+    try:
+        code = ray.get(end)
+    except ray.exceptions.RayError:
+        log(f"the actor of the rollout worker {worker.name} was lost; {worker.actors_left} more may be made")
+        if worker.actors_left:
+            workers[worker.start()] = worker
+    else:
+        ray.kill(worker.actor)  # The next start of the ranks needs its place.
+        if code:
+            log(f"the rollout worker {worker.name} failed too often (code {code}): see {worker.arguments[-2]}")
+
 
 Log = Callable[[str], None]
 PLACE_S = 600.0

@@ -82,11 +82,11 @@ def slurm(
     file system that all nodes share.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import parse_environment
+        from mtrl_plugins.cluster.cluster_plan import LOGS, ClusterOptions, parse_environment, write_files
         from mtrl_plugins.cluster.slurm import SCRIPT, SlurmOptions, parse_directives, render_slurm
-        from mtrl_plugins.cluster.write_files import LOGS, write_files
 
-        plan = _plan(config, _options(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or [])))
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        plan = _plan(config, job)
         named = {"partition": partition, "account": account}
         directives = {key: value for key, value in named.items() if value}
         directives.update(parse_directives([*map("=".join, directives.items()), *(sbatch or [])]))
@@ -106,20 +106,6 @@ def _absolute(file: Path | None) -> Path | None:
     if not file.is_file():
         raise ConfigError("there is no such file", file=file, field="--setup", remedy="name a shell file")
     return file.absolute()
-
-
-def _options(
-    nodes: int,
-    gpus: int,
-    server_nodes: int | None,
-    name: str | None,
-    time: str | None,
-    retries: int,
-    environment: Mapping[str, str],
-) -> ClusterOptions:
-    from mtrl_plugins.cluster.cluster_plan import ClusterOptions
-
-    return ClusterOptions(nodes, gpus, server_nodes, name, time, retries, environment)
 
 
 def _plan(config: str, options: ClusterOptions, shared: PurePosixPath | None = None) -> ClusterPlan:
@@ -199,14 +185,13 @@ def kubernetes(
     Relative paths in the run file lead from /workspace, where pods mount the volume. Needs Kubernetes 1.31 or later.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import parse_environment
-        from mtrl_plugins.cluster.kubernetes import SERVER_IMAGE, render_kubernetes
-        from mtrl_plugins.cluster.pods import WORKSPACE, PodOptions, check_image
+        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment
+        from mtrl_plugins.cluster.kubernetes import SERVER_IMAGE, WORKSPACE, PodOptions, check_image, render_kubernetes
 
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
         options.check()
         check_image("--server-image", server_image or SERVER_IMAGE)
-        job = _options(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
         plan = _plan(config, job, WORKSPACE)
         _write_manifests(plan, render_kubernetes(plan, options, server_image or SERVER_IMAGE), out, "kubernetes")
 
@@ -238,19 +223,19 @@ def kuberay(
     The image needs mtrl-rl[ray] and, where it serves, SGLang. Relative paths in the run file lead from /workspace.
     """
     with report_errors():
-        from mtrl_plugins.cluster.cluster_plan import parse_environment
+        from mtrl_plugins.cluster.cluster_plan import ClusterOptions, parse_environment
         from mtrl_plugins.cluster.kuberay import render_kuberay
-        from mtrl_plugins.cluster.pods import WORKSPACE, PodOptions
+        from mtrl_plugins.cluster.kubernetes import WORKSPACE, PodOptions
 
         options = PodOptions(image, namespace, storage_class, storage, claim, secret, cpus, memory)
         options.check()
-        job = _options(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
+        job = ClusterOptions(nodes, gpus, server_nodes, name, time, retries, parse_environment(env or []))
         plan = _plan(config, job, WORKSPACE)
         _write_manifests(plan, render_kuberay(plan, options), out, "kuberay")
 
 
 def _write_manifests(plan: ClusterPlan, files: Mapping[str, str], out: Path | None, kind: str) -> None:
-    from mtrl_plugins.cluster.write_files import write_files
+    from mtrl_plugins.cluster.cluster_plan import write_files
 
     folder = (out or Path(kind) / plan.name).absolute()
     write_files(folder, files)
@@ -265,7 +250,7 @@ def wait_for_servers(
 ) -> None:
     """Wait until SGLang servers answer; used by rendered jobs."""
     with report_errors():
-        from mtrl_plugins.cluster.wait_for_servers import wait_for_servers as wait
+        from mtrl_plugins.cluster.ray_launcher import wait_for_servers as wait
 
         def log(text: str) -> None:
             sys.stderr.write(f"mtrl-train: {text}\n")

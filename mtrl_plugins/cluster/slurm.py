@@ -10,6 +10,7 @@ from shlex import quote
 
 from gateway.errors import ConfigError
 from mtrl_plugins.cluster.cluster_plan import (
+    LOGS,
     RENDEZVOUS_PORT,
     SERVER_PORT,
     SERVERS_START_S,
@@ -18,7 +19,6 @@ from mtrl_plugins.cluster.cluster_plan import (
     ClusterPlan,
     check_text,
 )
-from mtrl_plugins.cluster.write_files import LOGS
 
 SCRIPT = "job.sbatch"
 BODY = Path(__file__).with_name("slurm_job.sh")

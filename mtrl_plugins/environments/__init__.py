@@ -1,6 +1,6 @@
 """Environments of other frameworks, each in a process of its own whose Python has that framework.
 
-`frameworks.py` says what `environment: FRAMEWORK:NAME` means, `host_*.py` are the process and what is said to it,
-`episode_*.py` play environments with `reset` and `step`, and `environment_*.py` those with a runner of their own.
-`*_adapter.py` run inside the process. `interpreters.py` installs frameworks for `mtrl-train env`.
+`settings.py` says what `environment:` means in a run file; `episodes.py` plays environments with `reset` and `step`,
+and `conversations.py` those with a runner of their own. `host_process.py` starts and asks the process, which is
+`host_server.py` with one of the `*_adapter.py`. `interpreters.py` installs frameworks for `mtrl-train env`.
 """

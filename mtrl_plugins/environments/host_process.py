@@ -1,40 +1,246 @@
 """Environments in host processes: starts a process when it is needed, sends requests from any event loop, ends it.
 
 A process that has died or hangs is replaced for later rollouts; those that it had under way are lost, and not scored.
+Of environments with a runner of their own, rows and scores are recorded in the folder of the tape, and replayed from
+it: rows are read before the tape begins, and scores are asked for once the sessions have ended.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
+from errno import ENOSPC
 from hashlib import sha256
+from os import strerror
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import IO, Any, cast
+from uuid import uuid4
 
 import anyio
 from anyio import to_thread
 from anyio.lowlevel import current_token
 
+from gateway.disk_errors import describe_write_error
 from gateway.errors import ConfigError, GatewayError
+from gateway.line_file import iterate_lines, parse_json_line
 from gateway.native.thread_pool import call_soon
-from mtrl_plugins.environments.host_child import EXIT_S, ChildEnded, ChildRefused, HostChild
-from mtrl_plugins.environments.host_tape import HostTape
+from mtrl_plugins.environments.host_server import MARK, kill_marked
 from mtrl_plugins.environments.interpreters import require_interpreter
 from mtrl_plugins.environments.settings import EnvironmentSettings
 
+MAX_LINE_BYTES = 64 * 2**20
+"""The longest answer; a process that writes a longer line is ended."""
+STOP_S = 8.0
+"""How long a process may take to end once its input is closed."""
+EXIT_S = 1.0
+"""How long to wait for the exit code of a process whose output has ended."""
+LOG_BYTES = 8192
+"""How much of a process's standard error is kept."""
+LEFT_OUT = ("PYTHONHOME", "VIRTUAL_ENV")
+"""Variables of our own Python, which would mislead another one."""
+
+
+class ChildEnded(Exception):
+    """The process has ended; the text says how, and what it printed last."""
+
+
+class ChildRefused(Exception):
+    """The process answered a request with an error."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem, self.remedy = problem, remedy
+
+
+class HostChild:
+    """A running process; raises OSError if it cannot be started. When its output ends, its group is killed,
+    and what it started in other sessions."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        variables = {"PYTHONHASHSEED": "0", **os.environ}  # The order of a set of texts is the same in each process.
+        variables = {name: value for name, value in variables.items() if name not in LEFT_OUT}
+        self._mark = variables[MARK] = uuid4().hex
+        self._process = subprocess.Popen(  # noqa: S603 - the operator's own Python
+            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, env=variables
+        )
+        self._pending: dict[int, Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+        self._log = bytearray()
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._end = ""
+        """How it ended."""
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write, self._drain)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._end)
+
+    def send(
+        self, operation: str, fields: dict[str, Any], when_done: Callable[[Any], None] | None = None
+    ) -> Future[Any]:
+        """Sends a request; `when_done` is called in the thread that reads answers."""
+        future: Future[Any] = Future()
+        if when_done is not None:
+            future.add_done_callback(when_done)
+        with self._lock:
+            if self._end:
+                raise ChildEnded(self._end)
+            self._count += 1
+            self._pending[self._count] = future
+            self._outgoing.put(json.dumps({"id": self._count, "do": operation, **fields}).encode() + b"\n")
+        return future
+
+    def describe_log(self) -> str:
+        """What the process printed last."""
+        text = self._log.decode("utf-8", "replace").strip()
+        return f"it printed last: {text[-800:]}" if text else "it printed nothing"
+
+    def stop(self, wait_s: float = STOP_S) -> None:
+        """Closes its input, waits a moment, and kills its group."""
+        self._outgoing.put(None)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        self._kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(EXIT_S)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_marked(self._mark)
+
+    def _write(self) -> None:
+        """Writes in a thread of its own, because a process that does not read blocks the writer."""
+        with suppress(OSError), cast("IO[bytes]", self._process.stdin) as stream:
+            while (line := self._outgoing.get()) is not None:
+                stream.write(line)
+                stream.flush()
+
+    def _read(self) -> None:
+        how = "ended"
+        with suppress(OSError), cast("IO[bytes]", self._process.stdout) as stream:
+            while line := stream.readline(MAX_LINE_BYTES):
+                if not line.endswith(b"\n") or not self._settle(line):
+                    how = f"wrote {line[:80]!r} to its wire"
+                    break
+        self._kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_S)
+        self._threads[2].join(EXIT_S)
+        self._outgoing.put(None)
+        with self._lock:
+            self._end = f"{how} (exit code {self._process.returncode}); {self.describe_log()}"
+            lost, self._pending = self._pending, {}
+        for future in lost.values():
+            future.set_exception(ChildEnded(self._end))
+
+    def _settle(self, line: bytes) -> bool:
+        """Passes an answer to its waiting caller; False if it is none."""
+        try:
+            answer = json.loads(line)
+            error, id = answer.get("error"), answer["id"]
+            refusal = None if error is None else ChildRefused(str(error["problem"]), str(error["remedy"]))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+        with self._lock:
+            future = self._pending.pop(id, None)
+        if future is not None and refusal is not None:
+            future.set_exception(refusal)
+        elif future is not None:
+            future.set_result(answer.get("ok"))
+        return True
+
+    def _drain(self) -> None:
+        with suppress(OSError), cast("IO[bytes]", self._process.stderr) as stream:
+            while data := os.read(stream.fileno(), 2**16):
+                self._log += data
+                del self._log[:-LOG_BYTES]
+
+
 log = logging.getLogger(__name__)
+
+HOST_TAPE = "environment.jsonl"
+"""The file in the tape's folder."""
+
+
+class HostTape:
+    """Records a host's answers: in memory until there is a folder, then in its file."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._file: Path | None = None
+        self._has_failed = False
+        self._lock = threading.Lock()
+
+    def add_rows(self, page: tuple[str, int, int], rows: Sequence[Any]) -> None:
+        """Records rows: a page is its split, its start and its length."""
+        self._add({"page": page, "rows": rows})
+
+    def add_scores(self, starts: int, rollouts: Sequence[str], scores: Sequence[Any]) -> None:
+        """Records the scores of rollouts, whose names are those of one start of the process."""
+        self._add({"starts": starts, "scores": dict(zip(rollouts, scores, strict=True))})
+
+    def start(self, folder: Path) -> None:
+        """Writes to the tape's folder from now on. Raises GatewayError if that is impossible."""
+        with self._lock:
+            self._file = folder / HOST_TAPE
+            if problem := self._write():
+                raise GatewayError(problem)
+
+    def _add(self, line: Mapping[str, Any]) -> None:
+        """A failed write is logged: the tape itself is on the same disk, and the run ends with it."""
+        with self._lock:
+            if self._has_failed:
+                return
+            self._lines.append(json.dumps(line) + "\n")
+            if problem := self._write():
+                log.error("%s", problem)
+
+    def _write(self) -> str:
+        """Appends what is not written yet, or says why that is impossible. Then the recording stops: whole lines, or
+        none."""
+        if self._file is None:
+            return ""
+        try:
+            with self._file.open("ab", buffering=0) as stream:
+                whole, text = stream.tell(), "".join(self._lines).encode()
+                if stream.write(text) < len(text):
+                    stream.truncate(whole)
+                    raise OSError(ENOSPC, strerror(ENOSPC), str(self._file))
+        except OSError as error:
+            self._has_failed = True
+            return describe_write_error(self._file, error, "and record again")
+        self._lines.clear()
+        return ""
+
 
 SERVER = Path(__file__).with_name("host_server.py")
 MAX_STARTS = 4
 """How often a process is started within `START_WINDOW_S`, before the environment is given up."""
 START_WINDOW_S = 600.0
-STOP_S = 12.0
+TREE_STOP_S = 12.0
+"""How long all processes of an environment may take to end."""
 
 
 class EnvironmentFailed(GatewayError):
@@ -46,7 +252,7 @@ class EnvironmentHost:
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         self.settings = settings
-        self.name = settings.name
+        self.name = settings.title
         self.starts = 0
         """How often it was started; rollouts of an earlier start are lost."""
         self.start_times: deque[float] = deque(maxlen=MAX_STARTS)
@@ -81,26 +287,26 @@ class EnvironmentHost:
             return self._child
 
     def _load(self) -> HostChild:
-        settings, place = self.settings, self.settings.framework
-        python = settings.python or str(require_interpreter(place))
+        settings = self.settings
+        python = settings.python or str(require_interpreter(settings.framework))
         try:
             child = HostChild([python, str(SERVER), str(settings.adapter)])
         except OSError as error:
             remedy = "name the Python of the virtual environment that has it, as /path/to/venv/bin/python"
             problem = f"{python!r} cannot be started ({error.strerror})"
-            raise ConfigError(problem, field=f"{place}.python", remedy=remedy) from error
+            raise ConfigError(problem, field="environment.python", remedy=remedy) from error
         try:
-            loading = child.send("load", {"environment": settings.environment, "args": settings.load_args()})
+            loading = child.send("load", {"environment": settings.id, "args": settings.load_args()})
             self.about = loading.result(settings.start_s) or {}
         except ChildRefused as error:
             child.stop(EXIT_S)
-            raise ConfigError(error.problem, field=f"{place}.environment", remedy=error.remedy) from error
+            raise ConfigError(error.problem, field="environment.name", remedy=error.remedy) from error
         except (ChildEnded, FutureTimeout) as error:
             child.stop(EXIT_S)
             late = f"did not load within {settings.start_s:g} s; {child.describe_log()}"
-            remedy = f"load it by hand with {python}, or raise `{place}.start_s`"
+            remedy = f"load it by hand with {python}, or raise `environment.start_s`"
             problem = f"{self.name} {late if isinstance(error, FutureTimeout) else error}"
-            raise ConfigError(problem, field=f"{place}.environment", remedy=remedy) from error
+            raise ConfigError(problem, field="environment.name", remedy=remedy) from error
         return child
 
     def request(self, operation: str, **fields: Any) -> Any:
@@ -196,7 +402,7 @@ class EnvironmentHost:
 
     async def stop_async(self) -> None:
         """Ends the process, also for a task that is cancelled."""
-        with anyio.move_on_after(STOP_S, shield=True):
+        with anyio.move_on_after(TREE_STOP_S, shield=True):
             await to_thread.run_sync(self.stop)
 
     def _failure(self, operation: str, error: Exception) -> EnvironmentFailed:
@@ -206,7 +412,7 @@ class EnvironmentHost:
             problem = f"{self.name} {error}"
         elif isinstance(error, TimeoutError):
             problem = f"{self.name} did not answer {operation!r} within {self.settings.timeout_s:g} s"
-            remedy = f"raise `{self.settings.framework}.timeout_s`"
+            remedy = "raise `environment.timeout_s`"
         return EnvironmentFailed(f"{problem}\n  remedy: {remedy}" if remedy else problem)
 
 
@@ -232,51 +438,84 @@ class HostEpisode:
         self._host.leave(self._child, hangs=self._hangs)
 
 
-_hosts: dict[str, EnvironmentHost] = {}
-_hosts_lock = threading.Lock()
-
-
-def find_host(key: str) -> EnvironmentHost | None:
-    """The host with this key, if there is one."""
-    return _hosts.get(key)
+hosts: dict[str, EnvironmentHost] = {}
+hosts_lock = threading.Lock()
 
 
 def host_key(settings: EnvironmentSettings) -> str:
     """A name that two different environments do not share; without the arguments themselves, which may be secret."""
-    text = f"{settings.framework}:{settings.model_dump_json()}"
+    text = settings.model_dump_json()
     return f"{settings.framework}-{sha256(text.encode()).hexdigest()[:16]}"
 
 
 def get_host(settings: EnvironmentSettings) -> EnvironmentHost:
     """The host of an environment; all parts of a run share it."""
-    with _hosts_lock:
-        return _hosts.setdefault(host_key(settings), EnvironmentHost(settings))
+    with hosts_lock:
+        return hosts.setdefault(host_key(settings), EnvironmentHost(settings))
 
 
 @contextmanager
 def replace_host(host: EnvironmentHost) -> Iterator[None]:
     """Takes another host for its environment, such as a tape's, for some time."""
     key = host_key(host.settings)
-    with _hosts_lock:
-        before = _hosts.get(key)
-        _hosts[key] = host
+    with hosts_lock:
+        before = hosts.get(key)
+        hosts[key] = host
     try:
         yield
     finally:
-        with _hosts_lock:
+        with hosts_lock:
             if before is None:
-                _hosts.pop(key, None)
+                hosts.pop(key, None)
             else:
-                _hosts[key] = before
+                hosts[key] = before
 
 
 def stop_hosts() -> None:
     """Ends all processes; called as this one ends."""
-    with _hosts_lock:
-        hosts = [*_hosts.values()]
-        _hosts.clear()
-    for host in hosts:
+    with hosts_lock:
+        ending = [*hosts.values()]
+        hosts.clear()
+    for host in ending:
         host.stop()
 
 
 atexit.register(stop_hosts)
+
+
+class RecordedHost(EnvironmentHost):
+    """Answers from a tape's folder, and starts no process."""
+
+    def __init__(self, settings: EnvironmentSettings, folder: Path) -> None:
+        super().__init__(settings)
+        self._file = folder / HOST_TAPE
+        self._rows: dict[tuple[Any, ...], list[Any]] = {}
+        self._scores: dict[tuple[int, str], Any] = {}
+        try:
+            with self._file.open("rb") as stream:
+                for line in iterate_lines(stream):
+                    if line.is_complete:  # A run that was killed may leave a part of one.
+                        self._read(parse_json_line(line.data))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"cannot be read: {reason}", file=self._file, remedy="record the run again") from error
+
+    def _read(self, line: Mapping[str, Any]) -> None:
+        if "page" in line:
+            self._rows[tuple(line["page"])] = line["rows"]
+        else:
+            self._scores |= {(line["starts"], rollout): score for rollout, score in line["scores"].items()}
+
+    def start(self) -> HostChild:
+        """Refuses to start a process."""
+        raise EnvironmentFailed(f"{self.name}: what was not recorded is asked for; record the run again")
+
+    def rows(self, split: str, start: int, count: int) -> list[Any]:
+        """The recorded rows."""
+        if (page := self._rows.get((split, start, count))) is None:
+            raise EnvironmentFailed(f"{self._file}: has no rows of {split!r} from {start} on; record the run again")
+        return page
+
+    def score(self, starts: int, rollouts: Sequence[str]) -> list[Any]:
+        """The recorded scores; None for rollouts without one."""
+        return [self._scores.get((starts, rollout)) for rollout in rollouts]

@@ -59,7 +59,12 @@ class Interpreter:
     @property
     def version(self) -> str:
         """The release of its Python, such as 3.12.1; empty if that is not known."""
-        return _venv_version(self.folder)
+        try:
+            text = (self.folder / "pyvenv.cfg").read_text("utf-8")
+        except OSError:
+            return ""
+        match = re.search(r"^version\s*=\s*(\S+)", text, re.MULTILINE)
+        return match[1] if match else ""
 
     @property
     def outdated(self) -> bool:
@@ -106,15 +111,9 @@ def require_interpreter(framework: str) -> Path:
     """The Python of a framework. Raises ConfigError if it is not installed."""
     interpreter = find_interpreter(framework)
     if interpreter is None:
-        remedy = f"run `mtrl-train env install {framework}`, or name a Python that has it as `{framework}.python`"
-        raise ConfigError(f"{framework} is not installed", field=f"{framework}.python", remedy=remedy)
+        remedy = f"run `mtrl-train env install {framework}`, or name a Python that has it as `environment.python`"
+        raise ConfigError(f"{framework} is not installed", field="environment.python", remedy=remedy)
     return interpreter.python
-
-
-def list_interpreters() -> list[Interpreter]:
-    """All interpreters that are installed."""
-    found = (find_interpreter(framework) for framework in RELEASES)
-    return [interpreter for interpreter in found if interpreter is not None]
 
 
 def install_interpreter(framework: str, added: Sequence[str], show: Show, python: str | None = None) -> Interpreter:
@@ -188,15 +187,6 @@ def _find_python(python: str) -> tuple[str, str]:
     return os.path.abspath(path), done.stdout.strip()
 
 
-def _venv_version(folder: Path) -> str:
-    """The release of a virtual environment's Python; empty if that is not known."""
-    try:
-        match = re.search(r"^version\s*=\s*(\S+)", (folder / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
-    except OSError:
-        return ""
-    return match[1] if match else ""
-
-
 def remove_interpreter(framework: str) -> bool:
     """Deletes a framework's interpreter; False if there is none."""
     check_framework(framework)
@@ -260,7 +250,7 @@ def _failure(command: Sequence[str], framework: str, code: int, lines: Sequence[
         remedy = (
             "the package index cannot be reached: check the network and pip's settings (`pip config list`), or install "
             f"{' '.join(RELEASES[framework])} into a virtual environment elsewhere and name its Python as "
-            f"`{framework}.python`"
+            f"`environment.python`"
         )
     else:
         remedy = "read pip's last lines above; `mtrl-train env remove` and `install` begin again"

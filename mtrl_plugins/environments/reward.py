@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrl_plugins.environments.episode_stepper import INFO
-from mtrl_plugins.environments.host_process import EnvironmentFailed, find_host
+from mtrl_plugins.environments.episodes import INFO
+from mtrl_plugins.environments.host_process import EnvironmentFailed, hosts
 from trainer.reward.attempt import Attempt
 
 log = logging.getLogger(__name__)
@@ -18,9 +18,12 @@ def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -
 
     Metrics of episodes are `steps`, `terminated` and `truncated`. A runner scores a group's rollouts together.
     """
-    scores: list[Mapping[str, Any] | None] = [_score_episode(attempt) for attempt in attempts]
+    infos = [attempt.infos.get(INFO) or {} for attempt in attempts]  # An episode's score is known from its steps.
+    scores: list[Mapping[str, Any] | None] = [
+        {"reward": info["return"], "metrics": info} if "return" in info else {} for info in infos
+    ]
     for key, starts in {_host_of(attempt) for attempt, score in zip(attempts, scores, strict=True) if not score}:
-        host = find_host(key)
+        host = hosts.get(key)
         if host is None:
             log.warning("rollouts are not scored: their environment is not open in this process")
             continue
@@ -31,12 +34,6 @@ def environment_reward(attempts: Sequence[Attempt], metric: str | None = None) -
         for place, score in zip(places, host.score(starts, names), strict=True):
             scores[place] = score
     return [_pick(score, metric) for score in scores]
-
-
-def _score_episode(attempt: Attempt) -> Mapping[str, Any]:
-    """The score of an episode, which is known from its steps; empty if it was no episode."""
-    info = attempt.infos.get(INFO) or {}
-    return {"reward": info["return"], "metrics": info} if "return" in info else {}
 
 
 def _host_of(attempt: Attempt) -> tuple[str, int]:

@@ -1,14 +1,18 @@
-"""Settings of environments of other frameworks: names, interpreters, seeds and deadlines."""
+"""The run file's `environment`: one of another framework, by its name or with settings of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, cast
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import GetCoreSchemaHandler, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic_core import CoreSchema, core_schema
 
+from gateway.errors import ConfigError
+from gateway.plugins import find_all, find_missing, load_name
 from trainer.rollout.run_part import RunPart
 
 if TYPE_CHECKING:
@@ -20,18 +24,25 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 
-class EnvironmentSettings(RunPart):
-    """One environment of another framework."""
+@cache
+def framework_settings() -> Mapping[str, type[EnvironmentSettings]]:
+    """The settings of each framework's environments."""
+    return {name: load_name(target) for name, target in find_all(lambda plugin: plugin.environments).items()}
 
+
+class EnvironmentSettings(RunPart, defer_build=True):
+    """An environment of another framework, as `gymnasium:NAME`, `textarena:NAME`, `openenv:URL` or `verifiers:PACKAGE`,
+    or as a mapping with that `name` and the framework's other settings. It brings its own tasks, tools and reward."""
+
+    key: ClassVar[str] = "environment"
     brings_rows: ClassVar[bool] = True
     acts_unseen: ClassVar[bool] = True
-    framework: ClassVar[str]
-    """The name of the settings in a run file, and of the environment's rows as `data`."""
+    framework: ClassVar[str] = ""
     adapter: ClassVar[Path]
     """The file that the host process loads."""
 
-    environment: Annotated[str, Field(min_length=1)]
-    """The environment's name, as its framework knows it."""
+    name: str
+    """`FRAMEWORK:NAME`: the environment's name, as its framework knows it."""
     args: dict[str, Any] = {}
     """Its arguments."""
     python: str | None = None
@@ -43,9 +54,45 @@ class EnvironmentSettings(RunPart):
     """Seconds that it may take for its part of a turn, or for a rollout's start."""
 
     @property
-    def name(self) -> str:
+    def id(self) -> str:
+        """The environment's name, as its framework knows it."""
+        return self.name.partition(":")[2]
+
+    @property
+    def title(self) -> str:
         """The environment in messages."""
-        return f"{self.framework} environment {self.environment!r}"
+        return f"{self.framework} environment {self.id!r}"
+
+    @classmethod
+    def kind_of(cls, value: object) -> type[EnvironmentSettings]:
+        """The settings of the framework that a value names."""
+        name = value.get("name") if isinstance(value, Mapping) else value
+        return framework_settings().get(str(name).partition(":")[0], cls)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls is not EnvironmentSettings:
+            return handler(source)
+        forms = handler.generate_schema(Union[str, *framework_settings().values()])
+        return core_schema.no_info_wrap_validator_function(lambda value, _: read_environment(value), forms)
+
+    @classmethod
+    def prepare(cls, values: dict[str, Any], fields: Container[str]) -> dict[str, Any]:
+        """The values with the environment's tasks, reward and limits, where the run file says nothing else."""
+        if values.get("environment") is None:
+            return values
+        try:
+            environment = read_environment(values["environment"])
+        except ValueError:  # Reported with its place, as the section is validated.
+            return {"data": "environment", **values}
+        result = {**values, "environment": environment}
+        for name, default in environment.defaults().items():
+            own = result.get(name)
+            if name in ("limits", "evaluation") and isinstance(own, Mapping):
+                result[name] = {**default, **own}
+            elif name in fields:
+                result.setdefault(name, default)
+        return result
 
     def load_args(self) -> dict[str, Any]:
         """What the adapter is given to load the environment."""
@@ -55,47 +102,36 @@ class EnvironmentSettings(RunPart):
         """What a run file need not say."""
         raise NotImplementedError
 
-    @classmethod
-    def prepare(cls, values: dict[str, Any], fields: Container[str]) -> dict[str, Any]:
-        from mtrl_plugins.environments.frameworks import use_environment
-
-        return use_environment(values, fields)
-
     def check(self, settings: BaseRolloutSettings) -> None:
         for name in ("tools", "stepper"):
             if getattr(settings, name) != type(settings).model_fields[name].default:
-                raise ValueError(f"`{name}` and `{self.framework}` exclude each other: an environment has its own")
-
-    def make_toolset(self) -> Toolset:
-        from mtrl_plugins.environments.open_environment import make_environment_toolset
-
-        return make_environment_toolset(self)
-
-    def make_stepper(self) -> Stepper:
-        from mtrl_plugins.environments.open_environment import make_environment_stepper
-
-        return make_environment_stepper(self)
+                raise ValueError(f"`{name}` and `environment` exclude each other: an environment has its own")
 
     def find_rows(self, name: str) -> Sequence[Mapping[str, Any]] | None:
-        from mtrl_plugins.environments.open_environment import find_environment_rows
+        section, _, split = name.partition(":")
+        if section != self.key:
+            return None
+        if split not in ("", "train", "eval"):
+            remedy = "write environment or environment:eval"
+            raise ConfigError(f"has no split {split!r}", file=name, field="data", remedy=remedy)
+        return self.make_rows(split or "train")
 
-        return find_environment_rows(self, name)
-
-    def record(self, *, is_on: bool) -> Callable[[Path], None] | None:
-        from mtrl_plugins.environments.recorded_host import record_host
-
-        tape = record_host(self, record=is_on)
-        return None if tape is None else tape.start
-
-    def replay(self, tape: Path) -> AbstractContextManager[None]:
-        from mtrl_plugins.environments.recorded_host import replay_host
-
-        return replay_host(self, tape)
+    def make_rows(self, split: str) -> Sequence[Mapping[str, Any]]:
+        """The rows of the split `train` or `eval`."""
+        raise NotImplementedError
 
     async def try_out(self, gateway: AnyGateway) -> str:
-        from mtrl_plugins.environments.check_environment import describe_environment
+        """What the environment is, and what it says first."""
+        from mtrl_plugins.environments.host_process import host_key, hosts
 
-        return await describe_environment(self, gateway)
+        tools = ", ".join(spec.name for spec in gateway.specs if spec.audience == "policy")
+        host = hosts.get(host_key(self))
+        release = host.about.get("framework") if host is not None else None
+        return await self.describe_trial(gateway, self.title + (f" ({release})" if release else ""), tools)
+
+    async def describe_trial(self, gateway: AnyGateway, title: str, tools: str) -> str:
+        """What it says about itself, given its tools. Raises GatewayError if no episode can be begun."""
+        raise NotImplementedError
 
 
 class RunnerSettings(EnvironmentSettings):
@@ -112,7 +148,37 @@ class RunnerSettings(EnvironmentSettings):
         """What a run file need not say."""
         function = "mtrl_plugins.environments.reward:environment_reward"
         reward = {"components": {"environment": {"function": function, "batched": True}}}
-        return {"data": self.framework, "reward": reward}
+        return {"data": "environment", "reward": reward}
+
+    def make_toolset(self) -> Toolset:
+        from mtrl_plugins.environments.conversations import EnvironmentToolset
+        from mtrl_plugins.environments.host_process import get_host
+
+        return EnvironmentToolset(get_host(self))
+
+    def make_stepper(self) -> Stepper:
+        from mtrl_plugins.environments.conversations import EnvironmentStepper
+
+        return cast("Stepper", EnvironmentStepper(self))
+
+    def make_rows(self, split: str) -> Sequence[Mapping[str, Any]]:
+        from mtrl_plugins.environments.conversations import read_rows
+
+        return read_rows(self, split)
+
+    def record(self, *, is_on: bool) -> Callable[[Path], None] | None:
+        from mtrl_plugins.environments.host_process import HostTape, get_host
+
+        tape = get_host(self).tape = HostTape() if is_on else None
+        return None if tape is None else tape.start
+
+    def replay(self, tape: Path) -> AbstractContextManager[None]:
+        from mtrl_plugins.environments.host_process import RecordedHost, replace_host
+
+        return replace_host(RecordedHost(self, tape))
+
+    async def describe_trial(self, gateway: AnyGateway, title: str, tools: str) -> str:
+        return f"{title} offers {tools or 'no tools'}"
 
 
 class EpisodeSettings(EnvironmentSettings):
@@ -142,18 +208,39 @@ class EpisodeSettings(EnvironmentSettings):
         function = "tools" if self.actions == "tool" else "feedback"
         turns = self.max_steps + 8
         return {
-            "data": self.framework,
-            "evaluation": {"data": f"{self.framework}:eval"},
+            "data": "environment",
+            "evaluation": {"data": "environment:eval"},
             "reward": {"components": {"environment": {"function": function}}},
             "limits": {"assistant_turns": turns, "user_turns": turns, "tool_calls": turns},
         }
+
+    def make_toolset(self) -> Toolset:
+        from mtrl_plugins.environments.episodes import EpisodeToolset, ProcessEpisodes
+        from mtrl_plugins.environments.host_process import get_host
+
+        return EpisodeToolset(self, ProcessEpisodes(get_host(self)))
+
+    def make_stepper(self) -> Stepper:
+        from mtrl_plugins.environments.episodes import EpisodeStepper
+
+        return cast("Stepper", EpisodeStepper(self))
+
+    def make_rows(self, split: str) -> Sequence[Mapping[str, Any]]:
+        from mtrl_plugins.environments.episodes import make_rows
+
+        return make_rows(self, split)
+
+    async def describe_trial(self, gateway: AnyGateway, title: str, tools: str) -> str:
+        from mtrl_plugins.environments.episodes import describe_opening
+
+        acts = f"actions by the tools {tools}" if self.actions == "tool" else "each turn is an action"
+        return f"{title}: {acts}; seed {self.first_seed} begins with{await describe_opening(self, gateway)}"
 
 
 class GymnasiumSettings(EpisodeSettings):
     """An environment of Gymnasium, such as `FrozenLake-v1`, or `module:Name-v0` of a package that registers its own.
     `args` are those of `gymnasium.make`, such as `render_mode: rgb_array` for images."""
 
-    key: ClassVar[str] = "gymnasium"
     framework: ClassVar[str] = "gymnasium"
     adapter: ClassVar[Path] = HERE / "gymnasium_adapter.py"
 
@@ -167,7 +254,6 @@ class GymnasiumSettings(EpisodeSettings):
 class TextArenaSettings(EpisodeSettings):
     """A game of TextArena, such as `GuessTheNumber-v0`. `args` are those of `textarena.make`."""
 
-    key: ClassVar[str] = "textarena"
     framework: ClassVar[str] = "textarena"
     adapter: ClassVar[Path] = HERE / "textarena_adapter.py"
 
@@ -187,25 +273,41 @@ class TextArenaSettings(EpisodeSettings):
         return {"make": self.args, **table}
 
 
-def _check_url(value: str) -> str:
-    value = value.rstrip("/")
-    if not value.startswith(("http://", "https://", "ws://", "wss://")):
-        raise ValueError("should be the server's address, such as http://localhost:8000")
-    return value
-
-
 class OpenEnvSettings(EpisodeSettings):
     """An OpenEnv server, by its address. `args` are passed to each `reset`."""
 
-    key: ClassVar[str] = "openenv"
     framework: ClassVar[str] = "openenv"
-    adapter: ClassVar[Path] = HERE / "openenv_episodes.py"
-
-    environment: Annotated[str, AfterValidator(_check_url)]
-    """The server's address, such as `http://localhost:8000`."""
     python: None = None
     """Not used: the server runs in a Python of its own."""
     sessions: PositiveInt = 64
     """Episodes that are open at once; further rollouts wait. Not more than the server's `max_concurrent_envs`."""
     token_variable: str = ""
     """The environment variable with a token, which is sent as `Authorization: Bearer TOKEN`."""
+
+    def make_toolset(self) -> Toolset:
+        from mtrl_plugins.environments.episodes import EpisodeToolset
+        from mtrl_plugins.environments.openenv import OpenEnvEpisodes
+
+        return EpisodeToolset(self, OpenEnvEpisodes(self))
+
+    @field_validator("name")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if not value.partition(":")[2].startswith(("http://", "https://", "ws://", "wss://")):
+            raise ValueError("should be the server's address; write it as `openenv:http://localhost:8000`")
+        return value
+
+
+def read_environment(value: object) -> EnvironmentSettings:
+    """The settings that `FRAMEWORK:NAME` or a mapping with such a `name` means. Raises ValueError."""
+    if isinstance(value, EnvironmentSettings):
+        return value
+    given = {"name": value} if isinstance(value, str) else value
+    framework, _, name = str(given.get("name", "")).partition(":") if isinstance(given, Mapping) else ("", "", "")
+    if plugin := find_missing(framework):
+        raise ValueError(f"`{framework}:...` needs the plug-in `{plugin}`, which is not installed")
+    kind = framework_settings().get(framework)
+    if kind is None or not name:
+        forms = "gymnasium:NAME, textarena:NAME, openenv:URL or verifiers:PACKAGE"
+        raise ValueError(f"should be {forms}; write it as the text, or as `name` with other settings beside it")
+    return kind.model_validate(given)

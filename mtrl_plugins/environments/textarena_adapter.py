@@ -19,12 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_episodes import GlobalRandom
-    from mtrl_plugins.environments.host_server import HostError, import_framework, load_file
+    from mtrl_plugins.environments.host_server import GlobalRandom, HostError, import_framework, load_file
 else:
-    from host_server import HostError, import_framework, load_file, load_own
-
-    GlobalRandom = load_own("host_episodes").GlobalRandom
+    from host_server import GlobalRandom, HostError, import_framework, load_file
 
 MAX_PLAYERS = 15
 """The most players that are tried to find the fewest that a game takes."""
@@ -69,13 +66,7 @@ class TextArenaAdapter:
         self.players = args["players"] or self._find_players()
         if self.player >= self.players:
             problem = f"the game has {self.players} players, so there is no seat {self.player}"
-            raise HostError(problem, "correct `textarena.player`, or set `textarena.players`")
-
-    async def __aenter__(self) -> TextArenaAdapter:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        return None
+            raise HostError(problem, "correct `environment.player`, or set `environment.players`")
 
     def about(self) -> dict[str, Any]:
         """The release, the tool and the number of players."""
@@ -104,7 +95,7 @@ class TextArenaAdapter:
                 return players
             except (AssertionError, IndexError, KeyError, ValueError, TypeError):
                 continue
-        remedy = "set `textarena.players`"
+        remedy = "set `environment.players`"
         raise HostError(f"{self.environment!r} begins with no number of players up to {MAX_PLAYERS}", remedy)
 
 
@@ -124,7 +115,7 @@ def _remedy(error: Exception) -> str:
         return "this release of TextArena has no such game that works: choose another one"
     if key := KEY.search(str(error)):
         return f"set {key[0]} where the run starts, or choose another game"
-    return "correct the name, or `textarena.args`; some games fetch word lists once, which needs a network"
+    return "correct the name, or `environment.args`; some games fetch word lists once, which needs a network"
 
 
 class TextArenaEpisode:
@@ -209,7 +200,7 @@ def _load_opponent(file: str, name: str) -> Callable[[int], Opponent]:
         found = getattr(module, name)
     except (OSError, ImportError, AttributeError) as error:
         raise HostError(
-            f"the opponent {file}:{name} cannot be loaded: {error}", "correct `textarena.opponent`"
+            f"the opponent {file}:{name} cannot be loaded: {error}", "correct `environment.opponent`"
         ) from error
     return lambda seed: found() if isinstance(found, type) else found
 

@@ -23,7 +23,7 @@ from gateway.native.tool_results import exception_result, invalid_arguments_resu
 from gateway.schema import parse_arguments
 from gateway.toolset import Session, unknown_tool_result
 from gateway.types import DEFAULT_CONTEXT, Context, Task, ToolCall, ToolResult, ToolSpec
-from mtrl_plugins.environments.environment_messages import add_observation
+from mtrl_plugins.environments.episodes import add_observation
 from mtrl_plugins.trl.caller_thread import DeadlinePassed
 from mtrl_plugins.trl.function_tools import CallerTools
 from mtrl_plugins.trl.rows import ENVIRONMENT

@@ -14,21 +14,25 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_endpoint import ModelEndpoint
-    from mtrl_plugins.environments.host_server import HostError, load_file
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint, load_file
 else:
     from host_server import HostError, load_file
 
 
 def load(environment: str, args: dict[str, Any], endpoint: ModelEndpoint) -> Any:
     """The environment of a module; names of the Environments Hub (`owner/name@version`) are those of their modules."""
-    _check_verifiers()
+    remedy = "install it there (`pip install verifiers`), or name another Python as `environment.python`"
+    _require("verifiers", f"{sys.executable} has no verifiers", remedy)
     module = _import_module(environment.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_"), environment)
     if callable(getattr(module, "load_environment", None)):
-        _check_v0(environment)
+        problem = f"{environment!r} has `load_environment`, which verifiers {about()} no longer knows"
+        remedy = "install a release that has it there: `pip install verifiers==0.3.1`"
+        _require("verifiers.envs.multiturn_env", problem, remedy)
         return _interface("v0_environment").load(module, environment, args, endpoint)
     if getattr(module, "__all__", None):
-        _check_v1(environment)
+        problem = f"{environment!r} is a taskset, which this release of verifiers does not know ({about()})"
+        remedy = "install one that does there: `pip install 'verifiers>=0.4.0'`"
+        _require("verifiers.v1.harnesses.utils", problem, remedy)
         return _interface("v1_environment").load(module, environment, args, endpoint)
     remedy = "define load_environment(**args), or name a Taskset in `__all__`"
     raise HostError(f"{environment!r} has neither `load_environment` nor a taskset", remedy)
@@ -42,28 +46,12 @@ def about() -> str:
         return "unknown"
 
 
-def _check_verifiers() -> None:
+def _require(module: str, problem: str, remedy: str) -> None:
+    """Raises HostError if this Python's verifiers has no such module."""
     try:
-        importlib.import_module("verifiers")
+        importlib.import_module(module)
     except ImportError as error:
-        remedy = "install it there (`pip install verifiers`), or name another Python as `verifiers.python`"
-        raise HostError(f"{sys.executable} has no verifiers ({error})", remedy) from error
-
-
-def _check_v0(environment: str) -> None:
-    try:
-        importlib.import_module("verifiers.envs.multiturn_env")
-    except ImportError as error:
-        problem = f"{environment!r} has `load_environment`, which verifiers {about()} no longer knows"
-        raise HostError(problem, "install a release that has it there: `pip install verifiers==0.3.1`") from error
-
-
-def _check_v1(environment: str) -> None:
-    try:
-        importlib.import_module("verifiers.v1.harnesses.utils")
-    except ImportError as error:
-        problem = f"{environment!r} is a taskset, which this release of verifiers does not know ({about()})"
-        raise HostError(problem, "install one that does there: `pip install 'verifiers>=0.4.0'`") from error
+        raise HostError(f"{problem} ({error})", remedy) from error
 
 
 def _import_module(name: str, environment: str) -> ModuleType:

@@ -4,6 +4,5 @@ from gateway.plugins import Plugin
 
 PLUGIN = Plugin(
     name="verifiers",
-    run_sections={"verifiers": "mtrl_plugins.verifiers.settings:VerifiersSettings"},
     environments={"verifiers": "mtrl_plugins.verifiers.settings:VerifiersSettings"},
 )

@@ -1,4 +1,4 @@
-"""The run file's `verifiers:` settings."""
+"""The settings of `environment: verifiers:PACKAGE`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,5 @@ from mtrl_plugins.environments.settings import RunnerSettings
 class VerifiersSettings(RunnerSettings):
     """An environment of PrimeIntellect's `verifiers`: a module with `load_environment`, or with a taskset."""
 
-    key: ClassVar[str] = "verifiers"
     framework: ClassVar[str] = "verifiers"
     adapter: ClassVar[Path] = Path(__file__).with_name("adapter.py")

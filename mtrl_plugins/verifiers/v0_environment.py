@@ -8,12 +8,11 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Sequence
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_endpoint import ModelEndpoint
-    from mtrl_plugins.environments.host_server import HostError
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint
 else:
     from host_server import HostError
 
@@ -49,9 +48,7 @@ class V0Environment:
         self._client = clients.resolve_client(config)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         if self._client is not None:
             await self._client.close()
 

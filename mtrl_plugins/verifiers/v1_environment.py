@@ -10,12 +10,11 @@ import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from mtrl_plugins.environments.host_endpoint import ModelEndpoint
-    from mtrl_plugins.environments.host_server import HostError, load_file
+    from mtrl_plugins.environments.host_server import HostError, ModelEndpoint, load_file
 else:
     from host_server import HostError, load_file
 
@@ -32,7 +31,7 @@ def load(module: ModuleType, name: str, args: dict[str, Any], endpoint: ModelEnd
     try:
         config = loaders.resolve_env_config({"taskset": {"id": name, **args}, "agent": agent})
     except ValueError as error:
-        raise HostError(f"{name!r} refuses its arguments: {error}", "correct `verifiers.args`") from error
+        raise HostError(f"{name!r} refuses its arguments: {error}", "correct `environment.args`") from error
     return V1Environment(name, loaders.load_environment(config), endpoint)
 
 
@@ -64,9 +63,7 @@ class V1Environment:
         await self._stack.enter_async_context(self.environment.serving())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         await self._stack.aclose()
 
     def about(self) -> dict[str, Any]:

@@ -1,14 +1,13 @@
 // The page's frame: shows the view for the address, the bar, and handles keys.
 
 import { $, count, el, keepFocus, storeToken, keys, put, token } from "./dom.js";
-import { exported, fetchRuns } from "./data.js";
+import { view as compareView } from "./compare.js";
+import { exported, fetchRuns, linkTo, parseAddress } from "./data.js";
+import { view as groupView } from "./group.js";
+import { view as rolloutView } from "./rollout.js";
 import { view as runView } from "./run.js";
 import { view as tableView } from "./table.js";
-import { view as rolloutView } from "./rollout.js";
-import { view as groupView } from "./group.js";
-import { view as compareView } from "./compare.js";
 import { view as toolsView } from "./tool_times.js";
-import { linkTo, parseAddress } from "./address.js";
 
 const VIEWS = { run: runView, rollouts: tableView, rollout: rolloutView, group: groupView, compare: compareView, tools: toolsView };
 const main = $("#main");

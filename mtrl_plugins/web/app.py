@@ -21,7 +21,6 @@ import logging
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -108,13 +107,8 @@ def _run_endpoint(runs_by_name: Mapping[str, ViewedRun], endpoint: Endpoint) -> 
 
 
 def _metrics(run: ViewedRun, request: Request) -> Any:
-    return run.metrics(
-        parse_int("`from`, a position in the file from an earlier response,", request.query_params.get("from", "0"))
-    )
-
-
-def _rollout(run: ViewedRun, request: Request) -> Any:
-    return run.rollout(parse_int("a rollout's number", request.path_params["place"]))
+    start = request.query_params.get("from", "0")
+    return run.metrics(parse_int("`from`, a position in the file from an earlier response,", start))
 
 
 def _span(request: Request) -> tuple[int, int]:
@@ -127,7 +121,9 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/runs/{run}/alarms": lambda run, request: run.alarms(),
     "/v1/runs/{run}/choices": lambda run, request: run.choices(),
     "/v1/runs/{run}/rollouts": lambda run, request: run.rollouts(parse_query(request.query_params)),
-    "/v1/runs/{run}/rollouts/{place}": _rollout,
+    "/v1/runs/{run}/rollouts/{place}": lambda run, request: run.rollout(
+        parse_int("a rollout's number", request.path_params["place"])
+    ),
     "/v1/runs/{run}/steps": lambda run, request: run.steps(*_span(request)),
     "/v1/runs/{run}/tools": lambda run, request: run.tools(*_span(request)),
     "/v1/runs/{run}/group": lambda run, request: run.group(request.query_params.get("name", "")),
@@ -174,7 +170,11 @@ def serve_in_thread(runs: Sequence[ViewedRun], settings: Settings) -> Iterator[s
     """Serves in a background thread; yields the URL."""
     with start_blocking_portal() as portal:
         stop = portal.call(anyio.Event)
-        served, url = portal.start_task(partial(_start, runs, settings, stop))
+
+        async def start(*, task_status: TaskStatus[str]) -> None:
+            await serve(runs, settings, task_status.started, stop=stop)
+
+        served, url = portal.start_task(start)
         try:
             yield str(url)
         finally:
@@ -182,34 +182,22 @@ def serve_in_thread(runs: Sequence[ViewedRun], settings: Settings) -> Iterator[s
             served.result(JOIN_TIMEOUT_S)
 
 
-async def _start(
-    runs: Sequence[ViewedRun], settings: Settings, stop: anyio.Event, *, task_status: TaskStatus[str]
-) -> None:
-    await serve(runs, settings, task_status.started, stop=stop)
-
-
 async def serve_until_signal(runs: Sequence[ViewedRun], settings: Settings, ready: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT; a second signal cancels running requests."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            tasks.start_soon(_serve_then_cancel, runs, settings, ready, stop, tasks.cancel_scope)
+
+            async def serve_then_cancel() -> None:
+                await serve(runs, settings, ready, stop=stop)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(serve_then_cancel)
             async for _ in signals:
                 if stop.is_set():
                     break
                 stop.set()
             tasks.cancel_scope.cancel()
-
-
-async def _serve_then_cancel(
-    runs: Sequence[ViewedRun],
-    settings: Settings,
-    ready: Callable[[str], None],
-    stop: anyio.Event,
-    scope: anyio.CancelScope,
-) -> None:
-    await serve(runs, settings, ready, stop=stop)
-    scope.cancel()
 
 
 async def _stop_on_event(server: Server, stop: anyio.Event) -> None:

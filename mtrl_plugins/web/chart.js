@@ -23,7 +23,7 @@ export function chartGroup() {
 }
 
 /** The points of a curve with centred means. */
-export function smooth(points, share) {
+function smooth(points, share) {
   const reach = Math.round(points.length * share / 5);
   if (!reach) return points;
   const sums = [0];

@@ -7,85 +7,37 @@ from typing import Any
 from trainer.view.curves import CHARTS
 from trainer.view.learning_summary import REWARD_STATISTICS
 
+
+def _chart(title: str, unit: str, scale: str = "linear", **more: Any) -> dict[str, Any]:
+    return {"title": title, "unit": unit, "scale": scale, **more}
+
+
+SERVERS = {
+    "distributed/restarts": "ranks",
+    "workers/restarts": "workers",
+    "engine/restarts": "servers",
+    "engine/servers_lost": "servers lost",
+}
+PUBLISHING = {"time/publish/gather_s": "gathering", "time/publish/transfer_s": "to the engine"}
+REJECTED = {"rollout/truncated": "truncated", "mismatch/rejected": "rejected tokens"}
+STALENESS = {"rollout/staleness": "mean", "staleness/max": "oldest"}
+CACHED = {"engine/tokens/cached_of_possible": "cached of possible"}
 WEB_CHARTS = (
-    {
-        "title": "Cached",
-        "unit": "share of input tokens",
-        "scale": "share",
-        "names": {"engine/tokens/cached_of_possible": "cached of possible"},
-    },
-    {
-        "title": "Staleness",
-        "unit": "versions behind",
-        "scale": "linear",
-        "names": {"rollout/staleness": "mean", "staleness/max": "oldest"},
-    },
-    {
-        "title": "Speed",
-        "unit": "tokens a second",
-        "scale": "linear",
-        "names": {"engine/tokens/written_per_s": "generated"},
-    },
-    {
-        "title": "Tool latency",
-        "unit": "p95, seconds",
-        "scale": "linear",
-        "within": "time/tools/",
-        "ending": "/p95_s",
-        "opens": "tools",
-    },
-    {
-        "title": "Reward functions",
-        "unit": "seconds to score a group",
-        "scale": "linear",
-        "within": "time/rewards/",
-        "ending": "/mean_s",
-    },
-    {
-        "title": "Truncated and rejected",
-        "unit": "share of rollouts",
-        "scale": "share",
-        "names": {"rollout/truncated": "truncated", "mismatch/rejected": "rejected tokens"},
-    },
-    {
-        "title": "Idle",
-        "unit": "share of a step",
-        "scale": "share",
-        "names": {"idle/trainer": "trainer", "idle/engine": "engine"},
-    },
-    {"title": "Idle ranks", "unit": "behind the busiest", "scale": "share", "within": "distributed/idle/"},
-    {"title": "Speed of ranks", "unit": "tokens a second", "scale": "linear", "within": "distributed/tokens_per_s/"},
-    {
-        "title": "Busiest rank",
-        "unit": "times the mean",
-        "scale": "linear",
-        "names": {"distributed/imbalance": "tokens to compute"},
-    },
-    {"title": "Idle workers", "unit": "share of a step", "scale": "share", "within": "workers/idle/"},
-    {"title": "Turns of workers", "unit": "seconds", "scale": "linear", "within": "workers/turn_s/"},
-    {
-        "title": "Publishing",
-        "unit": "seconds",
-        "scale": "linear",
-        "names": {"time/publish/gather_s": "gathering", "time/publish/transfer_s": "to the engine"},
-    },
-    {
-        "title": "Restarts",
-        "unit": "in a step",
-        "scale": "linear",
-        "names": {
-            "distributed/restarts": "ranks",
-            "workers/restarts": "workers",
-            "engine/restarts": "servers",
-            "engine/servers_lost": "servers lost",
-        },
-    },
-    {
-        "title": "Groups",
-        "unit": "per step",
-        "scale": "linear",
-        "names": {"groups/teaching": "with signal", "groups/count": "all"},
-    },
+    _chart("Cached", "share of input tokens", "share", names=CACHED),
+    _chart("Staleness", "versions behind", names=STALENESS),
+    _chart("Speed", "tokens a second", names={"engine/tokens/written_per_s": "generated"}),
+    _chart("Tool latency", "p95, seconds", within="time/tools/", ending="/p95_s", opens="tools"),
+    _chart("Reward functions", "seconds to score a group", within="time/rewards/", ending="/mean_s"),
+    _chart("Truncated and rejected", "share of rollouts", "share", names=REJECTED),
+    _chart("Idle", "share of a step", "share", names={"idle/trainer": "trainer", "idle/engine": "engine"}),
+    _chart("Idle ranks", "behind the busiest", "share", within="distributed/idle/"),
+    _chart("Speed of ranks", "tokens a second", within="distributed/tokens_per_s/"),
+    _chart("Busiest rank", "times the mean", names={"distributed/imbalance": "tokens to compute"}),
+    _chart("Idle workers", "share of a step", "share", within="workers/idle/"),
+    _chart("Turns of workers", "seconds", within="workers/turn_s/"),
+    _chart("Publishing", "seconds", names=PUBLISHING),
+    _chart("Restarts", "in a step", names=SERVERS),
+    _chart("Groups", "per step", names={"groups/teaching": "with signal", "groups/count": "all"}),
 )
 
 
@@ -93,27 +45,12 @@ def list_charts() -> list[dict[str, Any]]:
     """The charts as JSON: `names` maps metrics to labels; `within` and `ending` are the beginning and the end of the
     names of metrics that depend on the run; `absent` is the value of those that a step lacks while it has others of
     them; `opens` is the view of a step that a click opens, if not its rollouts."""
-    reward = {
-        "title": "Reward", "unit": "mean of a step", "scale": "linear", "names": {"reward/mean": "reward"},
-        "within": "reward/", "without": sorted(REWARD_STATISTICS),
-    }  # fmt: skip
-    named = [
-        {"title": title, "unit": unit, "scale": scale, "names": dict(names)} for title, unit, scale, names in CHARTS
-    ]
-    kinds: list[dict[str, Any]] = [
-        {
-            "title": "Success by kind, sampled",
-            "unit": "share of rollouts",
-            "scale": "share",
-            "within": "success/sampled/",
-        },
-        {"title": "Success by kind, greedy", "unit": "share of held out", "scale": "share", "within": "eval/greedy/"},
-        {
-            "title": "Mix of kinds",
-            "unit": "share of rollouts",
-            "scale": "share",
-            "within": "rollout/kind/",
-            "absent": 0,
-        },
-    ]
+    names = {"reward/mean": "reward"}
+    reward = _chart("Reward", "mean of a step", names=names, within="reward/", without=sorted(REWARD_STATISTICS))
+    named = [_chart(title, unit, scale, names=dict(names)) for title, unit, scale, names in CHARTS]
+    kinds = (
+        _chart("Success by kind, sampled", "share of rollouts", "share", within="success/sampled/"),
+        _chart("Success by kind, greedy", "share of held out", "share", within="eval/greedy/"),
+        _chart("Mix of kinds", "share of rollouts", "share", within="rollout/kind/", absent=0),
+    )
     return [reward, named[0], *kinds, *named[1:], *WEB_CHARTS]

@@ -1,9 +1,8 @@
 // What changed between two steps: reward, kinds of task, endings, tools, outcomes and lengths, with links to rollouts.
 
 import { count, el, integer, number, percent, put, seconds, signed } from "./dom.js";
-import { fetchSteps } from "./data.js";
+import { fetchSteps, linkTo } from "./data.js";
 import { dataTable } from "./data_table.js";
-import { linkTo } from "./address.js";
 
 const PROPERTIES = { kind: "Kinds of task", source: "Data sources", stop: "Endings", tool: "Tools used", outcome: "Outcomes of tool calls", blame: "Failures" };
 const HEADS = { kind: "Kind", source: "Source", stop: "Ending", tool: "Tool", outcome: "Outcome", blame: "Failure of" };

@@ -1,14 +1,10 @@
-// A rollout: its timeline, the conversation, and beside it the ledger's tokens, entry by entry.
+// A rollout: its timeline, turn by turn, the conversation, and beside it the ledger's tokens, entry by entry.
 
-import { $, $$, count, el, number, put, integer } from "./dom.js";
-import { scrollIntoPlace } from "./scroll.js";
-import { fetchRollout } from "./data.js";
-import { MODES, modeLegend, paintTokens, tokenScale, tokenDetails, ledgerTokens } from "./ledger.js";
-import { tokenChunks } from "./token_chunks.js";
-import { linkTo, updateAddress } from "./address.js";
-import { cameFrom, neighbour } from "./table.js";
+import { $, $$, count, el, number, put, integer, seconds } from "./dom.js";
 import { conversationEntry as speech } from "./conversation.js";
-import { timeline } from "./timeline.js";
+import { fetchRollout, linkTo, updateAddress } from "./data.js";
+import { MODES, modeLegend, paintTokens, tokenScale, tokenDetails, ledgerTokens, tokenChunks } from "./ledger.js";
+import { cameFrom, neighbour } from "./table.js";
 
 const settings = { mode: "author" }; // kept between rollouts
 
@@ -148,4 +144,56 @@ function header(run, rollout, modeParams) {
       rollout.siblings.map(other => el("a", { class: "sibling number", href: linkTo(run.name, "rollout", other.place, modeParams()), "aria-current": other.place === row.place ? "true" : null,
         title: `attempt ${other.index}: reward ${number(other.reward, 3)}, ${other.stop}`, data: { success: other.success === 1 ? "yes" : other.success === 0 ? "no" : "none" } }, number(other.reward, 2))),
       el("a", { class: "small", href: linkTo(run.name, "group", rollout.group) }, "side by side")) : null);
+}
+
+const NAMES = { queueing: "queueing", generating: "generating", calling: "calls", interacting: "feedback" };
+
+function timeline(rollout, open) {
+  const spans = rollout.timeline ?? [];
+  if (!spans.length) return totalsByPhase(rollout);
+  const end = Math.max(...spans.map(([, start, spent]) => start + spent), 1e-9);
+  let turn = -1;
+  const calls = rollout.ledgers.flatMap(ledger => ledger.entries.filter(entry => entry.author === "policy"));
+  const nodes = spans.map(([phase, start, spent]) => {
+    if (phase === "queueing" && (turn < 0 || spans.length)) turn += 1;
+    const index = Math.max(0, turn), timedCalls = phase === "calling" ? (calls[index]?.calls ?? []).filter(call => call.elapsed_s) : [];
+    const label = phase === "calling" && timedCalls.length ? timedCalls.map(call => `${call.name} ${seconds(call.elapsed_s)}`).join(", ") : NAMES[phase] ?? phase;
+    return el("button", { class: "span", data: { phase }, style: { left: `${start / end * 100}%`, width: `${spent / end * 100}%` },
+      title: `turn ${index}, ${label}: ${seconds(spent)}`, "aria-label": `turn ${index}, ${label}: ${seconds(spent)}`, tabindex: spent / end > .01 ? 0 : -1, on: { click: () => open(index) } },
+      timedCalls.map(call => el("i", { class: "inner", data: { outcome: call.outcome }, style: { width: `${Math.min(100, call.elapsed_s / (spent || 1) * 100)}%` } })));
+  });
+  return el("section", { class: "timeline", "aria-label": "Time" }, el("div", { class: "track" }, nodes), phaseLegend(rollout, end));
+}
+function phaseLegend(rollout, end) {
+  const totals = {};
+  for (const [phase, , spent] of rollout.timeline ?? []) totals[phase] = (totals[phase] ?? 0) + spent;
+  const sums = Object.entries(rollout.timeline?.length ? totals : rollout.timing ?? {});
+  return el("ul", { class: "legend" }, el("li", {}, el("b", { class: "number" }, seconds(end))),
+    sums.map(([phase, spent]) => el("li", {}, el("i", { class: "swatch", data: { phase } }), NAMES[phase] ?? phase, " ", el("span", { class: "number dim" }, seconds(spent)))));
+}
+/** Total times by phase, for runs without a timeline. */
+function totalsByPhase(rollout) {
+  const sums = Object.entries(rollout.timing ?? {}), all = sums.reduce((sum, [, value]) => sum + value, 0);
+  if (!all) return null;
+  let start = 0;
+  const nodes = sums.map(([phase, spent]) => { const left = start; start += spent; return el("span", { class: "span", data: { phase }, style: { left: `${left / all * 100}%`, width: `${spent / all * 100}%` } }); });
+  return el("section", { class: "timeline", "aria-label": "Time, by phase" }, el("div", { class: "track" }, nodes), phaseLegend(rollout, all));
+}
+const STILL_FRAMES = 4, MAX_FRAMES = 120; // frames without a move that end it, and frames at most
+let lastScroll = 0;
+
+/** Scrolls a node to the "start" or "center" of the window; nowhere if it is not drawn yet. */
+function scrollIntoPlace(node, block) {
+  const call = lastScroll += 1;
+  let top = NaN, still = 0, framesLeft = MAX_FRAMES;
+  const check = () => {
+    if (call !== lastScroll || !node?.isConnected) return;
+    const now = node.getBoundingClientRect().top;
+    still = Math.abs(now - top) < 1 ? still + 1 : 0;
+    if (!still) node.scrollIntoView({ block });
+    top = node.getBoundingClientRect().top;
+    framesLeft -= 1;
+    if (framesLeft && still < STILL_FRAMES) requestAnimationFrame(check);
+  };
+  check();
 }

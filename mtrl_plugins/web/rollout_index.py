@@ -25,23 +25,10 @@ BATCH_ROWS = 64
 """Rollouts indexed at a time, between which requests are answered."""
 LOCK_TIMEOUT_S = 5.0
 """The time to wait for another viewer of the same run."""
-INTEGER_COLUMNS = frozenset(
-    {
-        "place",
-        "start",
-        "end",
-        "step",
-        "idx",
-        "success",
-        "turns",
-        "tokens",
-        "written",
-        "asked",
-        "cached",
-        "calls",
-        "version",
-    }
-)
+INTEGER_COLUMNS = frozenset({
+    "place", "start", "end", "step", "idx", "success", "turns", "tokens", "written", "asked", "cached", "calls",
+    "version",
+})  # fmt: skip
 REAL_COLUMNS = frozenset({"reward", "seconds"})
 COLUMN_DEFINITIONS = ", ".join(
     f'"{name}" {"INTEGER" if name in INTEGER_COLUMNS else "REAL" if name in REAL_COLUMNS else "TEXT"}'
@@ -83,11 +70,22 @@ class RolloutIndex:
     def select(self, query: str, values: Iterable[Any] = ()) -> list[dict[str, Any]]:
         """Runs a query; text of users must only be in `given`, the values."""
         values = tuple(values)
-        return self._run(lambda: self._select(query, values))
+
+        def read() -> list[dict[str, Any]]:
+            cursor = self._db.execute(query, values)
+            names = [name for name, *_ in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+        return self._run(read)
 
     def execute_many(self, query: str, rows: Iterable[Iterable[Any]]) -> None:
         values = [tuple(row) for row in rows]
-        self._run(lambda: self._execute_many(query, values))
+
+        def write() -> None:
+            with self._db:
+                self._db.executemany(query, values)
+
+        self._run(write)
 
     def _run(self, act: Callable[[], T]) -> T:
         """Runs a database action; if the file fails, reopens it, and then falls back to memory."""
@@ -102,15 +100,6 @@ class RolloutIndex:
                     self._db = reopen()
                     self.rebuilds += 1
             return act()
-
-    def _select(self, query: str, values: tuple[Any, ...]) -> list[dict[str, Any]]:
-        cursor = self._db.execute(query, values)
-        names = [name for name, *_ in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor]
-
-    def _execute_many(self, query: str, rows: list[tuple[Any, ...]]) -> None:
-        with self._db:
-            self._db.executemany(query, rows)
 
     def _index_lines(self, limit: int) -> bool:
         if self._closed:
@@ -132,7 +121,11 @@ class RolloutIndex:
                 calls += its_calls
                 covered = line.end
             if rows:
-                self._store(rows, calls, covered, read_line(text, rows[-1]))
+                about = [("covered", str(covered)), ("last", sha256(read_line(text, rows[-1])).hexdigest())]
+                with self._db:
+                    self._db.executemany(INSERT_ROW, rows)
+                    self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, ?, ?)", calls)
+                    self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", about)
             return bool(rows)
 
     def _read_row(self, place: int, line: FileLine) -> tuple[Row, list[Call]]:
@@ -167,13 +160,6 @@ class RolloutIndex:
             return ""
         text.seek(row[0])
         return sha256(text.read(min(row[1] - row[0], MAX_LINE_BYTES))).hexdigest()
-
-    def _store(self, rows: list[Row], calls: list[Call], covered: int, last: bytes) -> None:
-        with self._db:
-            self._db.executemany(INSERT_ROW, rows)
-            self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, ?, ?)", calls)
-            about = [("covered", str(covered)), ("last", sha256(last).hexdigest())]
-            self._db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", about)
 
     def _count(self) -> int:
         return int(self._db.execute("SELECT COALESCE(MAX(place) + 1, 0) FROM rollouts").fetchone()[0])

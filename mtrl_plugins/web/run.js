@@ -1,11 +1,9 @@
-// One or several runs: facts, alarms, charts of metrics and time, and settings.
+// One or several runs: facts, what they are doing now, alarms, charts of metrics and time with their values, and settings.
 
 import { $, Refusal, clock, count, el, keepFocus, number, percent, put, seconds, integer } from "./dom.js";
-import { fetchAlarms, exported, fetchMetrics, fetchRuns as listed } from "./data.js";
 import { chartGroup, dashOf, colourOf, lineChart, stackedChart } from "./chart.js";
-import { isAlive, livePanel } from "./live.js";
-import { valuesTable } from "./values_table.js";
-import { linkTo } from "./address.js";
+import { fetchAlarms, exported, fetchMetrics, fetchRuns as listed, linkTo } from "./data.js";
+import { dataTable } from "./data_table.js";
 
 const POLL_MS = 2000, FRESH_S = 90, MANY = 12;
 const hiddenRuns = { hidden: new Set() }; // names of runs that are switched off
@@ -219,4 +217,90 @@ function settingsPanel(runs) {
   return el("details", { class: "panel settings", open: runs.length > 1 }, el("summary", {}, el("h2", {}, "Settings"), el("span", { class: "dim small" }, runs.length > 1 ? `${count(differing.length, "difference")} among ${names.length}` : `${names.length}`)),
     el("div", { class: "row centre" }, el("div", { class: "grow" }, search), runs.length > 1 ? el("label", { class: "toggle" }, only, "only what differs") : null),
     el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Setting"), runs.map(run => el("th", { scope: "col" }, run.name)))), body)));
+}
+
+const SILENT_S = 30; // a run that trains writes every second
+const STATES = [["ended", "ended"], ["generating", "generating"], ["calling", "calling tools"], ["interacting", "in feedback"], ["pending", "waiting"]];
+const ANNOUNCED_PARTS = 4; // a screen reader is told each quarter of a phase, and each phase
+
+const isAlive = now => Boolean(now) && now.age_s < SILENT_S;
+/** The panel of a run: `node`, and `set(now, several)` with the latest news, or null. */
+function livePanel(run) {
+  const title = el("h2"), bar = el("div", { class: "live-bar", role: "progressbar", "aria-label": `${run.name}: progress`, "aria-valuemin": 0 });
+  const legend = el("ul", { class: "states" }), pace = el("p", { class: "small number" }), trouble = el("p", { class: "notice small", hidden: true });
+  const spoken = el("p", { class: "unseen", role: "status" });
+  const node = el("section", { class: "panel live", "aria-label": `${run.name}, now`, hidden: true }, el("div", { class: "row between" }, title, pace), bar, legend, trouble, spoken);
+  let said = "";
+  const set = (now, several) => {
+    node.hidden = !now;
+    if (!now) return;
+    const alive = isAlive(now), { done, all, unit } = progressOf(now);
+    put(title, several ? `${run.name}: ` : "", headline(now));
+    put(pace, paceOf(now, alive));
+    trouble.hidden = alive;
+    put(trouble, alive ? "" : `No sign of life for ${wholeSeconds(now.age_s)}: the process was killed, or its machine stands still. `, alive || !now.steps ? "" : "If it has ended, --resume continues it.");
+    bar.hidden = !all;
+    for (const [name, value] of Object.entries({ valuemax: all, valuenow: done, valuetext: `${integer(done)} of ${integer(all)} ${unit}` })) bar.setAttribute(`aria-${name}`, value);
+    put(bar, now.total_passes ? segment("ended", done, all) : STATES.slice(0, -1).map(([state]) => segment(state, now[state], Math.max(all, 1))));
+    put(legend, now.total_passes ? el("li", {}, el("b", { class: "number" }, integer(done)), ` of ${integer(all)} micro-batches`) : STATES.filter(([state]) => state === "ended" || now[state]).map(([state, words]) => stateItem(now, state, words)));
+    const news = `${title.textContent}, ${all ? Math.floor(done / all * ANNOUNCED_PARTS) * 100 / ANNOUNCED_PARTS : 0} % of the ${unit}${alive ? "" : ", no sign of life"}`;
+    if (news.replace(/ for .*?,/, ",") !== said) { said = news.replace(/ for .*?,/, ","); put(spoken, news); }
+  };
+  return { node, set };
+}
+
+function progressOf(now) {
+  if (now.total_passes) return { done: now.passes, all: now.total_passes, unit: "micro-batches" };
+  return { done: now.ended, all: now.total, unit: "rollouts" };
+}
+const wholeSeconds = value => seconds(Math.max(1, Math.round(value)));
+const capitalized = text => text.slice(0, 1).toUpperCase() + text.slice(1);
+function headline(now) {
+  if (!now.steps) return now.phase ? [`${capitalized(now.phase)} for ${wholeSeconds(now.phase_s)}`] : ["Starting"]; // an evaluation, or rollouts without training
+  return [now.step ? `Step ${integer(now.step)} of ${integer(now.steps)}` : "Before the first step", now.phase ? `: ${now.phase} for ${wholeSeconds(now.phase_s)}` : ""];
+}
+function paceOf(now, alive) {
+  const parts = [`${count(now.written, "token")} in ${count(now.turns, "turn")}`];
+  if (!alive) return parts[0];
+  parts.unshift(`${number(Math.round(now.written_per_s))} tokens/s`);
+  if (now.slowest_tool && now.slowest_p95_s !== null) parts.push(`slowest tool ${now.slowest_tool}, p95 ${seconds(now.slowest_p95_s)}`);
+  if (now.left_s !== null) parts.push(`about ${wholeSeconds(now.left_s)} left ${now.left_of}`);
+  if (now.run_left_s !== null) parts.push(`${wholeSeconds(now.run_left_s)} of the run`);
+  return parts.join(" · ");
+}
+const segment = (state, value, all) => el("i", { data: { state }, style: { width: `${Math.min(100, value / all * 100)}%` } });
+function stateItem(now, state, words) {
+  const of = state === "ended" && now.total ? ` of ${integer(now.total)}` : "";
+  return el("li", {}, el("i", { class: "swatch", data: { state } }), el("b", { class: "number" }, integer(now[state])), `${of} ${words}`);
+}
+
+const MAX_ROWS = 200; // the latest steps
+
+/** `node`, and `set(charts)` with the shown charts: {title, unit, scale, curves: [{name, points}]}. */
+function valuesTable(run) {
+  const holder = el("div"), select = el("select", { id: "values-of", on: { change: () => fill() } });
+  const node = el("details", { class: "panel values", on: { toggle: () => fill() } }, el("summary", {}, el("h2", {}, "Values"), el("span", { class: "dim small" }, "the curves as a table")),
+    el("label", { class: "row centre", for: "values-of" }, el("span", { class: "label" }, "Chart"), select), holder);
+  let charts = [];
+  function fill() {
+    if (!node.open) return;
+    const chart = charts.find(({ title }) => title === select.value) ?? charts[0];
+    keepFocus(holder, () => put(holder, chart ? table(run, chart) : null));
+  }
+  return { node, set(shown) {
+    const titles = shown.map(({ title }) => title), before = select.value;
+    if (titles.join("\n") !== charts.map(({ title }) => title).join("\n")) {
+      put(select, titles.map(title => el("option", { value: title, selected: title === before }, title)));
+    }
+    charts = shown;
+    node.hidden = !charts.length;
+    fill();
+  } };
+}
+function table(run, { title, unit, scale, curves }) {
+  const format = scale === "share" ? percent : scale === "time" ? seconds : value => number(value, 4);
+  const columns = curves.map(({ points }) => new Map(points)), steps = [...new Set(curves.flatMap(({ points }) => points.map(([step]) => step)))].sort((a, b) => b - a).slice(0, MAX_ROWS);
+  const links = step => step < 1 ? String(step) : el("a", { href: linkTo(run.name, "rollouts", null, { step }), "aria-label": `rollouts of step ${step}` }, step);
+  const changed = step => step < 2 ? "" : el("a", { href: linkTo(run.name, "compare", `${step - 1}-${step}`), "aria-label": `what changed from step ${step - 1} to ${step}` }, "what changed");
+  return dataTable(`${title}, ${unit}`, ["Step", ...curves.map(({ name }) => name), "Since the step before"], steps.map(step => [links(step), ...columns.map(column => format(column.get(step))), changed(step)]), { textFrom: curves.length + 1 });
 }

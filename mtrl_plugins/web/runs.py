@@ -202,7 +202,7 @@ class ViewedRun:
         except ValueError as error:
             silent = str(error)
         credited = RolloutCredit.load(rollout, self.credits)
-        siblings = [self._sibling_to_json(other) for other in self._siblings(row["grp"])]
+        siblings = [{"index": other.pop("idx"), **other} for other in self._siblings(row["grp"])]
         return {"row": _row_to_json(row), "siblings": siblings, "silent": silent} | rollout_to_json(
             rollout, token_texts, credited
         )
@@ -241,11 +241,6 @@ class ViewedRun:
     def _siblings(self, group: str) -> list[dict[str, Any]]:
         query = "SELECT place, idx, reward, success, stop FROM rollouts WHERE grp = ? AND grp != '' ORDER BY idx, place"
         return self.index.select(f"{query} LIMIT {MAX_SIBLINGS}", [group])
-
-    def _sibling_to_json(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {"place": row["place"], "index": row["idx"]} | {
-            name: row[name] for name in ("reward", "success", "stop")
-        }
 
     def _count_failures(self) -> Mapping[int, Counter[str]]:
         lost: defaultdict[int, Counter[str]] = defaultdict(Counter)
@@ -291,14 +286,12 @@ def _parse_metrics(line: bytes) -> dict[str, Any] | None:
     try:
         values = json.loads(line)
         return {"step": int(values["step"])} | {
-            name: _finite(value) for name, value in values.items() if name != "step"
+            name: float(value) if value is not None and isfinite(value) else None
+            for name, value in values.items()
+            if name != "step"
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if value is not None and isfinite(value) else None
 
 
 def _row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,20 +114,16 @@ Condition = tuple[str, tuple[Any, ...]]
 
 
 def _equality_conditions(params: Mapping[str, str]) -> Iterator[Condition]:
-    for name, column in (
-        ("stop", "stop"),
-        ("blame", "blame"),
-        ("kind", "kind"),
-        ("source", "source"),
-        ("group", "grp"),
-    ):
+    for name, column in {"stop": "stop", "blame": "blame", "kind": "kind", "source": "source", "group": "grp"}.items():
         if name in params:
             yield f"{column} = ?", (params[name],)
     for name, column in (("tool", "tools"), ("outcome", "outcomes")):
         if name in params:
             yield f"instr({column}, ?) > 0", (f"{json.dumps(params[name], ensure_ascii=False)}:",)
     if "success" in params:
-        yield _choose("success", params["success"], SUCCESS_TESTS), ()
+        if params["success"] not in SUCCESS_TESTS:
+            raise InvalidQuery(f"success must be one of {', '.join(SUCCESS_TESTS)}")
+        yield SUCCESS_TESTS[params["success"]], ()
 
 
 def _range_conditions(params: Mapping[str, str]) -> Iterator[Condition]:
@@ -164,12 +160,6 @@ def parse_span(text: str) -> tuple[int, int]:
         return parse_int("", first), parse_int("", last or first)
     except InvalidQuery:
         raise InvalidQuery("a step is a number such as 12, or a range such as 10-20") from None
-
-
-def _choose(name: str, text: str, choices: Mapping[str, str]) -> str:
-    if text not in choices:
-        raise InvalidQuery(f"{name} must be one of {', '.join(choices)}")
-    return choices[text]
 
 
 def _parse_number(name: str, text: str) -> float:

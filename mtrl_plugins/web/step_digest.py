@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -90,16 +90,12 @@ def _digest_tool(calls: Sequence[Row]) -> dict[str, Any]:
     return {
         "calls": len(calls),
         "outcomes": dict(Counter(call["outcome"] for call in calls).most_common(MAX_VALUES)),
-        "times": dict(_quantiles(seconds)),
+        "times": {  # Nearest ranks, which are times of calls that were made.
+            **{f"p{share}": seconds[ceil(len(seconds) * share / 100) - 1] for share in (50, 95) if seconds},
+            **({"max": seconds[-1]} if seconds else {}),
+        },
         "slowest": timed[-1][1] if timed else None,
     }
-
-
-def _quantiles(ordered: Sequence[float]) -> Iterator[tuple[str, float]]:
-    """Nearest-rank quantiles, which are times of calls that were made."""
-    if ordered:
-        yield from ((f"p{share}", ordered[ceil(len(ordered) * share / 100) - 1]) for share in (50, 95))
-        yield "max", ordered[-1]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

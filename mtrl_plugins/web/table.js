@@ -1,8 +1,7 @@
 // The table of rollouts: virtual scrolling that loads only visible rows, with filters, sorting and search.
 
 import { $, count, el, keepFocus, number, percent, put, integer } from "./dom.js";
-import { fetchChoices, exported, fetchRows } from "./data.js";
-import { linkTo, updateAddress } from "./address.js";
+import { fetchChoices, exported, fetchRows, linkTo, updateAddress } from "./data.js";
 
 const PAGE = 100, POLL_MS = 2000, SEARCH_MS = 30, AHEAD = 8;
 const SORTS = { place: "#", step: "Step", task: "Task", reward: "Reward", stop: "Ended", turns: "Turns", tokens: "Tokens", tools: "Tools", blame: "Failure of" };

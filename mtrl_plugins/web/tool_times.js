@@ -1,9 +1,8 @@
 // Tools: how often each was called, how long its calls took, and how they ended, for a range of steps and by step.
 
 import { el, integer, put, seconds } from "./dom.js";
-import { fetchTools } from "./data.js";
+import { fetchTools, linkTo } from "./data.js";
 import { dataTable } from "./data_table.js";
-import { linkTo } from "./address.js";
 
 const SHARES = [["p50", "p50"], ["p95", "p95"], ["max", "slowest"]];
 

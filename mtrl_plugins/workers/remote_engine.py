@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 from gateway.types import Image
-from mtrl_plugins.workers.generation_messages import generation_from_plain, request_to_plain, sampling_to_plain
 from mtrl_plugins.workers.line_channel import LineChannel
-from mtrl_plugins.workers.plain_values import Blobs
+from mtrl_plugins.workers.messages import Blobs, generation_from_plain, request_to_plain, sampling_to_plain
 from trainer.engine.base import Agreement, Capabilities, EngineError, Generation, OnIds, Sampling
 from trainer.engine.sglang.direct_requests import INDIRECT_S, DirectClient, NotReachedError
 from trainer.engine.sglang.request import generate_without_banned
@@ -98,9 +96,7 @@ class RemoteEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         pass
 
     @property

@@ -67,12 +67,12 @@ class WorkerSettings(RunPart):
         return played if self.is_used else ""
 
     def require_ready(self) -> None:
-        from mtrl_plugins.workers.placed_workers import read_worker_token
+        from mtrl_plugins.workers.worker_pool import read_worker_token
 
         read_worker_token(self)
 
     def find_mistakes(self, tasks: Iterable[Task]) -> Sequence[ConfigError]:
-        from mtrl_plugins.workers.plain_values import find_unsendable_values
+        from mtrl_plugins.workers.messages import find_unsendable_values
 
         return find_unsendable_values(tasks) if self.is_used else ()
 

@@ -77,8 +77,7 @@ def node_workers(
 ) -> None:
     """Keep a node's share of the rollout workers running; used by rendered jobs."""
     with report_errors():
-        from mtrl_plugins.cluster.node_workers import NodeWorkers, run_node_workers
-        from mtrl_plugins.cluster.worker_place import WorkerPlace
+        from mtrl_plugins.cluster.node_workers import NodeWorkers, WorkerPlace, run_node_workers
         from mtrl_plugins.workers.line_channel import Address
         from mtrl_plugins.workers.worker_process import take_token
 
@@ -94,7 +93,7 @@ def _tell(text: str) -> None:
 def _restart(options: WorkerOptions) -> None:
     """Replaces this process by a new worker, which has imported nothing of the user's tools yet."""
     from mtrl_plugins.workers.beat_file import BEAT_VARIABLE
-    from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
+    from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 
     time.sleep(PAUSE_S)
     words = ["--connect", str(options.address), "--name", options.name, "--wait", str(options.wait_s)]

@@ -15,15 +15,15 @@ from anyio.abc import TaskGroup
 
 from gateway.errors import format_error
 from gateway.types import Outcome
-from mtrl_plugins.workers.generation_messages import (
+from mtrl_plugins.workers.line_channel import LARGE_BYTES, ChannelError, ConnectionEndedError, LineChannel
+from mtrl_plugins.workers.messages import (
+    Blobs,
     generation_to_plain,
     request_from_plain,
     sampling_from_plain,
     sampling_to_plain,
+    task_to_plain,
 )
-from mtrl_plugins.workers.line_channel import LARGE_BYTES, ChannelError, ConnectionEndedError, LineChannel
-from mtrl_plugins.workers.plain_values import Blobs, task_to_plain
-from mtrl_plugins.workers.worker_clock import WorkerClock
 from mtrl_plugins.workers.worker_job import WorkerJob, is_forwarding
 from trainer.engine.base import Engine, EngineError, Generation
 from trainer.engine.sglang.direct_requests import MAX_IDS, NotReachedError, RequestForwarder
@@ -34,6 +34,47 @@ from trainer.rollout.rollout import Rollout
 from trainer.rollout.steppers import CALLS_INFO, Step
 from trainer.rollout.task import Task
 from trainer.storage.rollout_line import load_rollout
+
+
+class WorkerClock:
+    """Rollouts are in the worker's hands, or wait for the engine; a worker is idle while it has none in its hands."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._held = now, dict[int, float]()
+        self._began = self._idle_since = now()
+        self._idle_s = self._turn_s = 0.0
+        self._turns = 0
+
+    def hold(self, rollout: int) -> None:
+        """A rollout is in the worker's hands."""
+        now = self._now()
+        if not self._held:
+            self._idle_s += now - self._idle_since
+        self._held[rollout] = now
+
+    def release(self, rollout: int) -> None:
+        """A rollout waits for the engine, or has ended."""
+        held_since = self._held.pop(rollout, None)
+        if held_since is None:
+            return
+        now = self._now()
+        self._turn_s += now - held_since
+        self._turns += 1
+        if not self._held:
+            self._idle_since = now
+
+    def take_metrics(self, name: str) -> dict[str, float]:
+        """The share of time without work, and the mean seconds of a turn, since the last call."""
+        now = self._now()
+        if not self._held:
+            self._idle_s += now - self._idle_since
+            self._idle_since = now
+        metrics = {f"workers/idle/{name}": self._idle_s / (now - self._began)} if now > self._began else {}
+        if self._turns:
+            metrics[f"workers/turn_s/{name}"] = self._turn_s / self._turns
+        self._began, self._idle_s, self._turn_s, self._turns = now, 0.0, 0.0, 0
+        return metrics
+
 
 LATE_S = 120.0
 """How much longer than `limits.wall_s` a rollout may take: opening and closing its session has limits of its own."""

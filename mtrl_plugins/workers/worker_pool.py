@@ -1,28 +1,39 @@
-"""The rollout workers of a run: hands rollouts to the least busy one, and begins those of a lost one again."""
+"""The rollout workers of a run: hands rollouts to the least busy one, and begins those of a lost one again.
+
+Those of this machine are started, restarted with growing delays, and ended with all that they started. A launcher such
+as Ray's, which starts some itself, names the address for them in this process's environment, and the token beside it.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import anyio
 from anyio.abc import Listener, SocketAttribute, SocketStream
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, GatewayError
 from gateway.mcp_client.reaper import Reaper
+from gateway.mcp_client.supervised_process import SupervisedProcess, close_pipes
 from gateway.version import installed_version
-from mtrl_plugins.workers.errors import LateWorkersError, TakenPortError, WorkersError
-from mtrl_plugins.workers.handshake import accept_worker
-from mtrl_plugins.workers.line_channel import Address, ChannelError, LineChannel
-from mtrl_plugins.workers.local_workers import GRACE_S, LocalWorker
-from mtrl_plugins.workers.placed_workers import PLACED_VARIABLE, PlacedWorkers, find_placed_workers, read_worker_token
+from mtrl_plugins.workers.line_channel import (
+    MIN_TOKEN_LENGTH,
+    TOKEN_VARIABLE,
+    Address,
+    ChannelError,
+    LineChannel,
+    accept_worker,
+)
 from mtrl_plugins.workers.settings import WorkerSettings
 from mtrl_plugins.workers.worker_job import WorkerJob
 from mtrl_plugins.workers.worker_link import OVER, UP, Assignment, RefusedError, WorkerLink, WorkerLostError
@@ -31,6 +42,163 @@ from trainer.ledger import Ledger
 from trainer.rollout.loop import RolloutRunner, Slot
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.task import Task
+
+
+class WorkersError(GatewayError):
+    """No rollout worker can play."""
+
+
+class LateWorkersError(WorkersError):
+    """Rollout workers have not connected in time. Its exit code has launchers start the ranks again."""
+
+    exit_code = 1
+
+
+class TakenPortError(WorkersError):
+    """Something else listens where the launcher's workers connect. With another start they choose another port."""
+
+    exit_code = 1
+
+
+PLACED_VARIABLE = "MTRL_PLACED_WORKERS"
+"""`HOST:PORT` for `rollout.workers` workers, if the launcher starts them."""
+
+
+@dataclass
+class PlacedWorkers:
+    """The workers of a run that its launcher starts."""
+
+    address: Address
+    count: int
+    links: dict[str, WorkerLink] = field(default_factory=dict)
+    """The latest connection of each."""
+    restarts: int = 0
+    """How often one connected again."""
+    failed: WorkerLink | None = None
+    """One that cannot play, as it said itself; one that was killed starts again."""
+
+    @property
+    def alive(self) -> int:
+        """Those that play."""
+        return sum(link.state == UP for link in self.links.values())
+
+    def add(self, link: WorkerLink) -> None:
+        """Counts a worker that has connected."""
+        self.restarts += link.name in self.links
+        self.links[link.name] = link
+
+    def remove(self, link: WorkerLink) -> None:
+        """Notes that a worker has ended."""
+        if link.problem and not link.has_ended_itself:
+            self.failed = link
+
+
+def find_placed_workers(settings: WorkerSettings) -> PlacedWorkers | None:
+    """The workers that the launcher starts; None if this process starts them."""
+    text = os.environ.get(PLACED_VARIABLE)
+    if text is None or not settings.workers:
+        return None
+    try:
+        return PlacedWorkers(Address.parse(text), settings.workers)
+    except ValueError as error:
+        raise ConfigError(str(error), field=PLACED_VARIABLE, remedy="remove it from the environment") from None
+
+
+def read_worker_token(settings: WorkerSettings) -> str:
+    """The token for workers of other machines. Raises ConfigError if it is needed and missing, or short."""
+    placed = find_placed_workers(settings)
+    if settings.listen is None and placed is None:
+        return ""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if len(token) < MIN_TOKEN_LENGTH:
+        problem = f"needs a token of at least {MIN_TOKEN_LENGTH} characters in {TOKEN_VARIABLE}"
+        remedy = f"export {TOKEN_VARIABLE}=$(openssl rand -hex 24) here and where the workers start"
+        raise ConfigError(problem, field=PLACED_VARIABLE if placed else "rollout.listen", remedy=remedy)
+    return token
+
+
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
+"""Delays before a worker is restarted: each is twice the one before."""
+STEADY_S = 300.0
+"""A worker that was up for so long is restarted with the first delay."""
+POLL_S = 0.1
+GRACE_S = 3.0
+"""How long a worker that is no longer needed may take to end."""
+MAX_LOG_BYTES = 64 << 20
+"""A longer log is begun again when its worker is restarted."""
+
+
+class LocalWorker:
+    """One worker of this machine."""
+
+    def __init__(
+        self, name: str, token: str, log_file: Path, reaper: Reaper, on_end: Callable[[LocalWorker], None]
+    ) -> None:
+        """`on_end` is called whenever the process has ended, before it is started again."""
+        self.name, self.token, self.log_file = name, token, log_file
+        self.restarts, self.problem = 0, ""
+        self.link: WorkerLink | None = None
+        """Its connection, once it has one."""
+        self.is_ending = False
+        self.delay_s = FIRST_DELAY_S
+        """How long it waits before the next start."""
+        self._reaper, self._on_end = reaper, on_end
+
+    async def keep_running(self, address: Address) -> None:
+        """Starts the process, and again whenever it ends, until this is cancelled."""
+        while not self.is_ending:
+            started = time.monotonic()
+            await self._run_once(address)
+            if self.is_ending:
+                return
+            if time.monotonic() - started > STEADY_S:
+                self.delay_s = FIRST_DELAY_S
+            self._on_end(self)
+            await anyio.sleep(self.delay_s)
+            self.delay_s = min(2 * self.delay_s, LONGEST_DELAY_S)
+            self.restarts += 1
+
+    async def _run_once(self, address: Address) -> None:
+        """Runs the process until it ends or its connection is lost."""
+        self.link = None
+        await self._reaper.start()
+        try:
+            log = _open_log(self.log_file)
+        except OSError as error:
+            self.problem = f"{self.log_file} cannot be written ({error.strerror})"
+            return
+        with log:
+            words = ("-m", "trainer.cli", "worker", "--connect", str(address), "--name", self.name, "--wait", "0")
+            environment = {**os.environ, TOKEN_VARIABLE: self.token}
+            try:
+                process = await SupervisedProcess.start(
+                    (sys.executable, *words), environment, None, self._reaper, stderr=log.fileno()
+                )
+            except OSError as error:
+                self.problem = f"{sys.executable} cannot be started ({error.strerror})"
+                return
+        try:
+            while process.process.returncode is None and not (self.link and self.link.ended.is_set()):  # noqa: ASYNC110
+                await anyio.sleep(POLL_S)
+        finally:
+            has_ended = self.is_ending or (self.link is not None and self.link.has_ended_itself)
+            await process.end(GRACE_S, first_s=GRACE_S if has_ended else 0.0)
+            close_pipes(process.process)
+        self.problem = self._describe_end(process.process.returncode)
+
+    def _describe_end(self, code: int | None) -> str:
+        """Why the process ended, as it said itself or as the system says."""
+        if self.link is not None and self.link.problem and not self.link.has_ended_itself:
+            return self.link.problem
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return f"{how}; see {self.log_file}"
+
+
+def _open_log(file: Path) -> BinaryIO:
+    file.parent.mkdir(parents=True, exist_ok=True)  # An evaluation's folder is made when its first rollouts are saved.
+    is_long = file.exists() and file.stat().st_size > MAX_LOG_BYTES
+    return file.open("wb" if is_long else "ab", buffering=0)
+
 
 MAX_PLAYS = 5
 """How often a rollout is given to a worker, if each is lost before the rollout has acted."""
@@ -216,7 +384,8 @@ class WorkerPool:
         try:
             greeting = await self._greet(channel, entrance)
             owner = entrance.owners.get(greeting["name"])
-            link = self._make_link(channel, greeting, owner is not None)
+            name = str(greeting["name"])[:MAX_NAME_LENGTH]
+            link = WorkerLink(channel, name, self._engine, self._job, self._notify, is_local=owner is not None)
             if owner is not None:
                 owner.link = link
             if entrance.placed is not None:
@@ -240,10 +409,6 @@ class WorkerPool:
             return greeting
         finally:
             entrance.strangers -= 1
-
-    def _make_link(self, channel: LineChannel, greeting: Mapping[str, Any], is_local: bool) -> WorkerLink:
-        name = str(greeting["name"])[:MAX_NAME_LENGTH]
-        return WorkerLink(channel, name, self._engine, self._job, self._notify, is_local=is_local)
 
     async def _serve_link(self, link: WorkerLink, entrance: _Entrance) -> None:
         """Serves a worker while it is connected."""

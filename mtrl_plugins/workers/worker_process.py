@@ -5,29 +5,36 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import random
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 from anyio import to_thread
 from pydantic import ValidationError
 
 from gateway.errors import ConfigError, GatewayError, Unavailable, format_error, unwrap_error
-from gateway.session import AnyGateway
+from gateway.session import AnyGateway, AnySession
+from gateway.types import DEFAULT_CONTEXT, Context, Task, ToolCall, ToolResult
 from gateway.version import installed_version
-from mtrl_plugins.workers.generation_messages import sampling_from_plain
-from mtrl_plugins.workers.handshake import ANSWER_S, TOKEN_VARIABLE, StrangerError, greet_trainer
-from mtrl_plugins.workers.line_channel import Address, ChannelError, LineChannel, require_short
-from mtrl_plugins.workers.plain_values import Blobs, task_from_plain
+from mtrl_plugins.workers.line_channel import (
+    ANSWER_S,
+    TOKEN_VARIABLE,
+    Address,
+    ChannelError,
+    LineChannel,
+    StrangerError,
+    greet_trainer,
+    require_short,
+)
+from mtrl_plugins.workers.messages import Blobs, sampling_from_plain, task_from_plain
 from mtrl_plugins.workers.remote_engine import Direct, EventBuffer, EventObserver, RemoteEngine
-from mtrl_plugins.workers.retry import AwayError, retry_while_away
-from mtrl_plugins.workers.watched_gateway import WatchedGateway
 from mtrl_plugins.workers.worker_job import TokenizerPrint, WorkerJob
 from trainer.engine.sglang.direct_requests import DirectClient
 from trainer.rollout.loop import RolloutRunner
@@ -35,6 +42,79 @@ from trainer.rollout.rollout import Rollout, Span
 from trainer.setup import RECONNECT_S, load_template, make_gateway, make_sampling, make_stepper, unavailable_servers
 from trainer.storage.rollout_line import dump_rollout
 from trainer.template import TemplateError
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+"""Pauses between attempts: each is twice the one before."""
+
+Result = TypeVar("Result")
+
+
+class AwayError(ConfigError):
+    """Another process does not answer, and may come back: the training process, or a gateway or its server."""
+
+
+async def retry_while_away(
+    attempt: Callable[[], Awaitable[Result]], within_s: float, on_away: Callable[[str], None]
+) -> Result:
+    """The result of `attempt`, which is made again while it raises AwayError, until `within_s` have passed.
+
+    `on_away` is told of the first failure, and of each that has another reason than the one before.
+    """
+    deadline, pause_s, reported = anyio.current_time() + within_s, FIRST_PAUSE_S, ""
+    while True:
+        try:
+            return await attempt()
+        except AwayError as error:
+            left_s = deadline - anyio.current_time()
+            if left_s <= 0:
+                raise
+            if error.problem != reported:
+                reported = error.problem
+                on_away(f"{reported}; it is tried again for up to {left_s:.0f} s")
+        await anyio.sleep(min(left_s, pause_s * random.uniform(0.7, 1.0)))  # noqa: S311 - spreads many workers
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+OnAct = Callable[[], Awaitable[None]]
+
+
+class WatchedGateway:
+    """A gateway for one rollout: awaits `on_act` before the first call of a tool that is not declared repeatable."""
+
+    def __init__(self, gateway: AnyGateway, on_act: OnAct) -> None:
+        self._gateway, self._on_act = gateway, on_act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gateway, name)
+
+    @asynccontextmanager
+    async def open(self, task: Task = Task()) -> AsyncIterator[AnySession]:  # noqa: B008 - frozen
+        async with self._gateway.open(task) as session:
+            yield cast(AnySession, _WatchedSession(session, self._on_act))
+
+
+class _WatchedSession:
+    def __init__(self, session: AnySession, on_act: OnAct) -> None:
+        self._session, self._on_act = session, on_act
+        self._repeatable = frozenset(spec.name for spec in session.specs if spec.hints.repeatable)
+        self._has_acted = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    async def call(self, call: ToolCall, context: Context = DEFAULT_CONTEXT) -> ToolResult:
+        await self._watch((call,))
+        return await self._session.call(call, context)
+
+    async def calls(self, calls: Sequence[ToolCall], context: Context = DEFAULT_CONTEXT) -> list[ToolResult]:
+        await self._watch(calls)
+        return await self._session.calls(calls, context)
+
+    async def _watch(self, calls: Sequence[ToolCall]) -> None:
+        if not self._has_acted and any(call.name not in self._repeatable for call in calls):
+            await self._on_act()
+            self._has_acted = True
+
 
 CONNECT_S = 30.0
 EVENTS_S = 0.25

@@ -24,6 +24,7 @@ from gateway.config.editor_schema import schema_texts
 from gateway.http.app import OPERATIONS
 from gateway.http.openapi import openapi_document
 from gateway.loop_watchdog import LoopWatchdog
+from mtrl_plugins.environments.settings import EnvironmentSettings, framework_settings
 from tests.docs.public_api import PUBLIC
 from trainer.cli import app as trainer_app
 from trainer.data.row_fields import ROW_FIELDS
@@ -151,6 +152,29 @@ def _settings(model: type[BaseModel], shown: _Shown, prefix: str = "") -> Iterat
     for name, field in fields:
         if inner := _inner(field.annotation):
             yield from _settings(inner, shown, f"{prefix}{name}.")
+        if inner is EnvironmentSettings:
+            for framework, kind in framework_settings().items():
+                yield from _framework(framework, kind, shown)
+
+
+def _framework(name: str, kind: type[EnvironmentSettings], shown: _Shown) -> Iterator[str]:
+    """The keys of `environment` that one framework has besides those of all."""
+    own = {
+        key: field
+        for key, field in kind.model_fields.items()
+        if (field.description, field.default) != _described(EnvironmentSettings.model_fields.get(key))
+    }
+    rows = (
+        (f"`environment.{key}`", _with_default(_type(field.annotation), _default(field)), field.description)
+        for key, field in own.items()
+    )
+    yield f"## `environment: {name}:...`"
+    yield inspect.getdoc(kind) or ""
+    yield shown.table(f"environment: {name}", ("Key", "Type; default", "Meaning"), rows)
+
+
+def _described(field: FieldInfo | None) -> tuple[Any, Any] | None:
+    return field and (field.description, field.default)
 
 
 def run_file() -> str:

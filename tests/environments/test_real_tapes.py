@@ -46,11 +46,10 @@ async def test_tape_is_replayed_with_nothing_installed(
             text = text.replace("python: {python}, ", "")
         else:
             make_link(python_here, python_of(interpreter))
-        framework = environment.partition(":")[0]
-        if framework == "verifiers":
+        if environment.startswith("verifiers:"):
             text = text.replace("n_tasks: 2, max_steps: 3", "rows: 2")
         model = save_tiny_model(tmp_path / "model")
-        given = {"model": model, "environment": environment, "framework": framework}
+        given = {"model": model, "environment": environment}
         write("run.yaml", text.format(**given, python=python_here))
         recorded = await to_thread.run_sync(lambda: CliRunner().invoke(app, RECORD))
         assert recorded.exit_code == 0, recorded.output

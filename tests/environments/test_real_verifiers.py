@@ -19,11 +19,11 @@ from trainer.setup import load_data
 def test_environment_of_the_other_interface_is_refused_with_the_release_that_has_it(write: Write) -> None:
     write("old_env.py", "def load_environment():\n    pass\n")
     with pytest.raises(ConfigError, match=r"verifiers 0\.4\.\d no longer knows(.|\n)*verifiers==0\.3\.1"):
-        load_data(make_settings("old_env", python=python_of(FOLDERS["v1"])), "verifiers")
+        load_data(make_settings("old_env", python=python_of(FOLDERS["v1"])), "environment")
     with pytest.raises(ConfigError, match=r"'guess_env' needs datasets, which .* lacks"):
-        load_data(make_settings("guess_env", python=python_of(FOLDERS["v1"])), "verifiers")
+        load_data(make_settings("guess_env", python=python_of(FOLDERS["v1"])), "environment")
     with pytest.raises(ConfigError, match=r"does not know \(0\.3\.1\)(.|\n)*verifiers>=0\.4\.0"):
-        load_data(make_settings("fruit_taskset", python=python_of(FOLDERS["v0"])), "verifiers")
+        load_data(make_settings("fruit_taskset", python=python_of(FOLDERS["v0"])), "environment")
     stop_hosts()
 
 
@@ -60,7 +60,7 @@ def test_taskset_that_is_more_than_one_chat_is_refused(
     write(f"{name}.py", TASKSET.replace(old, new) if old else TASKSET)
     args = {"args": {"no_field": 1}} if name == "unfit" else {}
     with pytest.raises(ConfigError, match=problem):
-        load_data(make_settings(name, python=python_of(FOLDERS["v1"]), **args), "verifiers")
+        load_data(make_settings(name, python=python_of(FOLDERS["v1"]), **args), "environment")
     stop_hosts()
 
 

@@ -20,7 +20,7 @@ import pytest
 from gateway.feedback import conversation
 from gateway.mcp_client import mcp_session
 from gateway.native import native_toolset
-from mtrl_plugins.environments import episode_toolset
+from mtrl_plugins.environments import episodes
 from mtrl_plugins.swift import schedulers
 from mtrl_plugins.trl.caller_thread import CallerThread
 from tests.hostile.doors import DOORS, open_door
@@ -120,7 +120,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(native_toolset, constant, PATIENCE.s)
     monkeypatch.setattr(conversation, "CLOSE_TIMEOUT_S", PATIENCE.s)
     monkeypatch.setattr(mcp_session, "PARSE_TIMEOUT_S", PATIENCE.s)
-    monkeypatch.setattr(episode_toolset, "CLOSE_S", PATIENCE.s)
+    monkeypatch.setattr(episodes, "CLOSE_S", PATIENCE.s)
     monkeypatch.setattr(schedulers, "CLOSE_TIMEOUT_S", 4 * PATIENCE.s)  # Longer than a rollout may last.
 
 

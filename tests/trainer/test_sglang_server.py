@@ -17,7 +17,7 @@ import psutil
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
+from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from tests.trainer.sglang_stand_in import stand_in
 from tests.waiting import PATIENCE_S, wait_until
 from trainer.engine.base import EngineError

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from gateway.types import ToolCall
-from mtrl_plugins.agents.agent_function import AgentHandle
+from mtrl_plugins.agents.agent_runner import AgentHandle
 from trainer.rollout.task import Task
 
 MOST_TURNS = 3

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ConfigError
 from gateway.types import ToolCall
-from mtrl_plugins.agents.agent_function import AgentHandle
+from mtrl_plugins.agents.agent_runner import AgentHandle
 from mtrl_plugins.agents.settings import AgentSettings
 from tests.plugins.agents.agent_harness import AgentHarness, open_agents
 from tests.plugins.agents.chats import USER
@@ -117,17 +117,6 @@ open(os.environ["PIDS"], "w").write(f"{os.getpid()} {child.pid}"); child.wait()
             break
     pids = [int(word) for word in (await anyio.Path(file).read_text()).split()]
     assert len(pids) == 2 and not any(map(is_alive, pids))
-
-
-async def test_child_that_a_program_leaves_behind_ends_with_the_rollout() -> None:
-    code = """
-import subprocess
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-ask("x"); print(child.pid)
-"""
-    rollout = await play(code, stop_s=0.5)
-    assert rollout.stop is StopReason.DONE
-    assert not is_alive(int(rollout.infos["agent_output"]))
 
 
 async def test_flood_of_output_is_cut_to_its_end() -> None:

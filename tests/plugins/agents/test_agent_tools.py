@@ -14,7 +14,7 @@ from gateway.client import RemoteGateway
 from gateway.gateway import Gateway
 from gateway.session import AnyGateway
 from gateway.types import Text, ToolResult
-from mtrl_plugins.agents.agent_function import AgentHandle
+from mtrl_plugins.agents.agent_runner import AgentHandle
 from tests.live_server import live_server_async
 from tests.plugins.agents.agent_harness import TASK, open_agents
 from tests.trainer.policy_scripts import make_gateway

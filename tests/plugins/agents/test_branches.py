@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl_plugins.agents.message_keys import Change, extend_key, message_key, tools_key
-from mtrl_plugins.agents.turn_tree import PolicyTurn, TurnTree
+from mtrl_plugins.agents.turn_tree import Change, PolicyTurn, TurnTree, extend_key, message_key, tools_key
 from tests.plugins.agents.agent_harness import TEMPLATE, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 from trainer.ledger import Author, Entry, Ledger

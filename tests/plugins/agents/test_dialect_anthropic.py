@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from mtrl_plugins.agents.anthropic_dialect import UNREADABLE, read_request
-from mtrl_plugins.agents.message_cache import MessageCache
-from mtrl_plugins.agents.message_keys import Change
-from mtrl_plugins.agents.policy_request import PolicyProblem
+from mtrl_plugins.agents.requests import MessageCache, PolicyProblem
+from mtrl_plugins.agents.turn_tree import Change
 from tests.plugins.agents.agent_harness import TEMPLATE, call_text, open_agents
 from tests.plugins.agents.chats import CALL, USER
 from tests.plugins.agents.server_sent_events import read_events

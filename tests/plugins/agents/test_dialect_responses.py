@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mtrl_plugins.agents.message_cache import MessageCache
-from mtrl_plugins.agents.policy_request import PolicyProblem
+from mtrl_plugins.agents.requests import MessageCache, PolicyProblem
 from mtrl_plugins.agents.responses_dialect import read_request
 from tests.plugins.agents.agent_harness import TEMPLATE, call_text, open_agents
 from tests.plugins.agents.chats import CALL

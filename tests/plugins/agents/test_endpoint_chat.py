@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtrl_plugins.agents.message_keys import Change
+from mtrl_plugins.agents.turn_tree import Change
 from tests.plugins.agents.agent_harness import TEMPLATE, call_text, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 from trainer.ledger import Author

@@ -10,7 +10,7 @@ import anyio
 import httpx2
 import pytest
 
-from mtrl_plugins.agents import session_use
+from mtrl_plugins.agents import agent_session
 from tests.plugins.agents.agent_harness import open_agents
 from tests.plugins.agents.chats import USER
 from tests.plugins.agents.test_policy_server import serve
@@ -40,7 +40,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
-    monkeypatch.setattr(session_use, "time", fake)
+    monkeypatch.setattr(agent_session, "time", fake)
     return fake
 
 
@@ -67,13 +67,13 @@ async def test_session_whose_program_died_is_ended_told_counted_and_freed(
 
 async def test_session_is_not_idle_while_the_policy_writes(clock: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    remaining_s = session_use.SessionUse.remaining_s
+    remaining_s = agent_session.SessionUse.remaining_s
 
-    def look(use: session_use.SessionUse, limit_s: float) -> float:
+    def look(use: agent_session.SessionUse, limit_s: float) -> float:
         looks.append(remaining_s(use, limit_s))
         return looks[-1]
 
-    monkeypatch.setattr(session_use.SessionUse, "remaining_s", look)
+    monkeypatch.setattr(agent_session.SessionUse, "remaining_s", look)
     async with serve(lambda prompt: "It is 7.", idle_s=0.05) as served:
         about = (await served.post("/sessions", {})).json()
         held = served.engine.hold()

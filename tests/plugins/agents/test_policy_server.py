@@ -15,9 +15,8 @@ import httpx2
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.agents.policy_server import PolicyServer
+from mtrl_plugins.agents.policy_server import PolicyServer, SharedSession
 from mtrl_plugins.agents.settings import AgentSettings
-from mtrl_plugins.agents.shared_session import SharedSession
 from tests.plugins.agents.agent_harness import TEMPLATE, Policy, open_agents, script
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 from tests.trainer.policy_scripts import make_gateway

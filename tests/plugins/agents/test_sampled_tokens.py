@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mtrl_plugins.agents.ledger_prefixes import LedgerPrefixes
-from mtrl_plugins.agents.sampled_tokens import SampledTokens
+from mtrl_plugins.agents.agent_session import SampledTokens
+from mtrl_plugins.agents.turn_tree import LedgerPrefixes
 from tests.plugins.agents.agent_harness import open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 

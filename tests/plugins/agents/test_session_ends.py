@@ -6,10 +6,10 @@ import anyio
 import httpx2
 import pytest
 
-from mtrl_plugins.agents.message_keys import message_key
-from mtrl_plugins.agents.policy_request import PolicyProblem, PolicyRequest
-from mtrl_plugins.agents.responses_events import ResponsesEvents
-from mtrl_plugins.agents.sampled_tokens import SampledTokens
+from mtrl_plugins.agents.agent_session import SampledTokens
+from mtrl_plugins.agents.requests import PolicyProblem, PolicyRequest
+from mtrl_plugins.agents.responses_dialect import ResponsesEvents
+from mtrl_plugins.agents.turn_tree import message_key
 from tests.plugins.agents.agent_harness import TASK, call_text, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER, tool_reply
 from tests.waiting import PATIENCE_S, wait_until

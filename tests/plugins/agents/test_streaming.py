@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gateway.types import Image
-from mtrl_plugins.agents import answer_stream
+from mtrl_plugins.agents import turn_stream
 from tests.plugins.agents.agent_harness import AgentHarness, Requests, open_agents
 from tests.plugins.agents.chats import ADD, CALL, USER
 from tests.waiting import PATIENCE_S
@@ -181,7 +181,7 @@ async def test_client_that_hangs_up_in_mid_stream_ends_the_generation(path: str)
 
 
 async def test_comments_keep_a_waiting_connection_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_stream, "KEEP_ALIVE_S", 0.01)
+    monkeypatch.setattr(turn_stream, "KEEP_ALIVE_S", 0.01)
     async with gated(0) as (_, agent, engine):
         headers = {"Authorization": f"Bearer {agent.session.api_key}"}
         body = BODIES[CHAT] | {"stream": True}

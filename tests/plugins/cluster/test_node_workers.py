@@ -11,8 +11,8 @@ import anyio
 import psutil
 import pytest
 
-from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
-from mtrl_plugins.workers.placed_workers import PLACED_VARIABLE
+from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
+from mtrl_plugins.workers.worker_pool import PLACED_VARIABLE
 from tests.plugins.workers.pools import GatedEngine, make_pool, write_tools
 from tests.waiting import wait_until
 

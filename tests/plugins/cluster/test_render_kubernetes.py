@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mtrl_plugins.cluster import pods
+from mtrl_plugins.cluster import kubernetes
 from tests.plugins.cluster.jobs import HOSTILE, read_lines, write_job, write_program
 from tests.plugins.cluster.manifests import VERSIONS, read_manifests, validate
 from tests.trainer.cli_data import RunCommand
@@ -152,7 +152,7 @@ def test_hostile_values_stay_values_in_manifests(run: RunCommand, place: Path) -
 
 
 def test_text_that_another_yaml_reader_takes_for_a_number_is_quoted() -> None:
-    text = pods.to_yaml([], {"values": ["1e3", "y", ".5", "0o7", "+1", "plain"]})
+    text = kubernetes.to_yaml([], {"values": ["1e3", "y", ".5", "0o7", "+1", "plain"]})
     assert text == "values:\n- '1e3'\n- 'y'\n- '.5'\n- '0o7'\n- '+1'\n- plain\n"
 
 

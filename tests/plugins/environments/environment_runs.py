@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 
-from mtrl_plugins.environments.frameworks import find_environment
 from mtrl_plugins.environments.host_process import get_host, stop_hosts
+from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns
 from tests.trainer.policy_scripts import render_calls
 from trainer.rollout.rollout import Rollout
@@ -26,10 +26,9 @@ TOKENS = {"rollout_tokens": 100_000}
 
 def make_settings(environment: str, **options: Any) -> TrainSettings:
     """The settings of a run file with `environment: FRAMEWORK:NAME`, and options of the framework."""
-    framework = environment.partition(":")[0]
-    python = {"python": str(GYM_PYTHON)} if framework == "gymnasium" else {}
-    values = {"timeout_s": 30, **python, **options}
-    return TrainSettings.model_validate({"model": "mine", "environment": environment, framework: values})
+    python = {"python": str(GYM_PYTHON)} if environment.startswith("gymnasium:") else {}
+    values = {"name": environment, "timeout_s": 30, **python, **options}
+    return TrainSettings.model_validate({"model": "mine", "environment": values})
 
 
 @asynccontextmanager
@@ -62,5 +61,6 @@ def rewards(rollout: Rollout) -> list[float]:
 
 def settings_pid(runs: EnvironmentRuns) -> int:
     """The process that has the environment."""
-    assert find_environment(runs.settings) is not None
-    return get_host(find_environment(runs.settings)).pid or 0
+    environment = EnvironmentSettings.of(runs.settings)
+    assert environment is not None
+    return get_host(environment).pid or 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.environments.episode_stepper import read_episode
+from mtrl_plugins.environments.episodes import read_episode
 from tests.conftest import Write
 from tests.plugins.environments.environment_runs import make_settings, open_run
 from trainer.rollout.rollout import StopReason
@@ -22,20 +22,18 @@ def read(**values: Any) -> TrainSettings:
 
 
 def test_short_name_sets_tasks_reward_limits_and_evaluation() -> None:
-    settings = read(environment="gymnasium:FrozenLake-v1", gymnasium={"max_steps": 10}, limits={"turn_tokens": 64})
-    assert settings.gymnasium is not None and settings.gymnasium.environment == "FrozenLake-v1"
-    assert (settings.data, settings.evaluation.data) == ("gymnasium", "gymnasium:eval")
+    settings = read(environment={"name": "gymnasium:FrozenLake-v1", "max_steps": 10}, limits={"turn_tokens": 64})
+    assert (settings.data, settings.evaluation.data) == ("environment", "environment:eval")
     assert settings.reward.components["environment"].function == "tools"
     assert (settings.limits.assistant_turns, settings.limits.turn_tokens) == (18, 64)
     assert read(environment="textarena:Nim-v0").reward.components["environment"].function == "feedback"
-    assert read(environment="verifiers:my_shop").verifiers == read(verifiers={"environment": "my_shop"}).verifiers
-    assert (
-        RolloutSettings.model_validate({"model": "m", "out": "o", "environment": "openenv:ws://h:1"}).data == "openenv"
-    )
+    assert read(environment="verifiers:my_shop") == read(environment={"name": "verifiers:my_shop"})
+    rollouts = RolloutSettings.model_validate({"model": "m", "out": "o", "environment": "openenv:ws://h:1"})
+    assert rollouts.data == "environment"
 
 
 def test_settings_are_the_same_after_they_were_saved() -> None:
-    settings = read(environment="textarena:Nim-v0", textarena={"opponent": ["[1]"]}, data="mine.jsonl")
+    settings = read(environment={"name": "textarena:Nim-v0", "opponent": ["[1]"]}, data="mine.jsonl")
     assert TrainSettings.model_validate(json.loads(settings.model_dump_json())) == settings
     assert settings.data == "mine.jsonl"
 
@@ -45,10 +43,10 @@ def test_settings_are_the_same_after_they_were_saved() -> None:
     [
         ({"environment": "gym:FrozenLake-v1"}, "should be gymnasium:NAME, textarena:NAME, openenv:URL or verifiers"),
         ({"environment": "gymnasium:"}, "should be gymnasium:NAME"),
-        ({"environment": "gymnasium:A", "textarena": {"environment": "B"}}, "`textarena` and `gymnasium` exclude"),
         ({"environment": "openenv:localhost:8000"}, "should be the server's address"),
-        ({"environment": "gymnasium:A", "gymnasium": {"max_step": 3}}, "gymnasium.max_step"),
-        ({"environment": "gymnasium:A", "tools": "my_tools"}, "`tools` and `gymnasium` exclude each other"),
+        ({"environment": {"name": "gymnasium:A", "max_step": 3}}, "environment.max_step"),
+        ({"environment": "gymnasium:A", "tools": "my_tools"}, "`tools` and `environment` exclude each other"),
+        ({"environment": "gymnasium:A", "stepper": "mine:x"}, "`stepper` and `environment` exclude each other"),
     ],
 )
 def test_what_a_run_file_cannot_mean_is_refused(values: dict[str, Any], problem: str) -> None:
@@ -58,14 +56,14 @@ def test_what_a_run_file_cannot_mean_is_refused(values: dict[str, Any], problem:
 
 def test_tasks_are_seeds_and_held_out_ones_are_others() -> None:
     settings = make_settings("gymnasium:A-v0", n_tasks=3, n_eval_tasks=2, first_seed=5, prompt="Play.")
-    train, held_out = load_data(settings, "gymnasium"), load_data(settings, "gymnasium:eval")
+    train, held_out = load_data(settings, "environment"), load_data(settings, "environment:eval")
     assert [(task.id, read_episode(task)[0]) for task in train] == [("train-5", 5), ("train-6", 6), ("train-7", 7)]
     assert not {read_episode(task)[0] for task in train} & {read_episode(task)[0] for task in held_out}
     assert len(held_out) == 2 and train[0].messages == ({"role": "user", "content": "Play."},)
     with pytest.raises(ConfigError, match="has no split 'test'"):
-        load_data(settings, "gymnasium:test")
+        load_data(settings, "environment:test")
     with pytest.raises(ConfigError, match="reach the seeds of held-out tasks"):
-        load_data(make_settings("gymnasium:A-v0", first_seed=10**9), "gymnasium")
+        load_data(make_settings("gymnasium:A-v0", first_seed=10**9), "environment")
 
 
 async def test_rows_of_a_file_choose_seeds_and_options(write: Write) -> None:

@@ -15,8 +15,7 @@ from trainer.cli import app
 
 RUN = """
 model: {model}
-environment: {environment}
-{framework}: {{python: {python}, n_tasks: 2, max_steps: 3}}
+environment: {{name: "{environment}", python: {python}, n_tasks: 2, max_steps: 3}}
 limits: {{turn_tokens: 8, rollout_tokens: 2000}}
 """
 
@@ -28,11 +27,10 @@ limits: {{turn_tokens: 8, rollout_tokens: 2000}}
 def test_tape_is_replayed_with_nothing_installed(
     environment: str, python: str, model: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    framework = environment.partition(":")[0]
     python_here = Path("python")
     python_here.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
     python_here.chmod(0o755)
-    write("run.yaml", RUN.format(model=model, environment=environment, framework=framework, python=f"./{python_here}"))
+    write("run.yaml", RUN.format(model=model, environment=environment, python=f"./{python_here}"))
     command = ["rollout", "--config", "run.yaml", "--out", "runs/x", "--n", "2", "--record", "--engine", "torch"]
     recorded = CliRunner().invoke(app, command)
     assert recorded.exit_code == 0, recorded.output

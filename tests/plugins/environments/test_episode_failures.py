@@ -12,8 +12,8 @@ import anyio.to_thread
 import psutil
 import pytest
 
-from mtrl_plugins.environments.frameworks import find_environment
 from mtrl_plugins.environments.host_process import MAX_STARTS, get_host
+from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.plugins.environments.environment_runs import act, observations, open_run, settings_pid
 from tests.waiting import wait_until
 from trainer.rollout.rollout import Rollout, StopReason
@@ -42,7 +42,7 @@ async def test_environment_that_breaks_costs_the_rollout_and_is_never_scored(tro
 async def test_what_an_environment_prints_does_not_reach_the_wire() -> None:
     async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "print"}) as runs:
         rollout = await runs.run(act(2), act(3), act(4))
-        log = get_host(find_environment(runs.settings)).start().describe_log()
+        log = get_host(EnvironmentSettings.of(runs.settings)).start().describe_log()
     assert rollout.infos["environment"]["return"] == 1.5
     assert "noise" in log and "not a line of JSON" in log
 
@@ -64,7 +64,7 @@ async def test_step_that_hangs_is_given_up_and_later_rollouts_get_another_proces
     async with open_run("gymnasium:sample_gym:Echo-v0", args={"trouble": "hang"}, timeout_s=3) as runs:
         before = settings_pid(runs)
         rollout = await runs.run(act(2))
-        assert "did not answer 'step' within 3 s" in rollout.reason and "gymnasium.timeout_s" in rollout.reason
+        assert "did not answer 'step' within 3 s" in rollout.reason and "environment.timeout_s" in rollout.reason
         await wait_until(lambda: not psutil.pid_exists(before))
         resting = await runs.run("I stop.")
         assert resting.stop is StopReason.DONE and settings_pid(runs) != before
@@ -118,7 +118,7 @@ async def test_processes_of_an_environment_end_with_its_host(trouble: str) -> No
 
 async def test_process_that_was_stopped_on_purpose_has_not_failed() -> None:
     async with open_run("gymnasium:sample_gym:Echo-v0") as runs:
-        host = get_host(find_environment(runs.settings))
+        host = get_host(EnvironmentSettings.of(runs.settings))
         for _ in range(MAX_STARTS + 1):
             await host.stop_async()
             await anyio.to_thread.run_sync(host.start)

@@ -152,7 +152,7 @@ async def test_composed_actions_are_called_with_and_refused_before_the_environme
 
 def test_each_space_of_actions_has_a_schema_and_takes_its_values() -> None:
     code = (
-        "import json, sys, sample_gym, gymnasium_spaces as spaces\n"
+        "import json, sys, sample_gym, gymnasium_adapter as spaces\n"
         "for name, action, wrong in json.loads(sys.argv[1]):\n"
         "    space, row = sample_gym.SPACES[name], {}\n"
         "    row['schema'] = spaces.action_schema(space)\n"
@@ -205,7 +205,7 @@ async def test_pictures_in_observations_and_of_what_is_rendered_are_images() -> 
     ("name", "options", "problem", "remedy"),
     [
         ("FrozenLak-v1", {}, "Did you mean: `FrozenLake`", "env install gymnasium --add"),
-        ("FrozenLake-v1", {"args": {"size": 3}}, "cannot be made", "gymnasium.args"),
+        ("FrozenLake-v1", {"args": {"size": 3}}, "cannot be made", "environment.args"),
         ("sample_gym:Echo-v0", {"args": {"space": "graph"}}, "a Graph space cannot be", "wrap the environment"),
         ("sample_gym:Nope-v0", {}, "cannot be made", "correct the name"),
         ("no_such_package:Echo-v0", {}, "cannot be made", "mtrl-train env install gymnasium --add"),

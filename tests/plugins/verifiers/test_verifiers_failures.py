@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 
 from gateway.errors import ConfigError
-from mtrl_plugins.environments.host_conversations import Conversation
 from mtrl_plugins.environments.host_process import EnvironmentHost, get_host, stop_hosts
+from mtrl_plugins.environments.host_server import Conversation
+from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.conftest import Write
-from tests.plugins.verifiers.verifiers_runs import STAND_IN, make_settings, open_environment
+from tests.plugins.verifiers.verifiers_runs import make_settings, open_environment
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.rollout.settings import RolloutSettings
 from trainer.setup import load_data, make_gateway
-from trainer.train.settings import TrainSettings
 
 
 async def run_with_trouble(trouble: str, **options: Any) -> Rollout:
@@ -57,7 +52,7 @@ async def test_environment_that_hangs_is_given_up_at_its_deadline() -> None:
     rollout = await run_with_trouble("hang", timeout_s=2)
     assert rollout.stop is StopReason.TOOL_FAILED
     assert "did not answer 'turn' within 2 s" in rollout.reason
-    assert "verifiers.timeout_s" in rollout.reason
+    assert "environment.timeout_s" in rollout.reason
 
 
 async def test_later_rollouts_get_a_new_process_and_lost_ones_are_not_scored() -> None:
@@ -73,36 +68,10 @@ async def test_later_rollouts_get_a_new_process_and_lost_ones_are_not_scored() -
 
 
 async def test_environment_that_keeps_dying_is_given_up() -> None:
-    host = EnvironmentHost(make_settings("guess_env").verifiers)  # type: ignore[arg-type]
+    host = EnvironmentHost(EnvironmentSettings.of(make_settings("guess_env")))  # type: ignore[arg-type]
     host.start_times.extend([time.monotonic()] * 4)
     with pytest.raises(Exception, match="ended 4 times"):
         await host.request_async("rows", split="train", start=0, count=1)
-
-
-async def test_process_ends_with_the_run() -> None:
-    async with open_environment("shop_env") as shop:
-        pid = shop.pid
-    assert pid is not None and is_gone(pid)
-
-
-def test_process_ends_when_the_trainer_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import sys, os\n"
-        "from tests.plugins.verifiers.verifiers_runs import make_settings\n"
-        "from mtrl_plugins.environments.host_process import get_host\n"
-        "host = get_host(make_settings('shop_env').verifiers)\n"
-        "host.request('rows', split='train', start=0, count=1)\n"
-        "sys.stdout.write(f'{host.pid}\\n'); sys.stdout.flush()\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    root = Path(__file__).parents[3]
-    paths = os.pathsep.join([str(root), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths},
-        timeout=60, check=False,
-    )  # fmt: skip
-    psutil.wait_procs([psutil.Process(pid) for pid in [int(done.stdout)] if psutil.pid_exists(pid)], timeout=20)
-    assert is_gone(int(done.stdout))
 
 
 @pytest.mark.parametrize(
@@ -119,19 +88,19 @@ def test_what_cannot_be_opened_is_refused_with_a_remedy(
 ) -> None:
     settings = make_settings(environment, **options)
     if not problem:
-        assert len(load_data(settings, "verifiers")) == 2
+        assert len(load_data(settings, "environment")) == 2
         stop_hosts()
         return
     with pytest.raises(ConfigError) as raised:
-        load_data(settings, "verifiers")
+        load_data(settings, "environment")
     stop_hosts()
     assert problem in str(raised.value) and remedy in str(raised.value)
 
 
 def test_python_without_verifiers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
-    with pytest.raises(ConfigError, match=r"has no verifiers .*\n.*`verifiers.python`"):
-        load_data(make_settings("shop_env"), "verifiers")
+    with pytest.raises(ConfigError, match=r"has no verifiers .*\n.*`environment.python`"):
+        load_data(make_settings("shop_env"), "environment")
     stop_hosts()
 
 
@@ -140,40 +109,31 @@ def test_module_that_prints_and_dies_is_shown_with_what_it_printed(
 ) -> None:
     write("dying_env.py", "import os, sys\nprint('the licence has expired', flush=True)\nos._exit(7)\n")
     with pytest.raises(ConfigError, match=r"ended \(exit code 7\); it printed last: the licence has expired"):
-        load_data(make_settings("dying_env"), "verifiers")
+        load_data(make_settings("dying_env"), "environment")
     stop_hosts()
 
 
 def test_environment_that_does_not_load_in_time_is_given_up(write: Write) -> None:
     write("slow_env.py", "import threading\nthreading.Event().wait()\n")
-    with pytest.raises(ConfigError, match=r"did not load within 1 s(.|\n)*verifiers.start_s"):
-        load_data(make_settings("slow_env", start_s=1), "verifiers")
+    with pytest.raises(ConfigError, match=r"did not load within 1 s(.|\n)*environment.start_s"):
+        load_data(make_settings("slow_env", start_s=1), "environment")
     stop_hosts()
 
 
 def test_rows_of_the_environment_are_the_data() -> None:
     settings = make_settings("shop_env")
-    assert settings.data == "verifiers"
-    train, held_out = load_data(settings, "verifiers"), load_data(settings, "verifiers:eval")
+    assert settings.data == "environment"
+    train, held_out = load_data(settings, "environment"), load_data(settings, "environment:eval")
     stop_hosts()
     assert [(task.id, task.truth) for task in train] == [("train-0", "6"), ("train-1", "8")]
     assert [task.messages[-1]["content"] for task in held_out] == ["What do 2 pears cost?"]
 
 
 def test_number_of_rows_is_limited_and_unknown_splits_are_refused() -> None:
-    assert len(load_data(make_settings("shop_env", rows=1), "verifiers")) == 1
+    assert len(load_data(make_settings("shop_env", rows=1), "environment")) == 1
     with pytest.raises(ConfigError, match="has no split 'test'"):
-        load_data(make_settings("shop_env"), "verifiers:test")
+        load_data(make_settings("shop_env"), "environment:test")
     stop_hosts()
-
-
-def test_run_file_with_an_environment_has_no_tools_and_no_stepper_of_its_own() -> None:
-    environment = {"environment": "shop_env", "python": sys.executable}
-    for name in ("tools", "stepper"):
-        with pytest.raises(ValueError, match=f"`{name}` and `verifiers` exclude each other"):
-            TrainSettings.model_validate({"model": "mine", "verifiers": environment, name: "something"})
-    rollouts = RolloutSettings.model_validate({"model": "mine", "out": "runs/x", "verifiers": environment})
-    assert rollouts.data == "verifiers"
 
 
 async def test_arguments_are_not_stored_with_rollouts() -> None:
@@ -185,7 +145,7 @@ async def test_arguments_are_not_stored_with_rollouts() -> None:
 async def test_environment_that_orders_its_rows_anew_is_refused() -> None:
     async with open_environment("shop_env") as shop:
         row = {**shop.tasks[0].columns["environment_row"], "digest": "other"}
-        host = get_host(shop.settings.verifiers)  # type: ignore[arg-type]
+        host = get_host(EnvironmentSettings.of(shop.settings))  # type: ignore[arg-type]
         with pytest.raises(Exception, match="row 0 is no longer what it was"):
             await host.request_async("open", **row)
 
@@ -231,10 +191,6 @@ async def test_gateway_is_not_opened_for_an_environment_that_asks_nothing(write:
         async with make_gateway(settings):
             pass
     stop_hosts()
-
-
-def test_stand_in_is_not_importable_here() -> None:
-    assert str(STAND_IN) not in sys.path
 
 
 REWRITING = """

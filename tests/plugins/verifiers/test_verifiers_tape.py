@@ -12,10 +12,16 @@ from typer.testing import CliRunner
 
 from gateway.errors import ConfigError, GatewayError
 from gateway.tape import ReplayGateway, record_gateway
-from mtrl_plugins.environments.frameworks import find_environment
-from mtrl_plugins.environments.host_process import EnvironmentFailed, find_host, host_key, stop_hosts
-from mtrl_plugins.environments.host_tape import HOST_TAPE, HostTape
-from mtrl_plugins.environments.recorded_host import RecordedHost, record_host, replay_host
+from mtrl_plugins.environments.host_process import (
+    HOST_TAPE,
+    EnvironmentFailed,
+    HostTape,
+    RecordedHost,
+    host_key,
+    hosts,
+    stop_hosts,
+)
+from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.conftest import Write
 from tests.plugins.verifiers.verifiers_runs import EnvironmentRuns, make_settings, open_environment
 from tests.trainer.policy_scripts import render_calls
@@ -28,8 +34,7 @@ from trainer.storage.rollout_file import Rollouts
 
 RUN = """
 model: {model}
-environment: verifiers:length_env
-verifiers: {{python: ./python}}
+environment: {{name: "verifiers:length_env", python: ./python}}
 record: true
 n: 2
 limits: {{turn_tokens: 8, rollout_tokens: 400}}
@@ -91,17 +96,18 @@ async def test_chats_of_many_turns_are_replayed_as_they_were(
     environment: str, turns: Sequence[Sequence[str]], tmp_path: Path
 ) -> None:
     settings = make_settings(environment)
-    host_tape = record_host(find_environment(settings), record=True)
+    shop = EnvironmentSettings.of(settings)
+    assert shop is not None
+    start_tape = shop.record(is_on=True)
+    assert start_tape is not None
     tasks = load_data(settings, settings.data)
     async with record_gateway(make_gateway(settings), tmp_path / "tape") as gateway:  # type: ignore[arg-type]
-        assert host_tape is not None
-        host_tape.start(tmp_path / "tape")
+        start_tape(tmp_path / "tape")
         runs = EnvironmentRuns(settings, tasks, gateway)
         before = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
         rewards = [one.reward for one in (await runs.score(*before)).scored]
     stop_hosts()
-    assert find_environment(settings) is not None
-    with replay_host(find_environment(settings), tmp_path / "tape"):
+    with shop.replay(tmp_path / "tape"):
         async with ReplayGateway(tmp_path / "tape") as gateway:
             runs = EnvironmentRuns(settings, load_data(settings, settings.data), gateway)
             after = [await runs.run(*answers, index=index) for index, answers in enumerate(turns)]
@@ -128,14 +134,14 @@ def test_step_is_replayed_with_the_scores_that_the_environment_gave(
 
 
 async def test_recorded_scores_belong_to_the_start_of_the_process_that_gave_them(tmp_path: Path) -> None:
-    settings = find_environment(make_settings("shop_env"))
+    settings = EnvironmentSettings.of(make_settings("shop_env"))
     assert settings is not None
     async with open_environment("shop_env") as shop:
-        tape = record_host(settings, record=True)
-        assert tape is not None
+        start_tape = settings.record(is_on=True)
+        assert start_tape is not None
         rollouts = [await shop.run(answer, index=index) for index, answer in enumerate(("It is 6.", "It is 5."))]
         before = [one.reward for one in (await shop.score(*rollouts)).scored]
-        tape.start(tmp_path)
+        start_tape(tmp_path)
         attempts = [Attempt(shop.tasks[0], rollout) for rollout in rollouts]
     names = [attempt.infos["environment"]["rollout"] for attempt in attempts]
     host = RecordedHost(settings, tmp_path)
@@ -148,7 +154,7 @@ async def test_recorded_scores_belong_to_the_start_of_the_process_that_gave_them
 
 
 def test_last_line_that_a_crash_cut_off_is_left_out_and_other_damage_is_refused(tmp_path: Path) -> None:
-    settings = find_environment(make_settings("shop_env"))
+    settings = EnvironmentSettings.of(make_settings("shop_env"))
     assert settings is not None
     tape = HostTape()
     tape.add_rows(("train", 0, 2), [{"prompt": "one"}])
@@ -163,17 +169,17 @@ def test_last_line_that_a_crash_cut_off_is_left_out_and_other_damage_is_refused(
     with pytest.raises(ConfigError, match="cannot be read"):
         RecordedHost(settings, tmp_path)
     file.unlink()
-    with pytest.raises(ConfigError, match="No such file"), replay_host(settings, tmp_path):
+    with pytest.raises(ConfigError, match="No such file"), settings.replay(tmp_path):
         pass
 
 
 def test_recorded_host_answers_only_as_long_as_the_replay_lasts(tmp_path: Path) -> None:
-    settings = find_environment(make_settings("shop_env"))
+    settings = EnvironmentSettings.of(make_settings("shop_env"))
     assert settings is not None
     HostTape().start(tmp_path)
-    with replay_host(settings, tmp_path):
-        assert isinstance(find_host(host_key(settings)), RecordedHost)
-    assert find_host(host_key(settings)) is None
+    with settings.replay(tmp_path):
+        assert isinstance(hosts.get(host_key(settings)), RecordedHost)
+    assert hosts.get(host_key(settings)) is None
 
 
 def test_recording_that_cannot_begin_is_refused_and_one_that_fails_stops_with_its_reason(
@@ -196,10 +202,11 @@ def test_recording_that_cannot_begin_is_refused_and_one_that_fails_stops_with_it
 
 
 async def test_later_run_that_is_not_recorded_writes_to_no_tape(tmp_path: Path) -> None:
-    settings = find_environment(make_settings("shop_env"))
-    tape = record_host(settings, record=True)
-    assert tape is not None and settings is not None
-    tape.start(tmp_path)
-    assert record_host(settings, record=False) is None
+    settings = EnvironmentSettings.of(make_settings("shop_env"))
+    assert settings is not None
+    start_tape = settings.record(is_on=True)
+    assert start_tape is not None
+    start_tape(tmp_path)
+    assert settings.record(is_on=False) is None
     async with open_environment("shop_env"):
         assert (tmp_path / HOST_TAPE).read_bytes() == b""

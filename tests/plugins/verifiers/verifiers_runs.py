@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 
 from gateway.session import AnyGateway
-from mtrl_plugins.environments.frameworks import find_environment
 from mtrl_plugins.environments.host_process import get_host, stop_hosts
+from mtrl_plugins.environments.settings import EnvironmentSettings
 from tests.trainer.conversations import make_template
 from tests.trainer.policy_scripts import HERMES, encode_turns
 from trainer.engine.base import Sampling
@@ -39,8 +39,8 @@ def add_to_path(*folders: Path) -> str:
 
 def make_settings(environment: str, **options: Any) -> TrainSettings:
     """The settings of a run file that names the environment and nothing else."""
-    verifiers = {"environment": environment, "python": sys.executable, "timeout_s": 30, **options}
-    return TrainSettings.model_validate({"model": "mine", "verifiers": verifiers})
+    given = {"name": f"verifiers:{environment}", "python": sys.executable, "timeout_s": 30, **options}
+    return TrainSettings.model_validate({"model": "mine", "environment": given})
 
 
 @dataclass
@@ -55,8 +55,9 @@ class EnvironmentRuns:
     @property
     def pid(self) -> int | None:
         """The process of the environment."""
-        assert find_environment(self.settings) is not None
-        return get_host(find_environment(self.settings)).pid
+        environment = EnvironmentSettings.of(self.settings)
+        assert environment is not None
+        return get_host(environment).pid
 
     async def run(self, *turns: str | Answer, row: int = 0, index: int = 0, **options: Any) -> Rollout:
         """One rollout in which the policy writes these turns."""

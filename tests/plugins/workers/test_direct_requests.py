@@ -14,7 +14,7 @@ from anyio.abc import SocketAttribute
 
 from mtrl_plugins.workers import line_channel
 from mtrl_plugins.workers.line_channel import LineChannel
-from mtrl_plugins.workers.plain_values import Blobs
+from mtrl_plugins.workers.messages import Blobs
 from mtrl_plugins.workers.remote_engine import Direct, EventBuffer, RemoteEngine
 from mtrl_plugins.workers.worker_job import make_worker_job
 from mtrl_plugins.workers.worker_link import Assignment, WorkerLink, WorkerLostError

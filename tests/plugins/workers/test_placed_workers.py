@@ -17,10 +17,16 @@ import pytest
 
 from gateway.errors import ConfigError, unwrap_error
 from mtrl_plugins.cluster.node_process import NodeProcess
-from mtrl_plugins.workers.errors import LateWorkersError, TakenPortError, WorkersError
-from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
-from mtrl_plugins.workers.placed_workers import PLACED_VARIABLE, find_placed_workers, read_worker_token
+from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from mtrl_plugins.workers.settings import WorkerSettings
+from mtrl_plugins.workers.worker_pool import (
+    PLACED_VARIABLE,
+    LateWorkersError,
+    TakenPortError,
+    WorkersError,
+    find_placed_workers,
+    read_worker_token,
+)
 from tests.plugins.workers.pools import GatedEngine, make_pool, write_tools
 from tests.trainer.tokenizer_families import FAMILIES, save_tokenizer_folder
 from tests.waiting import wait_until

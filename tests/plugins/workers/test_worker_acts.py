@@ -14,8 +14,7 @@ import pytest
 from gateway.session import AnyGateway
 from gateway.types import Task, ToolCall
 from mtrl_plugins.workers.line_channel import LineChannel
-from mtrl_plugins.workers.watched_gateway import WatchedGateway
-from mtrl_plugins.workers.worker_process import PlayedRollout, Worker
+from mtrl_plugins.workers.worker_process import PlayedRollout, WatchedGateway, Worker
 from tests.plugins.workers.pools import GatedEngine, make_job, write_tools
 
 

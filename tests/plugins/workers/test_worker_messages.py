@@ -12,19 +12,23 @@ import pytest
 
 from gateway.types import Audio, Image
 from gateway.types import Task as SessionTask
-from mtrl_plugins.workers.generation_messages import (
+from mtrl_plugins.workers.line_channel import (
+    SENT_BYTES,
+    ChannelError,
+    LineChannel,
+    accept_worker,
+    encode_message,
+    parse_message,
+)
+from mtrl_plugins.workers.messages import (
+    MAX_BLOB_BYTES,
+    Blobs,
+    find_unsendable_values,
     generation_from_plain,
     generation_to_plain,
     pack_plain,
     request_from_plain,
     request_to_plain,
-)
-from mtrl_plugins.workers.handshake import accept_worker
-from mtrl_plugins.workers.line_channel import SENT_BYTES, ChannelError, LineChannel, encode_message, parse_message
-from mtrl_plugins.workers.plain_values import (
-    MAX_BLOB_BYTES,
-    Blobs,
-    find_unsendable_values,
     task_from_plain,
     task_to_plain,
 )
@@ -138,7 +142,7 @@ def test_damaged_and_too_many_blobs_are_refused(monkeypatch: pytest.MonkeyPatch)
     sides = Sides()
     with pytest.raises(ValueError, match="damaged"):
         sides.theirs.receive({"data": "%%%"})
-    monkeypatch.setattr("mtrl_plugins.workers.plain_values.MAX_BLOB_BYTES", 10)
+    monkeypatch.setattr("mtrl_plugins.workers.messages.MAX_BLOB_BYTES", 10)
     sides.ours.put(b"12345678")
     with pytest.raises(ValueError, match="more than 10 bytes"):
         sides.ours.put(b"123")

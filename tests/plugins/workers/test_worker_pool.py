@@ -16,9 +16,8 @@ import anyio
 import pytest
 
 from gateway.version import installed_version
-from mtrl_plugins.workers import handshake, line_channel, plain_values, worker_pool
-from mtrl_plugins.workers.handshake import TOKEN_VARIABLE, greet_trainer
-from mtrl_plugins.workers.line_channel import Address, ChannelError, LineChannel
+from mtrl_plugins.workers import line_channel, messages, worker_pool
+from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE, Address, ChannelError, LineChannel, greet_trainer
 from mtrl_plugins.workers.worker_link import Assignment, WorkerLostError
 from mtrl_plugins.workers.worker_pool import WorkerPool
 from tests.plugins.workers.pools import (
@@ -204,7 +203,7 @@ async def test_strangers_from_elsewhere_do_not_keep_workers_of_this_machine_out(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "MAX_STRANGERS", 1)
-    monkeypatch.setattr(handshake, "ANSWER_S", 2 * LONG_S)
+    monkeypatch.setattr(line_channel, "ANSWER_S", 2 * LONG_S)
     restarts = pool.restarts
     async with connect(pool) as waiting, connect(pool) as refused:
         assert await waiting.receive(60)
@@ -282,7 +281,7 @@ async def test_oversized_task_ends_by_itself_and_no_worker_is_lost(
     folder: Path, engine: GatedEngine, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_channel, "MAX_LINE_BYTES", 100_000)
-    monkeypatch.setattr(plain_values, "MAX_BLOB_BYTES", 100_000)
+    monkeypatch.setattr(messages, "MAX_BLOB_BYTES", 100_000)
     restarts, _ = pool.restarts, pool.take_metrics()
     for value in ("x" * 100_000, b"x" * 100_001, b"x" * 90_000):  # As a line of base64, the last one is too long.
         (task,) = tasks("safe-1")

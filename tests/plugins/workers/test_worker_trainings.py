@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.errors import ConfigError
-from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
-from mtrl_plugins.workers.placed_workers import read_worker_token
+from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
 from mtrl_plugins.workers.settings import WorkerSettings
+from mtrl_plugins.workers.worker_pool import read_worker_token
 from tests.plugins.workers.pools import list_workers
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.jobs import small_job

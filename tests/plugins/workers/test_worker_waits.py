@@ -13,9 +13,9 @@ import anyio
 import pytest
 
 from gateway.http.settings import Settings
-from mtrl_plugins.workers import retry
-from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
-from mtrl_plugins.workers.retry import AwayError, retry_while_away
+from mtrl_plugins.workers import worker_process
+from mtrl_plugins.workers.line_channel import TOKEN_VARIABLE
+from mtrl_plugins.workers.worker_process import AwayError, retry_while_away
 from tests.live_server import live_server_async
 from tests.plugins.workers.pools import GatedEngine, make_pool, write_tools
 from tests.servers.start_server import free_port
@@ -103,8 +103,8 @@ class Pauses:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     pauses = Pauses()
-    monkeypatch.setattr(retry, "anyio", SimpleNamespace(sleep=pauses.sleep, current_time=pauses.current_time))
-    monkeypatch.setattr(retry, "random", SimpleNamespace(uniform=lambda low, high: high))
+    monkeypatch.setattr(worker_process, "anyio", SimpleNamespace(sleep=pauses.sleep, current_time=pauses.current_time))
+    monkeypatch.setattr(worker_process, "random", SimpleNamespace(uniform=lambda low, high: high))
     return pauses
 
 

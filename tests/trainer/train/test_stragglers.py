@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mtrl_plugins.workers.worker_clock import WorkerClock
+from mtrl_plugins.workers.worker_link import WorkerClock
 from tests.trainer.train.test_alarms import check_steps
 from trainer.train.stragglers import STRAGGLER_STEPS
 

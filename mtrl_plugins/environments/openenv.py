@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 import os
+from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
 from typing import Any, Self, cast
 from urllib.request import ProxyHandler, Request, build_opener
 
@@ -16,11 +17,64 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from gateway.errors import ConfigError, format_error
-from gateway.types import Text
-from mtrl_plugins.environments.episodes import Episode, EpisodeAnswer, cut_text, read_reward
+from gateway.types import Image, Part, Text
+from mtrl_plugins.environments.episodes import MAX_PARTS, Episode, EpisodeAnswer, cut_text, read_reward
 from mtrl_plugins.environments.host_process import EnvironmentFailed
-from mtrl_plugins.environments.openenv_tools import CallRefused, read_call, read_tools
 from mtrl_plugins.environments.settings import OpenEnvSettings
+
+FAILURES = ("transport_error", "timeout")
+"""Errors of a call that are the environment's failure."""
+MISTAKES = ("invalid_args", "tool_not_found")
+"""Errors of a call that are the policy's."""
+
+
+class CallRefused(Exception):
+    """The call did not fit a tool; the text is for the policy."""
+
+
+def read_tools(listed: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    """The tools that an environment lists."""
+    return [
+        {
+            "name": str(tool["name"]),
+            "description": str(tool.get("description") or ""),
+            "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+        }
+        for tool in listed
+        if isinstance(tool, Mapping) and tool.get("name")
+    ]
+
+
+def read_call(observation: Any, owner: str) -> tuple[Part, ...] | None:
+    """What a tool answered; None if the observation is no answer of a tool. Raises CallRefused or EnvironmentFailed."""
+    if not isinstance(observation, Mapping) or "tool_name" not in observation:
+        return None
+    error = observation.get("error")
+    if isinstance(error, Mapping):
+        kind, text = error.get("error_type"), str(error.get("message") or error.get("error_type"))
+        if kind in FAILURES:
+            raise EnvironmentFailed(f"{owner}: {text}")
+        if kind in MISTAKES:
+            raise CallRefused(text)
+        return (Text(cut_text(f"Error: {text}")),)
+    result = observation.get("result")
+    content = result.get("content") if isinstance(result, Mapping) else None
+    if isinstance(content, list):
+        return tuple(_read_block(block, owner) for block in content[:MAX_PARTS])
+    return (Text(cut_text(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))),)
+
+
+def _read_block(block: Any, owner: str) -> Part:
+    """A block of MCP content: a text, an image, or anything else as JSON."""
+    if isinstance(block, Mapping) and block.get("type") == "text":
+        return Text(cut_text(str(block.get("text", ""))))
+    if isinstance(block, Mapping) and block.get("type") == "image":
+        try:
+            return Image(b64decode(block["data"], validate=True), str(block.get("mimeType") or "image/png"))
+        except (KeyError, TypeError, binascii.Error) as error:
+            raise EnvironmentFailed(f"{owner} sent an image that is not base64 ({error})") from error
+    return Text(cut_text(json.dumps(block, ensure_ascii=False)))
+
 
 CONNECT_S = 10.0
 CLOSE_S = 2.0
@@ -40,7 +94,7 @@ class OpenEnvEpisodes:
     """The environment of one server."""
 
     def __init__(self, settings: OpenEnvSettings) -> None:
-        self.settings, self.name = settings, settings.name
+        self.settings, self.name = settings, settings.title
         self.tools: Sequence[Mapping[str, Any]] = ()
         self.is_mcp = False
         """The environment has tools of its own, which are called by their names."""
@@ -49,16 +103,15 @@ class OpenEnvEpisodes:
 
     async def __aenter__(self) -> Self:
         schema = await to_thread.run_sync(self._fetch_schema)
-        self.is_mcp = _find_constant(schema.get("properties", {}).get("type")) == "call_tool"
+        kind = schema.get("properties", {}).get("type")
+        self.is_mcp = isinstance(kind, Mapping) and (kind.get("const") or kind.get("default")) == "call_tool"
         self.tools = await self._list_tools() if self.is_mcp else (_step_tool(schema),)
         fields = self.tools[0]["parameters"].get("properties") or {}
         if not self.is_mcp and [field.get("type") for field in fields.values()] == ["string"]:
             self.text_field = next(iter(fields))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         """Every episode has closed its own connection."""
 
     @asynccontextmanager
@@ -82,7 +135,7 @@ class OpenEnvEpisodes:
                 if _code(answer) != FULL:
                     return socket, answer
                 problem: Exception | str = f"{self.name} is full: {_message(answer)}"
-                remedy = "raise the server's `max_concurrent_envs`, or lower `openenv.sessions`"
+                remedy = "raise the server's `max_concurrent_envs`, or lower `environment.sessions`"
             except EnvironmentFailed as error:
                 problem, remedy = error, "start the server, or correct its address"
             except BaseException:
@@ -97,7 +150,7 @@ class OpenEnvEpisodes:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _connect(self) -> ClientConnection:
-        base = self.settings.environment
+        base = self.settings.id.rstrip("/")
         url = f"{base.replace('http', 'ws', 1) if base.startswith('http') else base}/ws"
         try:
             return await connect(
@@ -125,7 +178,7 @@ class OpenEnvEpisodes:
             raise EnvironmentFailed(f"{self.name} sent something else than JSON ({error})") from error
         except TimeoutError as error:
             problem = f"{self.name} did not answer {message['type']!r} within {self.settings.timeout_s:g} s"
-            raise EnvironmentFailed(f"{problem}\n  remedy: raise `openenv.timeout_s`") from error
+            raise EnvironmentFailed(f"{problem}\n  remedy: raise `environment.timeout_s`") from error
         if not isinstance(answer, Mapping) or not isinstance(answer.get("data"), Mapping):
             raise EnvironmentFailed(f"{self.name} sent {answer!r:.80}")
         return answer
@@ -158,7 +211,7 @@ class OpenEnvEpisodes:
 
     def _fetch_schema(self) -> Mapping[str, Any]:
         """The JSON schema of the environment's actions. Raises ConfigError if the server has none."""
-        base = self.settings.environment
+        base = self.settings.id.rstrip("/")
         url = f"{base.replace('ws', 'http', 1) if base.startswith('ws') else base}/schema"
         try:
             request = Request(url, headers=dict(self._headers))  # noqa: S310 - its scheme is checked by the settings
@@ -167,9 +220,9 @@ class OpenEnvEpisodes:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             problem = f"{url} does not answer as an OpenEnv server ({error or type(error).__name__})"
             remedy = "start it, such as with `python -m uvicorn server:app`, or correct its address"
-            raise ConfigError(problem, field="openenv.environment", remedy=remedy) from error
+            raise ConfigError(problem, field="environment.name", remedy=remedy) from error
         if not isinstance(schema, Mapping):
-            raise ConfigError(f"{url} has no schema of actions", field="openenv.environment")
+            raise ConfigError(f"{url} has no schema of actions", field="environment.name")
         return schema
 
     @property
@@ -178,8 +231,8 @@ class OpenEnvEpisodes:
         if not variable:
             return {}
         if variable not in os.environ:
-            problem, remedy = f"{variable} is not set", f"export {variable}, or correct `openenv.token_variable`"
-            raise ConfigError(problem, field="openenv.token_variable", remedy=remedy)
+            problem, remedy = f"{variable} is not set", f"export {variable}, or correct `environment.token_variable`"
+            raise ConfigError(problem, field="environment.token_variable", remedy=remedy)
         return {"Authorization": f"Bearer {os.environ[variable]}"}
 
 
@@ -203,7 +256,7 @@ class _OpenEnvEpisode:
             action = json.loads(text.strip().rpartition("\n")[2].strip().strip("`"))
         except (ValueError, RecursionError):
             return None
-        return cast(dict[str, Any], action) if isinstance(action, dict) else None
+        return cast("dict[str, Any]", action) if isinstance(action, dict) else None
 
 
 async def _close(socket: ClientConnection) -> None:
@@ -220,10 +273,6 @@ def _step_tool(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     parameters = {name: value for name, value in schema.items() if name not in ("title", "description", "properties")}
     description = str(schema.get("description") or "Acts in the environment, and returns what happens.")
     return {"name": "step", "description": description, "parameters": {**parameters, "properties": properties}}
-
-
-def _find_constant(field: Any) -> Any:
-    return field.get("const") or field.get("default") if isinstance(field, Mapping) else None
 
 
 def _code(answer: Mapping[str, Any]) -> str:
