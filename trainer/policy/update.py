@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
 
 import torch
@@ -91,8 +91,45 @@ class PolicyUpdater:
 
         Errors about numbers that are not finite name the rollout.
         """
+        with self._undone_on_error():
+            means, step_means = MetricMeans(), MetricMeans()
+            advantages = self._compute_advantages(train_batch, step_means)
+            self.last_rows, self.last_trained = advantages.all_rows, advantages.rows
+            if not advantages.rows:
+                return advantages.metrics | step_means.metrics
+            self._tokens = 0
+            update = self._policy.settings
+            minibatches = [
+                self._split_into_micro_batches(advantages, span, step_means)
+                for span in split_evenly(len(advantages.rows), update.minibatches)
+            ]
+            is_single_step = update.epochs * len(minibatches) == 1
+            self._passes, self._passed_tokens = 0, 0
+            self._total_passes = update.epochs * sum(map(len, minibatches))
+            self.on_pass(0, self._total_passes, 0)
+            sample = None
+            if not is_single_step:
+                minibatches, sample = self._add_old_logprobs(minibatches)
+            for _ in range(update.epochs):
+                for minibatch in minibatches:
+                    loss = self._accumulate_gradient(minibatch, advantages, len(minibatches), is_single_step, means)
+                    self._ranks.report("the optimizer step")
+                    step_means.add({"loss": self._ranks.add([loss])[0]} | self._policy.step(), 1)
+            means.merge(self._ranks)
+            metrics = advantages.metrics | means.metrics | step_means.metrics
+            metrics["mismatch/pass_skipped"] = float(is_single_step or sample is not None)
+            if sample:
+                metrics |= {"mismatch/mean": sample.mean, "mismatch/max": sample.maximum, "mismatch/kl": sample.kl}
+            if self._critic:
+                micro_batches = [micro_batch for minibatch in minibatches for micro_batch in minibatch]
+                metrics["critic/loss"] = self._update_critic(self._critic, micro_batches)
+            return metrics | (measure_ranks(self._ranks, self._tokens) if self._ranks.size > 1 else {})
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Drops the gradients that an error leaves behind, and explains one about memory."""
         try:
-            return self._train_step(train_batch)
+            yield
         except BaseException as error:
             self._policy.zero_grad()
             if self._critic:
@@ -101,40 +138,6 @@ class PolicyUpdater:
                 remedy = suggest_remedy(self._policy.model, self._policy.settings)
                 raise PolicyError(f"memory ran out in step {self._policy.steps + 1}", remedy) from error
             raise
-
-    def _train_step(self, train_batch: TrainBatch) -> dict[str, float]:
-        means, step_means = MetricMeans(), MetricMeans()
-        advantages = self._compute_advantages(train_batch, step_means)
-        self.last_rows, self.last_trained = advantages.all_rows, advantages.rows
-        if not advantages.rows:
-            return advantages.metrics | step_means.metrics
-        self._tokens = 0
-        update = self._policy.settings
-        minibatches = [
-            self._split_into_micro_batches(advantages, span, step_means)
-            for span in split_evenly(len(advantages.rows), update.minibatches)
-        ]
-        is_single_step = update.epochs * len(minibatches) == 1
-        self._passes, self._passed_tokens = 0, 0
-        self._total_passes = update.epochs * sum(map(len, minibatches))
-        self.on_pass(0, self._total_passes, 0)
-        sample = None
-        if not is_single_step:
-            minibatches, sample = self._add_old_logprobs(minibatches)
-        for _ in range(update.epochs):
-            for minibatch in minibatches:
-                loss = self._accumulate_gradient(minibatch, advantages, len(minibatches), is_single_step, means)
-                self._ranks.report("the optimizer step")
-                step_means.add({"loss": self._ranks.add([loss])[0]} | self._policy.step(), 1)
-        means.merge(self._ranks)
-        metrics = advantages.metrics | means.metrics | step_means.metrics
-        metrics["mismatch/pass_skipped"] = float(is_single_step or sample is not None)
-        if sample:
-            metrics |= {"mismatch/mean": sample.mean, "mismatch/max": sample.maximum, "mismatch/kl": sample.kl}
-        if self._critic:
-            micro_batches = [micro_batch for minibatch in minibatches for micro_batch in minibatch]
-            metrics["critic/loss"] = self._update_critic(self._critic, micro_batches)
-        return metrics | (measure_ranks(self._ranks, self._tokens) if self._ranks.size > 1 else {})
 
     def _compute_advantages(self, train_batch: TrainBatch, means: MetricMeans) -> TokenAdvantages:
         kl, reference_kl, values = self._algorithm.kl, None, None
