@@ -34,9 +34,8 @@ from mtrl_plugins.agents.turn_tree import PolicyTurn, TurnTree
 from trainer.engine.base import EngineError, Generation, OnIds, Sampling
 from trainer.ledger import Message
 from trainer.parse.base import Reply
-from trainer.rollout.instructions import add_instructions, find_offered
 from trainer.rollout.ledger_builder import make_policy_entry
-from trainer.rollout.loop import RolloutRunner, Slot
+from trainer.rollout.loop import RolloutRunner, Slot, add_instructions, find_offered
 from trainer.rollout.rollout import StopReason
 
 MOST_COUNTS = 50

@@ -36,7 +36,7 @@ from mtrl_plugins.cluster.pods import (
     volumes,
 )
 from mtrl_plugins.workers.handshake import TOKEN_VARIABLE
-from trainer.distributed.exit_code import NOT_AGAIN
+from trainer.distributed.rank_environment import NOT_AGAIN
 
 SERVER_IMAGE = "lmsysorg/sglang:v0.5.23"
 """The release that mtrl is tested with."""

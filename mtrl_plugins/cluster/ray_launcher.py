@@ -18,9 +18,8 @@ from mtrl_plugins.cluster.node_process import PYTHON, SGLANG_PYTHON, NodeProcess
 from mtrl_plugins.cluster.ray_workers import RayWorker, replace_lost_worker
 from mtrl_plugins.cluster.wait_for_servers import wait_for_servers
 from mtrl_plugins.cluster.worker_place import WorkerPlace, choose_worker_place
-from trainer.distributed.exit_code import NOT_AGAIN
+from trainer.distributed.rank_environment import NOT_AGAIN, RESTARTS
 from trainer.distributed.rank_output import KEPT
-from trainer.distributed.restart_count import RESTARTS
 
 Log = Callable[[str], None]
 PLACE_S = 600.0

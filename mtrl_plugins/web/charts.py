@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.view.curves import CHARTS
 from trainer.view.learning_summary import REWARD_STATISTICS
+from trainer.view.plot import CHARTS
 
 WEB_CHARTS = (
     {

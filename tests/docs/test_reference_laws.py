@@ -14,7 +14,7 @@ from trainer.cli import app as trainer_app
 from trainer.model import SHARDS_FOLDER
 from trainer.policy import lora, policy, rng, shards
 from trainer.storage import rollout_file, run_files, token_credit
-from trainer.storage.run_layout import RUN_LAYOUT, describe_run_file
+from trainer.storage.run_files import RUN_LAYOUT, describe_run_file
 from trainer.train import best_checkpoint, checkpoint, evaluate, reporters, run_folder
 from trainer.train.settings import TrainSettings
 from trainer.view.metrics import DESCRIPTIONS

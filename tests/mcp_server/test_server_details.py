@@ -21,7 +21,7 @@ from tests.mcp_client.mcp_toolsets import call_tool, misbehaving_toolset
 from tests.mcp_client.test_protocol_versions import answer_request, everything_toolset
 from tests.mcp_server.clients import CLIENT_MODES, connect_client
 from tests.waiting import wait_until
-from trainer.rollout.instructions import add_instructions
+from trainer.rollout.loop import add_instructions
 
 NOTES_SERVER = str(Path(__file__).parents[1] / "mcp_client" / "notes_server.py")
 QUESTION = {"role": "user", "content": "What is noted?"}

@@ -19,9 +19,8 @@ from rich.text import Text
 from gateway.errors import ConfigError
 from trainer.storage.rollout_file import RunError
 from trainer.storage.run_files import dump_metrics
-from trainer.view.curves import CHARTS, build_charts, phase_seconds, smooth
 from trainer.view.learning_summary import LINE_LABELS
-from trainer.view.plot import plot_run
+from trainer.view.plot import CHARTS, build_charts, phase_seconds, plot_run, smooth
 from trainer.view.terminal_chart import BRAILLE, Curve, draw_chart
 
 STEP = {

@@ -23,9 +23,8 @@ from gateway.types import Image, Text
 from tests.trainer.rollout_strategies import bitwise_key, rollouts
 from trainer.ledger import Author, Entry, Ledger
 from trainer.rollout.rollout import Rollout, StopReason
-from trainer.storage.blobs import BlobFolder
 from trainer.storage.rollout_file import ROLLOUTS_FILE, Rollouts, RolloutWriter, RunError
-from trainer.storage.rollout_line import pack_array, unpack_array
+from trainer.storage.rollout_line import BlobFolder, pack_array, unpack_array
 
 LEDGER = Ledger(
     (

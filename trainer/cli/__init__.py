@@ -8,7 +8,7 @@ from gateway.plugin_commands import load_commands
 from gateway.process_exit import exit_despite_threads
 from trainer.cli import export_command, read_commands, rollout_commands, train_command
 from trainer.cli.options import add_plugin_options, app
-from trainer.cli.restart import COMMAND_WORDS
+from trainer.cli.rank_command import COMMAND_WORDS
 
 __all__ = ["app", "export_command", "main", "read_commands", "rollout_commands", "train_command"]
 

@@ -25,8 +25,14 @@ from trainer.cli.options import (
     TrainOptions,
     app,
 )
-from trainer.cli.rank import follow_and_exit, is_other_rank, keep_exit_code
-from trainer.cli.restart import has_run_to_resume, restarts_ranks, train_with_restarts
+from trainer.cli.rank_command import (
+    follow_and_exit,
+    has_run_to_resume,
+    is_other_rank,
+    keep_exit_code,
+    restarts_ranks,
+    train_with_restarts,
+)
 from trainer.distributed.restart_ranks import end_with_parent
 
 if TYPE_CHECKING:
@@ -188,8 +194,7 @@ def _load_settings(
 def _print_next_commands(folder: Path, console: Console) -> None:
     """Prints where the model is, and commands that show the run."""
     from trainer.model import SHARDS_FOLDER
-    from trainer.train.best_checkpoint import BestCheckpoint
-    from trainer.train.checkpoint import Checkpoints
+    from trainer.train.checkpoint import BestCheckpoint, Checkpoints
     from trainer.train.run_folder import load_run_settings
 
     checkpoint, run = Checkpoints(folder).find_latest(), quote(str(folder))

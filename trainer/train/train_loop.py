@@ -16,7 +16,7 @@ from anyio import move_on_after, to_thread
 from gateway.disk_errors import describe_write_error
 from gateway.types import EMPTY
 from trainer.algorithms.train_batch import TrainBatch, build_train_batch, compute_batch_metrics
-from trainer.distributed.restart_count import RESTARTS_KEY, RankRestarts
+from trainer.distributed.rank_environment import RESTARTS_KEY, RankRestarts
 from trainer.engine.base import NOT_FINITE, Engine, PolicyWeights
 from trainer.policy import rng
 from trainer.policy.lora import LoraWeights
@@ -27,15 +27,13 @@ from trainer.rollout.rollout import StopReason
 from trainer.storage.rollout_file import RolloutWriter, RunError, resume_hint
 from trainer.storage.run_files import MetricsWriter
 from trainer.train.alarms import Alarms
-from trainer.train.best_checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestCheckpoint, measured_value
-from trainer.train.checkpoint import Finish
-from trainer.train.collect import StepCollector, StepRollouts
+from trainer.train.checkpoint import LOST_METRIC, METRIC, TASKS_METRIC, BestCheckpoint, Finish, measured_value
+from trainer.train.collect import StepCollector, StepRollouts, account_for_tokens
 from trainer.train.evaluate import Evaluation, evaluate
 from trainer.train.job import Job
 from trainer.train.modes import RolloutSource, make_rollout_source
 from trainer.train.reporters import Reporters
 from trainer.train.run_folder import TAPES, RunFolder
-from trainer.train.token_account import account_for_tokens
 from trainer.view.training_progress import TrainingProgress
 from trainer.worker_thread import WorkerThread
 

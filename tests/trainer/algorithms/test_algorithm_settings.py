@@ -16,10 +16,9 @@ from pydantic import ValidationError
 
 from tests.trainer.rollout_strategies import ledgers
 from trainer import algorithms
-from trainer.algorithms.base import Clip
 from trainer.algorithms.loss import resolve_clip
+from trainer.algorithms.named_algorithms import ALGORITHMS, Clip
 from trainer.algorithms.settings import AlgorithmSettings, MismatchSettings, Name, OverlongSettings
-from trainer.algorithms.table import ALGORITHMS
 from trainer.algorithms.token_weights import TokenWeightError, compute_token_weights, weigh_all_turns, weigh_last_turn
 from trainer.ledger import Author, Entry, Ledger
 

@@ -23,7 +23,6 @@ from tests.trainer.policy.tiny_policies import tiny_model
 from tests.trainer.vision.vision_models import seeing_model
 from tests.waiting import PATIENCE_S
 from trainer.algorithms.train_batch import TrainBatch, TrainSequence
-from trainer.distributed.batch_bytes import read_batch, write_batch
 from trainer.distributed.connect_ranks import (
     DEVICE_KEY,
     NAME_KEY,
@@ -35,8 +34,7 @@ from trainer.distributed.connect_ranks import (
 from trainer.distributed.errors import LostRankError, RankError, ReportedRankError
 from trainer.distributed.fingerprint import digest_model, find_versions, require_alike
 from trainer.distributed.lead import open_ranks
-from trainer.distributed.mesh import count_ranks, find_mesh
-from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel
+from trainer.distributed.rank_commands import ANSWER_KEY, END, LeaderChannel, read_batch, write_batch
 from trainer.distributed.rank_environment import (
     RankEnvironment,
     count_local_ranks,
@@ -45,7 +43,7 @@ from trainer.distributed.rank_environment import (
 )
 from trainer.distributed.rank_failures import read_failures
 from trainer.distributed.restart_ranks import is_restarted
-from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.settings import DistributedSettings, count_ranks, find_mesh
 from trainer.distributed.watchdog import Watchdog
 from trainer.vision.image_processor import ImageProcessor
 

@@ -21,12 +21,11 @@ from tests.waiting import wait_until
 from trainer.algorithms.settings import AlgorithmSettings
 from trainer.algorithms.train_batch import TrainSequence
 from trainer.distributed.errors import RankError
-from trainer.distributed.exit_code import FILE_VARIABLE
 from trainer.distributed.lead import _check
 from trainer.distributed.rank_commands import LeaderChannel
-from trainer.policy.errors import PolicyError
+from trainer.distributed.rank_environment import FILE_VARIABLE
 from trainer.policy.memory_plan import plan_other_rank
-from trainer.policy.settings import UpdateSettings
+from trainer.policy.settings import PolicyError, UpdateSettings
 
 STUCK_S = 15.0
 """More than any other stage takes on a machine that stands still for seconds."""

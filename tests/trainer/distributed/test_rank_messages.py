@@ -16,11 +16,10 @@ from tests.trainer.distributed.rank_pools import running_ranks
 from tests.trainer.processes import TIMEOUT_S, run_process, wait_until
 from tests.trainer.train.trainings import write_config
 from trainer.distributed import connect_ranks as connecting
-from trainer.distributed import launch_ranks
-from trainer.distributed.connect_ranks import AGENT_STORE, INTERFACE_VARIABLES, connect_ranks
+from trainer.distributed import connect_ranks as launch_ranks
+from trainer.distributed.connect_ranks import AGENT_STORE, INTERFACE_VARIABLES, LocalRanks, connect_ranks
 from trainer.distributed.errors import LostRankError, RankError
 from trainer.distributed.follow import follow
-from trainer.distributed.launch_ranks import LocalRanks
 from trainer.distributed.rank_environment import RankEnvironment
 from trainer.distributed.settings import DistributedSettings
 

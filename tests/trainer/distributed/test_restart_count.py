@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.distributed.restart_count import RankRestarts, count_restarts
+from trainer.distributed.rank_environment import RankRestarts, count_restarts
 
 
 def test_launchers_say_how_often_they_started_the_ranks_again() -> None:

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM
 from tests.trainer.policy.tiny_policies import example_batch, plain_logprobs, policy_logprobs, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
 from trainer.model import load_model
-from trainer.policy.errors import PolicyError
 from trainer.policy.policy import Policy
-from trainer.policy.settings import LoraSettings, UpdateSettings
+from trainer.policy.settings import LoraSettings, PolicyError, UpdateSettings
 from trainer.policy.update import PolicyUpdater
 
 UPDATE = UpdateSettings(lr=3e-2, lora=LoraSettings(rank=4, alpha=8))

@@ -12,18 +12,14 @@ from torch import Tensor
 
 from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from trainer.algorithms.settings import AlgorithmSettings, KLSettings
-from trainer.distributed.mesh import count_ranks
-from trainer.distributed.settings import DistributedSettings
+from trainer.distributed.settings import DistributedSettings, count_ranks
 from trainer.engine.torch import choose_holding
 from trainer.engine.torch.kv_cache import KVCache, KVShape
-from trainer.policy.adapter_size import count_adapter_parameters
-from trainer.policy.errors import PolicyError
-from trainer.policy.memory_parts import MemoryPlan
+from trainer.policy.memory_parts import MemoryPlan, count_adapter_parameters, load_meta_model
 from trainer.policy.memory_plan import free_memory, plan_allocator, plan_memory, plan_update_pass
-from trainer.policy.meta_model import load_meta_model
 from trainer.policy.policy import Policy
 from trainer.policy.process_memory import measure_floor, resident_memory
-from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
+from trainer.policy.settings import CriticSettings, LoraSettings, PolicyError, UpdateSettings
 from trainer.rollout.settings import RolloutSettings
 from trainer.train.settings import TrainSettings
 

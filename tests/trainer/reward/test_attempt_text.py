@@ -18,8 +18,7 @@ from tests.trainer.reward.attempts import TASK, call_turn, feedback_entry, make_
 from tests.trainer.tokenizer_families import FAMILIES
 from trainer.engine.scripted import ScriptedEngine
 from trainer.ledger import Author, Entry, Ledger
-from trainer.reward.attempt import Attempt
-from trainer.reward.attempt_text import verbatim_messages
+from trainer.reward.attempt import Attempt, verbatim_messages
 from trainer.rollout.loop import RolloutRunner
 from trainer.rollout.rollout import Rollout, StopReason
 from trainer.rollout.steppers import BackIntoThinking

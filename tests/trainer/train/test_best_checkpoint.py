@@ -10,9 +10,14 @@ from tests.trainer.policy.tiny_policies import pack_sequences, tiny_model
 from tests.trainer.train.jobs import demo_model, small_job
 from trainer.policy.policy import Policy
 from trainer.policy.settings import CriticSettings, LoraSettings, UpdateSettings
-from trainer.train.best_checkpoint import BEST_FILE, BestCheckpoint, measured_value
-from trainer.train.checkpoint import Checkpoints
-from trainer.train.disk_space import estimate_checkpoint, forecast_checkpoints
+from trainer.train.checkpoint import (
+    BEST_FILE,
+    BestCheckpoint,
+    Checkpoints,
+    estimate_checkpoint,
+    forecast_checkpoints,
+    measured_value,
+)
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512}
 """Wide enough that a checkpoint's weights are much larger than its settings."""
@@ -51,7 +56,7 @@ def test_a_run_that_goes_back_before_its_best_step_finds_the_best_again(tmp_path
 
 
 def test_checkpoints_that_will_not_fit_on_the_disk_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.train.disk_space._free_bytes", lambda folder: 100 * 2**30)
+    monkeypatch.setattr("trainer.train.checkpoint._free_bytes", lambda folder: 100 * 2**30)
     job = small_job(checkpoint={"keep": 3})
     assert forecast_checkpoints(job, demo_model(), 1_000_000_000, tmp_path) is None
     problem, remedy = forecast_checkpoints(job, demo_model(), 8_000_000_000, tmp_path) or ("", "")
@@ -60,7 +65,7 @@ def test_checkpoints_that_will_not_fit_on_the_disk_are_told(tmp_path: Path, monk
 
 
 def test_adapters_take_little_space_and_a_critic_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.train.disk_space._free_bytes", lambda folder: 10 * 2**30)
+    monkeypatch.setattr("trainer.train.checkpoint._free_bytes", lambda folder: 10 * 2**30)
     for more, fits in (({"lora": LoraSettings()}, True), ({"lora": LoraSettings(), "critic": CriticSettings()}, False)):
         job = small_job()
         job = job.model_copy(update={"update": job.update.model_copy(update=more)})

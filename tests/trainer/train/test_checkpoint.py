@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from trainer.policy.errors import PolicyError
+from trainer.policy.settings import PolicyError
 from trainer.storage.run_files import RUN_INFO_FILE
 from trainer.train.checkpoint import STATE_FILE, CheckpointError, Checkpoints, unfinished_name
 from trainer.train.evaluate import SuccessRate

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from gateway.types import Hints, ToolSpec
 from tests.trainer.train.jobs import ROOT, demo_model
 from tests.trainer.train.trainings import Run, user_reward, write_config
-from trainer.train.trial_calls import choose_tool, make_arguments
+from trainer.train.rehearsal import choose_tool, make_arguments
 
 TRUTH = '{"prompt": "what", "ground_truth": "7"}\n'
 SEVERAL_TOOLS = '''def fits(a: int) -> str:
@@ -101,7 +101,7 @@ def test_tools_of_mcp_servers_are_not_called_beyond_the_one_of_the_rollout(run: 
 
 
 def test_tools_that_there_was_no_time_for_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.train.trial_calls.MAX_CALLS", 1)
+    monkeypatch.setattr("trainer.train.rehearsal.MAX_CALLS", 1)
     output = run("--config", write_config(), "--dry-run")
     assert "note after 1 calls, or 60 s, these tools were not called: calculate" in output
 

@@ -14,8 +14,7 @@ from rich.console import Console
 from gateway.errors import ConfigError
 from tests.trainer.train.jobs import small_job
 from trainer.storage.rollout_file import Rollouts
-from trainer.storage.run_files import read_metrics
-from trainer.storage.run_layout import describe_run_file
+from trainer.storage.run_files import describe_run_file, read_metrics
 from trainer.storage.run_status import STATUS_FILE, RunStatus, read_status, write_status
 from trainer.train.dry_run import dry_run
 from trainer.train.evaluate import compare_run
