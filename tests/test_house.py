@@ -147,7 +147,7 @@ LAYERS = (
     ("rollout.run_part",),
     ("rollout.settings",),
     ("rollout.steppers", "data"),
-    ("rollout.ledger_builder", "rollout.call_limit", "rollout.instructions", "rollout.observer"),
+    ("rollout.ledger_builder", "rollout.observer"),
     ("rollout.loop",),
     ("rollout", "view", "reward"),
     ("setup", "engines", "model", "weight_files", "algorithms"),

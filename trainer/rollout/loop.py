@@ -30,6 +30,7 @@ from trainer.rollout.settings import RolloutLimits
 from trainer.rollout.steppers import (
     CALLS_INFO,
     RolloutStart,
+    RolloutStepper,
     Step,
     Stepper,
     ToolsAndFeedback,
@@ -206,9 +207,9 @@ class _RolloutLoop:
                     await self._finish_stepper(stepper, stop.stop)
                     return stop
 
-    async def _finish_stepper(self, stepper: Any, stop: StopReason) -> None:
+    async def _finish_stepper(self, stepper: Stepper, stop: StopReason) -> None:
         """Lets a per-rollout stepper add infos and exclude spans from the loss."""
-        if hasattr(stepper, "finish") and not stop.is_infrastructure:
+        if isinstance(stepper, RolloutStepper) and not stop.is_infrastructure:
             end = await await_user_code(stepper.finish(self.turn, stop))
             self.infos.update(end.infos)
             self.builder.exclude_spans(end.excluded_spans)

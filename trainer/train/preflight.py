@@ -21,6 +21,7 @@ from trainer.policy.optimizers import find_unusual_rate
 from trainer.policy.placement import Placement, plan_placement, shares_gpu_with_server
 from trainer.reward.functions import find_truth_problem
 from trainer.rollout.loop import add_instructions
+from trainer.rollout.steppers import StepperFactory
 from trainer.rollout.task import Task
 from trainer.template import Template, TemplateError
 from trainer.template.media_layout import has_media
@@ -64,7 +65,7 @@ def find_problems(job: Job) -> Iterator[Finding]:
             rows.add(task)
         yield from rows.find_truth_problems()
         acts_unseen = any(part.acts_unseen for part in parts)
-        if not acts_unseen and not hasattr(job.stepper, "begin"):  # It may replace the row's messages.
+        if not acts_unseen and not isinstance(job.stepper, StepperFactory):  # It may replace the row's messages.
             yield from rows.find_long_prompts()
 
 

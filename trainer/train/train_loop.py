@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from anyio import move_on_after, to_thread
 
@@ -40,6 +40,8 @@ from trainer.worker_thread import WorkerThread
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gateway.loop_watchdog import LoopWatchdog
+
 SAVE_ROLLOUTS_S = 5.0
 """Seconds to save finished rollouts if the run is stopped during a step."""
 FINISH_CHECKPOINT_S = 60.0
@@ -48,6 +50,24 @@ PASSING_REASONS = (StopReason.ENGINE_FAILED, StopReason.TOOL_FAILED, StopReason.
 """Why rollouts are lost that the same settings may bring to their end the next time, but for weights that are NaN."""
 SHOWN_REASONS = 3
 """How many of the most frequent reasons are shown if no rollout of a step could be scored."""
+
+
+@runtime_checkable
+class RecordingGateway(Protocol):
+    """A gateway that writes a tape."""
+
+    @property
+    def recording_error(self) -> OSError | None:
+        """Why the tape cannot be written any more."""
+        ...
+
+
+@runtime_checkable
+class WatchedGateway(Protocol):
+    """A gateway in this process, which measures how long the event loop is blocked."""
+
+    @property
+    def loop_watchdog(self) -> LoopWatchdog: ...
 
 
 class NothingScoredError(Exception):
@@ -211,8 +231,8 @@ class TrainLoop:
 
     def _require_tape(self) -> None:
         """Ends the run if its tape cannot be written: no call is answered any more."""
-        error: OSError | None = getattr(self.job.gateway, "recording_error", None)
-        if error is not None:
+        gateway = self.job.gateway
+        if isinstance(gateway, RecordingGateway) and (error := gateway.recording_error) is not None:
             run = self.folder.path
             raise RunError(describe_write_error(run / TAPES, error, resume_hint(run))) from error
 
@@ -265,8 +285,8 @@ class TrainLoop:
         """Writes a step's metrics, and prints progress and alarms, unless what is wrong is told by an error."""
         step = int(metrics.pop("step"))
         metrics = metrics | self.progress.take_metrics()
-        if (watchdog := getattr(self.job.gateway, "loop_watchdog", None)) is not None:
-            metrics["engine/loop_blocked_seconds"] = watchdog.take_longest()
+        if isinstance(self.job.gateway, WatchedGateway):
+            metrics["engine/loop_blocked_seconds"] = self.job.gateway.loop_watchdog.take_longest()
         self.metrics.add(step, metrics)
         self.reporters.log(step, metrics)
         for alarm in () if is_reported else self.alarms.check(metrics, lost_reasons):
